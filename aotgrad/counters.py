@@ -1,0 +1,14 @@
+"""Counts of what aotgrad did in this process.
+
+    >>> import aotgrad
+    >>> aotgrad.counters["compilations"] >= 0
+    True
+
+`compilations`: plans made. `graphs`: graphs handed to backends. `hits`, `misses`: calls that found a plan, or did not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+counters: Counter[str] = Counter()

@@ -1,0 +1,53 @@
+"""The exceptions that users see, and nothing else.
+
+A message says what was done, what is supported, and what to do. The graph or plan that was being built is attached as a
+note (`add_note`, Python 3.11 and later), so the first line stays readable.
+"""
+
+from __future__ import annotations
+
+
+class AOTGradError(RuntimeError):
+    """Base class of everything that aotgrad raises on purpose."""
+
+
+class OptionError(AOTGradError, ValueError):
+    """An option has an unknown name or a value that is not legal; the message lists the legal ones."""
+
+
+class CaptureError(AOTGradError):
+    """The function cannot be traced: the message names the line and what to change."""
+
+
+class UnsupportedOutputError(CaptureError, TypeError):
+    """The function returned an object that a compiled function cannot make again on every call."""
+
+
+class UnsupportedAliasingError(CaptureError):
+    """Inputs or outputs share memory in a way that cannot be replayed exactly."""
+
+
+class BackendError(AOTGradError):
+    """A backend broke its contract: not callable, or a wrong number or kind of results."""
+
+
+class PartitionError(AOTGradError):
+    """A partition function returned halves that do not compute the joint graph."""
+
+
+class GraphCheckError(AOTGradError):
+    """The `interpreter` backend saw a value that differs from the traced one (dtype, shape, stride or device)."""
+
+
+class HigherOrderError(AOTGradError):
+    """A gradient of a gradient was asked for where it is not supported."""
+
+
+class ContractError(AssertionError):
+    """A stage returned something that breaks its contract: a bug in aotgrad or in a pass."""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Attach `note` to `error` where the Python version has notes (3.11)."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)

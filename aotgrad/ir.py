@@ -1,0 +1,358 @@
+"""The types that pass from stage to stage. All are frozen, and none is filled in later.
+
+    Capture -> ViewAndMutationMeta -> JointGraph -> Partition -> Compiled -> Executable (runtime/plan.py)
+
+What a later stage learns goes into a new type. `verify.py` checks each of them, `printing.py` prints each of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol, Union
+
+import torch
+import torch.fx as fx
+
+from aotgrad.slots import ForwardResult, GraphSignature, Saved, SavedSymInt
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where a tensor lies in its storage, in elements."""
+
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Geometry:
+        """The geometry of a tensor; no strides for layouts that have none."""
+        if tensor.layout is not torch.strided:
+            return cls(tuple(tensor.size()), (), 0)
+        return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset())
+
+
+# --- Capture ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorInput:
+    """A tensor placeholder: what the trace assumed of it.
+
+    `is_static`: a parameter or buffer, whose memory outlives the call at one address.
+    """
+
+    name: str
+    fake: torch.Tensor
+    requires_grad: bool
+    is_leaf: bool
+    is_static: bool
+
+
+@dataclass(frozen=True)
+class SymInput:
+    """A placeholder that is a Python number at run time and symbolic in the graph."""
+
+    name: str
+    value: torch.SymInt | torch.SymFloat | torch.SymBool
+
+
+InputSpec = Union[TensorInput, SymInput]
+
+
+@dataclass(frozen=True)
+class InputState:
+    """One functional input as it was before the function ran, to compare with afterwards."""
+
+    version: int
+    grad_fn: Any
+    geometry: Geometry
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A function that ran once on functional fake tensors, with the trace still open.
+
+    `primals` are the placeholders' live values: gradients are taken with respect to them. `arguments` are what the
+    function was called with: the same tensors, except that an input which is not a leaf is a non-leaf here too.
+    """
+
+    trace: OpenTrace
+    inputs: tuple[InputSpec, ...]
+    primals: tuple[Any, ...]
+    arguments: tuple[Any, ...]
+    before: tuple[InputState | None, ...]
+    outputs: tuple[Any, ...]
+    grad_mode_before: bool
+    grad_mode_after: bool
+
+    @property
+    def placeholders(self) -> tuple[fx.Node, ...]:
+        """The placeholder node of each input."""
+        nodes = (node for node in self.trace.graph.nodes if node.op == "placeholder")
+        return tuple(itertools.islice(nodes, len(self.inputs)))
+
+
+class OpenTrace(Protocol):
+    """What later stages need of the trace: its graph, the node of a live tensor, and a way back in."""
+
+    @property
+    def graph(self) -> fx.Graph: ...
+
+    def node_of(self, value: Any) -> fx.Node: ...
+
+    def active(self) -> AbstractContextManager: ...
+
+    def add_placeholder(self, name: str, like: torch.Tensor) -> torch.Tensor: ...
+
+    def origin_of(self, sequence_nr: int) -> dict[str, Any]: ...
+
+    def attribute_to(self, origin: dict[str, Any] | None) -> None: ...
+
+    def module(self) -> fx.GraphModule: ...
+
+
+# --- ViewAndMutationMeta ---------------------------------------------------------------------------------------------
+
+
+class MutationType(Enum):
+    """What a function did to one input."""
+
+    NONE = "none"
+    METADATA_ONLY = "metadata_only"
+    DATA = "data"
+    DATA_AND_METADATA = "data_and_metadata"
+
+    @property
+    def data(self) -> bool:
+        return self in (MutationType.DATA, MutationType.DATA_AND_METADATA)
+
+    @property
+    def metadata(self) -> bool:
+        return self in (MutationType.METADATA_ONLY, MutationType.DATA_AND_METADATA)
+
+
+@dataclass(frozen=True)
+class ViewStep:
+    """One view op of a chain: `op(base, *args, **kwargs)`, then `[item]` where the op returns a list."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    item: int | None
+
+
+@dataclass(frozen=True)
+class ViewReplay:
+    """How to make a view again from its base at run time.
+
+    `steps` are the recorded view ops; sizes in them are ints or symbolic ints. `grad_mode` is the mode that the chain
+    must run in, or `None` if the caller's own is right. `reason` says why this way was taken.
+    """
+
+    steps: tuple[ViewStep, ...]
+    grad_mode: bool | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class InputAliasInfo:
+    """What happened to one tensor input during the call.
+
+    `hidden_from_autograd`: the data was changed under `no_grad` or through `detach()`, so its gradient history stays.
+    `version_bumps`: by how much eager would have raised its version counter.
+    `geometry`: size, stride and storage offset after a metadata mutation.
+    """
+
+    mutation: MutationType
+    hidden_from_autograd: bool
+    version_bumps: int
+    requires_grad_after: bool
+    geometry: Geometry | None
+
+    @property
+    def carries_gradient(self) -> bool:
+        """Whether the updated value is a result of the forward that the backward gets a tangent for."""
+        return self.mutation.data and not self.hidden_from_autograd and self.requires_grad_after
+
+
+@dataclass(frozen=True)
+class NonAlias:
+    """A fresh tensor made by the graph."""
+
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class IsInput:
+    """The input object itself."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class AliasOfInput:
+    """A view of an input, made again at run time from the real input after its mutations."""
+
+    index: int
+    replay: ViewReplay
+
+
+@dataclass(frozen=True)
+class AliasOfIntermediate:
+    """One of several views of a tensor that the graph returns as an extra output, its intermediate base."""
+
+    base: int
+    replay: ViewReplay
+
+
+@dataclass(frozen=True)
+class AliasOfIntermediateBaseIsUserOutput:
+    """A view of a tensor that is itself output `output`."""
+
+    output: int
+    replay: ViewReplay
+
+
+@dataclass(frozen=True)
+class UnsafeViewAlias:
+    """The only returned view of an intermediate: nobody else can see the base, so it is returned as a fresh tensor."""
+
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class CustomFunctionView:
+    """A view made by a user's `autograd.Function`: the graph returns it, since replaying would lose its backward."""
+
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class SymOutput:
+    """A symbolic int, float or bool that the graph computes."""
+
+
+@dataclass(frozen=True)
+class ConstantOutput:
+    """`None`, a number, a string, ...: the same value on every call of this plan."""
+
+    value: Any
+
+
+OutputAliasInfo = Union[
+    NonAlias,
+    IsInput,
+    AliasOfInput,
+    AliasOfIntermediate,
+    AliasOfIntermediateBaseIsUserOutput,
+    UnsafeViewAlias,
+    CustomFunctionView,
+    SymOutput,
+    ConstantOutput,
+]
+GRAPH_OUTPUTS = (NonAlias, UnsafeViewAlias, CustomFunctionView, SymOutput)
+
+
+@dataclass(frozen=True)
+class BaseInfo:
+    """An intermediate base: a tensor that no user output is, but several are views of.
+
+    `live` is its functional tensor, or `None` if autograd does not know it; `node` computes it.
+    """
+
+    requires_grad: bool
+    node: fx.Node
+    live: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class ViewAndMutationMeta:
+    """What the function does to its inputs and what each of its outputs is.
+
+    `inputs[k]` is `None` for inputs that are not tensors. `grad_mode_after` is the grad mode that the function left
+    behind, or `None` if it did not change it.
+    """
+
+    inputs: tuple[InputAliasInfo | None, ...]
+    outputs: tuple[OutputAliasInfo, ...]
+    bases: tuple[BaseInfo, ...]
+    grad_mode_after: bool | None
+
+    def forward_results(self) -> tuple[ForwardResult, ...]:
+        """What the forward graph returns, in the order that backends rely on."""
+        from aotgrad.slots import IntermediateBase, UpdatedInput, UserOutput
+
+        updated = [UpdatedInput(i) for i, info in enumerate(self.inputs) if info is not None and info.mutation.data]
+        outputs = [UserOutput(i) for i, info in enumerate(self.outputs) if isinstance(info, GRAPH_OUTPUTS)]
+        return (*updated, *outputs, *(IntermediateBase(i) for i in range(len(self.bases))))
+
+
+# --- JointGraph and Partition ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """One functional FX graph, `signature` says what its placeholders and outputs are.
+
+    With `signature.tangents == ()` there is no backward: an inference graph. `static_inputs` are the primals whose
+    memory outlives the call at one address (parameters, buffers); `mutated_inputs` those whose data the epilogue
+    overwrites, so their old value may not be read after the forward.
+    """
+
+    module: fx.GraphModule
+    signature: GraphSignature
+    static_inputs: frozenset[int]
+    mutated_inputs: frozenset[int]
+
+    @property
+    def differentiable(self) -> bool:
+        return bool(self.signature.tangents)
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """One value that crosses from forward to backward, and why it is saved and not recomputed."""
+
+    slot: Saved | SavedSymInt
+    saved_bytes: int
+    reason: str
+    source: str | None
+
+
+@dataclass(frozen=True)
+class GraphHalf:
+    """A graph that a backend compiles, with what its placeholders and outputs mean."""
+
+    module: fx.GraphModule
+    signature: GraphSignature
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The two halves of a joint graph; `backward` is `None` for an inference graph."""
+
+    forward: GraphHalf
+    backward: GraphHalf | None
+    saved: tuple[SavedValue, ...]
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(value.saved_bytes for value in self.saved)
+
+
+# --- Compiled --------------------------------------------------------------------------------------------------------
+
+BoxedCallable = Callable[[list], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The callables of one plan: each takes a list that it may clear and returns a list or tuple."""
+
+    backend: str
+    forward: BoxedCallable
+    backward: BoxedCallable | None

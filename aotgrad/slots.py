@@ -1,0 +1,167 @@
+"""What every placeholder and output of a graph means.
+
+In: nothing. Out: one frozen *slot* type per meaning, and `GraphSignature`, which lists the slots of one graph in order.
+Graph layouts are made and read in this file only, so no other code counts positions or matches names.
+
+    forward graph    primals...                          -> updated inputs, user outputs, intermediate bases, saved values
+    backward graph   saved symints, saved tensors, tangents -> one gradient per primal
+    joint graph      primals, tangents                   -> updated inputs, user outputs, intermediate bases, gradients
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, Union
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Primal:
+    """The `index`-th input of the traced function."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"primal {self.index}"
+
+
+@dataclass(frozen=True)
+class UpdatedInput:
+    """The value that input `index` has after the call, for the epilogue to copy back."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"updated input {self.index}"
+
+
+@dataclass(frozen=True)
+class UserOutput:
+    """The `index`-th flat output of the traced function."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"output {self.index}"
+
+
+@dataclass(frozen=True)
+class IntermediateBase:
+    """The tensor that several outputs are views of; `index` counts the bases of one function."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"intermediate base {self.index}"
+
+
+ForwardResult = Union[UpdatedInput, UserOutput, IntermediateBase]
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """The incoming gradient of one forward result."""
+
+    of: ForwardResult
+
+    def __str__(self) -> str:
+        return f"tangent of {self.of}"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A value that the forward keeps for the backward; `name` is its node in the joint graph."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"saved {self.name}"
+
+
+@dataclass(frozen=True)
+class SavedSymInt:
+    """A symbolic size that the forward keeps for the backward."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"saved size {self.name}"
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one primal; the graph returns `None` there if it has none."""
+
+    of: Primal
+
+    def __str__(self) -> str:
+        return f"gradient of {self.of}"
+
+
+InputSlot = Union[Primal, Tangent, Saved, SavedSymInt]
+OutputSlot = Union[UpdatedInput, UserOutput, IntermediateBase, Saved, SavedSymInt, Gradient]
+FORWARD_RESULTS = (UpdatedInput, UserOutput, IntermediateBase)
+
+
+@dataclass(frozen=True)
+class GraphSignature:
+    """The slots of one graph: `inputs[k]` is what placeholder k means, `outputs[k]` what output k means."""
+
+    inputs: tuple[InputSlot, ...]
+    outputs: tuple[OutputSlot, ...]
+
+    def input_position(self, slot: InputSlot) -> int:
+        return self.inputs.index(slot)
+
+    def output_position(self, slot: OutputSlot) -> int:
+        return self.outputs.index(slot)
+
+    @property
+    def forward_results(self) -> tuple[ForwardResult, ...]:
+        return of_kind(self.outputs, FORWARD_RESULTS)
+
+    @property
+    def primals(self) -> tuple[Primal, ...]:
+        return of_kind(self.inputs, Primal)
+
+    @property
+    def tangents(self) -> tuple[Tangent, ...]:
+        return of_kind(self.inputs, Tangent)
+
+    @property
+    def gradients(self) -> tuple[Gradient, ...]:
+        return of_kind(self.outputs, Gradient)
+
+    @property
+    def saved(self) -> tuple[Saved | SavedSymInt, ...]:
+        """The saved values of a forward (its outputs) or of a backward (its inputs)."""
+        return of_kind((*self.inputs, *self.outputs), (Saved, SavedSymInt))
+
+
+def of_kind(slots: Iterable, kinds) -> tuple:
+    """The slots of the given type or types, in order."""
+    return tuple(slot for slot in slots if isinstance(slot, kinds))
+
+
+def forward_signature(joint: GraphSignature, saved: Sequence[Saved | SavedSymInt]) -> GraphSignature:
+    """The forward half of `joint`: its primals in, its results and then the saved tensors and sizes out."""
+    return GraphSignature(joint.primals, (*joint.forward_results, *saved_in_forward_order(saved)))
+
+
+def backward_signature(joint: GraphSignature, saved: Sequence[Saved | SavedSymInt]) -> GraphSignature:
+    """The backward half of `joint`: saved sizes, saved tensors and tangents in, gradients out."""
+    sizes, tensors = of_kind(saved, SavedSymInt), of_kind(saved, Saved)
+    return GraphSignature((*sizes, *tensors, *joint.tangents), joint.gradients)
+
+
+def saved_in_forward_order(saved: Sequence[Saved | SavedSymInt]) -> tuple[Saved | SavedSymInt, ...]:
+    return (*of_kind(saved, Saved), *of_kind(saved, SavedSymInt))
+
+
+def split_by_kind(values: Sequence[T], slots: Sequence, kinds) -> tuple[list[T], list[T]]:
+    """`values` of the slots that are of `kinds`, and the others, each in order."""
+    matching = [value for value, slot in zip(values, slots, strict=True) if isinstance(slot, kinds)]
+    others = [value for value, slot in zip(values, slots, strict=True) if not isinstance(slot, kinds)]
+    return matching, others

@@ -1,0 +1,264 @@
+"""Every private or unstable name of torch that aotgrad uses, behind a name of our own.
+
+This is the only module that may import such names, so a new torch release is a change to one file. Each entry has a
+feature test in `tests/test_torch_compat.py` that fails if the meaning of the name changes. torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.fx.traceback as fx_traceback
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    PythonKeyTracer,
+    decompose,
+    disable_proxy_modes_tracing,
+    get_proxy_slot,
+    track_tensor_tree,
+)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "FunctionalTensor",
+    "FunctionalTensorMode",
+    "ProxyTorchDispatchMode",
+    "PythonKeyTracer",
+    "ShapeEnv",
+    "TracingContext",
+    "below_autograd",
+    "decompose",
+    "disable_proxy_modes_tracing",
+    "enable_python_dispatcher",
+    "fx_traceback",
+    "hidden_tracing_modes",
+    "tracing",
+    "track_tensor_tree",
+]
+
+below_autograd = torch._C._AutoDispatchBelowAutograd
+"""Context in which ops skip autograd and version tracking: what a compiled graph runs under."""
+
+disable_autocast = torch._C._DisableAutocast
+"""Context in which autocast is off for every device at once."""
+
+disable_dynamo = torch._dynamo.disable
+"""Marks a callable that Dynamo must not trace into."""
+
+
+def new_fake_mode(dynamic: bool) -> FakeTensorMode:
+    """A fake tensor mode with a fresh shape environment; real tensors met inside the function become constants."""
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=not dynamic)
+
+
+def sequence_nr() -> int:
+    """The number that the next autograd node will get."""
+    return torch.autograd._get_sequence_nr()
+
+
+def node_sequence_nr(grad_fn: Any) -> int:
+    """The number of an autograd node, equal to `sequence_nr()` just before it was made."""
+    return grad_fn._sequence_nr()
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Equal for two live tensors exactly if they share storage."""
+    return tensor.untyped_storage()._cdata
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """The version counter, or `None` for inference tensors, which have none."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def raise_version(tensor: torch.Tensor, version: int | None, bumps: int) -> None:
+    """Make the version counter `version + bumps`, as if that many in-place ops had run since."""
+    if version is not None:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version + bumps,))
+
+
+def to_functional(fake: torch.Tensor) -> torch.Tensor:
+    """A functional wrapper around a tracked fake tensor; needs the functional mode to be active."""
+    return FunctionalTensor.to_functional(fake)
+
+
+def from_functional(tensor: torch.Tensor) -> torch.Tensor:
+    """The fake tensor that holds the current value of a functional one, after pending mutations."""
+    torch._sync(tensor)
+    return tensor.from_functional()
+
+
+def is_functional(value: Any) -> bool:
+    return isinstance(value, FunctionalTensor)
+
+
+def proxy_node(value: Any, tracer: Any) -> fx.Node | None:
+    """The graph node of a tracked fake tensor or symbolic number, or `None` if the tracer never saw it."""
+    slot = get_proxy_slot(value, tracer, None)
+    if slot is None:
+        return None
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        slot = slot.force() if hasattr(slot, "force") else slot
+        return slot.node
+    return slot.proxy.node
+
+
+@contextlib.contextmanager
+def hidden_tracing_modes() -> Iterator[None]:
+    """Leave the proxy and functional modes for a moment: what runs inside is not recorded."""
+    with disable_functional_mode(), disable_proxy_modes_tracing():
+        yield
+
+
+
+
+def dynamic_context(tensor: torch.Tensor) -> StatelessSymbolicContext:
+    """Every size of `tensor` symbolic, except 0 and 1, which stay specialised."""
+    return StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
+
+
+def argument_source(index: int) -> Any:
+    """The name under which the shape environment knows argument `index`."""
+    from torch._dynamo.source import ConstantSource
+
+    return ConstantSource(f"argument_{index}")
+
+
+def tracing_context() -> TracingContext | None:
+    """The context that Dynamo opened around a backend call."""
+    return TracingContext.try_get()
+
+
+def dynamo_symbolic_context(context: TracingContext | None, tensor: torch.Tensor) -> Any:
+    """How Dynamo made `tensor` fake, so that the same symbols are used again."""
+    return context.tensor_to_context.get(tensor) if context is not None else None
+
+
+def grad_mode_was_changed_to(before: bool) -> bool | None:
+    """The current grad mode if it differs from `before`."""
+    now = torch.is_grad_enabled()
+    return None if now == before else now
+
+
+def shape_guards(shape_env: ShapeEnv, placeholders: Sequence[Any]) -> str | None:
+    """The guards of a dynamic trace as an expression over `L['t0']`, `L['t1']`, ..., or `None` if it has none."""
+    return shape_env.produce_guards_expression(placeholders)
+
+
+def shape_guards_hold(shape_env: ShapeEnv, guards: str, args: Sequence[Any]) -> bool:
+    return shape_env.evaluate_guards_expression(guards, args)
+
+
+def any_autocast_enabled() -> bool:
+    """Whether autocast is on for any device type that is there."""
+    return torch._C._is_any_autocast_enabled()
+
+
+def strides(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The strides of a strided tensor; none for other layouts."""
+    return tuple(tensor.stride()) if tensor.layout is torch.strided else ()
+
+
+def is_symbolic(tensor: torch.Tensor) -> bool:
+    """Whether a size, stride or offset of a traced tensor is symbolic."""
+    return bool(tensor._has_symbolic_sizes_strides)
+
+
+def symbolic_text(value: Any) -> tuple[str, list[str]]:
+    """A symbolic number as Python source, and the names of the symbols in it."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    expression = value.node.expr
+    return PythonPrinter().doprint(expression), sorted(str(symbol) for symbol in expression.free_symbols)
+
+
+def is_symbol(value: Any, name: str) -> bool:
+    """Whether a symbolic number is exactly the symbol `name`."""
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and str(value.node.expr) == name
+
+
+def autocast_state() -> tuple:
+    """Which device types autocast is on for, and to which dtype."""
+    if not any_autocast_enabled():
+        return ()
+    devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
+
+
+def reparametrized(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Context in which the module's parameters and buffers are `tensors`; tied ones stay tied."""
+    from torch.nn.utils import stateless
+
+    return stateless._reparametrize_module(module, dict(tensors), tie_weights=True)
+
+
+# --- Inductor --------------------------------------------------------------------------------------------------------
+
+
+def inductor_decompositions() -> Mapping[Any, Callable]:
+    """The ops that Inductor wants taken apart before it sees the graph."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
+    """What Inductor runs on a joint graph before it is partitioned."""
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes
+
+    return _recursive_joint_graph_passes(module)
+
+
+def inductor_compile(module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Callable:
+    """Compile one functional graph; the result takes a list, which it clears."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return compile_fx_inner(module, inputs, **settings)
+
+
+@contextlib.contextmanager
+def inductor_context(fake_mode: FakeTensorMode, mode: str) -> Iterator[None]:
+    """What Inductor reads from its surroundings: the fake mode, a tracing context, and its configuration."""
+    from torch._inductor import config, list_mode_options
+    from torch._inductor.virtualized import V
+
+    patches = {} if mode == "default" else list_mode_options(mode)
+    context = TracingContext.try_get() or TracingContext(fake_mode)
+    with tracing(context), V.set_fake_mode(fake_mode), config.patch(patches):
+        yield
+
+
+def inductor_uses_cudagraphs() -> bool:
+    from torch._inductor import config
+
+    return bool(config.triton.cudagraphs)
+
+
+def inductor_graph_settings(cudagraphs: bool) -> dict[str, Any]:
+    """What the forward and the backward of one region share, so that CUDA graphs pair them."""
+    from torch._inductor.compile_fx import _graph_counter
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+
+    return {
+        "graph_id": next(_graph_counter),
+        "boxed_forward_device_index": BoxedDeviceIndex(None),
+        "cudagraphs": BoxedBool(cudagraphs),
+    }
+
+
+@contextlib.contextmanager
+def reported_output_strides() -> Iterator[list[Any]]:
+    """Collects the strides that Inductor gives the outputs of the graphs compiled inside; `None` where unknown."""
+    with TracingContext.report_output_strides() as strides:
+        yield strides
