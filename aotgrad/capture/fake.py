@@ -1,0 +1,66 @@
+"""Real inputs -> fake tensors and symbolic numbers, in one `FakeTensorMode`.
+
+Under Dynamo the mode and the symbols are Dynamo's, so its shape guards cover what the trace learns. Otherwise the mode
+is new and sizes are static, or symbolic with `dynamic=True`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.errors import CaptureError
+from aotgrad.ir import InputSpec, SymInput, TensorInput
+from aotgrad.torch_compat import FakeTensor, FakeTensorMode
+
+SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def find_fake_mode(args: Sequence[Any], dynamic: bool) -> FakeTensorMode:
+    """The mode of Dynamo or of inputs that are fake already, or else a new one."""
+    context = torch_compat.tracing_context()
+    if context is not None and context.fake_mode is not None:
+        return context.fake_mode
+    for arg in args:
+        if isinstance(arg, FakeTensor):
+            return arg.fake_mode
+    return torch_compat.new_fake_mode(dynamic)
+
+
+def make_input_specs(mode: FakeTensorMode, args: Sequence[Any], static: Sequence[bool], dynamic: bool) -> tuple[InputSpec, ...]:
+    """One `InputSpec` an argument; `static` says which are parameters or buffers.
+
+    Raises:
+        CaptureError: for an argument that is neither a tensor nor a symbolic number.
+    """
+    return tuple(_input_spec(mode, index, arg, static[index], dynamic) for index, arg in enumerate(args))
+
+
+def _input_spec(mode: FakeTensorMode, index: int, arg: Any, static: bool, dynamic: bool) -> InputSpec:
+    name = f"primals_{index + 1}"
+    if isinstance(arg, torch.Tensor):
+        fake = fake_tensor(mode, index, arg, dynamic and not static)
+        return TensorInput(name, fake, arg.requires_grad, arg.is_leaf, static)
+    if isinstance(arg, SYMBOLIC_NUMBERS):
+        return SymInput(name, arg)
+    raise CaptureError(f"argument {name} is a {type(arg).__name__}; a graph takes tensors and symbolic numbers only")
+
+
+def fake_tensor(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
+    """A detached fake of `tensor`, with Dynamo's symbols where it has given it some."""
+    if isinstance(tensor, FakeTensor):
+        with mode:
+            return tensor.detach()
+    context = torch_compat.dynamo_symbolic_context(torch_compat.tracing_context(), tensor)
+    if context is not None:
+        fake = mode.from_tensor(tensor, symbolic_context=context, source=context.tensor_source)
+    elif dynamic:
+        symbolic = torch_compat.dynamic_context(tensor)
+        fake = mode.from_tensor(tensor, symbolic_context=symbolic, source=torch_compat.argument_source(index))
+    else:
+        fake = mode.from_tensor(tensor, static_shapes=True)
+    with mode:
+        return fake.detach()

@@ -1,0 +1,83 @@
+"""The FX tracer of a capture: says for every node which user line it comes from.
+
+A forward node gets the stack trace that Dynamo recorded, or else the user's frames at the moment of the call. Both
+are remembered under the autograd sequence number, so that a backward node can be given the line of the forward op whose
+derivative it is (`attribute_to`).
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.torch_compat import PythonKeyTracer
+
+ORIGIN_FIELDS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "custom")
+LIBRARY_FOLDERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+
+
+class Recorder(PythonKeyTracer):
+    """Records nodes into `graph`, with `meta["stack_trace"]` and `meta["seq_nr"]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = fx.Graph(tracer_cls=PythonKeyTracer)
+        self.root = torch.nn.Module()
+        self._origins: dict[int, dict[str, Any]] = {}
+        self._attributed: dict[str, Any] | None = None
+
+    def create_node(self, kind, target, args, kwargs, name=None, type_expr=None) -> fx.Node:
+        node = super().create_node(kind, target, args, kwargs, name, type_expr)
+        if kind != "call_function":
+            return node
+        if self._attributed is not None:
+            node.meta.update(self._attributed)
+        else:
+            self._record_origin(node)
+        return node
+
+    def _record_origin(self, node: fx.Node) -> None:
+        if "stack_trace" not in node.meta:
+            trace = user_stack_trace()
+            if trace:
+                node.meta["stack_trace"] = trace
+        sequence_nr = torch_compat.sequence_nr() - 1
+        node.meta["seq_nr"] = sequence_nr
+        origin = {field: node.meta[field] for field in ORIGIN_FIELDS if field in node.meta}
+        self._origins.setdefault(sequence_nr, {**origin, "seq_nr": sequence_nr})
+
+    def origin_of(self, sequence_nr: int) -> dict[str, Any]:
+        """The meta of the forward op whose autograd node has this number; empty if it recorded none."""
+        return self._origins.get(sequence_nr, {})
+
+    def attribute_to(self, origin: dict[str, Any] | None) -> None:
+        """Give `origin` to every node recorded from now on; `None` goes back to forward nodes."""
+        self._attributed = origin
+
+
+def user_stack_trace() -> str:
+    """The frames of the user's function, outermost first, without those of torch and aotgrad."""
+    frames: list[str] = []
+    frame = sys._getframe(1)
+    while frame is not None and not _is_capture_entry(frame):
+        if not frame.f_code.co_filename.startswith(LIBRARY_FOLDERS):
+            frames.append(_format_frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return "".join(reversed(frames)).rstrip("\n")
+
+
+def _is_capture_entry(frame: Any) -> bool:
+    return frame.f_code.co_name == "run_user_function" and frame.f_code.co_filename.endswith("trace.py")
+
+
+@functools.lru_cache(maxsize=4096)
+def _format_frame(filename: str, line_number: int, function: str) -> str:
+    line = linecache.getline(filename, line_number).strip()
+    return f'  File "{filename}", line {line_number}, in {function}\n' + (f"    {line}\n" if line else "")

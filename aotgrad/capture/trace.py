@@ -1,0 +1,183 @@
+"""Runs the user's function once, on functional fake tensors, and leaves the trace open.
+
+In: a flat function and its input specs. Out: a `Capture`. The same trace is entered again to append the backward, so
+the function is never run a second time.
+
+    capture = capture_function(lambda x: (x.sin(),), specs, mode, decompositions={})
+    capture.trace.graph         # primals_1 -> sin
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.capture.functional import input_state, make_argument, make_primal
+from aotgrad.capture.recorder import Recorder
+from aotgrad.errors import AOTGradError, CaptureError, add_note
+from aotgrad.ir import Capture, InputSpec, TensorInput
+from aotgrad.torch_compat import FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode
+
+FlatFunction = Callable[..., Sequence[Any]]
+
+
+class Trace:
+    """An FX graph under construction, with the modes that record into it. Implements `ir.OpenTrace`."""
+
+    def __init__(self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable]) -> None:
+        self.recorder = Recorder()
+        self._fake_mode = fake_mode
+        self._proxy_mode = ProxyTorchDispatchMode(self.recorder, "symbolic")
+        self._functional_mode = FunctionalTensorMode()
+        self._decompositions = decompositions
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.recorder.graph
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Record everything that runs inside. The autocast cache is off: it would keep traced tensors alive."""
+        autocast_cache = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            with (
+                self._fake_mode,
+                torch_compat.enable_python_dispatcher(),
+                self._proxy_mode,
+                torch_compat.decompose(self._decompositions),
+                self._functional_mode,
+            ):
+                yield
+        finally:
+            torch.set_autocast_cache_enabled(autocast_cache)
+
+    def add_input(self, spec: InputSpec) -> None:
+        """A placeholder for `spec`, and its fake value tracked."""
+        value = spec.fake if isinstance(spec, TensorInput) else spec.value
+        self._track(self.graph.placeholder(spec.name), value)
+
+    def add_placeholder(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """A functional tensor with the metadata of `like`, whose placeholder stands after the existing ones."""
+        with torch_compat.hidden_tracing_modes(), torch.no_grad():
+            fake = tangent_like(torch_compat.from_functional(like))
+            last = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
+            with self.graph.inserting_after(last):
+                self._track(self.graph.placeholder(name), fake)
+        return torch_compat.to_functional(fake)
+
+    def _track(self, node: fx.Node, value: Any) -> None:
+        node.meta["val"] = value
+        torch_compat.track_tensor_tree(value, fx.Proxy(node, self.recorder), constant=None, tracer=self.recorder)
+
+    def node_of(self, value: Any) -> fx.Node:
+        """The node that computes the current value of a live functional tensor or symbolic number."""
+        if isinstance(value, torch.Tensor):
+            value = torch_compat.from_functional(value)
+        node = torch_compat.proxy_node(value, self.recorder)
+        if node is None:
+            raise CaptureError(f"a value was never seen by the trace: {value!r}")
+        return node
+
+    def origin_of(self, sequence_nr: int) -> dict[str, Any]:
+        return self.recorder.origin_of(sequence_nr)
+
+    def attribute_to(self, origin: dict[str, Any] | None) -> None:
+        self.recorder.attribute_to(origin)
+
+    def module(self) -> fx.GraphModule:
+        """The graph as a module, with the constants that the trace met as attributes."""
+        return fx.GraphModule(self.recorder.root, self.graph)
+
+
+def tangent_like(fake: torch.Tensor) -> torch.Tensor:
+    """A fake with the strides that a tangent of `fake` is traced with: its own if dense, else contiguous."""
+    return torch.empty_like(fake, memory_format=torch.preserve_format)
+
+
+def capture_function(
+    function: FlatFunction, specs: Sequence[InputSpec], fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable]
+) -> Capture:
+    """Run `function` once on fake inputs.
+
+    Args:
+        function: takes one value per spec, returns a flat sequence.
+        specs: from `fake.make_input_specs`.
+        fake_mode: the mode of the specs' fake tensors.
+        decompositions: op overload -> function, applied while recording.
+
+    Raises:
+        CaptureError: if the function needs a tensor's value, or returns what cannot be traced. Errors of the function
+            itself pass through unchanged. Real inputs are not touched in either case.
+    """
+    trace = Trace(fake_mode, decompositions)
+    grad_mode_before = torch.is_grad_enabled()
+    with trace.active(), restored_grad_mode():
+        primals, arguments = _make_inputs(trace, specs)
+        before = tuple(input_state(value) for value in arguments)
+        outputs = tuple(run_user_function(function, arguments))
+        grad_mode_after = torch.is_grad_enabled()
+    return Capture(trace, tuple(specs), primals, arguments, before, outputs, grad_mode_before, grad_mode_after)
+
+
+@contextlib.contextmanager
+def restored_grad_mode() -> Iterator[None]:
+    """The function may leave another grad mode behind; that must not leak out of the trace."""
+    before = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(before)
+
+
+def _make_inputs(trace: Trace, specs: Sequence[InputSpec]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    with torch_compat.hidden_tracing_modes():
+        for spec in specs:
+            trace.add_input(spec)
+    primals = tuple(make_primal(spec) for spec in specs)
+    arguments = tuple(make_argument(spec, primal) for spec, primal in zip(specs, primals, strict=True))
+    return primals, arguments
+
+
+def run_user_function(function: FlatFunction, arguments: Sequence[Any]) -> Sequence[Any]:
+    """Call the function; an error that is about tracing is explained. User frames are looked for up to here."""
+    try:
+        return function(*arguments)
+    except AOTGradError:
+        raise
+    except Exception as error:
+        explained = explain_data_dependence(error)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def explain_data_dependence(error: Exception) -> CaptureError | None:
+    """A `CaptureError` if the function read a tensor's value in Python, or else `None`."""
+    kind = type(error).__name__
+    if kind not in ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException"):
+        return None
+    line = user_line_of(error)
+    explained = CaptureError(
+        f"Python control flow or a Python number depends on the value of a tensor, at {line}. A graph has one path: "
+        "use torch.where or torch.cond, or take the value outside of the compiled function."
+    )
+    add_note(explained, f"{kind}: {error}")
+    return explained
+
+
+def user_line_of(error: Exception) -> str:
+    """`file:line: code` of the innermost frame of `error` that is the user's."""
+    import traceback
+
+    from aotgrad.capture.recorder import LIBRARY_FOLDERS
+
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARY_FOLDERS)]
+    if not frames:
+        return "an unknown line"
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
