@@ -1,0 +1,19 @@
+"""`Capture` -> `ViewAndMutationMeta`: what happened to each input, and what each output is an alias of."""
+
+from __future__ import annotations
+
+from aotgrad.analysis.inputs import analyze_inputs
+from aotgrad.analysis.outputs import analyze_outputs
+from aotgrad.ir import Capture, ViewAndMutationMeta
+
+
+def analyze(capture: Capture) -> ViewAndMutationMeta:
+    """Read mutations and aliases off the live functional tensors of a capture."""
+    with capture.trace.active():
+        inputs = analyze_inputs(capture)
+        outputs, bases = analyze_outputs(capture, inputs)
+    changed = capture.grad_mode_after != capture.grad_mode_before
+    return ViewAndMutationMeta(inputs, outputs, bases, capture.grad_mode_after if changed else None)
+
+
+__all__ = ["analyze"]

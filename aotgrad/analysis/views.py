@@ -1,0 +1,73 @@
+"""View chains: which view ops lead from a base to one of its views, read off the functional graph.
+
+Functionalization writes every view again from the current value of its base, so the nodes between the two are exactly
+the chain that must be replayed at run time.
+
+    x.t()[0]   ->   primals_1 -> t -> select        steps: aten.t.default(), aten.select.int(0, 0)
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad.ir import Geometry, ViewReplay, ViewStep
+
+aten = torch.ops.aten
+DETACH = aten.detach.default
+
+
+@functools.lru_cache(maxsize=4096)
+def is_view_op(target: Any) -> bool:
+    """Whether an op returns an alias of its first argument and writes nothing."""
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.arguments:
+        return False
+    first = target._schema.arguments[0].alias_info
+    returned = [result.alias_info for result in target._schema.returns]
+    return first is not None and not first.is_write and any(info is not None for info in returned)
+
+
+def parent_in_chain(node: fx.Node) -> tuple[fx.Node, ViewStep] | None:
+    """The tensor that `node` is a view of, and the step from there to `node`; `None` if it is no view."""
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem and is_view_op(node.args[0].target):
+        view, item = node.args
+        return view.args[0], _step(view, item)
+    if is_view_op(node.target):
+        return node.args[0], _step(node, None)
+    return None
+
+
+def _step(node: fx.Node, item: int | None) -> ViewStep:
+    args = fx.map_arg(tuple(node.args[1:]), lambda arg: arg.meta["val"])
+    kwargs = fx.map_arg(dict(node.kwargs), lambda arg: arg.meta["val"])
+    return ViewStep(node.target, args, tuple(kwargs.items()), item)
+
+
+def chain_from(node: fx.Node, stops: Collection[fx.Node] = ()) -> tuple[fx.Node, tuple[ViewStep, ...]]:
+    """Follow views upwards from `node` to a node in `stops` or to one that is no view; the steps run downwards."""
+    steps: list[ViewStep] = []
+    while node not in stops and (found := parent_in_chain(node)) is not None:
+        node, step = found
+        steps.append(step)
+    return node, tuple(reversed(steps))
+
+
+def replay_of_chain(steps: tuple[ViewStep, ...], grad_mode: bool | None) -> ViewReplay:
+    return ViewReplay(steps, grad_mode, "recorded view chain")
+
+
+def replay_by_geometry(geometry: Geometry, grad_mode: bool | None, reason: str) -> ViewReplay:
+    """The fallback: size, stride and offset within the shared storage."""
+    step = ViewStep(aten.as_strided.default, (geometry.size, geometry.stride, geometry.offset), (), None)
+    return ViewReplay((step,), grad_mode, f"as_strided, because {reason}")
+
+
+def detaches(steps: tuple[ViewStep, ...]) -> bool:
+    return any(step.op is DETACH for step in steps)

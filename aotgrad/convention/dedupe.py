@@ -1,0 +1,50 @@
+"""Duplicate inputs: the same tensor passed twice becomes one input of the graph.
+
+    f(x, y, x)   ->   graph inputs (x, y), positions (0, 1, 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Dedupe:
+    """`positions[k]` is where argument k stands among the distinct ones; `kept` are the first of each.
+
+    >>> Dedupe((0, 1), (0, 1, 0)).exit(["x", "y"])
+    ['x', 'y', 'x']
+    """
+
+    kept: tuple[int, ...]
+    positions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, args: Sequence[Any]) -> Dedupe:
+        """Merge tensors that are the same object."""
+        first: dict[int, int] = {}
+        kept: list[int] = []
+        positions: list[int] = []
+        for index, arg in enumerate(args):
+            key = id(arg) if isinstance(arg, torch.Tensor) else -1 - index
+            if key not in first:
+                first[key] = len(kept)
+                kept.append(index)
+            positions.append(first[key])
+        return cls(tuple(kept), tuple(positions))
+
+    @property
+    def is_identity(self) -> bool:
+        return len(self.kept) == len(self.positions)
+
+    def enter(self, args: Sequence[Any]) -> list[Any]:
+        """The distinct arguments."""
+        return [args[index] for index in self.kept]
+
+    def exit(self, distinct: Sequence[Any]) -> list[Any]:
+        """The arguments as the user's function takes them."""
+        return [distinct[position] for position in self.positions]
