@@ -1,0 +1,7 @@
+"""`Capture` + `ViewAndMutationMeta` -> `JointGraph`: the backward is appended to the forward's own graph, then tidied."""
+
+from __future__ import annotations
+
+from aotgrad.joint.backward import build_joint
+
+__all__ = ["build_joint"]

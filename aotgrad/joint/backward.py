@@ -1,0 +1,141 @@
+"""Appends the backward to a captured forward: `autograd.grad` on the still-live traced results.
+
+In: a `Capture` and its `ViewAndMutationMeta`. Out: a `JointGraph`. The user's function is not run again. Every backward
+node gets the stack trace of the forward op whose derivative it is.
+
+    forward   primals_1 -> sin                 results: output 0
+    joint     + tangents_1, cos(primals_1) * tangents_1      + gradient of primal 0
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.ir import Capture, JointGraph, OpenTrace, TensorInput, ViewAndMutationMeta
+from aotgrad.slots import (
+    ForwardResult,
+    Gradient,
+    GraphSignature,
+    IntermediateBase,
+    Primal,
+    Tangent,
+    UpdatedInput,
+    UserOutput,
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of the forward: its slot, its node, and its live tensor if it carries a gradient."""
+
+    slot: ForwardResult
+    node: Any
+    differentiable: torch.Tensor | None
+
+
+def build_joint(capture: Capture, meta: ViewAndMutationMeta) -> JointGraph:
+    """The joint graph, or the plain forward graph if nothing in it requires grad."""
+    with capture.trace.active():
+        results = [_result(capture, meta, slot) for slot in meta.forward_results()]
+        outputs = [result for result in results if result.differentiable is not None]
+        if not capture.grad_mode_before:
+            outputs = []
+        tangents = [_add_tangent(capture.trace, position, result) for position, result in enumerate(outputs)]
+        gradients = _gradients(capture, outputs, tangents)
+        gradient_nodes = [None if g is None else capture.trace.node_of(g) for g in gradients]
+    primals = tuple(Primal(i) for i in range(len(capture.inputs)))
+    signature = GraphSignature(
+        inputs=(*primals, *(Tangent(result.slot) for result in outputs)),
+        outputs=(*(result.slot for result in results), *(Gradient(p) for p in primals if outputs)),
+    )
+    capture.trace.graph.output([*(result.node for result in results), *(gradient_nodes if outputs else ())])
+    return JointGraph(capture.trace.module(), signature, _static_inputs(capture), _mutated_inputs(meta))
+
+
+def _result(capture: Capture, meta: ViewAndMutationMeta, slot: ForwardResult) -> Result:
+    match slot:
+        case UpdatedInput(index):
+            live, carries = capture.arguments[index], meta.inputs[index].carries_gradient
+        case UserOutput(index):
+            live = capture.outputs[index]
+            carries = isinstance(live, torch.Tensor) and live.requires_grad
+        case IntermediateBase(index):
+            base = meta.bases[index]
+            if base.live is None:
+                return Result(slot, base.node, None)
+            live, carries = base.live, base.requires_grad
+    return Result(slot, capture.trace.node_of(live), live if carries else None)
+
+
+def _add_tangent(trace: OpenTrace, position: int, result: Result) -> torch.Tensor:
+    return trace.add_placeholder(f"tangents_{position + 1}", result.differentiable)
+
+
+def _gradients(capture: Capture, outputs: Sequence[Result], tangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """One gradient a primal, `None` where there is none."""
+    wanted = [i for i, spec in enumerate(capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
+    gradients: list[torch.Tensor | None] = [None] * len(capture.inputs)
+    if not outputs or not wanted:
+        return gradients
+    roots = [result.differentiable for result in outputs]
+    with attributed_to_forward(capture.trace, roots), eager_dtypes():
+        found = torch.autograd.grad(roots, [capture.primals[i] for i in wanted], tangents, allow_unused=True)
+    for index, gradient in zip(wanted, found, strict=True):
+        gradients[index] = gradient
+    return gradients
+
+
+@contextlib.contextmanager
+def eager_dtypes() -> Iterator[None]:
+    """Autocast off: eager runs each backward op in the dtypes that the forward chose. Grad mode off: first order."""
+    with torch_compat.disable_autocast(), torch.no_grad():
+        yield
+
+
+@contextlib.contextmanager
+def attributed_to_forward(trace: OpenTrace, roots: Iterable[torch.Tensor]) -> Iterator[None]:
+    """While this is open, backward ops carry the origin of the forward op that they differentiate."""
+    handles = [node.register_prehook(_attribution(trace, node)) for node in autograd_nodes(roots)]
+    trace.attribute_to({})
+    try:
+        yield
+    finally:
+        trace.attribute_to(None)
+        for handle in handles:
+            handle.remove()
+
+
+def _attribution(trace: OpenTrace, node: Any) -> Callable[[Any], None]:
+    origin = trace.origin_of(torch_compat.node_sequence_nr(node))
+
+    def attribute(_: Any) -> None:
+        trace.attribute_to(origin)
+
+    return attribute
+
+
+def autograd_nodes(roots: Iterable[torch.Tensor]) -> list[Any]:
+    """Every autograd node that the backward from `roots` can visit."""
+    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen = dict.fromkeys(stack)
+    while stack:
+        for parent, _ in stack.pop().next_functions:
+            if parent is not None and parent not in seen:
+                seen[parent] = None
+                stack.append(parent)
+    return list(seen)
+
+
+def _static_inputs(capture: Capture) -> frozenset[int]:
+    return frozenset(i for i, spec in enumerate(capture.inputs) if isinstance(spec, TensorInput) and spec.is_static)
+
+
+def _mutated_inputs(meta: ViewAndMutationMeta) -> frozenset[int]:
+    return frozenset(i for i, info in enumerate(meta.inputs) if info is not None and info.mutation.data)

@@ -1,0 +1,33 @@
+"""Moves the writes to mutated inputs into an inference graph, so that the backend can fuse them."""
+
+from __future__ import annotations
+
+import torch
+import torch.fx as fx
+
+from aotgrad.ir import JointGraph, MutationType, ViewAndMutationMeta
+from aotgrad.slots import GraphSignature, UpdatedInput
+
+
+def keep_input_mutations(joint: JointGraph, meta: ViewAndMutationMeta) -> JointGraph:
+    """End the graph with `copy_(primal, updated)` in place of returning `updated`, where only data was mutated."""
+    graph = joint.module.graph
+    (output,) = graph.find_nodes(op="output")
+    placeholders = list(graph.find_nodes(op="placeholder"))
+    kept_slots, kept_nodes = [], []
+    for slot, node in zip(joint.signature.outputs, output.args[0], strict=True):
+        if isinstance(slot, UpdatedInput) and meta.inputs[slot.index].mutation is MutationType.DATA:
+            append_copy(graph, output, placeholders[slot.index], node)
+        else:
+            kept_slots.append(slot)
+            kept_nodes.append(node)
+    output.args = (kept_nodes,)
+    joint.module.recompile()
+    signature = GraphSignature(joint.signature.inputs, tuple(kept_slots))
+    return JointGraph(joint.module, signature, joint.static_inputs, joint.mutated_inputs)
+
+
+def append_copy(graph: fx.Graph, output: fx.Node, target: fx.Node, value: fx.Node) -> None:
+    with graph.inserting_before(output):
+        copy = graph.call_function(torch.ops.aten.copy_.default, (target, value))
+    copy.meta["val"] = target.meta["val"]
