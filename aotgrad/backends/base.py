@@ -1,0 +1,133 @@
+"""What a backend is: how a half becomes a callable, and the registry of backends by name.
+
+A backend of ten lines:
+
+    def my_compiler(gm, example_inputs):
+        print(gm.code)
+        return aotgrad.make_boxed_func(gm.forward)
+
+    aotgrad.backends.register("mine", fw_compiler=my_compiler)
+    torch.compile(model, backend=aotgrad.backends.get("mine").dynamo)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch.fx as fx
+
+from aotgrad.errors import BackendError
+from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
+
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable]
+
+
+class Backend(Protocol):
+    """Compiles the halves of a partition. `decompositions` are applied while the function is traced."""
+
+    @property
+    def name(self) -> str: ...
+
+    def decompositions(self) -> Mapping[Any, Callable]: ...
+
+    def prepare_joint(self, joint: JointGraph) -> JointGraph:
+        """Passes of the backend's own, before partitioning."""
+        ...
+
+    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled: ...
+
+
+@dataclass(frozen=True)
+class FunctionBackend:
+    """A backend made of plain functions `(gm, example_inputs) -> callable`."""
+
+    name: str
+    fw_compiler: Compiler
+    bw_compiler: Compiler | None = None
+    inference_compiler: Compiler | None = None
+    decomposition_table: Mapping[Any, Callable] = field(default_factory=dict)
+
+    def decompositions(self) -> Mapping[Any, Callable]:
+        return self.decomposition_table
+
+    def prepare_joint(self, joint: JointGraph) -> JointGraph:
+        return joint
+
+    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+        if partition.backward is None:
+            inference = self.inference_compiler or self.fw_compiler
+            return Compiled(self.name, self._compile(inference, partition.forward, "inference"), None)
+        forward = self._compile(self.fw_compiler, partition.forward, "forward")
+        backward = self._compile(self.bw_compiler or self.fw_compiler, partition.backward, "backward")
+        return Compiled(self.name, forward, backward)
+
+    def _compile(self, compiler: Compiler, half: GraphHalf, role: str) -> BoxedCallable:
+        compiled = compiler(half.module, example_inputs(half.module))
+        if not callable(compiled):
+            kind = type(compiled).__name__
+            raise BackendError(f"backend {self.name!r} returned a {kind} for the {role} graph; it must return a callable")
+        return checked_arity(boxed(compiled), len(half.signature.outputs), self.name, role)
+
+
+def example_inputs(module: fx.GraphModule) -> list[Any]:
+    """The fake inputs that the graph was traced with."""
+    return [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def make_boxed_func(function: Callable) -> BoxedCallable:
+    """A callable that takes one list of arguments, which it may clear, in place of the arguments.
+
+    >>> add = make_boxed_func(lambda a, b: (a + b,))
+    >>> add([1, 2])
+    (3,)
+    """
+
+    def call_boxed(args: list) -> Any:
+        unboxed = tuple(args)
+        args.clear()
+        return function(*unboxed)
+
+    call_boxed._boxed_call = True
+    return call_boxed
+
+
+def make_boxed_compiler(compiler: Compiler) -> Compiler:
+    """A compiler whose results are boxed (see `make_boxed_func`)."""
+
+    def compile_boxed(module: fx.GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
+        return make_boxed_func(compiler(module, inputs))
+
+    return compile_boxed
+
+
+def boxed(function: Callable) -> BoxedCallable:
+    """`function` itself if it is boxed already."""
+    return function if getattr(function, "_boxed_call", False) else make_boxed_func(function)
+
+
+def checked_arity(function: BoxedCallable, expected: int, backend: str, role: str) -> BoxedCallable:
+    """`function`, which must return `expected` values; a lone value counts as one."""
+    return CheckedArity(function, expected, backend, role)
+
+
+@dataclass(frozen=True)
+class CheckedArity:
+    """A boxed callable that names its backend if it returns a wrong number of values."""
+
+    function: BoxedCallable
+    expected: int
+    backend: str
+    role: str
+    _boxed_call = True
+
+    def __call__(self, args: list) -> Sequence[Any]:
+        results = self.function(args)
+        if not isinstance(results, (list, tuple)):
+            results = (results,)
+        if len(results) != self.expected:
+            raise BackendError(
+                f"backend {self.backend!r} returned {len(results)} values from the {self.role} graph, which has {self.expected} outputs"
+            )
+        return results

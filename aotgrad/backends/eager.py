@@ -1,0 +1,42 @@
+"""The `eager` backend: the graph's own generated code, boxed. Each input is freed at its last use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.fx as fx
+
+from aotgrad.backends.base import FunctionBackend, make_boxed_func
+from aotgrad.ir import BoxedCallable
+
+
+def compile_eager(module: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
+    """The module's forward with its arguments in one list, so that dead ones are freed while it runs."""
+    module.graph.set_codegen(BoxedCodeGen())
+    module.recompile()
+    forward = module.forward
+    function = forward.__func__ if hasattr(forward, "__func__") else forward
+
+    def run(args: list) -> Any:
+        return function(module, args)
+
+    run._boxed_call = True
+    return run
+
+
+class BoxedCodeGen(fx.graph.CodeGen):
+    """Generated code that takes its arguments in one list, which it clears."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
+        names = [variable.split(":")[0].split("=")[0].strip() for variable in free_vars if variable != "self"]
+        unpack = f"\n    {', '.join(names)}, = args" if names else ""
+        return f"def {self._func_name}(self, args){maybe_return_annotation}:{unpack}\n    args.clear()"
+
+
+def nop(module: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
+    """A compiler that returns the graph as it is: for tests and for looking at graphs."""
+    return make_boxed_func(module.forward)
+
+
+eager = FunctionBackend("eager", compile_eager)

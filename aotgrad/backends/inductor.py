@@ -1,0 +1,95 @@
+"""The `inductor` backend: torch's own code generator compiles both halves.
+
+What it needs beyond the graphs: its decompositions while tracing, its joint passes before partitioning, which inputs keep
+their address (parameters, saved values), which outputs a user sees (their strides must be eager's), and, for the
+backward, the strides that the forward really gave the saved values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.backends.base import checked_arity, example_inputs
+from aotgrad.ir import Compiled, GraphHalf, JointGraph, Partition
+from aotgrad.slots import Saved, Tangent, UserOutput
+
+
+@dataclass(frozen=True)
+class InductorBackend:
+    """`mode` is one of `torch.compile`'s: it chooses Inductor's configuration."""
+
+    mode: str = "default"
+    name: str = "inductor"
+
+    def decompositions(self) -> Mapping[Any, Callable]:
+        return torch_compat.inductor_decompositions()
+
+    def prepare_joint(self, joint: JointGraph) -> JointGraph:
+        with torch_compat.inductor_context(fake_mode_of(joint.module), self.mode):
+            return replace(joint, module=torch_compat.inductor_joint_passes(joint.module))
+
+    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+        with torch_compat.inductor_context(fake_mode_of(partition.forward.module), self.mode):
+            shared = torch_compat.inductor_graph_settings(torch_compat.inductor_uses_cudagraphs())
+            with torch_compat.reported_output_strides() as strides:
+                forward = self._forward(partition, static_inputs, shared)
+            if partition.backward is None:
+                return Compiled(self.name, forward, None)
+            apply_strides(partition, strides)
+            return Compiled(self.name, forward, self._backward(partition.backward, shared))
+
+    def _forward(self, partition: Partition, static_inputs: frozenset[int], shared: dict[str, Any]) -> Callable:
+        half = partition.forward
+        mark_user_visible(half, UserOutput)
+        is_inference = partition.backward is None
+        return self._compile(half, "forward", static_input_idxs=sorted(static_inputs), is_inference=is_inference, **shared)
+
+    def _backward(self, half: GraphHalf, shared: dict[str, Any]) -> Callable:
+        mark_user_visible(half, ())
+        static = [k for k, slot in enumerate(half.signature.inputs) if not isinstance(slot, Tangent)]
+        return self._compile(half, "backward", static_input_idxs=static, is_backward=True, **shared)
+
+    def _compile(self, half: GraphHalf, role: str, **settings: Any) -> Callable:
+        compiled = torch_compat.inductor_compile(half.module, example_inputs(half.module), **settings)
+        return checked_arity(compiled, len(half.signature.outputs), self.name, role)
+
+
+def mark_user_visible(half: GraphHalf, kinds: Any) -> None:
+    """Tell Inductor which outputs must keep the strides that they were traced with."""
+    (output,) = half.module.graph.find_nodes(op="output")
+    output.meta["user_visible_output_idxs"] = [
+        k for k, slot in enumerate(half.signature.outputs) if kinds and isinstance(slot, kinds)
+    ]
+
+
+def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None]) -> None:
+    """Give the backward's saved inputs the strides that the forward's outputs have after Inductor's layout choices.
+
+    Not those that are inputs of the forward: the caller's own tensor is saved, not what the graph returns for it.
+    """
+    primals = {node.name for node in partition.forward.module.graph.find_nodes(op="placeholder")}
+    reported = zip(partition.forward.signature.outputs, strides, strict=False)
+    stride_of = {slot: stride for slot, stride in reported if isinstance(slot, Saved) and slot.name not in primals}
+    placeholders = partition.backward.module.graph.find_nodes(op="placeholder")
+    for node, slot in zip(placeholders, partition.backward.signature.inputs, strict=True):
+        actual = stride_of.get(slot)
+        value = node.meta["val"]
+        if actual is not None and tuple(value.stride()) != tuple(actual):
+            node.meta["val"] = value.as_strided(value.size(), actual)
+
+
+def fake_mode_of(module: fx.GraphModule) -> Any:
+    """The fake mode of the tensors in a graph."""
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch_compat.FakeTensor):
+            return value.fake_mode
+    return torch_compat.new_fake_mode(dynamic=False)
+
+
+inductor = InductorBackend()

@@ -1,0 +1,94 @@
+"""The `interpreter` backend: runs a graph node by node and compares every value with the traced one.
+
+For finding out which op breaks a promise: an error names the node and the user's line it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.backends.base import FunctionBackend
+from aotgrad.errors import AOTGradError, GraphCheckError, add_note
+from aotgrad.ir import BoxedCallable
+
+
+@dataclass(frozen=True)
+class CheckedGraph:
+    """A boxed callable that interprets `module`."""
+
+    module: fx.GraphModule
+    _boxed_call = True
+
+    def __call__(self, args: list) -> Any:
+        inputs = list(args)
+        args.clear()
+        return CheckingInterpreter(self.module).boxed_run(inputs)
+
+
+class CheckingInterpreter(fx.Interpreter):
+    """Compares dtype, shape, stride and device of every result with the node's `meta["val"]`."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        try:
+            result = super().run_node(n)
+        except AOTGradError:
+            raise
+        except Exception as error:
+            add_note(error, f"while running {describe(n)}")
+            raise
+        if n.op != "output":
+            check_value(n, result, n.meta.get("val"))
+        return result
+
+
+def check_value(node: fx.Node, actual: Any, traced: Any) -> None:
+    """Raise if `actual` is not what was traced.
+
+    Raises:
+        GraphCheckError: names the node, its user's line, and what differs.
+    """
+    if isinstance(traced, (list, tuple)):
+        for one_actual, one_traced in zip(actual, traced, strict=True):
+            check_value(node, one_actual, one_traced)
+        return
+    if not isinstance(traced, torch.Tensor):
+        return
+    for name, got, expected in compared_properties(actual, traced):
+        if got != expected:
+            raise GraphCheckError(f"{name} is {got}, traced as {expected}, at {describe(node)}")
+
+
+def compared_properties(actual: torch.Tensor, traced: torch.Tensor) -> list[tuple[str, Any, Any]]:
+    """(property, actual, traced); symbolic sizes are left out, strides of dimensions without extent too."""
+    properties: list[tuple[str, Any, Any]] = [
+        ("dtype", actual.dtype, traced.dtype),
+        ("device", actual.device, traced.device),
+        ("number of dimensions", actual.dim(), traced.dim()),
+    ]
+    if actual.dim() != traced.dim() or torch_compat.is_symbolic(traced):
+        return properties
+    properties.append(("shape", tuple(actual.shape), tuple(traced.shape)))
+    if traced.layout is torch.strided and actual.numel() > 0:
+        wide = [dim for dim, size in enumerate(actual.shape) if size > 1]
+        properties.append(("stride", [actual.stride(d) for d in wide], [traced.stride(d) for d in wide]))
+    return properties
+
+
+def describe(node: fx.Node) -> str:
+    """The node and the last line of its stack trace."""
+    trace = node.meta.get("stack_trace", "").strip()
+    line = "\n".join(trace.splitlines()[-2:])
+    return f"node {node.name} ({node.target})" + (f", from\n{line}" if line else "")
+
+
+def compile_interpreter(module: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
+    return CheckedGraph(module)
+
+
+interpreter = FunctionBackend("interpreter", compile_interpreter)

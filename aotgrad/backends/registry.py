@@ -1,0 +1,59 @@
+"""Backends by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aotgrad.backends.base import Backend, Compiler, FunctionBackend
+from aotgrad.backends.eager import eager
+from aotgrad.backends.inductor import inductor
+from aotgrad.backends.interpreter import interpreter
+from aotgrad.errors import BackendError
+
+_BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (eager, inductor, interpreter)}
+
+
+def register(
+    name: str,
+    *,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    inference_compiler: Compiler | None = None,
+    decompositions: Mapping[Any, Callable] | None = None,
+) -> Backend:
+    """Add a backend under `name`.
+
+    Args:
+        fw_compiler: `(fx.GraphModule, example_inputs) -> callable`; boxed callables (`make_boxed_func`) free their
+            inputs early.
+        bw_compiler, inference_compiler: for backward graphs and graphs without a backward; `fw_compiler` if `None`.
+        decompositions: op overload -> function, applied while tracing.
+
+    Raises:
+        BackendError: if `fw_compiler` is not callable.
+    """
+    if not callable(fw_compiler):
+        raise BackendError(f"backend {name!r}: fw_compiler is a {type(fw_compiler).__name__}, not callable")
+    backend = FunctionBackend(name, fw_compiler, bw_compiler, inference_compiler, decompositions or {})
+    return register_backend(backend)
+
+
+def register_backend(backend: Backend) -> Backend:
+    _BACKENDS[backend.name] = backend
+    return backend
+
+
+def get(name: str) -> Backend:
+    """The backend registered under `name`.
+
+    Raises:
+        BackendError: if there is none; the message lists those that there are.
+    """
+    if name not in _BACKENDS:
+        raise BackendError(f"no backend {name!r}; registered are {', '.join(sorted(_BACKENDS))}")
+    return _BACKENDS[name]
+
+
+def names() -> list[str]:
+    return sorted(_BACKENDS)
