@@ -1,0 +1,221 @@
+"""A plan -> one straight-line Python function. The text is what runs: `Executable.source` shows it.
+
+    def call(args):
+        primals_1, = args
+        args.clear()
+        with below_autograd():
+            output_0, saved_cos = forward([primals_1])
+        output_0, = attach(SegmentCall(...), primals_1)
+        return [output_0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.ir import Compiled, ViewReplay, ViewStep
+from aotgrad.runtime.autograd import Backward, Segment, SegmentCall
+from aotgrad.runtime.plan import Plan
+from aotgrad.runtime.steps import (
+    Attach,
+    CopyBack,
+    Forward,
+    MakeView,
+    RestoreGradMode,
+    ReturnValue,
+    SetVersion,
+    Step,
+    UpdateGeometry,
+)
+
+LITERALS = (type(None), bool, int, str)
+
+
+def emit(plan: Plan) -> str:
+    """The source text of a plan's function."""
+    return _Emitter(plan).text()
+
+
+def build(plan: Plan, source: str, compiled: Compiled) -> Callable[[list], list]:
+    """The function that `source` defines, with the compiled graphs bound."""
+    constants = [step.value for step in plan.steps if isinstance(step, ReturnValue) and not step.is_name]
+    namespace = {
+        "torch": torch,
+        "aten": torch.ops.aten,
+        "below_autograd": torch_compat.below_autograd,
+        "disable_autocast": torch_compat.disable_autocast,
+        "set_grad_enabled": torch.set_grad_enabled,
+        "version_of": torch_compat.version_of,
+        "raise_version": torch_compat.raise_version,
+        "forward": compiled.forward,
+        "attach": Segment.apply,
+        "SegmentCall": SegmentCall,
+        "backward": make_backward(plan, compiled),
+        **{f"constant_{k}": value for k, value in enumerate(constants)},
+    }
+    exec(compile(source, f"<aotgrad plan {compiled.backend}>", "exec"), namespace)
+    return namespace["call"]
+
+
+def make_backward(plan: Plan, compiled: Compiled) -> Backward | None:
+    """What the autograd node of the plan runs, or `None` if it has none."""
+    for step in plan.steps:
+        if isinstance(step, Attach):
+            formats = tuple((layout.dtype, layout.device) for layout in step.tangents)
+            return Backward(compiled.backward, plan.gradient_inputs, formats)
+    return None
+
+
+class _Emitter:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.symbols: dict[str, str] = {}
+        self.bound: set[str] = set()
+        self.constants = 0
+
+    def text(self) -> str:
+        body = [line for step in self.plan.steps for line in self.lines(step)]
+        returned = ", ".join(self.returned(step) for step in self.plan.steps if isinstance(step, ReturnValue))
+        unpack = [f"{tuple_of(self.plan.inputs)} = args"] if self.plan.inputs else []
+        lines = [*unpack, "args.clear()", *self.versions(), *body, f"return [{returned}]"]
+        return "\n".join(["def call(args):", *(f"    {line}" for line in lines), ""])
+
+    def versions(self) -> Iterator[str]:
+        for step in self.plan.steps:
+            if isinstance(step, SetVersion):
+                yield f"version_{step.target} = version_of({step.target})"
+
+    def lines(self, step: Step) -> Iterator[str]:
+        match step:
+            case Forward():
+                yield from self.forward(step)
+            case Attach():
+                yield from self.attach(step)
+            case UpdateGeometry():
+                yield from self.update_geometry(step)
+            case CopyBack():
+                yield f"{step.target}{step.through}.copy_({step.source})"
+            case SetVersion():
+                yield f"raise_version({step.target}, version_{step.target}, {step.bumps})"
+            case MakeView():
+                yield from self.make_view(step)
+            case RestoreGradMode():
+                yield f"set_grad_enabled({step.enabled})"
+            case ReturnValue():
+                pass
+
+    def forward(self, step: Forward) -> Iterator[str]:
+        yield f"inputs = [{', '.join(step.inputs)}]"
+        if step.release:
+            yield f"del {', '.join(step.release)}"
+        contexts = "below_autograd(), disable_autocast()" if step.autocast else "below_autograd()"
+        yield f"with {contexts}:"
+        results = f"{tuple_of(step.results)} = " if step.results else ""
+        yield f"    {results}forward(inputs)"
+
+    def attach(self, step: Attach) -> Iterator[str]:
+        layouts = [(layout.size, layout.stride) for layout in step.tangents]
+        text, bindings = self.render(tuple(layouts))
+        yield from bindings
+        saved, sizes = f"({tuple_of(step.saved)})", f"({tuple_of(step.sizes)})"
+        yield f"node = SegmentCall(backward, ({tuple_of(step.outputs)}), {saved}, {sizes}, {text})"
+        yield f"{tuple_of(step.outputs)} = attach({', '.join(('node', *step.inputs))})"
+
+    def update_geometry(self, step: UpdateGeometry) -> Iterator[str]:
+        geometry = (step.geometry.size, step.geometry.stride, step.geometry.offset)
+        text, bindings = self.render(geometry)
+        yield from bindings
+        call = f"{step.target}.as_strided_{text}"
+        yield from in_grad_mode(False if step.hidden_from_autograd else None, [call])
+
+    def make_view(self, step: MakeView) -> Iterator[str]:
+        base, calls = step.base, []
+        for view in step.replay.steps:
+            text, bindings = self.view_call(base, view)
+            yield from bindings
+            calls.append(f"{step.name} = {text}")
+            base = step.name
+        yield f"# {step.replay.reason}"
+        yield from in_grad_mode(step.replay.grad_mode, calls)
+
+    def view_call(self, base: str, view: ViewStep) -> tuple[str, list[str]]:
+        arguments, bindings = [base], []
+        for name, value in [*(("", arg) for arg in view.args), *view.kwargs]:
+            text, bound = self.render(value)
+            arguments.append(f"{name}={text}" if name else text)
+            bindings.extend(bound)
+        item = "" if view.item is None else f"[{view.item}]"
+        return f"{op_text(view.op)}({', '.join(arguments)}){item}", bindings
+
+    def returned(self, step: ReturnValue) -> str:
+        if step.is_name:
+            return step.value
+        self.constants += 1
+        return repr(step.value) if type(step.value) in LITERALS else f"constant_{self.constants - 1}"
+
+    # -- symbolic sizes
+
+    def render(self, value: Any) -> tuple[str, list[str]]:
+        """Python text of a (nested) value, and the lines that bind the symbols in it."""
+        bindings: list[str] = []
+        return self._render(value, bindings), bindings
+
+    def _render(self, value: Any, bindings: list[str]) -> str:
+        if isinstance(value, tuple):
+            return f"({tuple_of([self._render(item, bindings) for item in value])})"
+        if isinstance(value, list):
+            return f"[{', '.join(self._render(item, bindings) for item in value)}]"
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            text, symbols = torch_compat.symbolic_text(value)
+            for symbol in symbols:
+                self.bind(symbol, bindings)
+            return text
+        return repr(value)
+
+    def bind(self, symbol: str, bindings: list[str]) -> None:
+        if symbol not in self.bound:
+            self.bound.add(symbol)
+            bindings.append(f"{symbol} = {find_symbol(symbol, self.plan.fakes)}")
+
+
+def find_symbol(symbol: str, fakes: Sequence[tuple[str, Any]]) -> str:
+    """Where the value of a symbol can be read at run time."""
+    for name, value in fakes:
+        for text, size in size_expressions(name, value):
+            if torch_compat.is_symbol(size, symbol):
+                return text
+    raise AssertionError(f"symbol {symbol} is not the size of any input or result")
+
+
+def size_expressions(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Everything of a named value that may be a symbol, with its Python text."""
+    if not isinstance(value, torch.Tensor):
+        yield name, value
+        return
+    for dim, size in enumerate(value.size()):
+        yield f"{name}.size({dim})", size
+    for dim, stride in enumerate(torch_compat.strides(value)):
+        yield f"{name}.stride({dim})", stride
+    if value.layout is torch.strided:
+        yield f"{name}.storage_offset()", value.storage_offset()
+
+
+def in_grad_mode(mode: bool | None, lines: Sequence[str]) -> Iterator[str]:
+    if mode is None:
+        yield from lines
+        return
+    yield f"with set_grad_enabled({mode}):"
+    yield from (f"    {line}" for line in lines)
+
+
+def op_text(op: torch._ops.OpOverload) -> str:
+    namespace, _, _ = op._schema.name.partition("::")
+    return str(op) if namespace == "aten" else f"torch.ops.{op}"
+
+
+def tuple_of(items: Sequence[str]) -> str:
+    return ", ".join(items) + ("," if len(items) == 1 else "")

@@ -1,0 +1,239 @@
+"""Stage results -> the plan: the steps that one call runs around the two compiled graphs.
+
+In: capture, metadata, partition. Out: a `Plan`, which is data; `emit.py` makes a function of it. Steps that a function
+does not need are not in its plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.ir import (
+    AliasOfInput,
+    AliasOfIntermediate,
+    AliasOfIntermediateBaseIsUserOutput,
+    Capture,
+    ConstantOutput,
+    CustomFunctionView,
+    InputAliasInfo,
+    IsInput,
+    NonAlias,
+    OutputAliasInfo,
+    Partition,
+    SymOutput,
+    TensorInput,
+    UnsafeViewAlias,
+    ViewAndMutationMeta,
+    ViewReplay,
+)
+from aotgrad.runtime.steps import (
+    Attach,
+    CopyBack,
+    Forward,
+    MakeView,
+    RestoreGradMode,
+    ReturnValue,
+    SetVersion,
+    Step,
+    TangentLayout,
+    UpdateGeometry,
+)
+from aotgrad.slots import (
+    GraphSignature,
+    IntermediateBase,
+    Primal,
+    Saved,
+    SavedSymInt,
+    Tangent,
+    UpdatedInput,
+    UserOutput,
+    of_kind,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one call does.
+
+    `inputs` are the names of the arguments, `fakes` the traced value behind each name (for symbolic sizes), and
+    `gradient_inputs` the primals whose gradients the autograd node returns, in order.
+    """
+
+    inputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    fakes: tuple[tuple[str, Any], ...]
+    gradient_inputs: tuple[int, ...]
+
+
+def make_plan(capture: Capture, meta: ViewAndMutationMeta, partition: Partition) -> Plan:
+    """The plan of one compiled function."""
+    return _PlanBuilder(capture, meta, partition).build()
+
+
+def result_name(slot: Any) -> str:
+    """The variable that holds a forward result."""
+    match slot:
+        case UpdatedInput(index):
+            return f"updated_{index + 1}"
+        case UserOutput(index):
+            return f"output_{index}"
+        case IntermediateBase(index):
+            return f"base_{index}"
+        case Saved(name) | SavedSymInt(name):
+            return f"saved_{name}"
+    raise AssertionError(slot)
+
+
+class _PlanBuilder:
+    def __init__(self, capture: Capture, meta: ViewAndMutationMeta, partition: Partition) -> None:
+        self.capture = capture
+        self.meta = meta
+        self.partition = partition
+        self.signature: GraphSignature = partition.forward.signature
+        self.inputs = tuple(spec.name for spec in capture.inputs)
+
+    def build(self) -> Plan:
+        later = (*self.attach(), *self.mutations(), *self.outputs(), *self.grad_mode())
+        return Plan(self.inputs, (self.forward(later), *later), self.fakes(), self.gradient_inputs())
+
+    # -- the forward graph and its autograd node
+
+    def forward(self, later: tuple[Step, ...]) -> Forward:
+        used = {name for step in later for name in names_read(step)}
+        symbols = {name for name, value in self.fakes() if has_symbols(value)}
+        release = tuple(name for name in self.inputs if name not in used | symbols)
+        results = tuple(self.saved_name(slot) for slot in self.signature.outputs)
+        return Forward(self.inputs, results, release, torch_compat.any_autocast_enabled())
+
+    def saved_name(self, slot: Any) -> str:
+        return result_name(slot)
+
+    def attach(self) -> Iterator[Attach]:
+        if self.partition.backward is None:
+            return
+        tangents = self.partition.backward.signature.tangents
+        inputs = tuple(self.inputs[index] for index in self.gradient_inputs())
+        saved = tuple(self.own_name(slot) for slot in of_kind(self.signature.outputs, Saved))
+        sizes = tuple(result_name(slot) for slot in of_kind(self.signature.outputs, SavedSymInt))
+        outputs = tuple(result_name(tangent.of) for tangent in tangents)
+        yield Attach(outputs, inputs, saved, sizes, tuple(self.tangent_layout(tangent) for tangent in tangents))
+
+    def own_name(self, slot: Saved) -> str:
+        """A saved input is saved as the caller's tensor, so that autograd watches its version."""
+        return slot.name if slot.name in self.inputs else result_name(slot)
+
+    def tangent_layout(self, tangent: Tangent) -> TangentLayout:
+        backward = self.partition.backward
+        placeholders = [node for node in backward.module.graph.nodes if node.op == "placeholder"]
+        fake = placeholders[backward.signature.input_position(tangent)].meta["val"]
+        return TangentLayout(tuple(fake.size()), tuple(fake.stride()), fake.dtype, fake.device)
+
+    def gradient_inputs(self) -> tuple[int, ...]:
+        if self.partition.backward is None:
+            return ()
+        specs = enumerate(self.capture.inputs)
+        return tuple(i for i, spec in specs if isinstance(spec, TensorInput) and spec.requires_grad)
+
+    # -- mutated inputs
+
+    def mutations(self) -> Iterator[Step]:
+        for index, info in enumerate(self.meta.inputs):
+            if info is not None and info.version_bumps + info.mutation.data + info.mutation.metadata > 0:
+                yield from self.mutate(index, info)
+
+    def mutate(self, index: int, info: InputAliasInfo) -> Iterator[Step]:
+        name = self.inputs[index]
+        copies = UpdatedInput(index) in self.signature.outputs
+        through = copy_path(self.capture.inputs[index], info)
+        if info.mutation.metadata:
+            yield UpdateGeometry(name, info.geometry, info.hidden_from_autograd)
+        if copies:
+            yield CopyBack(name, result_name(UpdatedInput(index)), through)
+        made = info.mutation.metadata + (copies and through != ".data")
+        if made != info.version_bumps:
+            yield SetVersion(name, info.version_bumps)
+
+    # -- outputs
+
+    def outputs(self) -> Iterator[Step]:
+        for index, info in enumerate(self.meta.outputs):
+            if (replay := replay_of(info)) is not None and replay.steps:
+                yield MakeView(f"output_{index}", self.base_name(info), replay)
+        for index, info in enumerate(self.meta.outputs):
+            yield self.return_value(index, info)
+
+    def base_name(self, info: OutputAliasInfo) -> str:
+        match info:
+            case AliasOfInput(index):
+                return self.inputs[index]
+            case AliasOfIntermediate(base):
+                return result_name(IntermediateBase(base))
+            case AliasOfIntermediateBaseIsUserOutput(output):
+                return result_name(UserOutput(output))
+        raise AssertionError(info)
+
+    def return_value(self, index: int, info: OutputAliasInfo) -> ReturnValue:
+        match info:
+            case ConstantOutput(value):
+                return ReturnValue(value, is_name=False)
+            case IsInput(position):
+                return ReturnValue(self.inputs[position], is_name=True)
+            case AliasOfInput() | AliasOfIntermediate() | AliasOfIntermediateBaseIsUserOutput():
+                name = f"output_{index}" if info.replay.steps else self.base_name(info)
+                return ReturnValue(name, is_name=True)
+            case NonAlias() | UnsafeViewAlias() | CustomFunctionView() | SymOutput():
+                return ReturnValue(result_name(UserOutput(index)), is_name=True)
+        raise AssertionError(info)
+
+    def grad_mode(self) -> Iterator[Step]:
+        if self.meta.grad_mode_after is not None:
+            yield RestoreGradMode(self.meta.grad_mode_after)
+
+    # -- symbolic sizes
+
+    def fakes(self) -> tuple[tuple[str, Any], ...]:
+        """Traced values by name: the inputs, then the forward's results."""
+        inputs = [(spec.name, spec.fake if isinstance(spec, TensorInput) else spec.value) for spec in self.capture.inputs]
+        (output,) = self.partition.forward.module.graph.find_nodes(op="output")
+        results = zip(self.signature.outputs, output.args[0], strict=True)
+        named = [(result_name(slot), node.meta["val"]) for slot, node in results if hasattr(node, "meta")]
+        return (*inputs, *named)
+
+
+def has_symbols(value: Any) -> bool:
+    """Whether a traced value is symbolic or has a symbolic size or stride."""
+    if isinstance(value, torch.Tensor):
+        return torch_compat.is_symbolic(value)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def copy_path(spec: Any, info: InputAliasInfo) -> str:
+    """How the new data is written so that autograd and the version counter see what they saw in eager."""
+    if info.version_bumps == 0:
+        return ".data"
+    return ".detach()" if info.hidden_from_autograd and spec.requires_grad else ""
+
+
+def replay_of(info: OutputAliasInfo) -> ViewReplay | None:
+    return getattr(info, "replay", None)
+
+
+def names_read(step: Step) -> tuple[str, ...]:
+    """The variables that a step uses."""
+    match step:
+        case Attach():
+            return (*step.outputs, *step.inputs, *step.saved, *step.sizes)
+        case UpdateGeometry() | SetVersion():
+            return (step.target,)
+        case CopyBack():
+            return (step.target, step.source)
+        case MakeView():
+            return (step.base,)
+        case ReturnValue():
+            return (step.value,) if step.is_name else ()
+    return ()

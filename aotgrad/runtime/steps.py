@@ -1,0 +1,98 @@
+"""The steps that a plan is made of: data, in the order in which they run. `emit.py` turns them into source text.
+
+    Forward        run the compiled forward                Attach         give its results their autograd nodes
+    UpdateGeometry redo a metadata mutation of an input    CopyBack       write the new data of a mutated input
+    SetVersion     make a version counter what eager's is  MakeView       replay a view on its base
+    ReturnValue    one user output                         RestoreGradMode  leave the grad mode that the function left
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Union
+
+import torch
+
+from aotgrad.ir import Geometry, ViewReplay
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Run the compiled forward on `inputs` (names) and name its results; `release` are inputs not needed afterwards."""
+
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    release: tuple[str, ...]
+    autocast: bool
+
+
+@dataclass(frozen=True)
+class TangentLayout:
+    """Size and stride that the backward graph expects of one tangent."""
+
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Attach:
+    """Make `outputs` the outputs of one autograd node whose inputs are `inputs`."""
+
+    outputs: tuple[str, ...]
+    inputs: tuple[str, ...]
+    saved: tuple[str, ...]
+    sizes: tuple[str, ...]
+    tangents: tuple[TangentLayout, ...]
+
+
+@dataclass(frozen=True)
+class UpdateGeometry:
+    """`as_strided_`: the input's metadata was mutated."""
+
+    target: str
+    geometry: Geometry
+    hidden_from_autograd: bool
+
+
+@dataclass(frozen=True)
+class CopyBack:
+    """`copy_`: the input's data was mutated. `through` is how: `""`, `".detach()"` or `".data"`."""
+
+    target: str
+    source: str
+    through: str
+
+
+@dataclass(frozen=True)
+class SetVersion:
+    """Set the version counter of `target` to its value at entry plus `bumps`."""
+
+    target: str
+    bumps: int
+
+
+@dataclass(frozen=True)
+class MakeView:
+    """`name` = the views of `replay`, applied to `base`."""
+
+    name: str
+    base: str
+    replay: ViewReplay
+
+
+@dataclass(frozen=True)
+class ReturnValue:
+    """The next user output: a name, or a constant."""
+
+    value: Any
+    is_name: bool
+
+
+@dataclass(frozen=True)
+class RestoreGradMode:
+    enabled: bool
+
+
+Step = Union[Forward, Attach, UpdateGeometry, CopyBack, SetVersion, MakeView, ReturnValue, RestoreGradMode]
