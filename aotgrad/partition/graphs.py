@@ -1,0 +1,267 @@
+"""Which half of the joint graph runs each node, and which nodes share memory.
+
+In: a `JointGraph`. Out: a `JointAnalysis`, which the policy, the flow network and the extraction read.
+
+    primals_1, tangents_1 -> a = sin(primals_1); c = cos(primals_1); g = mul(tangents_1, c) -> [a, g]
+
+Here `a` runs in the forward, `g` depends on a tangent and runs in the backward, and `c` is *unclaimed*: only the backward
+needs it, but it could run in either half. The node lists keep the order of the joint graph.
+
+Every node has a *base*: for a view the node that owns its memory, for other nodes the node itself.
+
+Limits: a node counts as traced by the backward if its `partitioner_tag` says so or if it comes after the first op that
+depends on a tangent. That only matters for random and effectful ops that depend on no tangent.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import torch.fx as fx
+
+from aotgrad.errors import PartitionError
+from aotgrad.ir import JointGraph
+from aotgrad.partition import op_table
+from aotgrad.slots import FORWARD_RESULTS, Gradient, IntermediateBase, Primal, Tangent, UserOutput
+
+
+@dataclass(frozen=True, eq=False)
+class JointAnalysis:
+    """The nodes of a joint graph by role; all sets hold live nodes only.
+
+    Attributes:
+        forward: nodes that the forward runs whatever is saved, primals included.
+        backward: nodes that depend on a tangent, and effects and random ops that the backward was traced with.
+        unclaimed: nodes that only the backward needs but that depend on no tangent.
+        base: the owner of the memory of each node.
+        copied: primals whose data does not survive the forward, and views of them that a copy of the whole primal
+            cannot stand in for. What is saved of them is a copy.
+        held: nodes whose memory the caller holds after the forward: outputs, and primals that outlive the call.
+    """
+
+    joint: JointGraph
+    nodes: tuple[fx.Node, ...]
+    position: dict[fx.Node, int]
+    primals: dict[fx.Node, Primal]
+    tangents: dict[fx.Node, Tangent]
+    results: tuple[object, ...]
+    gradients: tuple[object, ...]
+    forward: frozenset[fx.Node]
+    backward: frozenset[fx.Node]
+    unclaimed: frozenset[fx.Node]
+    base: dict[fx.Node, fx.Node]
+    copied: frozenset[fx.Node]
+    held: frozenset[fx.Node]
+
+    def in_order(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        return sorted(set(nodes), key=self.position.__getitem__)
+
+    def is_view(self, node: fx.Node) -> bool:
+        return self.base[node] is not node
+
+    @functools.cached_property
+    def support(self) -> dict[fx.Node, tuple[fx.Node, ...]]:
+        """What each value is made of when views cost nothing: its base, and the sizes that its views are given."""
+        support: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        for node in self.nodes:
+            if self.is_view(node):
+                support[node] = tuple(dict.fromkeys(item for arg in node.all_input_nodes for item in support[arg]))
+            else:
+                support[node] = (node,)
+        return support
+
+    def reads(self, readers: Collection[fx.Node], outside: Collection[fx.Node]) -> dict[fx.Node, fx.Node | None]:
+        """The supports, within `outside`, of what `readers` and the gradients read, each with its first reader.
+
+        The reader of a value that is returned as a gradient is `None`.
+        """
+        pairs = [(arg, node) for node in self.in_order(readers) for arg in node.all_input_nodes]
+        pairs += [(gradient, None) for gradient in _nodes_in(self.gradients)]
+        reads: dict[fx.Node, fx.Node | None] = {}
+        for arg, reader in pairs:
+            for item in self.support[arg] if arg in outside else ():
+                reads.setdefault(item, reader)
+        return reads
+
+    @functools.cached_property
+    def crossing(self) -> dict[fx.Node, fx.Node | None]:
+        """What the halves exchange if the forward runs only what it must, each value with its first reader.
+
+        These are the values that eager saves, up to the choice of each op's backward formula.
+        """
+        items = self.reads(self.backward | self.unclaimed, self.forward)
+        return {node: reader for node, reader in items.items() if node.op != "get_attr"}
+
+
+def analyze(joint: JointGraph) -> JointAnalysis:
+    """Sort the nodes of `joint` into forward, backward and unclaimed.
+
+    Raises:
+        PartitionError: if a forward result depends on a tangent, or the graph does not fit its signature.
+    """
+    nodes = tuple(joint.module.graph.nodes)
+    position = {node: index for index, node in enumerate(nodes)}
+    primals, tangents = _placeholders(joint, nodes)
+    results, gradients = _outputs(joint, nodes)
+    pinned = [node for node in nodes if _is_pinned(node)]
+    traced_backward = _traced_backward(nodes, set(tangents))
+    effects = [node for node in pinned if op_table.has_effect(node.target)]
+    needed = _inputs_closure([*_nodes_in(results), *(node for node in effects if node not in traced_backward)])
+    dependent = _users_closure(nodes, {*tangents, *(n for n in pinned if n in traced_backward and n not in needed)})
+    _check_no_tangents(needed & dependent)
+
+    live = _inputs_closure([*_nodes_in(gradients), *effects]) | needed
+    stays = [node for node in pinned if node in live and node not in dependent]
+    forward = _inputs_closure(stays) | needed | set(primals)
+    _claim_numbers_and_items(nodes, forward, live - dependent)
+    backward = (live & dependent) - set(tangents)
+    base, copied = _bases(joint, nodes, primals, forward)
+    return JointAnalysis(
+        joint=joint,
+        nodes=nodes,
+        position=position,
+        primals=primals,
+        tangents=tangents,
+        results=results,
+        gradients=gradients,
+        forward=frozenset(forward),
+        backward=frozenset(backward),
+        unclaimed=frozenset(live - backward - forward - set(tangents)),
+        base=base,
+        copied=copied,
+        held=_held(joint, primals, results, base) - copied,
+    )
+
+
+def base_of_each(nodes: Iterable[fx.Node], owners: Collection[fx.Node] = ()) -> dict[fx.Node, fx.Node]:
+    """The node that owns the memory of each node; `owners` are views to be taken as their own.
+
+    An item of a tuple of views is a view of what the tuple was cut from; an item of another tuple owns its memory.
+    """
+    base: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        base[node] = base[node.args[0]] if _aliases_first_argument(node) and node not in owners else node
+    return base
+
+
+def _aliases_first_argument(node: fx.Node) -> bool:
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    if op_table.is_getitem(node.target):
+        return op_table.is_view(node.args[0].target)
+    return op_table.is_view(node.target)
+
+
+def _placeholders(joint: JointGraph, nodes) -> tuple[dict[fx.Node, Primal], dict[fx.Node, Tangent]]:
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    slots = joint.signature.inputs
+    if len(placeholders) != len(slots):
+        raise PartitionError(f"the joint graph has {len(placeholders)} placeholders but its signature {len(slots)}")
+    pairs = list(zip(placeholders, slots, strict=True))
+    primals = {node: slot for node, slot in pairs if isinstance(slot, Primal)}
+    return primals, {node: slot for node, slot in pairs if isinstance(slot, Tangent)}
+
+
+def _outputs(joint: JointGraph, nodes) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    values = tuple(nodes[-1].args[0])
+    slots = joint.signature.outputs
+    if len(values) != len(slots):
+        raise PartitionError(f"the joint graph returns {len(values)} values but its signature has {len(slots)}")
+    pairs = list(zip(values, slots, strict=True))
+    results = tuple(value for value, slot in pairs if isinstance(slot, FORWARD_RESULTS))
+    return results, tuple(value for value, slot in pairs if isinstance(slot, Gradient))
+
+
+def _nodes_in(values: Iterable[object]) -> list[fx.Node]:
+    return [value for value in values if isinstance(value, fx.Node)]
+
+
+def _users_closure(nodes, start: set[fx.Node]) -> set[fx.Node]:
+    closure = set(start)
+    for node in nodes:
+        if node.op != "output" and any(arg in closure for arg in node.all_input_nodes):
+            closure.add(node)
+    return closure
+
+
+def _inputs_closure(roots: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> set[fx.Node]:
+    stack, closure = list(roots), set()
+    while stack:
+        node = stack.pop()
+        if node not in closure and node not in stop:
+            closure.add(node)
+            stack.extend(node.all_input_nodes)
+    return closure
+
+
+def _is_pinned(node: fx.Node) -> bool:
+    """Whether the node must run exactly once, in the half that it was traced in."""
+    if node.op != "call_function":
+        return node.op in ("call_module", "call_method")
+    target = node.target
+    return op_table.has_effect(target) or op_table.is_random(target) or op_table.is_opaque(target)
+
+
+def _traced_backward(nodes, tangents: set[fx.Node]) -> set[fx.Node]:
+    traced: set[fx.Node] = set()
+    after_first = False
+    for node in nodes:
+        after_first = after_first or any(arg in tangents for arg in node.all_input_nodes)
+        if after_first or node.meta.get("partitioner_tag") == "is_backward":
+            traced.add(node)
+    return traced
+
+
+def _check_no_tangents(nodes: set[fx.Node]) -> None:
+    if nodes:
+        names = ", ".join(sorted(node.name for node in nodes)[:3])
+        raise PartitionError(f"the forward needs values that depend on a tangent: {names}")
+
+
+def _claim_numbers_and_items(nodes, forward: set[fx.Node], movable: set[fx.Node]) -> None:
+    """Add to `forward` what only it can hand over: items of its tuples, and numbers, cheaper than their tensors."""
+    for node in nodes:
+        if node not in movable or node in forward or node.op != "call_function":
+            continue
+        if op_table.is_getitem(node.target) and node.args[0] in forward and not _aliases_first_argument(node):
+            forward.add(node)
+        elif op_table.is_symbolic_value(node):
+            _claim_number(node, forward)
+
+
+def _claim_number(node: fx.Node, forward: set[fx.Node]) -> None:
+    missing = _inputs_closure([node], stop=forward)
+    if all(_aliases_first_argument(n) or op_table.is_symbolic_value(n) for n in missing):
+        forward |= missing
+
+
+def _bases(joint: JointGraph, nodes, primals, forward) -> tuple[dict[fx.Node, fx.Node], frozenset[fx.Node]]:
+    """The base of each node, and the nodes of which a copy is saved.
+
+    `as_strided` counts from the start of the storage, where the copy of a primal may not start, so such a view of an
+    overwritten primal is copied by itself.
+    """
+    base = base_of_each(nodes)
+    overwritten = {node for node, slot in primals.items() if slot.index in joint.mutated_inputs}
+    overwritten |= _written_in_graph(forward, base) & set(primals)
+    absolute = {
+        node
+        for node in nodes
+        if base[node] in overwritten and op_table.op_name(node.target) == "aten.as_strided" and node not in overwritten
+    }
+    return (base_of_each(nodes, absolute) if absolute else base), frozenset(overwritten | absolute)
+
+
+def _written_in_graph(nodes: Iterable[fx.Node], base) -> set[fx.Node]:
+    writes = [node for node in nodes if node.op == "call_function" and op_table.writes_first_argument(node.target)]
+    return {base[node.args[0]] for node in writes}
+
+
+def _held(joint: JointGraph, primals, results, base) -> frozenset[fx.Node]:
+    held = {node for node, slot in primals.items() if slot.index in joint.static_inputs}
+    for slot, value in zip(joint.signature.forward_results, results, strict=True):
+        if isinstance(value, fx.Node) and isinstance(slot, (UserOutput, IntermediateBase)):
+            held.add(base[value])
+    return frozenset(held)

@@ -1,0 +1,205 @@
+"""Facts about operators: which are views, random, effectful, cheap or expensive to run again.
+
+In: an operator (an `fx.Node.target`) or a node. Out: yes or no. Most answers come from the operator's schema and tags, so
+new and custom ops are covered; the tables below list what schemas and tags do not say, one op per line, sorted, with a
+reason where the entry is surprising.
+
+    >>> is_view(torch.ops.aten.t.default), is_random(torch.ops.aten.native_dropout.default)
+    (True, True)
+
+Limits: an op that has side effects but neither mutates an argument nor returns nothing must be listed in `EFFECTS`.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+VIEWS_WITHOUT_ALIAS_IN_SCHEMA = frozenset(
+    {
+        "aten._unsafe_view",  # shares memory, but its schema hides that from functionalization
+    }
+)
+
+NOT_VIEWS_DESPITE_SCHEMA = frozenset(
+    {
+        "aten.contiguous",  # copies unless the layout is right already
+        "aten.positive",  # pointwise that returns its argument
+        "aten.reshape",  # copies when no view is possible
+        "aten.to",  # copies when dtype or device differ
+    }
+)
+
+EFFECTS = frozenset(
+    {
+        "aten._assert_scalar",
+        "aten._functional_assert_async",
+        "aten._functional_assert_scalar",
+        "aten.sym_constrain_range",
+        "aten.sym_constrain_range_for_size",
+        "higher_order.print",
+        "higher_order.with_effects",
+        "profiler._record_function_enter",
+        "profiler._record_function_enter_new",
+        "profiler._record_function_exit",
+    }
+)
+
+EFFECTFUL_NAMESPACES = frozenset(
+    {
+        "_c10d_functional",  # every rank must issue the same collectives in the same order
+        "_c10d_functional_autograd",
+        "c10d_functional",
+    }
+)
+
+CREATION = frozenset(
+    {
+        "aten.arange",
+        "aten.empty",
+        "aten.empty_like",
+        "aten.empty_strided",
+        "aten.eye",
+        "aten.full",
+        "aten.full_like",
+        "aten.linspace",
+        "aten.new_empty",
+        "aten.new_empty_strided",
+        "aten.new_full",
+        "aten.new_ones",
+        "aten.new_zeros",
+        "aten.ones",
+        "aten.ones_like",
+        "aten.scalar_tensor",
+        "aten.zeros",
+        "aten.zeros_like",
+        "prims.iota",
+    }
+)
+
+CHEAP_WITHOUT_POINTWISE_TAG = frozenset(
+    {
+        "aten._to_copy",  # a cast
+        "aten.constant_pad_nd",
+        "aten.copy",
+        "aten.expand_copy",
+        "aten.flip",
+        "aten.lift_fresh_copy",
+        "aten.repeat",
+        "aten.roll",
+        "aten.tril",
+        "aten.triu",
+        "aten.view_copy",
+        "prims.broadcast_in_dim",
+    }
+)
+
+EXPENSIVE_DESPITE_POINTWISE_TAG: frozenset[str] = frozenset(
+    {
+        "aten.special_zeta",  # an iteration to convergence in each element
+    }
+)
+
+SYMBOLIC_READS = frozenset(
+    {
+        "aten.sym_is_contiguous",
+        "aten.sym_numel",
+        "aten.sym_size",
+        "aten.sym_storage_offset",
+        "aten.sym_stride",
+    }
+)
+
+
+@functools.cache
+def op_name(target: Any) -> str:
+    """The name without its overload: `aten.add` for `aten.add.Tensor`, `higher_order.cond` for `cond`."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target.overloadpacket)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target.name()}"
+    return getattr(target, "__name__", str(target))
+
+
+@functools.cache
+def is_view(target: Any) -> bool:
+    """Whether the result shares the memory of the first argument (also for ops that return several views)."""
+    if not isinstance(target, torch._ops.OpOverload) or op_name(target) in NOT_VIEWS_DESPITE_SCHEMA:
+        return False
+    if op_name(target) in VIEWS_WITHOUT_ALIAS_IN_SCHEMA:
+        return True
+    schema = target._schema
+    if schema.is_mutable or not schema.arguments or not schema.returns:
+        return False
+    return schema.arguments[0].alias_info is not None and schema.returns[0].alias_info is not None
+
+
+@functools.cache
+def is_random(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+@functools.cache
+def has_effect(target: Any) -> bool:
+    """Whether running the op does more than compute its result, so it runs once, where it was."""
+    if not callable(target) or is_getitem(target):
+        return False
+    if op_name(target) in EFFECTS:
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target.namespace in EFFECTFUL_NAMESPACES or target._schema.is_mutable or not target._schema.returns
+
+
+@functools.cache
+def writes_first_argument(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.arguments:
+        return False
+    alias = target._schema.arguments[0].alias_info
+    return alias is not None and alias.is_write
+
+
+@functools.cache
+def is_cheap(target: Any) -> bool:
+    """Whether a backend can run the op again while it reads its inputs, at about the cost of reading them."""
+    if not isinstance(target, torch._ops.OpOverload) or is_random(target) or has_effect(target):
+        return False
+    if op_name(target) in EXPENSIVE_DESPITE_POINTWISE_TAG:
+        return False
+    return torch.Tag.pointwise in target.tags or op_name(target) in CREATION | CHEAP_WITHOUT_POINTWISE_TAG
+
+
+@functools.cache
+def is_creation(target: Any) -> bool:
+    """Whether the result's values do not depend on the values of any tensor argument."""
+    return op_name(target) in CREATION
+
+
+@functools.cache
+def is_symbolic(target: Any) -> bool:
+    """Whether the op does arithmetic on sizes or reads them off a tensor, as opposed to reading a tensor's data."""
+    if isinstance(target, torch._ops.OpOverload):
+        return op_name(target) in SYMBOLIC_READS
+    return not is_opaque(target) and not is_getitem(target)
+
+
+def is_opaque(target: Any) -> bool:
+    """Whether the op runs a graph of its own, about which nothing is known here."""
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def is_getitem(target: Any) -> bool:
+    return target is operator.getitem
+
+
+def is_symbolic_value(node: fx.Node) -> bool:
+    """Whether the node is a number: a symbolic size, float or bool, or a plain one."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
+
+
+def is_tuple_value(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (tuple, list))
