@@ -1,0 +1,29 @@
+"""aotgrad: an ahead-of-time autograd compiler for PyTorch."""
+
+from __future__ import annotations
+
+from aotgrad import backends, errors
+from aotgrad.api import aot_function, aot_module, aot_module_simplified
+from aotgrad.backends import make_boxed_compiler, make_boxed_func, nop
+from aotgrad.counters import counters
+from aotgrad.frontends.dynamo import eager, inductor, interpreter
+from aotgrad.options import Options
+from aotgrad.partition import default_partition, min_cut_rematerialization_partition
+
+__all__ = [
+    "Options",
+    "aot_function",
+    "aot_module",
+    "aot_module_simplified",
+    "backends",
+    "counters",
+    "default_partition",
+    "eager",
+    "errors",
+    "inductor",
+    "interpreter",
+    "make_boxed_compiler",
+    "make_boxed_func",
+    "min_cut_rematerialization_partition",
+    "nop",
+]

@@ -1,0 +1,57 @@
+"""The `torch.compile` backends. Found by name through the `torch_dynamo_backends` entry point, without an import.
+
+    torch.compile(model, backend="aotgrad")                     Inductor compiles the halves
+    torch.compile(model, backend="aotgrad_eager")               the halves run as plain FX code
+    torch.compile(model, backend="aotgrad", options={"partitioner": "save_all"})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.api import Recipe, compile_module
+from aotgrad.backends import Backend, registry
+from aotgrad.backends.inductor import InductorBackend
+from aotgrad.options import Options
+from aotgrad.partition import default_partition, min_cut_rematerialization_partition
+
+PARTITIONERS = {"min_cut": min_cut_rematerialization_partition, "save_all": default_partition}
+
+
+class DynamoBackend:
+    """A backend for `torch.compile`: takes Dynamo's graph and gives back a callable. Dynamo sets attributes on it."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.__name__ = f"aotgrad_{backend}"
+
+    def __call__(
+        self,
+        module: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        options: Mapping[str, Any] | None = None,
+        mode: str | None = None,
+    ) -> Callable:
+        """Compile Dynamo's graph.
+
+        Raises:
+            OptionError: for an unknown option or a bad value.
+        """
+        checked = Options.from_mapping({**({"mode": mode} if mode else {}), **(options or {})})
+        recipe = Recipe(self.configured(checked), PARTITIONERS[checked.partitioner], checked)
+        return torch_compat.disable_dynamo(compile_module(module, example_inputs, recipe))
+
+    def configured(self, options: Options) -> Backend:
+        """The registered backend, in the mode that the options ask for."""
+        backend = registry.get(self.backend)
+        return replace(backend, mode=options.mode) if isinstance(backend, InductorBackend) else backend
+
+
+inductor = DynamoBackend("inductor")
+eager = DynamoBackend("eager")
+interpreter = DynamoBackend("interpreter")

@@ -1,0 +1,87 @@
+"""The table of contents: how a function becomes an executable.
+
+    capture     run the function once on fake inputs, under functionalization      capture/
+    analysis    what happened to inputs, what outputs are aliases of               analysis/
+    joint       the backward, appended to the same graph                           joint/
+    partition   forward and backward graph, and what is saved between them         partition/
+    backends    each graph -> a callable                                           backends/
+    runtime     a plan of steps around the callables -> one function               runtime/
+
+No stage imports another; this module is the only one that knows them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aotgrad.analysis import analyze
+from aotgrad.backends.base import Backend
+from aotgrad.capture.fake import find_fake_mode, make_input_specs
+from aotgrad.capture.trace import FlatFunction, capture_function
+from aotgrad.ir import Capture, Compiled, JointGraph, Partition, ViewAndMutationMeta
+from aotgrad.joint import build_joint
+from aotgrad.joint.passes import keep_input_mutations, tidy
+from aotgrad.options import Options
+from aotgrad.partition import partition as partition_joint
+from aotgrad.runtime.emit import build, emit
+from aotgrad.runtime.plan import Plan, make_plan
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A compiled function and every stage that led to it. Call it with a list of arguments, which it clears."""
+
+    capture: Capture
+    meta: ViewAndMutationMeta
+    joint: JointGraph
+    partition: Partition
+    compiled: Compiled
+    plan: Plan
+    source: str
+    call: Callable[[list], list]
+
+    def __call__(self, args: list) -> list:
+        return self.call(args)
+
+
+def compile_flat(
+    function: FlatFunction,
+    args: Sequence[Any],
+    static: Sequence[bool],
+    backend: Backend,
+    partition_fn: Callable,
+    options: Options,
+    observe: Callable[[str, Any], None],
+) -> Executable:
+    """Compile a function of flat tensors and symbolic numbers.
+
+    Args:
+        function: called once, with fake functional tensors; returns a flat sequence.
+        args: real (or fake) tensors and symbolic ints to trace for; they are not touched.
+        static: which arguments are parameters or buffers.
+        backend: compiles the graphs.
+        partition_fn: splits the joint graph.
+        options: see `Options`.
+        observe: called with (stage name, stage result) after every stage: it verifies, prints, times.
+    """
+    mode = find_fake_mode(args, options.dynamic)
+    specs = make_input_specs(mode, args, static, options.dynamic)
+    capture = capture_function(function, specs, mode, backend.decompositions())
+    observe("capture", capture)
+    meta = analyze(capture)
+    observe("analysis", meta)
+    joint = tidy(build_joint(capture, meta))
+    if options.keep_input_mutations and not joint.differentiable:
+        joint = keep_input_mutations(joint, meta)
+    joint = backend.prepare_joint(joint)
+    observe("joint", joint)
+    partition = partition_joint(joint, partition_fn)
+    observe("partition", partition)
+    compiled = backend.compile(partition, joint.static_inputs)
+    observe("compiled", compiled)
+    plan = make_plan(capture, meta, partition)
+    source = emit(plan)
+    observe("plan", source)
+    return Executable(capture, meta, joint, partition, compiled, plan, source, build(plan, source, compiled))
