@@ -88,6 +88,8 @@ class PlanCache:
     def call(self, function: Callable, arguments: Arguments, static: Sequence[bool], key: Any) -> Any:
         """Run the plan for these arguments, after making it if there is none. `function` takes nested arguments."""
         tensors = arguments.tensors
+        if any(torch_compat.is_functional(tensor) for tensor in tensors):
+            return inline(function, arguments)
         full_key = plan_key(tensors, (arguments.key, key), self.recipe.options.dynamic)
         plan = self.find(full_key, tensors)
         counters["misses" if plan is None else "hits"] += 1
@@ -114,6 +116,12 @@ class PlanCache:
             return None
         fakes = [spec.fake for spec in executable.capture.inputs]
         return torch_compat.shape_guards(fakes[0].fake_mode.shape_env, fakes)
+
+
+def inline(function: Callable, arguments: Arguments) -> Any:
+    """Inside another trace a compiled function is just the function."""
+    args, kwargs = arguments.rebuild(arguments.tensors)
+    return function(*args, **kwargs)
 
 
 def aot_function(

@@ -27,6 +27,10 @@ class UnsupportedAliasingError(CaptureError):
     """Inputs or outputs share memory in a way that cannot be replayed exactly."""
 
 
+class UnsupportedMutationError(CaptureError):
+    """An input was changed in a way that cannot be redone on the caller's tensor: its storage was replaced or grew."""
+
+
 class BackendError(AOTGradError):
     """A backend broke its contract: not callable, or a wrong number or kind of results."""
 

@@ -70,6 +70,8 @@ class InputState:
     version: int
     grad_fn: Any
     geometry: Geometry
+    storage: int | None
+    storage_bytes: Any
 
 
 @dataclass(frozen=True)
@@ -351,8 +353,12 @@ BoxedCallable = Callable[[list], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Compiled:
-    """The callables of one plan: each takes a list that it may clear and returns a list or tuple."""
+    """What a backend made of a partition: callables that take a list, which they may clear, and return a list or tuple.
+
+    Backward graphs are compiled when they are first needed, one variant at a time: `compile_backward` takes the backward
+    half or a specialised copy of it.
+    """
 
     backend: str
     forward: BoxedCallable
-    backward: BoxedCallable | None
+    compile_backward: Callable[[GraphHalf], BoxedCallable] | None

@@ -12,6 +12,7 @@ No stage imports another; this module is the only one that knows them all.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +21,17 @@ from aotgrad.analysis import analyze
 from aotgrad.backends.base import Backend
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
 from aotgrad.capture.trace import FlatFunction, capture_function
+from aotgrad.convention import reject_mutated_overlap
 from aotgrad.ir import Capture, Compiled, JointGraph, Partition, ViewAndMutationMeta
 from aotgrad.joint import build_joint
 from aotgrad.joint.passes import keep_input_mutations, tidy
 from aotgrad.options import Options
 from aotgrad.partition import partition as partition_joint
-from aotgrad.runtime.emit import build, emit
+from aotgrad.runtime.emit import build, emit, make_backward
+from aotgrad.runtime.higher_order import HigherOrder
 from aotgrad.runtime.plan import Plan, make_plan
+from aotgrad.slots import ForwardResult
+from aotgrad.vjp import VjpCompiler
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ def compile_flat(
     observe("capture", capture)
     meta = analyze(capture)
     observe("analysis", meta)
+    reject_mutated_overlap(args, meta)
     joint = tidy(build_joint(capture, meta))
     if options.keep_input_mutations and not joint.differentiable:
         joint = keep_input_mutations(joint, meta)
@@ -84,4 +90,16 @@ def compile_flat(
     plan = make_plan(capture, meta, partition)
     source = emit(plan)
     observe("plan", source)
-    return Executable(capture, meta, joint, partition, compiled, plan, source, build(plan, source, compiled))
+    compile_again = functools.partial(
+        compile_flat, backend=backend, partition_fn=partition_fn, options=options, observe=observe
+    )
+    vjp = VjpCompiler(function, capture, meta, tangent_results(partition), compile_again)
+    backward = make_backward(plan, partition, compiled, HigherOrder(vjp))
+    return Executable(capture, meta, joint, partition, compiled, plan, source, build(plan, source, compiled, backward))
+
+
+def tangent_results(partition: Partition) -> tuple[ForwardResult, ...]:
+    """The forward results that have a tangent, in order."""
+    if partition.backward is None:
+        return ()
+    return tuple(tangent.of for tangent in partition.backward.signature.tangents)

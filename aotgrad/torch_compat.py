@@ -76,6 +76,52 @@ def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def edges_of_running_node() -> tuple[Any, ...]:
+    """The autograd nodes that the node whose backward is running passes gradients to; `None` where none is needed."""
+    return tuple(function for function, _ in torch._C._current_autograd_node().next_functions)
+
+
+def graph_is_retained() -> bool:
+    """Inside a backward: whether the graph is kept for another one."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def is_wanted(node: Any) -> bool:
+    """Whether the running backward passes a gradient on to `node`."""
+    if node is None:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # raised for a leaf whose gradient `autograd.grad` captures
+        return True
+
+
+def random_state(device_types: Sequence[str]) -> Any:
+    """The state of the random generators, to run the same random ops again."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if "cuda" in device_types:
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+@contextlib.contextmanager
+def random_state_of(state: Any) -> Iterator[None]:
+    """Inside, the random generators start from `state`; afterwards they are as before. `None` changes nothing."""
+    if state is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=range(len(state.get("cuda", ())))):
+        torch.set_rng_state(state["cpu"])
+        if "cuda" in state:
+            torch.cuda.set_rng_state_all(state["cuda"])
+        yield
+
+
+def storage_was_replaced(functional: torch.Tensor) -> bool:
+    """Whether `set_` gave a functional tensor another storage."""
+    return torch._functionalize_was_storage_changed(functional.elem)
+
+
 def version_of(tensor: torch.Tensor) -> int | None:
     """The version counter, or `None` for inference tensors, which have none."""
     return None if tensor.is_inference() else tensor._version
@@ -85,6 +131,37 @@ def raise_version(tensor: torch.Tensor, version: int | None, bumps: int) -> None
     """Make the version counter `version + bumps`, as if that many in-place ops had run since."""
     if version is not None:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version + bumps,))
+
+
+def release_saved_tensors(ctx: Any) -> None:
+    """Let go of a node's saved tensors now rather than after its backward, unless the graph is retained."""
+    if hasattr(ctx, "maybe_clear_saved_tensors"):
+        ctx.maybe_clear_saved_tensors()
+
+
+@contextlib.contextmanager
+def hidden_saved_tensor_hooks() -> Iterator[None]:
+    """Inside, the caller's saved-tensor hooks do not see what is saved."""
+    hidden = []
+    while (hooks := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
+        hidden.append(hooks)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hidden):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def set_effect_token(mode: FunctionalTensorMode, token: torch.Tensor) -> None:
+    """The token that effectful ops, recorded under `mode`, thread through the graph to keep their order."""
+    from torch._higher_order_ops.effects import _EffectType
+
+    mode._tokens[_EffectType.ORDERED] = token
+
+
+def is_effect_wrapper(target: Any) -> bool:
+    return target is torch.ops.higher_order.with_effects
 
 
 def to_functional(fake: torch.Tensor) -> torch.Tensor:

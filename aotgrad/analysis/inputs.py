@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
+from aotgrad import torch_compat
 from aotgrad.analysis.views import chain_from
+from aotgrad.errors import UnsupportedMutationError
 from aotgrad.ir import Capture, Geometry, InputAliasInfo, InputState, MutationType
 
 
@@ -16,6 +22,7 @@ def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
     if before is None:
         return None
     argument = capture.arguments[index]
+    reject_replaced_storage(index, argument, before)
     mutation = mutation_type(capture, index, before)
     return InputAliasInfo(
         mutation=mutation,
@@ -24,6 +31,32 @@ def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
         requires_grad_after=argument.requires_grad,
         geometry=Geometry.of(argument) if mutation.metadata else None,
     )
+
+
+def reject_replaced_storage(index: int, argument: torch.Tensor, before: InputState) -> None:
+    """Raise if the input no longer lies in the storage that it came with.
+
+    Raises:
+        UnsupportedMutationError: after `x.data = y`, `x.set_(y)`, or a `resize_` beyond the storage.
+    """
+    if before.storage is None:
+        return
+    if torch_compat.storage_id(argument) != before.storage or torch_compat.storage_was_replaced(argument):
+        how = "was given another storage, by `x.data = ...` or `x.set_(...)`; use x.copy_(...)"
+    elif not statically_fits(argument, before.storage_bytes):
+        how = "was resized beyond its storage; allocate it large enough before the call"
+    else:
+        return
+    raise UnsupportedMutationError(f"input {index} {how}, or do this outside of the compiled function")
+
+
+def statically_fits(tensor: torch.Tensor, storage_bytes: Any) -> bool:
+    """Whether the last element of a tensor lies within `storage_bytes`. Symbolic sizes cannot have been resized."""
+    if tensor.numel() == 0 or torch_compat.is_symbolic(tensor):
+        return True
+    steps = zip(tensor.size(), tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    return (last + 1) * tensor.element_size() <= storage_bytes
 
 
 def mutation_type(capture: Capture, index: int, before: InputState) -> MutationType:

@@ -60,8 +60,10 @@ class FunctionBackend:
             inference = self.inference_compiler or self.fw_compiler
             return Compiled(self.name, self._compile(inference, partition.forward, "inference"), None)
         forward = self._compile(self.fw_compiler, partition.forward, "forward")
-        backward = self._compile(self.bw_compiler or self.fw_compiler, partition.backward, "backward")
-        return Compiled(self.name, forward, backward)
+        return Compiled(self.name, forward, self.compile_backward)
+
+    def compile_backward(self, half: GraphHalf) -> BoxedCallable:
+        return self._compile(self.bw_compiler or self.fw_compiler, half, "backward")
 
     def _compile(self, compiler: Compiler, half: GraphHalf, role: str) -> BoxedCallable:
         compiled = compiler(half.module, example_inputs(half.module))

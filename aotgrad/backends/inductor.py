@@ -15,7 +15,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import checked_arity, example_inputs
-from aotgrad.ir import Compiled, GraphHalf, JointGraph, Partition
+from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.slots import Saved, Tangent, UserOutput
 
 
@@ -41,7 +41,7 @@ class InductorBackend:
             if partition.backward is None:
                 return Compiled(self.name, forward, None)
             apply_strides(partition, strides)
-            return Compiled(self.name, forward, self._backward(partition.backward, shared))
+        return Compiled(self.name, forward, InductorBackward(self, shared))
 
     def _forward(self, partition: Partition, static_inputs: frozenset[int], shared: dict[str, Any]) -> Callable:
         half = partition.forward
@@ -49,14 +49,27 @@ class InductorBackend:
         is_inference = partition.backward is None
         return self._compile(half, "forward", static_input_idxs=sorted(static_inputs), is_inference=is_inference, **shared)
 
-    def _backward(self, half: GraphHalf, shared: dict[str, Any]) -> Callable:
+    def backward(self, half: GraphHalf, shared: dict[str, Any]) -> BoxedCallable:
+        """Compile a backward half that belongs to the forward which was compiled with `shared`."""
         mark_user_visible(half, ())
         static = [k for k, slot in enumerate(half.signature.inputs) if not isinstance(slot, Tangent)]
-        return self._compile(half, "backward", static_input_idxs=static, is_backward=True, **shared)
+        with torch_compat.inductor_context(fake_mode_of(half.module), self.mode):
+            return self._compile(half, "backward", static_input_idxs=static, is_backward=True, **shared)
 
     def _compile(self, half: GraphHalf, role: str, **settings: Any) -> Callable:
         compiled = torch_compat.inductor_compile(half.module, example_inputs(half.module), **settings)
         return checked_arity(compiled, len(half.signature.outputs), self.name, role)
+
+
+@dataclass(frozen=True)
+class InductorBackward:
+    """Compiles variants of one backward; `shared` pairs them with their forward."""
+
+    backend: InductorBackend
+    shared: dict[str, Any]
+
+    def __call__(self, half: GraphHalf) -> BoxedCallable:
+        return self.backend.backward(half, self.shared)
 
 
 def mark_user_visible(half: GraphHalf, kinds: Any) -> None:

@@ -47,5 +47,8 @@ def input_state(value: Any) -> InputState | None:
     if not isinstance(value, torch.Tensor):
         return None
     version = 0 if value.is_inference() else value._version
-    return InputState(version, value.grad_fn, Geometry.of(value))
+    if value.layout is not torch.strided:
+        return InputState(version, value.grad_fn, Geometry.of(value), None, None)
+    storage_bytes = value.untyped_storage().nbytes()
+    return InputState(version, value.grad_fn, Geometry.of(value), torch_compat.storage_id(value), storage_bytes)
 

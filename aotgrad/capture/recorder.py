@@ -30,6 +30,7 @@ class Recorder(PythonKeyTracer):
         super().__init__()
         self.graph = fx.Graph(tracer_cls=PythonKeyTracer)
         self.root = torch.nn.Module()
+        self.tensor_attrs: dict[torch.Tensor, str] = {}
         self._origins: dict[int, dict[str, Any]] = {}
         self._attributed: dict[str, Any] | None = None
 

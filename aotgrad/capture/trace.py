@@ -47,6 +47,7 @@ class Trace:
         torch.set_autocast_cache_enabled(False)
         try:
             with (
+                torch_compat.hidden_saved_tensor_hooks(),
                 self._fake_mode,
                 torch_compat.enable_python_dispatcher(),
                 self._proxy_mode,
@@ -71,6 +72,12 @@ class Trace:
                 self._track(self.graph.placeholder(name), fake)
         return torch_compat.to_functional(fake)
 
+    def add_effect_token(self) -> None:
+        """What effectful ops hang on to while they are recorded; a pass removes it again."""
+        token = torch.empty(0)
+        self._track(self.graph.call_function(torch.ops.aten.empty.memory_format, ([0],)), token)
+        torch_compat.set_effect_token(self._functional_mode, token)
+
     def _track(self, node: fx.Node, value: Any) -> None:
         node.meta["val"] = value
         torch_compat.track_tensor_tree(value, fx.Proxy(node, self.recorder), constant=None, tracer=self.recorder)
@@ -92,7 +99,12 @@ class Trace:
 
     def module(self) -> fx.GraphModule:
         """The graph as a module, with the constants that the trace met as attributes."""
-        return fx.GraphModule(self.recorder.root, self.graph)
+        module = fx.GraphModule(self.recorder.root, self.graph)
+        for node in self.graph.find_nodes(op="get_attr"):
+            constant = getattr(module, node.target)
+            if isinstance(constant, torch.Tensor) and "val" not in node.meta:
+                node.meta["val"] = self._fake_mode.from_tensor(constant, static_shapes=True)
+        return module
 
 
 def tangent_like(fake: torch.Tensor) -> torch.Tensor:
@@ -139,6 +151,7 @@ def _make_inputs(trace: Trace, specs: Sequence[InputSpec]) -> tuple[tuple[Any, .
     with torch_compat.hidden_tracing_modes():
         for spec in specs:
             trace.add_input(spec)
+        trace.add_effect_token()
     primals = tuple(make_primal(spec) for spec in specs)
     arguments = tuple(make_argument(spec, primal) for spec, primal in zip(specs, primals, strict=True))
     return primals, arguments
@@ -151,23 +164,34 @@ def run_user_function(function: FlatFunction, arguments: Sequence[Any]) -> Seque
     except AOTGradError:
         raise
     except Exception as error:
-        explained = explain_data_dependence(error)
+        explained = explain(error)
         if explained is None:
             raise
         raise explained from error
 
 
-def explain_data_dependence(error: Exception) -> CaptureError | None:
-    """A `CaptureError` if the function read a tensor's value in Python, or else `None`."""
-    kind = type(error).__name__
-    if kind not in ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException"):
+DATA_DEPENDENT = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
+
+EXPLANATIONS = {
+    "mutating a non-functional tensor": "a tensor that is no argument of the function is changed in place, at {line}. "
+    "Pass it as an argument, so that the change reaches it on every call",
+    "invalid python storage": "the storage of an input is resized, at {line}. Do this outside of the compiled function",
+}
+"""Parts of torch's messages about tracing, and what they mean for the user."""
+
+
+def explain(error: Exception) -> CaptureError | None:
+    """A `CaptureError` if `error` is about tracing and not the function's own, or else `None`."""
+    message = next((text for part, text in EXPLANATIONS.items() if part in str(error)), None)
+    if type(error).__name__ in DATA_DEPENDENT:
+        message = (
+            "Python control flow or a Python number depends on the value of a tensor, at {line}. A graph has one path: "
+            "use torch.where or torch.cond, or take the value outside of the compiled function"
+        )
+    if message is None:
         return None
-    line = user_line_of(error)
-    explained = CaptureError(
-        f"Python control flow or a Python number depends on the value of a tensor, at {line}. A graph has one path: "
-        "use torch.where or torch.cond, or take the value outside of the compiled function."
-    )
-    add_note(explained, f"{kind}: {error}")
+    explained = CaptureError(message.format(line=user_line_of(error)))
+    add_note(explained, f"{type(error).__name__}: {error}")
     return explained
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.errors import CaptureError
 from aotgrad.ir import Capture, JointGraph, OpenTrace, TensorInput, ViewAndMutationMeta
 from aotgrad.slots import (
     ForwardResult,
@@ -78,13 +79,31 @@ def _add_tangent(trace: OpenTrace, position: int, result: Result) -> torch.Tenso
     return trace.add_placeholder(f"tangents_{position + 1}", result.differentiable)
 
 
+def reject_foreign_leaves(capture: Capture, roots: Sequence[torch.Tensor]) -> None:
+    """A leaf that is no input would silently get no gradient.
+
+    Raises:
+        CaptureError: a tensor that requires grad was closed over, or made inside the function.
+    """
+    known = {id(primal) for primal in capture.primals}
+    for node in autograd_nodes(roots):
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            raise CaptureError(
+                f"a tensor of shape {tuple(leaf.shape)} that requires grad is no argument of the function, so it would get "
+                "no gradient: it was made inside, or comes from a closure or a global. Pass it as an argument, or "
+                "detach() it"
+            )
+
+
 def _gradients(capture: Capture, outputs: Sequence[Result], tangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """One gradient a primal, `None` where there is none."""
     wanted = [i for i, spec in enumerate(capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
     gradients: list[torch.Tensor | None] = [None] * len(capture.inputs)
+    roots = [result.differentiable for result in outputs]
+    reject_foreign_leaves(capture, roots)
     if not outputs or not wanted:
         return gradients
-    roots = [result.differentiable for result in outputs]
     with attributed_to_forward(capture.trace, roots), eager_dtypes():
         found = torch.autograd.grad(roots, [capture.primals[i] for i in wanted], tangents, allow_unused=True)
     for index, gradient in zip(wanted, found, strict=True):

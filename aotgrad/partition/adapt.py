@@ -2,20 +2,23 @@
 
 In: a `JointGraph` and a partition function. Out: a `Partition`, checked.
 
-    partition(joint, min_cut_rematerialization_partition)        typed, every saved value has a reason
-    partition(joint, my_function)                                my_function(module, inputs, num_fwd_outputs=n) -> (fw, bw)
+    partition(joint, min_cut_rematerialization_partition)    typed, every saved value has a reason
+    partition(joint, my_function)                            calls my_function(module, inputs, num_fwd_outputs=n)
 
-A partition function takes a joint `fx.GraphModule` whose tangent placeholders have `tangents` in their names and whose first
-`num_fwd_outputs` outputs are the forward's. It returns two modules: the forward returns its results, saved tensors and saved
-sizes; the backward takes the saved sizes, the saved tensors and the tangents, and returns the gradients.
+A partition function takes a joint `fx.GraphModule` whose tangent placeholders have `tangents` in their names and whose
+first `num_fwd_outputs` outputs are the forward's. It returns two modules: the forward returns its results, saved
+tensors and saved sizes; the backward takes the saved sizes, the saved tensors and the tangents, and returns the
+gradients.
 
-Limits: that a user's two halves compute the joint graph is checked for the number, names and types of values, not for the ops.
+Limits: that a user's two halves compute the joint graph is checked for the number, names and types of values, not for
+the ops.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +42,7 @@ from aotgrad.slots import (
     backward_signature,
     forward_signature,
     of_kind,
+    split_by_kind,
 )
 
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -81,10 +85,11 @@ def default_partition(
     return _modules(_choose_and_split(joint, save_all))
 
 
-CHOOSERS: dict[PartitionFn, Chooser] = {
-    default_partition: save_all,
-    min_cut_rematerialization_partition: min_cut,
-}
+CHOOSERS: tuple[tuple[PartitionFn, Chooser], ...] = (
+    (default_partition, save_all),
+    (min_cut_rematerialization_partition, min_cut),
+)
+"""Our partition functions with what they do, so that a typed caller gets reasons, which two modules do not have."""
 
 
 def partition(joint: JointGraph, partition_fn: PartitionFn) -> Partition:
@@ -96,9 +101,9 @@ def partition(joint: JointGraph, partition_fn: PartitionFn) -> Partition:
     if not joint.differentiable:
         return Partition(GraphHalf(joint.module, joint.signature), None, ())
     plain = partition_fn.func if isinstance(partition_fn, functools.partial) else partition_fn
-    chooser = CHOOSERS.get(plain)
-    if chooser is not None:
-        return _choose_and_split(joint, chooser)
+    for ours, chooser in CHOOSERS:
+        if plain is ours:
+            return _choose_and_split(joint, chooser)
     return _call_users_function(joint, partition_fn)
 
 
@@ -137,19 +142,20 @@ def _modules(halves: Partition) -> tuple[fx.GraphModule, fx.GraphModule]:
 
 
 def _call_users_function(joint: JointGraph, partition_fn: PartitionFn) -> Partition:
-    name = getattr(partition_fn, "__name__", repr(partition_fn))
-    halves = partition_fn(
-        copy_module(joint.module),
-        _example_inputs(joint),
-        num_fwd_outputs=len(joint.signature.forward_results),
-        static_lifetime_input_indices=sorted(joint.static_inputs),
-    )
+    given: dict[str, Any] = {"num_fwd_outputs": len(joint.signature.forward_results)}
+    if _accepts(partition_fn, "static_lifetime_input_indices"):
+        given["static_lifetime_input_indices"] = sorted(joint.static_inputs)
+    halves = partition_fn(copy_module(joint.module), _example_inputs(joint), **given)
     try:
-        forward, backward = _two_modules(halves)
-        return read_halves(joint, forward, backward)
+        return read_halves(joint, *_two_modules(halves))
     except PartitionError as error:
-        add_note(error, f"the halves were made by the partition function {name}")
+        add_note(error, f"the halves were made by the partition function {partition_fn!r}")
         raise
+
+
+def _accepts(fn: Callable, keyword: str) -> bool:
+    parameters = inspect.signature(fn).parameters
+    return keyword in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def copy_module(module: fx.GraphModule) -> fx.GraphModule:
@@ -167,25 +173,33 @@ def read_halves(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphMo
     Raises:
         PartitionError: if they do not fit the joint graph or each other; the message names the value.
     """
-    forward_out, backward_out = _returned(forward), _returned(backward)
     signature = joint.signature
-    results = len(signature.forward_results)
-    _check_count("forward", "inputs", _placeholders(forward), [str(slot) for slot in signature.primals])
-    if len(forward_out) < results:
-        raise PartitionError(f"the forward returns {len(forward_out)} values; the first {results} are its results")
-    _check_results(joint, forward_out[:results])
-    _check_count("backward", "gradients", backward_out, [str(slot) for slot in signature.gradients])
-
-    saved = forward_out[results:]
+    split_at = len(signature.forward_results)
+    returned = _returned(forward)
+    if len(returned) < split_at:
+        raise PartitionError(f"the forward returns {len(returned)} values, but it has {split_at} results")
+    results, saved = returned[:split_at], returned[split_at:]
     _check_saved(saved)
-    _check_backward_inputs(joint, saved, _placeholders(backward))
+
+    primals, tangents = _inputs_by_kind(joint)
+    expected = _returned(joint.module)
+    _check_values("forward", "input", _placeholders(forward), primals, signature.primals)
+    _check_values("forward", "result", results, expected[:split_at], signature.forward_results)
+    handed_over = [*_numbers(saved), *_tensors(saved), *tangents]
+    _check_values("backward", "input", _placeholders(backward), handed_over, handed_over)
+    _check_values("backward", "result", _returned(backward), expected[split_at:], signature.gradients)
+    return _as_partition(joint, forward, backward, saved)
+
+
+def _as_partition(
+    joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule, saved: list[fx.Node]
+) -> Partition:
     saved = _copy_overwritten(joint, forward, saved)
-    slots = [_saved_slot(node) for node in saved]
-    values = tuple(_describe(joint, node, slot) for node, slot in zip(saved, slots, strict=True))
+    slots = [SavedSymInt(node.name) if op_table.is_symbolic_value(node) else Saved(node.name) for node in saved]
     return Partition(
-        GraphHalf(forward, forward_signature(signature, slots)),
-        GraphHalf(backward, backward_signature(signature, slots)),
-        values,
+        GraphHalf(forward, forward_signature(joint.signature, slots)),
+        GraphHalf(backward, backward_signature(joint.signature, slots)),
+        tuple(_describe(joint, forward, saved, slots)),
     )
 
 
@@ -196,10 +210,12 @@ def _two_modules(halves: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
 
 
 def _example_inputs(joint: JointGraph) -> tuple[list[Any], list[Any]]:
-    nodes = _placeholders(joint.module)
-    pairs = list(zip(nodes, joint.signature.inputs, strict=True))
-    primals = [node.meta.get("val") for node, slot in pairs if isinstance(slot, Primal)]
-    return primals, [node.meta.get("val") for node, slot in pairs if isinstance(slot, Tangent)]
+    primals, tangents = _inputs_by_kind(joint)
+    return [node.meta.get("val") for node in primals], [node.meta.get("val") for node in tangents]
+
+
+def _inputs_by_kind(joint: JointGraph) -> tuple[list[fx.Node], list[fx.Node]]:
+    return split_by_kind(_placeholders(joint.module), joint.signature.inputs, Primal)
 
 
 def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
@@ -210,77 +226,67 @@ def _returned(module: fx.GraphModule) -> list[Any]:
     return list(next(iter(reversed(module.graph.nodes))).args[0])
 
 
-def _check_count(half: str, what: str, values: Sequence[Any], expected: Sequence[str]) -> None:
-    if len(values) != len(expected):
-        raise PartitionError(
-            f"the {half} has {len(values)} {what}, the joint graph {len(expected)}: {', '.join(expected)}"
-        )
+def _numbers(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    return [node for node in nodes if op_table.is_symbolic_value(node)]
 
 
-def _check_results(joint: JointGraph, values: Sequence[Any]) -> None:
-    expected = _returned(joint.module)[: len(values)]
-    for slot, value, original in zip(joint.signature.forward_results, values, expected, strict=True):
-        problem = _difference(value, original)
-        if problem:
-            raise PartitionError(f"{slot} of the forward, {value}, {problem} in the joint graph ({original})")
+def _tensors(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    return [node for node in nodes if not op_table.is_symbolic_value(node)]
 
 
 def _check_saved(saved: Sequence[Any]) -> None:
     for value in saved:
         if not isinstance(value, fx.Node):
             raise PartitionError(f"the forward saves {value!r}, which is not a value of the graph")
-    numbers = [op_table.is_symbolic_value(node) for node in saved]
-    if numbers != sorted(numbers):
-        late = saved[numbers.index(True)]
-        raise PartitionError(f"the forward saves the size {late} before a tensor; saved sizes come last")
+    if len(set(saved)) < len(saved):
+        twice = next(value for index, value in enumerate(saved) if value in saved[:index])
+        raise PartitionError(f"the forward saves {twice} twice")
+    if saved != [*_tensors(saved), *_numbers(saved)]:
+        raise PartitionError(f"the forward saves the size {_numbers(saved)[0]} before a tensor; saved sizes come last")
 
 
-def _check_backward_inputs(joint: JointGraph, saved: list[fx.Node], inputs: list[fx.Node]) -> None:
-    numbers = [node for node in saved if op_table.is_symbolic_value(node)]
-    tensors = [node for node in saved if not op_table.is_symbolic_value(node)]
-    tangents = _placeholders(joint.module)
-    tangents = [n for n, slot in zip(tangents, joint.signature.inputs, strict=True) if isinstance(slot, Tangent)]
-    expected = [*numbers, *tensors, *tangents]
-    _check_count("backward", "inputs", inputs, [node.name for node in expected])
-    names = {node.name for node in expected}
-    for given, node in zip(inputs, expected, strict=True):
-        if given.name != node.name and given.name in names:
-            raise PartitionError(f"the backward takes {given.name} where the forward hands over {node.name}")
-        problem = _difference(given, node)
+def _check_values(
+    half: str, what: str, given: Sequence[Any], expected: Sequence[Any], meanings: Sequence[object]
+) -> None:
+    """Compare the inputs or results of a half with what they are in the joint graph or the other half."""
+    if len(given) != len(expected):
+        listed = ", ".join(str(meaning) for meaning in meanings) or "nothing"
+        raise PartitionError(f"the {half} has {len(given)} {what}s where {len(expected)} are expected: {listed}")
+    names = {str(value) for value in expected}
+    for value, other, meaning in zip(given, expected, meanings, strict=True):
+        if what == "input" and value.name != other.name and value.name in names:
+            raise PartitionError(f"the {half} takes {value.name} where {other.name} is handed over")
+        problem = _difference(value, other)
         if problem:
-            raise PartitionError(f"the backward's input {given.name} {problem} in the forward ({node.name})")
+            raise PartitionError(f"the {half}'s {what} {value}, {meaning}, {problem}")
 
 
-def _difference(value: Any, original: Any) -> str | None:
-    """How two values differ in kind, dtype or shape, or `None`; values without a traced value are not compared."""
-    if not isinstance(value, fx.Node) or not isinstance(original, fx.Node):
-        return None if type(value) is type(original) else "is not what it is"
-    ours, theirs = value.meta.get("val"), original.meta.get("val")
-    if ours is None or theirs is None:
-        return None
-    if isinstance(ours, torch.Tensor) != isinstance(theirs, torch.Tensor):
-        return "is a tensor on one side only: it is not what it is"
-    if not isinstance(ours, torch.Tensor) or (_type(ours) == _type(theirs)):
-        return None
-    return f"is {_type(ours)}, but {_type(theirs)}"
+def _difference(value: Any, other: Any) -> str | None:
+    """How two values differ in kind, dtype or shape, or `None`; values that were not traced are not compared."""
+    ours, theirs = _type(value), _type(other)
+    unknown = ours is None or theirs is None
+    return None if unknown or ours == theirs else f"is {ours} where {theirs} is expected"
 
 
-def _type(value: torch.Tensor) -> str:
-    return f"{value.dtype}[{', '.join(str(size) for size in value.shape)}]".removeprefix("torch.")
+def _type(value: Any) -> str | None:
+    if not isinstance(value, fx.Node):
+        return repr(value)
+    traced = value.meta.get("val")
+    if not isinstance(traced, torch.Tensor):
+        return "a number" if op_table.is_symbolic_value(value) else None
+    return f"{str(traced.dtype).removeprefix('torch.')}[{', '.join(str(size) for size in traced.shape)}]"
 
 
-def _saved_slot(node: fx.Node) -> Saved | SavedSymInt:
-    return SavedSymInt(node.name) if op_table.is_symbolic_value(node) else Saved(node.name)
-
-
-def _describe(joint: JointGraph, node: fx.Node, slot: Saved | SavedSymInt) -> SavedValue:
-    static = node.op == "placeholder" and _primal_index(node) in joint.static_inputs
-    saved_bytes = 0 if static else costs.bytes_to_hold(node)
-    return SavedValue(slot, saved_bytes, "chosen by the user's partition function", source_line(node))
-
-
-def _primal_index(node: fx.Node) -> int:
-    return [n for n in node.graph.nodes if n.op == "placeholder"].index(node)
+def _describe(joint: JointGraph, forward: fx.GraphModule, saved: list[fx.Node], slots) -> Iterator[SavedValue]:
+    """Each storage counts once; those of parameters and of the forward's results are alive anyway."""
+    base = base_of_each(forward.graph.nodes)
+    results = _returned(forward)[: len(joint.signature.forward_results)]
+    counted = {base[value] for value in results if isinstance(value, fx.Node)}
+    counted |= {node for index, node in enumerate(_placeholders(forward)) if index in joint.static_inputs}
+    for node, slot in zip(saved, slots, strict=True):
+        saved_bytes = 0 if base[node] in counted else costs.bytes_kept_alive(base[node])
+        counted.add(base[node])
+        yield SavedValue(slot, saved_bytes, "chosen by the user's partition function", source_line(node))
 
 
 def _copy_overwritten(joint: JointGraph, forward: fx.GraphModule, saved: list[fx.Node]) -> list[fx.Node]:
@@ -288,7 +294,7 @@ def _copy_overwritten(joint: JointGraph, forward: fx.GraphModule, saved: list[fx
     base = base_of_each(forward.graph.nodes)
     inputs = _placeholders(forward)
     overwritten = {node for index, node in enumerate(inputs) if index in joint.mutated_inputs}
-    copies = {node: insert_copy(node) for node in saved if base[node] in overwritten}
+    copies = {node: insert_copy(node, f"{node.name}_copy") for node in saved if base[node] in overwritten}
     if copies:
         _replace_outputs(forward, len(saved), copies)
     return [copies.get(node, node) for node in saved]

@@ -4,8 +4,8 @@ In: a `JointGraph`. Out: a `JointAnalysis`, which the policy, the flow network a
 
     primals_1, tangents_1 -> a = sin(primals_1); c = cos(primals_1); g = mul(tangents_1, c) -> [a, g]
 
-Here `a` runs in the forward, `g` depends on a tangent and runs in the backward, and `c` is *unclaimed*: only the backward
-needs it, but it could run in either half. The node lists keep the order of the joint graph.
+Here `a` runs in the forward, `g` depends on a tangent and runs in the backward, and `c` is *unclaimed*: only the
+backward needs it, but it could run in either half. The node lists keep the order of the joint graph.
 
 Every node has a *base*: for a view the node that owns its memory, for other nodes the node itself.
 
@@ -108,13 +108,13 @@ def analyze(joint: JointGraph) -> JointAnalysis:
     pinned = [node for node in nodes if _is_pinned(node)]
     traced_backward = _traced_backward(nodes, set(tangents))
     effects = [node for node in pinned if op_table.has_effect(node.target)]
-    needed = _inputs_closure([*_nodes_in(results), *(node for node in effects if node not in traced_backward)])
+    needed = inputs_closure([*_nodes_in(results), *(node for node in effects if node not in traced_backward)])
     dependent = _users_closure(nodes, {*tangents, *(n for n in pinned if n in traced_backward and n not in needed)})
     _check_no_tangents(needed & dependent)
 
-    live = _inputs_closure([*_nodes_in(gradients), *effects]) | needed
+    live = inputs_closure([*_nodes_in(gradients), *effects]) | needed
     stays = [node for node in pinned if node in live and node not in dependent]
-    forward = _inputs_closure(stays) | needed | set(primals)
+    forward = inputs_closure(stays) | needed | set(primals)
     _claim_numbers_and_items(nodes, forward, live - dependent)
     backward = (live & dependent) - set(tangents)
     base, copied = _bases(joint, nodes, primals, forward)
@@ -144,6 +144,17 @@ def base_of_each(nodes: Iterable[fx.Node], owners: Collection[fx.Node] = ()) -> 
     for node in nodes:
         base[node] = base[node.args[0]] if _aliases_first_argument(node) and node not in owners else node
     return base
+
+
+def inputs_closure(roots: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> set[fx.Node]:
+    """`roots` and everything they are computed from, as far as the nodes in `stop`, which are left out."""
+    stack, closure = list(roots), set()
+    while stack:
+        node = stack.pop()
+        if node not in closure and node not in stop:
+            closure.add(node)
+            stack.extend(node.all_input_nodes)
+    return closure
 
 
 def _aliases_first_argument(node: fx.Node) -> bool:
@@ -186,22 +197,11 @@ def _users_closure(nodes, start: set[fx.Node]) -> set[fx.Node]:
     return closure
 
 
-def _inputs_closure(roots: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> set[fx.Node]:
-    stack, closure = list(roots), set()
-    while stack:
-        node = stack.pop()
-        if node not in closure and node not in stop:
-            closure.add(node)
-            stack.extend(node.all_input_nodes)
-    return closure
-
-
 def _is_pinned(node: fx.Node) -> bool:
     """Whether the node must run exactly once, in the half that it was traced in."""
     if node.op != "call_function":
         return node.op in ("call_module", "call_method")
-    target = node.target
-    return op_table.has_effect(target) or op_table.is_random(target) or op_table.is_opaque(target)
+    return op_table.runs_once(node.target)
 
 
 def _traced_backward(nodes, tangents: set[fx.Node]) -> set[fx.Node]:
@@ -232,7 +232,7 @@ def _claim_numbers_and_items(nodes, forward: set[fx.Node], movable: set[fx.Node]
 
 
 def _claim_number(node: fx.Node, forward: set[fx.Node]) -> None:
-    missing = _inputs_closure([node], stop=forward)
+    missing = inputs_closure([node], stop=forward)
     if all(_aliases_first_argument(n) or op_table.is_symbolic_value(n) for n in missing):
         forward |= missing
 

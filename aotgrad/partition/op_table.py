@@ -1,8 +1,8 @@
 """Facts about operators: which are views, random, effectful, cheap or expensive to run again.
 
-In: an operator (an `fx.Node.target`) or a node. Out: yes or no. Most answers come from the operator's schema and tags, so
-new and custom ops are covered; the tables below list what schemas and tags do not say, one op per line, sorted, with a
-reason where the entry is surprising.
+In: an operator (an `fx.Node.target`) or a node. Out: yes or no. Most answers come from the operator's schema and tags,
+so new and custom ops are covered; the tables below list what schemas and tags do not say, one op per line, sorted, with
+a reason where the entry is surprising.
 
     >>> is_view(torch.ops.aten.t.default), is_random(torch.ops.aten.native_dropout.default)
     (True, True)
@@ -104,6 +104,27 @@ EXPENSIVE_DESPITE_POINTWISE_TAG: frozenset[str] = frozenset(
     }
 )
 
+REDUCTIONS = frozenset(
+    {
+        "aten.amax",
+        "aten.amin",
+        "aten.any",
+        "aten.argmax",
+        "aten.argmin",
+        "aten.max",
+        "aten.mean",
+        "aten.min",
+        "aten.prod",
+        "aten.std",
+        "aten.sum",
+        "aten.var",
+        "aten.var_mean",
+        "prims.sum",
+        "prims.var",
+        "prims.xor_sum",
+    }
+)
+
 SYMBOLIC_READS = frozenset(
     {
         "aten.sym_is_contiguous",
@@ -123,6 +144,11 @@ def op_name(target: Any) -> str:
     if isinstance(target, torch._ops.HigherOrderOperator):
         return f"higher_order.{target.name()}"
     return getattr(target, "__name__", str(target))
+
+
+def short_name(target: Any) -> str:
+    """The name without namespace and overload, for messages: `mm` for `aten.mm.default`."""
+    return op_name(target).rpartition(".")[2]
 
 
 @functools.cache
@@ -155,6 +181,11 @@ def has_effect(target: Any) -> bool:
     return target.namespace in EFFECTFUL_NAMESPACES or target._schema.is_mutable or not target._schema.returns
 
 
+def runs_once(target: Any) -> bool:
+    """Whether running the op a second time, or in the other half, would change what the program does."""
+    return has_effect(target) or is_random(target) or is_opaque(target)
+
+
 @functools.cache
 def writes_first_argument(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.arguments:
@@ -185,6 +216,16 @@ def is_symbolic(target: Any) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         return op_name(target) in SYMBOLIC_READS
     return not is_opaque(target) and not is_getitem(target)
+
+
+def reads_without_materializing(target: Any) -> bool:
+    """Whether a fusing backend computes a cheap argument of the op while the op runs, without writing it to memory."""
+    return is_view(target) or is_cheap(target) or op_name(target) in REDUCTIONS
+
+
+def reads_size(target: Any) -> bool:
+    """Whether the op reads a size, stride or offset off a tensor."""
+    return op_name(target) in SYMBOLIC_READS
 
 
 def is_opaque(target: Any) -> bool:

@@ -4,7 +4,8 @@ In: a `JointAnalysis`. Out: the saved nodes with their reasons, for `split`.
 
     a = exp(x); b = view(a); g = mul(tangent, b)     saves a; the view is applied again
 
-What only the backward needs runs in the backward, so this saves what eager saves, up to the choice of the backward formulas.
+What only the backward needs runs in the backward, so this saves what eager saves, up to the choice of the backward
+formulas.
 """
 
 from __future__ import annotations

@@ -10,11 +10,12 @@ In: a `JointAnalysis` and the saved nodes, each with a reason. Out: a `Partition
 The forward keeps the order of the joint graph. So does the backward, for what depends on tangents; a value that is made
 again is made just before its first use, once.
 
-Limits: each half gets its own copy of a node, but both share the parameters, constants and submodules of the joint module.
+Limits: each half gets its own nodes, but both share the constants and submodules of the joint module.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ import torch.fx as fx
 from aotgrad.errors import PartitionError
 from aotgrad.ir import GraphHalf, Partition, SavedValue
 from aotgrad.partition import costs, op_table
-from aotgrad.partition.graphs import JointAnalysis
+from aotgrad.partition.graphs import JointAnalysis, inputs_closure
 from aotgrad.partition.symbols import bound_symbol, symbols_of
 from aotgrad.slots import Saved, SavedSymInt, backward_signature, forward_signature
 
@@ -71,13 +72,8 @@ def needed_in_backward(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> set
     return needed
 
 
-def held_bytes(analysis: JointAnalysis, node: fx.Node) -> int:
-    """Bytes that are alive between the halves only because `node` is saved."""
-    return 0 if node in analysis.held else costs.bytes_to_hold(node)
-
-
 def describe(analysis: JointAnalysis, node: fx.Node, slot: Saved | SavedSymInt, reason: str) -> SavedValue:
-    return SavedValue(slot, held_bytes(analysis, node), reason, source_line(node))
+    return SavedValue(slot, costs.held_bytes(analysis, node), reason, source_line(node))
 
 
 def source_line(node: fx.Node) -> str | None:
@@ -97,7 +93,14 @@ class _SavedNode:
 def _slot(analysis: JointAnalysis, node: fx.Node) -> Saved | SavedSymInt:
     if op_table.is_symbolic_value(node):
         return SavedSymInt(node.name)
-    return Saved(copy_name(node) if node in analysis.copied else node.name)
+    if op_table.is_tuple_value(node):
+        raise PartitionError(f"the backward reads {node.name}, a tuple, as a whole; only its items can be saved")
+    return Saved(_name_of_copy(analysis, node) if node in analysis.copied else node.name)
+
+
+def _name_of_copy(analysis: JointAnalysis, node: fx.Node) -> str:
+    taken = {other.name for other in analysis.nodes}
+    return next(name for suffix in itertools.count() if (name := f"{node.name}_copy{suffix or ''}") not in taken)
 
 
 def _tensors_first(values: list[SavedValue]) -> list[SavedValue]:
@@ -105,12 +108,9 @@ def _tensors_first(values: list[SavedValue]) -> list[SavedValue]:
 
 
 def _check_can_run_again(analysis: JointAnalysis, node: fx.Node) -> None:
-    target = node.target
-    if node.op == "get_attr":
-        return
     if node.op == "placeholder" or node in analysis.copied:
         problem = "is an input of the forward"
-    elif op_table.is_random(target) or op_table.has_effect(target):
+    elif node.op == "call_function" and op_table.runs_once(node.target):
         problem = "may run only once"
     else:
         return
@@ -118,7 +118,7 @@ def _check_can_run_again(analysis: JointAnalysis, node: fx.Node) -> None:
 
 
 def _sizes_to_bind(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> dict[fx.Node, str]:
-    """Saved numbers for the symbols in the shapes of the backward's inputs, which backends look for among its inputs."""
+    """Numbers to save for the symbols in the shapes of the backward's inputs; backends look for them there."""
     bindings: dict[object, fx.Node] = {}
     for node in analysis.in_order(analysis.forward):
         symbol = bound_symbol(node.meta.get("val"))
@@ -140,12 +140,13 @@ def _sizes_to_bind(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> dict[fx
 
 def _forward_module(analysis: JointAnalysis, values: list[_SavedNode]) -> fx.GraphModule:
     graph = fx.Graph()
-    saved = [value.node for value in values]
-    run = _with_inputs([*analysis.forward, *saved])
+    run = inputs_closure([*analysis.forward, *(value.node for value in values)])
     env: dict[fx.Node, fx.Node] = {}
     for node in analysis.in_order(run):
         env[node] = _copy_node(graph, node, env, "is_forward")
-    copies = {value.node: insert_copy(env[value.node]) for value in values if value.node in analysis.copied}
+    copies = {
+        value.node: insert_copy(env[value.node], value.slot.name) for value in values if value.node in analysis.copied
+    }
     crossing = [copies.get(value.node) or env[value.node] for value in _in_signature_order(values, tensors_first=True)]
     results = fx.map_arg(list(analysis.results), lambda node: env[node])
     graph.output((*results, *crossing))
@@ -175,25 +176,9 @@ def _in_signature_order(values: list[_SavedNode], tensors_first: bool) -> list[_
     return sorted(values, key=lambda value: isinstance(value.slot, SavedSymInt) == tensors_first)
 
 
-def _with_inputs(roots: Iterable[fx.Node]) -> set[fx.Node]:
-    stack, closure = list(roots), set()
-    while stack:
-        node = stack.pop()
-        if node not in closure:
-            closure.add(node)
-            stack.extend(node.all_input_nodes)
-    return closure
-
-
 def _missing(analysis: JointAnalysis, node: fx.Node, env: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
     """The node and all its inputs that have no copy yet, in the order of the joint graph."""
-    stack, missing = [node], set()
-    while stack:
-        current = stack.pop()
-        if current not in env and current not in missing:
-            missing.add(current)
-            stack.extend(current.all_input_nodes)
-    return analysis.in_order(missing)
+    return analysis.in_order(inputs_closure([node], stop=env))
 
 
 def _copy_node(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, fx.Node], tag: str) -> fx.Node:
@@ -208,22 +193,18 @@ def _placeholder(graph: fx.Graph, node: fx.Node, name: str) -> fx.Node:
     return placeholder
 
 
-def copy_name(node: fx.Node) -> str:
-    return f"{node.name}_copy"
-
-
-def insert_copy(node: fx.Node) -> fx.Node:
+def insert_copy(node: fx.Node, name: str) -> fx.Node:
     """A copy of `node`'s value with the same strides, made before anything later in its graph can overwrite it."""
     graph, value = node.graph, node.meta["val"].detach()
     with graph.inserting_after(_last_placeholder(graph) if node.op == "placeholder" else node):
         if costs.extent(value) == value.numel():
-            return _call(graph, torch.ops.aten.clone.default, (node,), value.clone(), copy_name(node))
+            return _call(graph, torch.ops.aten.clone.default, (node,), value.clone(), name)
         size, stride = list(value.shape), list(value.stride())
         memory = value.new_empty_strided(size, stride)
         empty = torch.ops.aten.new_empty_strided.default
-        target = _call(graph, empty, (node, size, stride), memory, f"{node.name}_memory")
+        target = _call(graph, empty, (node, size, stride), memory, f"{name}_memory")
     with graph.inserting_after(target):
-        return _call(graph, torch.ops.aten.copy.default, (target, node), memory, copy_name(node))
+        return _call(graph, torch.ops.aten.copy.default, (target, node), memory, name)
 
 
 def _last_placeholder(graph: fx.Graph) -> fx.Node:

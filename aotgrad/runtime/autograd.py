@@ -1,6 +1,7 @@
 """The autograd node of a compiled region, and what it runs when a gradient arrives.
 
-The compiled forward has already run when the node is made: `Segment.forward` only hands its results to autograd.
+The compiled forward has already run when the node is made: `Segment.forward` only hands its results to autograd. The node
+asks the engine which gradients are wanted, sees which tangents are defined, and runs the variant of the backward for that.
 """
 
 from __future__ import annotations
@@ -12,75 +13,99 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.errors import HigherOrderError
-from aotgrad.ir import BoxedCallable
+from aotgrad.runtime.higher_order import HigherOrder, Recomputation
+from aotgrad.runtime.variants import VariantCache, VariantKey
+
+SENTINEL = torch.zeros((), requires_grad=True)
+"""A leaf that every node has as its first input and that nobody asks a gradient for: the engine executes its node in a
+plain `.backward()`, and not if only some gradients are wanted. One question in place of one per parameter."""
 
 
 @dataclass(frozen=True)
 class Backward:
-    """The compiled backward of a plan.
+    """The backward of a plan: its variants at first order, and how higher orders are computed."""
 
-    `gradient_inputs` are the positions, among the graph's gradients, of those that the node returns; `formats` the
-    dtype and device of each tangent, for one that is undefined.
-    """
-
-    graph: BoxedCallable
-    gradient_inputs: tuple[int, ...]
-    formats: tuple[tuple[torch.dtype, torch.device], ...]
-
-    def __call__(self, saved: Sequence[torch.Tensor], sizes: Sequence[int], tangents: Sequence[Any]) -> list[Any]:
-        """Gradients of the node's inputs. `tangents` have the layout that the graph was traced with."""
-        with torch_compat.below_autograd(), torch_compat.disable_autocast():
-            gradients = self.graph([*sizes, *saved, *tangents])
-        return [gradients[index] for index in self.gradient_inputs]
+    variants: VariantCache
+    higher_order: HigherOrder
+    gradient_positions: tuple[int, ...]
+    full: VariantKey
 
 
 @dataclass(slots=True)
 class SegmentCall:
-    """What one call of the compiled function gives its autograd node."""
+    """What one call of the compiled function gives its autograd node.
+
+    `layouts`: (size, stride) that the backward expects of each tangent. `recomputation`: what a gradient of the gradient
+    would be computed from.
+    """
 
     backward: Backward
     outputs: tuple[torch.Tensor, ...]
     saved: tuple[torch.Tensor, ...]
     sizes: tuple[int, ...]
     layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    recomputation: Recomputation
 
 
 class Segment(torch.autograd.Function):
     """One autograd node: its outputs were computed before, its inputs are the differentiable primals."""
 
-    clear_saved_tensors_on_access = True
-
     @staticmethod
-    def forward(ctx: Any, call: SegmentCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, call: SegmentCall, sentinel: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         if call.saved:
             ctx.save_for_backward(*call.saved)
-        ctx.backward_graph, ctx.sizes, ctx.layouts, ctx.saves = call.backward, call.sizes, call.layouts, bool(call.saved)
+        ctx.plan, ctx.sizes, ctx.layouts, ctx.saves = call.backward, call.sizes, call.layouts, bool(call.saved)
+        ctx.recomputation = call.recomputation
         return call.outputs
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
+        plan: Backward = ctx.plan
+        key = variant_key(plan.full, tangents)
         if torch.is_grad_enabled():
-            raise HigherOrderError(
-                "create_graph=True through a compiled function is not supported yet; take the first gradient with "
-                "create_graph=False, or compute it inside the compiled function with torch.autograd.grad"
-            )
-        backward: Backward = ctx.backward_graph
-        ready = [
-            as_traced(tangent, layout, format)
-            for tangent, layout, format in zip(tangents, ctx.layouts, backward.formats, strict=True)
-        ]
-        saved = ctx.saved_tensors if ctx.saves else ()
-        return (None, *backward(saved, ctx.sizes, ready))
+            return (None, None, *plan.higher_order(recomputation_of(ctx), tangents, key.gradients))
+        saved = unpack_and_release(ctx) if ctx.saves else ()
+        ready = [None if t is None else as_traced(t, layout) for t, layout in zip(tangents, ctx.layouts, strict=True)]
+        with torch_compat.below_autograd(), torch_compat.disable_autocast():
+            gradients = plan.variants.get(key)([*ctx.sizes, *saved, *ready])
+        return (None, None, *(gradients[position] for position in plan.gradient_positions))
 
 
-def as_traced(tangent: torch.Tensor | None, layout: tuple, format: tuple[torch.dtype, torch.device]) -> torch.Tensor:
-    """A tangent with the strides that the backward was traced with; zeros for one that is undefined."""
+def recomputation_of(ctx: Any) -> Recomputation:
+    """What to compute a gradient of the gradient from.
+
+    Raises:
+        RuntimeError: eager's, if an earlier backward let go of it.
+    """
+    if ctx.recomputation is None:
+        ctx.saved_tensors  # noqa: B018  (freed: raises eager's message)
+    return ctx.recomputation
+
+
+def unpack_and_release(ctx: Any) -> tuple[torch.Tensor, ...]:
+    """The saved tensors; unless the graph is retained, the node lets go of them and of its inputs."""
+    saved = ctx.saved_tensors
+    torch_compat.release_saved_tensors(ctx)
+    if not torch_compat.graph_is_retained():
+        ctx.recomputation = None
+    return saved
+
+
+def variant_key(full: VariantKey, tangents: Sequence[torch.Tensor | None]) -> VariantKey:
+    """The key of the running node: `full` itself in the usual case."""
+    edges = torch_compat.edges_of_running_node()
+    wants_all = torch_compat.is_wanted(edges[0])
+    if wants_all and None not in tangents:
+        return full
+    gradients = full.gradients if wants_all else tuple(torch_compat.is_wanted(edge) for edge in edges[1:])
+    return VariantKey(tuple(tangent is not None for tangent in tangents), gradients)
+
+
+def as_traced(tangent: torch.Tensor, layout: tuple[tuple[int, ...], tuple[int, ...]]) -> torch.Tensor:
+    """A tangent with the strides that the backward was traced with."""
     size, stride = layout
-    if tangent is None:
-        dtype, device = format
-        return torch.empty_strided(size, stride, dtype=dtype, device=device).zero_()
-    if tangent.layout is torch.strided and tangent.stride() == stride and not tangent.is_conj() and not tangent.is_neg():
+    is_plain = tangent.layout is torch.strided and not tangent.is_conj() and not tangent.is_neg()
+    if is_plain and tangent.stride() == stride:
         return tangent
     return torch.empty_strided(size, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)

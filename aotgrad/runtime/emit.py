@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.ir import Compiled, ViewReplay, ViewStep
-from aotgrad.runtime.autograd import Backward, Segment, SegmentCall
+from aotgrad.ir import Compiled, Partition, ViewStep
+from aotgrad.runtime.autograd import SENTINEL, Backward, Segment, SegmentCall
+from aotgrad.runtime.higher_order import HigherOrder, Recomputation
 from aotgrad.runtime.plan import Plan
 from aotgrad.runtime.steps import (
     Attach,
@@ -31,6 +32,7 @@ from aotgrad.runtime.steps import (
     Step,
     UpdateGeometry,
 )
+from aotgrad.runtime.variants import VariantCache, VariantKey
 
 LITERALS = (type(None), bool, int, str)
 
@@ -40,7 +42,7 @@ def emit(plan: Plan) -> str:
     return _Emitter(plan).text()
 
 
-def build(plan: Plan, source: str, compiled: Compiled) -> Callable[[list], list]:
+def build(plan: Plan, source: str, compiled: Compiled, backward: Backward | None) -> Callable[[list], list]:
     """The function that `source` defines, with the compiled graphs bound."""
     constants = [step.value for step in plan.steps if isinstance(step, ReturnValue) and not step.is_name]
     namespace = {
@@ -53,21 +55,25 @@ def build(plan: Plan, source: str, compiled: Compiled) -> Callable[[list], list]
         "raise_version": torch_compat.raise_version,
         "forward": compiled.forward,
         "attach": Segment.apply,
+        "sentinel": SENTINEL,
         "SegmentCall": SegmentCall,
-        "backward": make_backward(plan, compiled),
+        "Recomputation": Recomputation,
+        "random_state": torch_compat.random_state,
+        "backward": backward,
         **{f"constant_{k}": value for k, value in enumerate(constants)},
     }
     exec(compile(source, f"<aotgrad plan {compiled.backend}>", "exec"), namespace)
     return namespace["call"]
 
 
-def make_backward(plan: Plan, compiled: Compiled) -> Backward | None:
+def make_backward(plan: Plan, partition: Partition, compiled: Compiled, higher_order: HigherOrder) -> Backward | None:
     """What the autograd node of the plan runs, or `None` if it has none."""
-    for step in plan.steps:
-        if isinstance(step, Attach):
-            formats = tuple((layout.dtype, layout.device) for layout in step.tangents)
-            return Backward(compiled.backward, plan.gradient_inputs, formats)
-    return None
+    half = partition.backward
+    if half is None:
+        return None
+    variants = VariantCache(half, compiled.compile_backward, plan.gradient_inputs)
+    full = VariantKey((True,) * len(half.signature.tangents), (True,) * len(plan.gradient_inputs))
+    return Backward(variants, higher_order, plan.gradient_inputs, full)
 
 
 class _Emitter:
@@ -112,6 +118,8 @@ class _Emitter:
         yield f"inputs = [{', '.join(step.inputs)}]"
         if step.release:
             yield f"del {', '.join(step.release)}"
+        if step.random_devices:
+            yield f"state = random_state({step.random_devices!r})"
         contexts = "below_autograd(), disable_autocast()" if step.autocast else "below_autograd()"
         yield f"with {contexts}:"
         results = f"{tuple_of(step.results)} = " if step.results else ""
@@ -122,8 +130,18 @@ class _Emitter:
         text, bindings = self.render(tuple(layouts))
         yield from bindings
         saved, sizes = f"({tuple_of(step.saved)})", f"({tuple_of(step.sizes)})"
-        yield f"node = SegmentCall(backward, ({tuple_of(step.outputs)}), {saved}, {sizes}, {text})"
-        yield f"{tuple_of(step.outputs)} = attach({', '.join(('node', *step.inputs))})"
+        state = "state" if self.draws_random_numbers() else "None"
+        watched = [name for name in step.primals if name not in step.mutated and self.is_tensor(name)]
+        versions = ", ".join(f"version_of({name})" if name in watched else "None" for name in step.primals)
+        yield f"recomputation = Recomputation(({tuple_of(step.primals)}), [{versions}], {state})"
+        yield f"node = SegmentCall(backward, ({tuple_of(step.outputs)}), {saved}, {sizes}, {text}, recomputation)"
+        yield f"{tuple_of(step.outputs)} = attach({', '.join(('node', 'sentinel', *step.inputs))})"
+
+    def is_tensor(self, name: str) -> bool:
+        return isinstance(dict(self.plan.fakes)[name], torch.Tensor)
+
+    def draws_random_numbers(self) -> bool:
+        return any(isinstance(step, Forward) and step.random_devices for step in self.plan.steps)
 
     def update_geometry(self, step: UpdateGeometry) -> Iterator[str]:
         geometry = (step.geometry.size, step.geometry.stride, step.geometry.offset)

@@ -107,11 +107,14 @@ class _PlanBuilder:
         used = {name for step in later for name in names_read(step)}
         symbols = {name for name, value in self.fakes() if has_symbols(value)}
         release = tuple(name for name in self.inputs if name not in used | symbols)
-        results = tuple(self.saved_name(slot) for slot in self.signature.outputs)
-        return Forward(self.inputs, results, release, torch_compat.any_autocast_enabled())
+        results = tuple(result_name(slot) for slot in self.signature.outputs)
+        return Forward(self.inputs, results, release, torch_compat.any_autocast_enabled(), self.random_devices())
 
-    def saved_name(self, slot: Any) -> str:
-        return result_name(slot)
+    def random_devices(self) -> tuple[str, ...]:
+        if self.partition.backward is None:
+            return ()
+        nodes = self.partition.forward.module.graph.nodes
+        return tuple(sorted({device_type(node) for node in nodes if is_random(node)}))
 
     def attach(self) -> Iterator[Attach]:
         if self.partition.backward is None:
@@ -121,7 +124,12 @@ class _PlanBuilder:
         saved = tuple(self.own_name(slot) for slot in of_kind(self.signature.outputs, Saved))
         sizes = tuple(result_name(slot) for slot in of_kind(self.signature.outputs, SavedSymInt))
         outputs = tuple(result_name(tangent.of) for tangent in tangents)
-        yield Attach(outputs, inputs, saved, sizes, tuple(self.tangent_layout(tangent) for tangent in tangents))
+        layouts = tuple(self.tangent_layout(tangent) for tangent in tangents)
+        yield Attach(outputs, inputs, saved, sizes, layouts, self.inputs, self.mutated())
+
+    def mutated(self) -> frozenset[str]:
+        infos = zip(self.inputs, self.meta.inputs, strict=True)
+        return frozenset(name for name, info in infos if info is not None and info.version_bumps)
 
     def own_name(self, slot: Saved) -> str:
         """A saved input is saved as the caller's tensor, so that autograd watches its version."""
@@ -131,7 +139,7 @@ class _PlanBuilder:
         backward = self.partition.backward
         placeholders = [node for node in backward.module.graph.nodes if node.op == "placeholder"]
         fake = placeholders[backward.signature.input_position(tangent)].meta["val"]
-        return TangentLayout(tuple(fake.size()), tuple(fake.stride()), fake.dtype, fake.device)
+        return TangentLayout(tuple(fake.size()), tuple(fake.stride()))
 
     def gradient_inputs(self) -> tuple[int, ...]:
         if self.partition.backward is None:
@@ -205,6 +213,16 @@ class _PlanBuilder:
         return (*inputs, *named)
 
 
+def is_random(node: Any) -> bool:
+    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def device_type(node: Any) -> str:
+    value = node.meta.get("val")
+    value = value[0] if isinstance(value, (list, tuple)) else value
+    return value.device.type if isinstance(value, torch.Tensor) else "cpu"
+
+
 def has_symbols(value: Any) -> bool:
     """Whether a traced value is symbolic or has a symbolic size or stride."""
     if isinstance(value, torch.Tensor):
@@ -227,7 +245,7 @@ def names_read(step: Step) -> tuple[str, ...]:
     """The variables that a step uses."""
     match step:
         case Attach():
-            return (*step.outputs, *step.inputs, *step.saved, *step.sizes)
+            return (*step.outputs, *step.inputs, *step.saved, *step.sizes, *step.primals)
         case UpdateGeometry() | SetVersion():
             return (step.target,)
         case CopyBack():

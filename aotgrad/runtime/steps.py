@@ -11,19 +11,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Union
 
-import torch
-
 from aotgrad.ir import Geometry, ViewReplay
 
 
 @dataclass(frozen=True)
 class Forward:
-    """Run the compiled forward on `inputs` (names) and name its results; `release` are inputs not needed afterwards."""
+    """Run the compiled forward on `inputs` (names) and name its results.
+
+    `release` are inputs not needed afterwards. `random_devices` are the device types on which the graph draws random
+    numbers, if their state must be kept to draw the same ones again.
+    """
 
     inputs: tuple[str, ...]
     results: tuple[str, ...]
     release: tuple[str, ...]
     autocast: bool
+    random_devices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -32,19 +35,22 @@ class TangentLayout:
 
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
-    dtype: torch.dtype
-    device: torch.device
 
 
 @dataclass(frozen=True)
 class Attach:
-    """Make `outputs` the outputs of one autograd node whose inputs are `inputs`."""
+    """Make `outputs` the outputs of one autograd node whose inputs are `inputs`.
+
+    `primals` are kept for gradients of gradients; those in `mutated` change after this step.
+    """
 
     outputs: tuple[str, ...]
     inputs: tuple[str, ...]
     saved: tuple[str, ...]
     sizes: tuple[str, ...]
     tangents: tuple[TangentLayout, ...]
+    primals: tuple[str, ...]
+    mutated: frozenset[str]
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from aotgrad.ir import JointGraph
 from aotgrad.joint.passes.dead_code import eliminate_dead_code
 from aotgrad.joint.passes.detach import remove_detach
+from aotgrad.joint.passes.effects import unwrap_effects
 from aotgrad.joint.passes.input_mutations import keep_input_mutations
 
-TIDY = (remove_detach, eliminate_dead_code)
+TIDY = (unwrap_effects, remove_detach, eliminate_dead_code)
 
 
 def tidy(joint: JointGraph) -> JointGraph:
@@ -18,4 +19,4 @@ def tidy(joint: JointGraph) -> JointGraph:
     return joint
 
 
-__all__ = ["eliminate_dead_code", "keep_input_mutations", "remove_detach", "tidy"]
+__all__ = ["eliminate_dead_code", "keep_input_mutations", "remove_detach", "tidy", "unwrap_effects"]

@@ -1,0 +1,34 @@
+"""Takes effectful ops (print, assert, error checks) out of their token wrappers: the order of nodes keeps their order."""
+
+from __future__ import annotations
+
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.ir import JointGraph
+
+
+def unwrap_effects(joint: JointGraph) -> JointGraph:
+    """`with_effects(token, op, *args)` becomes `op(*args)`, marked as having a side effect so that it stays."""
+    for node in list(joint.module.graph.nodes):
+        if torch_compat.is_effect_wrapper(node.target):
+            unwrap(joint.module.graph, node)
+    return joint
+
+
+def unwrap(graph: fx.Graph, node: fx.Node) -> None:
+    _, op, *args = node.args
+    fx.node.has_side_effect(op)
+    with graph.inserting_before(node):
+        plain = graph.call_function(op, tuple(args), dict(node.kwargs))
+    results = node.meta["val"][1:]
+    plain.meta = {**node.meta, "val": results[0] if len(results) == 1 else results}
+    for item in list(node.users):
+        position = item.args[1]
+        if position == 0:
+            item.replace_all_uses_with(None)
+        elif len(results) == 1:
+            item.replace_all_uses_with(plain)
+        else:
+            item.args = (plain, position - 1)
+

@@ -1,0 +1,101 @@
+"""What may be done with each forward value that the backward needs: save it, run it again, or either.
+
+In: a `JointAnalysis` and a node. Out: a `Verdict` with a reason that can be printed. Costs play no part here: a verdict
+is about what is correct, and about ops that are never worth running twice.
+
+    mm      saved                "result of mm, never recomputed"
+    sin     saved or recomputed  "sin is cheap"
+    view    free                 "a view of mm"
+
+A tensor that the caller can write to (an input, an output) is saved only if the backward itself reads it. Then eager
+saves it too, and raises as well if it was overwritten before the backward. Making other values again from it would
+raise where eager does not.
+
+Limits: the tags of selective activation checkpointing (`meta["recompute"]`) are not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch.fx as fx
+
+from aotgrad.partition import op_table
+from aotgrad.partition.graphs import JointAnalysis
+
+
+class Choice(Enum):
+    """What may be done with a value."""
+
+    SAVE = "save"
+    RECOMPUTE = "recompute"
+    EITHER = "save or recompute"
+    NEITHER = "neither"
+    FREE = "free"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The choice that is left for one value, and why no more is."""
+
+    choice: Choice
+    reason: str
+
+    @property
+    def savable(self) -> bool:
+        return self.choice in (Choice.SAVE, Choice.EITHER)
+
+    @property
+    def recomputable(self) -> bool:
+        return self.choice in (Choice.RECOMPUTE, Choice.EITHER, Choice.FREE)
+
+
+def judge(analysis: JointAnalysis, node: fx.Node) -> Verdict:
+    """What may be done with a forward or unclaimed value."""
+    if node in analysis.copied:
+        return Verdict(Choice.SAVE, "the input is overwritten after the forward, so a copy of its old value is kept")
+    if node.op == "get_attr":
+        return Verdict(Choice.FREE, "a constant of both graphs")
+    if analysis.is_view(node):
+        return Verdict(Choice.FREE, f"a view of {analysis.base[node].name}")
+    may_save = _may_save(analysis, node)
+    rerun = _reason_to_run_once(analysis, node)
+    if rerun is not None:
+        return Verdict(Choice.SAVE if may_save else Choice.NEITHER, rerun)
+    return Verdict(Choice.EITHER if may_save else Choice.RECOMPUTE, _reason_to_run_again(analysis, node))
+
+
+def _may_save(analysis: JointAnalysis, node: fx.Node) -> bool:
+    if op_table.is_tuple_value(node):
+        return False
+    writable = node in analysis.primals or node in analysis.held
+    return not writable or node in analysis.crossing or op_table.is_symbolic_value(node)
+
+
+def _reason_to_run_once(analysis: JointAnalysis, node: fx.Node) -> str | None:
+    """Why the node may not run in the backward, or `None` if it may."""
+    if node in analysis.primals:
+        return "an input of the graph"
+    name = op_table.short_name(node.target)
+    if op_table.has_effect(node.target):
+        return f"{name} has effects, so it runs once"
+    if op_table.is_random(node.target):
+        return f"{name} would draw other random numbers the second time"
+    if op_table.is_opaque(node.target):
+        return f"{name} runs a graph of its own, never recomputed"
+    if node in analysis.unclaimed or op_table.is_getitem(node.target):
+        return None
+    if op_table.is_symbolic_value(node):
+        return None if op_table.is_symbolic(node.target) else f"a number read by {name}"
+    return None if op_table.is_cheap(node.target) else f"result of {name}, never recomputed"
+
+
+def _reason_to_run_again(analysis: JointAnalysis, node: fx.Node) -> str:
+    if node in analysis.unclaimed:
+        return "only the backward needs it"
+    if op_table.is_getitem(node.target):
+        return f"an item of {node.args[0]}"
+    if op_table.is_symbolic_value(node):
+        return "arithmetic on sizes"
+    return f"{op_table.short_name(node.target)} is cheap"

@@ -1,0 +1,92 @@
+"""Symbolic zeros: removes from a backward graph what only undefined tangents needed.
+
+In eager a node of the autograd graph that no gradient reaches is not run, and what only it would have computed is `None`.
+Here: a value all of whose tangent-dependent arguments are undefined is undefined; a sum drops undefined terms; any other op
+that meets one next to a defined argument gets real zeros.
+
+    grads = [mul(t1, w), add(mul(t1, a), mul(t2, b))]    with t2 undefined:    [mul(t1, w), mul(t1, a)]
+
+Source: undefined gradients in TorchScript's symbolic autodiff (`AutogradAdd`, `GradOf`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+aten = torch.ops.aten
+SUMS = frozenset({aten.add.Tensor, aten.sub.Tensor})
+
+
+class CannotMaterialize(Exception):
+    """Zeros of a symbolic size are needed; the caller passes real zeros for the tangent instead."""
+
+
+def remove_undefined(graph: fx.Graph, undefined: Collection[fx.Node], tangents: Collection[fx.Node]) -> None:
+    """Propagate undefined tangents through `graph`, in place. Outputs that are undefined become `None`.
+
+    Args:
+        graph: a functional backward graph.
+        undefined: the placeholders of undefined tangents.
+        tangents: the placeholders of all tangents.
+
+    Raises:
+        CannotMaterialize: zeros of symbolic size would be needed; `graph` is then spoiled.
+    """
+    dependent, zero = set(tangents), set(undefined)
+    for node in list(graph.nodes):
+        if node.op == "output":
+            node.args = (fx.map_arg(node.args[0], lambda arg: None if arg in zero else arg),)
+        sources = [arg for arg in node.all_input_nodes if arg in dependent]
+        if not sources or node.op == "output":
+            continue
+        dependent.add(node)
+        missing = [arg for arg in sources if arg in zero]
+        if len(missing) == len(sources):
+            zero.add(node)
+        elif missing:
+            drop_missing(graph, node, missing)
+
+
+def drop_missing(graph: fx.Graph, node: fx.Node, missing: Collection[fx.Node]) -> None:
+    """Make `node` do without its undefined arguments: a sum becomes its other term, else zeros are put in."""
+    term = other_term(node, missing)
+    if term is not None:
+        node.replace_all_uses_with(term)
+        return
+    with graph.inserting_before(node):
+        zeros = {arg: materialize(graph, arg) for arg in missing}
+    node.args = fx.map_arg(node.args, lambda arg: zeros.get(arg, arg))
+    node.kwargs = fx.map_arg(node.kwargs, lambda arg: zeros.get(arg, arg))
+
+
+def other_term(node: fx.Node, missing: Collection[fx.Node]) -> fx.Node | None:
+    """The defined term of a sum that equals the whole sum, or `None`: `0 - x`, a promotion or a broadcast is not it."""
+    if node.target not in SUMS or node.kwargs or len(node.args) != 2:
+        return None
+    left, right = node.args
+    if right in missing:
+        term = left
+    elif node.target is aten.add.Tensor:
+        term = right
+    else:
+        return None
+    return term if isinstance(term, fx.Node) and same_type(term.meta["val"], node.meta["val"]) else None
+
+
+def same_type(left: Any, right: Any) -> bool:
+    return isinstance(left, torch.Tensor) and left.dtype == right.dtype and left.shape == right.shape
+
+
+def materialize(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Zeros like the value of `node`."""
+    value = node.meta["val"]
+    sizes = tuple(value.size()) if isinstance(value, torch.Tensor) else (torch.SymInt,)
+    if not all(isinstance(size, int) for size in sizes):
+        raise CannotMaterialize(node.name)
+    zeros = graph.call_function(aten.full.default, (list(sizes), 0), {"dtype": value.dtype, "device": value.device})
+    zeros.meta["val"] = value
+    return zeros
