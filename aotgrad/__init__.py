@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from aotgrad import backends, errors
-from aotgrad.api import aot_function, aot_module, aot_module_simplified
+from aotgrad.api import aot_function, aot_module, aot_module_simplified, clear_cache
 from aotgrad.backends import make_boxed_compiler, make_boxed_func, nop
 from aotgrad.counters import counters
 from aotgrad.frontends.dynamo import eager, inductor, interpreter
 from aotgrad.options import Options
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition
+from aotgrad.plan_cache import last_executed
 
 __all__ = [
     "Options",
@@ -16,12 +17,14 @@ __all__ = [
     "aot_module",
     "aot_module_simplified",
     "backends",
+    "clear_cache",
     "counters",
     "default_partition",
     "eager",
     "errors",
     "inductor",
     "interpreter",
+    "last_executed",
     "make_boxed_compiler",
     "make_boxed_func",
     "min_cut_rematerialization_partition",

@@ -1,57 +1,94 @@
-"""When a compiled plan may be reused: everything that its trace depended on, as one hashable key.
+"""When a compiled plan may be reused: everything that its trace depended on.
 
-The key holds the metadata of the tensor arguments, the Python values among them, which arguments are the same tensor or
-share storage, and torch's global state. With symbolic sizes the key leaves them out, and the trace's own shape guards are
-evaluated in their place.
+A plan holds for a call with the same structure and Python values (the key of its cache entry, `structure_key`), for which
+
+    global state    grad mode, inference mode, autocast, default dtype, determinism
+    tensors         type, dtype, device, layout, requires_grad, conj and neg bits, static sizes and strides, number
+    identity        which arguments are the same tensor; which share storage, if one of them is mutated
+    leaves          whether a mutated input that requires grad is a leaf
+    offsets         storage offsets, if a view is replayed by its absolute geometry
+    shapes          the symbolic guards of the trace
+
+are as they were. The check of all tensors is one C++ call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.convention import Dedupe
 
 
-def plan_key(tensors: Sequence[torch.Tensor], constants: Any, dynamic: bool) -> tuple:
-    """Equal keys: a plan made for one call is right for the other, but for shape guards if `dynamic`."""
-    metadata = tuple(tensor_key(tensor, dynamic) for tensor in tensors)
-    return (metadata, sharing_pattern(tensors), constants, global_state())
+@dataclass(frozen=True)
+class PlanGuards:
+    """The conditions of one plan. Positions are those of the distinct tensors."""
+
+    dedupe: Dedupe
+    global_state: Any
+    inference_mode: bool
+    tensors: torch_compat.TensorGuard
+    leaves: tuple[tuple[int, bool], ...]
+    storages: tuple[int, ...] | None
+    offsets: tuple[tuple[int, int], ...]
+    shapes: Callable[[Sequence[Any]], bool] | None
+
+    def check(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the plan is right for these arguments, now."""
+        if not self.dedupe.is_identity:
+            if not self.dedupe.matches(tensors):
+                return False
+            tensors = self.dedupe.enter(tensors)
+        return (
+            self.tensors(*tensors)
+            and self.global_state.check()
+            and torch.is_inference_mode_enabled() == self.inference_mode
+            and all(tensors[k].is_leaf == is_leaf for k, is_leaf in self.leaves)
+            and (self.storages is None or sharing_pattern(tensors) == self.storages)
+            and all(tensors[k].storage_offset() == offset for k, offset in self.offsets)
+            and (self.shapes is None or self.shapes(tensors))
+        )
+
+    def why_not(self, tensors: Sequence[torch.Tensor]) -> str:
+        """What differs, for the log; the empty string if nothing does."""
+        if not self.dedupe.matches(tensors):
+            return "other arguments are the same tensor"
+        distinct = self.dedupe.enter(tensors)
+        if reason := self.tensors.failure(distinct):
+            return reason
+        if not self.global_state.check():
+            return f"global state: {self.global_state.reason()}"
+        if torch.is_inference_mode_enabled() != self.inference_mode:
+            return "inference mode"
+        if any(distinct[k].is_leaf != is_leaf for k, is_leaf in self.leaves):
+            return "a mutated input is a leaf in one call and not in the other"
+        if self.storages is not None and sharing_pattern(distinct) != self.storages:
+            return "other arguments share storage"
+        if any(distinct[k].storage_offset() != offset for k, offset in self.offsets):
+            return "storage offset"
+        return "" if self.check(tensors) else "symbolic shape guards"
 
 
-def tensor_key(tensor: torch.Tensor, dynamic: bool) -> tuple:
-    if tensor.layout is not torch.strided:
-        geometry: Any = (tuple(tensor.shape), str(tensor.layout))
-    elif dynamic:
-        geometry = (tensor.dim(), tensor.is_contiguous())
-    else:
-        geometry = (tensor.shape, tensor.stride(), tensor.storage_offset())
-    flags = (tensor.requires_grad, tensor.is_leaf, tensor.is_conj(), tensor.is_neg(), tensor.is_inference())
-    return (type(tensor), tensor.dtype, tensor.device, geometry, flags)
+def sharing_pattern(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """For each tensor, the first position with the same storage."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(torch_compat.storage_key(tensor), k) for k, tensor in enumerate(tensors))
 
 
-def sharing_pattern(tensors: Sequence[torch.Tensor]) -> tuple:
-    """For each tensor, the first position of the same object and of the same storage.
-
-    Overlap is judged by storage: finer than that, a plan is compiled once more than needed, never reused wrongly.
-    """
-    objects: dict[int, int] = {}
-    storages: dict[Any, int] = {}
-    pattern = []
-    for index, tensor in enumerate(tensors):
-        storage = torch_compat.storage_id(tensor) if tensor.layout is torch.strided else ("object", id(tensor))
-        pattern.append((objects.setdefault(id(tensor), index), storages.setdefault(storage, index)))
-    return tuple(pattern)
+def structure_key(constants: Sequence[tuple[int, Any]], spec: Any, extra: Any) -> tuple:
+    """The Python side of a call, hashable: values that cannot be hashed count by identity, `1`, `1.0` and `True` differ."""
+    return (spec, tuple((position, type(value), hashable(value)) for position, value in constants), extra)
 
 
-def global_state() -> tuple:
-    """What of torch's global state changes a trace."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch_compat.autocast_state(),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-    )
+def hashable(value: Any) -> Any:
+    if isinstance(value, float):
+        return value.hex()
+    try:
+        hash(value)
+    except TypeError:
+        return ("identity", id(value))
+    return value

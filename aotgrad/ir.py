@@ -39,6 +39,14 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class InputHint:
+    """What the caller knows of an argument: is it a parameter or buffer, and which of its sizes are symbolic."""
+
+    static: bool = False
+    dynamic_dims: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class TensorInput:
     """A tensor placeholder: what the trace assumed of it.
 
@@ -196,6 +204,13 @@ class IsInput:
 
 
 @dataclass(frozen=True)
+class IsOutput:
+    """The same object as an earlier output."""
+
+    index: int
+
+
+@dataclass(frozen=True)
 class AliasOfInput:
     """A view of an input, made again at run time from the real input after its mutations."""
 
@@ -248,6 +263,7 @@ class ConstantOutput:
 OutputAliasInfo = Union[
     NonAlias,
     IsInput,
+    IsOutput,
     AliasOfInput,
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
@@ -297,18 +313,28 @@ class ViewAndMutationMeta:
 
 
 @dataclass(frozen=True)
+class BackwardError:
+    """Why there is no backward, as eager says it, and the results through which one would go."""
+
+    message: str
+    results: tuple[ForwardResult, ...]
+
+
+@dataclass(frozen=True)
 class JointGraph:
     """One functional FX graph, `signature` says what its placeholders and outputs are.
 
     With `signature.tangents == ()` there is no backward: an inference graph. `static_inputs` are the primals whose
     memory outlives the call at one address (parameters, buffers); `mutated_inputs` those whose data the epilogue
-    overwrites, so their old value may not be read after the forward.
+    overwrites, so their old value may not be read after the forward. With a `backward_error` the graph is the forward
+    alone, and a backward through it raises.
     """
 
     module: fx.GraphModule
     signature: GraphSignature
     static_inputs: frozenset[int]
     mutated_inputs: frozenset[int]
+    backward_error: BackwardError | None = None
 
     @property
     def differentiable(self) -> bool:

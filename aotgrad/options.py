@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,17 +21,22 @@ class Options:
 
     Attributes:
         verify: check every stage's result against its contract (`AOTGRAD_VERIFY=1` turns it on everywhere).
-        dynamic: sizes of tensor arguments are symbolic, so one plan serves many shapes.
+        dynamic: `True`: sizes of tensor arguments are symbolic, so one plan serves many shapes; `None`: those that
+            change between calls; `False`: none. For `aot_function` and `aot_module`; Dynamo decides for itself.
+        enabled: `False` runs the original function eagerly, to see whether aotgrad is at fault (`AOTGRAD_DISABLE=1`).
         partitioner: `"min_cut"` or `"save_all"`: what the forward saves for the backward.
+        plan_limit: how many plans one function may have; further calls run eagerly.
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
         keep_input_mutations: in graphs without a backward, write mutated inputs inside the graph, not after it.
     """
 
     verify: bool = False
-    dynamic: bool = False
+    dynamic: bool | None = False
+    enabled: bool = True
     partitioner: str = "min_cut"
     mode: str = "default"
     keep_input_mutations: bool = False
+    plan_limit: int = 8
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -48,23 +53,29 @@ class Options:
         unknown = sorted(set(options) - LEGAL_VALUES.keys())
         if unknown:
             raise OptionError(f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(LEGAL_VALUES))}")
-        return cls(**{"verify": os.environ.get("AOTGRAD_VERIFY") == "1", **options})
+        defaults = {
+            "enabled": os.environ.get("AOTGRAD_DISABLE") != "1",
+            "verify": os.environ.get("AOTGRAD_VERIFY") == "1",
+        }
+        return cls(**{**defaults, **options})
 
     def replace(self, **changes: Any) -> Options:
         return dataclasses.replace(self, **changes)
 
 
-LEGAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "dynamic": (True, False),
+LEGAL_VALUES: dict[str, Sequence[Any]] = {
+    "dynamic": (True, False, None),
+    "enabled": (True, False),
     "keep_input_mutations": (True, False),
     "mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "partitioner": ("min_cut", "save_all"),
+    "plan_limit": range(1, 1025),
     "verify": (True, False),
 }
 
 
 def _check(name: str, value: Any) -> None:
     legal = LEGAL_VALUES[name]
-    if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in legal):
-        choices = ", ".join(repr(choice) for choice in legal)
+    if not any(type(value) is type(choice) and value == choice for choice in legal):
+        choices = f"{legal[0]} to {legal[-1]}" if isinstance(legal, range) else ", ".join(map(repr, legal))
         raise OptionError(f"option {name!r} is {value!r}; legal values are {choices}")

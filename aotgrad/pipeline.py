@@ -12,7 +12,6 @@ No stage imports another; this module is the only one that knows them all.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,16 +21,14 @@ from aotgrad.backends.base import Backend
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
 from aotgrad.capture.trace import FlatFunction, capture_function
 from aotgrad.convention import reject_mutated_overlap
-from aotgrad.ir import Capture, Compiled, JointGraph, Partition, ViewAndMutationMeta
+from aotgrad.ir import Capture, Compiled, InputHint, JointGraph, Partition, ViewAndMutationMeta
 from aotgrad.joint import build_joint
 from aotgrad.joint.passes import keep_input_mutations, tidy
 from aotgrad.options import Options
 from aotgrad.partition import partition as partition_joint
 from aotgrad.runtime.emit import build, emit, make_backward
-from aotgrad.runtime.higher_order import HigherOrder
 from aotgrad.runtime.plan import Plan, make_plan
-from aotgrad.slots import ForwardResult
-from aotgrad.vjp import VjpCompiler
+from aotgrad.runtime.recomputation import HigherOrder
 
 
 @dataclass(frozen=True)
@@ -54,10 +51,12 @@ class Executable:
 def compile_flat(
     function: FlatFunction,
     args: Sequence[Any],
-    static: Sequence[bool],
+    hints: Sequence[InputHint],
+    *,
     backend: Backend,
     partition_fn: Callable,
     options: Options,
+    higher_order: Callable[[Capture, ViewAndMutationMeta, Partition], HigherOrder],
     observe: Callable[[str, Any], None],
 ) -> Executable:
     """Compile a function of flat tensors and symbolic numbers.
@@ -65,14 +64,15 @@ def compile_flat(
     Args:
         function: called once, with fake functional tensors; returns a flat sequence.
         args: real (or fake) tensors and symbolic ints to trace for; they are not touched.
-        static: which arguments are parameters or buffers.
+        hints: which arguments are parameters or buffers, which of their sizes are symbolic.
         backend: compiles the graphs.
         partition_fn: splits the joint graph.
         options: see `Options`.
+        higher_order: makes what computes gradients of gradients, from the first stages' results.
         observe: called with (stage name, stage result) after every stage: it verifies, prints, times.
     """
-    mode = find_fake_mode(args, options.dynamic)
-    specs = make_input_specs(mode, args, static, options.dynamic)
+    mode = find_fake_mode(args)
+    specs = make_input_specs(mode, args, hints)
     capture = capture_function(function, specs, mode, backend.decompositions())
     observe("capture", capture)
     meta = analyze(capture)
@@ -87,19 +87,10 @@ def compile_flat(
     observe("partition", partition)
     compiled = backend.compile(partition, joint.static_inputs)
     observe("compiled", compiled)
-    plan = make_plan(capture, meta, partition)
+    plan = make_plan(capture, meta, partition, joint.backward_error)
     source = emit(plan)
-    observe("plan", source)
-    compile_again = functools.partial(
-        compile_flat, backend=backend, partition_fn=partition_fn, options=options, observe=observe
-    )
-    vjp = VjpCompiler(function, capture, meta, tangent_results(partition), compile_again)
-    backward = make_backward(plan, partition, compiled, HigherOrder(vjp))
-    return Executable(capture, meta, joint, partition, compiled, plan, source, build(plan, source, compiled, backward))
-
-
-def tangent_results(partition: Partition) -> tuple[ForwardResult, ...]:
-    """The forward results that have a tangent, in order."""
-    if partition.backward is None:
-        return ()
-    return tuple(tangent.of for tangent in partition.backward.signature.tangents)
+    backward = make_backward(plan, partition, compiled, higher_order(capture, meta, partition))
+    call = build(plan, source, compiled, backward)
+    executable = Executable(capture, meta, joint, partition, compiled, plan, source, call)
+    observe("executable", executable)
+    return executable

@@ -59,11 +59,12 @@ from aotgrad.ir import (
     ViewReplay,
     ViewStep,
 )
-from aotgrad.slots import GraphSignature, Primal
+from aotgrad.slots import FORWARD_RESULTS, GraphSignature, Primal
 
 INDENT = "    "
 SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 FULL_SLICE_END = 2**63 - 1
+USUAL_REASON = "recorded view chain"
 
 
 @runtime_checkable
@@ -190,10 +191,10 @@ def output_alias_text(info: OutputAliasInfo) -> str:
 
 
 def replay_text(replay: ViewReplay) -> str:
-    """The chain of view ops, each behind an arrow, and how it must be run."""
+    """The chain of view ops, each behind an arrow, how it must be run, and why it is not simply the recorded one."""
     chain = "".join(f" -> {step_text(step)}" for step in replay.steps)
-    mode = "" if replay.grad_mode is None else f", grad mode {on_off(replay.grad_mode)}"
-    return f"{chain}  ({replay.reason}{mode})"
+    mode = "" if replay.grad_mode is None else f", under grad mode {on_off(replay.grad_mode)}"
+    return chain + mode + ("" if replay.reason == USUAL_REASON else f"  ({replay.reason})")
 
 
 def step_text(step: ViewStep) -> str:
@@ -215,7 +216,20 @@ def joint_text(joint: JointGraph) -> str:
         **{Primal(i): "overwritten after the forward" for i in joint.mutated_inputs},
         **{Primal(i): "updated buffer" for i in joint.static_inputs & joint.mutated_inputs},
     }
-    return graph_text("joint" if joint.differentiable else "inference", joint.module, joint.signature, notes)
+    name = "joint" if joint.differentiable else "inference"
+    return graph_text(name, joint.module, joint.signature, notes, first_for_backward(joint))
+
+
+def first_for_backward(joint: JointGraph) -> fx.Node | None:
+    """The node from which on no forward result needs any; `None` if there is none."""
+    pairs = zip(joint.signature.outputs, results_of(joint.module), strict=True)
+    needed = {node for slot, node in pairs if isinstance(slot, FORWARD_RESULTS) and isinstance(node, fx.Node)}
+    first = None
+    for node in reversed(joint.module.graph.nodes):
+        if node in needed or node.op == "placeholder":
+            return first
+        first = node if node.op != "output" else None
+    return None
 
 
 def partition_text(partition: Partition) -> str:
@@ -255,21 +269,21 @@ def output_types(half: GraphHalf) -> Iterator[tuple[Any, str]]:
 
 
 def compiled_text(compiled: Compiled) -> str:
-    backward = "no backward" if compiled.backward is None else f"backward {callable_text(compiled.backward)}"
-    return f"backend {compiled.backend}: forward {callable_text(compiled.forward)}, {backward}"
-
-
-def callable_text(function: Any) -> str:
-    """What is known of a callable without an address: how many results it must return."""
-    results = getattr(function, "expected", None)
-    return "compiled" if results is None else f"returns {results} value" + ("s" if results != 1 else "")
+    results = getattr(compiled.forward, "expected", None)
+    forward = "compiled" if results is None else f"returns {results} value" + ("s" if results != 1 else "")
+    backward = "no backward" if compiled.compile_backward is None else "backward compiled when it is needed"
+    return f"backend {compiled.backend}: forward {forward}, {backward}"
 
 
 # --- Graphs ----------------------------------------------------------------------------------------------------------
 
 
 def graph_text(
-    name: str, module: fx.GraphModule, signature: GraphSignature, notes: Mapping[Primal, str] | None = None
+    name: str,
+    module: fx.GraphModule,
+    signature: GraphSignature,
+    notes: Mapping[Primal, str] | None = None,
+    first_for_backward: fx.Node | None = None,
 ) -> str:
     """A graph as a Python function; every argument and result says what it means."""
     placeholders = module.graph.find_nodes(op="placeholder")
@@ -281,7 +295,8 @@ def graph_text(
         f"{argument_text(value)},  # {slot}"
         for value, slot in zip(results_of(module), signature.outputs, strict=True)
     ]
-    body = [*submodule_lines(module), *body_lines(module.graph), *bracketed("return", returned)]
+    nodes = body_lines(module.graph, first_for_backward)
+    body = [*submodule_lines(module), *nodes, *bracketed("return", returned)]
     return "\n".join([*header(name, placeholders, meanings), *indented(body)])
 
 
@@ -304,13 +319,16 @@ def results_of(module: fx.GraphModule) -> Sequence[Any]:
     return output.args[0]
 
 
-def body_lines(graph: fx.Graph) -> Iterator[str]:
+def body_lines(graph: fx.Graph, first_for_backward: fx.Node | None = None) -> Iterator[str]:
     """One line a node, and the user's line wherever it changes."""
     unused = unused_numbers(graph)
     shown = None
     for node in graph.nodes:
         if node.op in ("placeholder", "output") or node in unused:
             continue
+        if node is first_for_backward:
+            yield "# --- only for the backward"
+            shown = None
         line = source_line(node.meta.get("stack_trace"))
         if line is not None and line != shown:
             yield f"# {line}"

@@ -7,7 +7,7 @@ feature test in `tests/test_torch_compat.py` that fails if the meaning of the na
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,8 +46,8 @@ __all__ = [
     "track_tensor_tree",
 ]
 
-below_autograd = torch._C._AutoDispatchBelowAutograd
-"""Context in which ops skip autograd and version tracking: what a compiled graph runs under."""
+below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
+"""Context in which ops skip autograd, view and version tracking: what a compiled graph runs under."""
 
 disable_autocast = torch._C._DisableAutocast
 """Context in which autocast is off for every device at once."""
@@ -56,9 +56,9 @@ disable_dynamo = torch._dynamo.disable
 """Marks a callable that Dynamo must not trace into."""
 
 
-def new_fake_mode(dynamic: bool) -> FakeTensorMode:
+def new_fake_mode() -> FakeTensorMode:
     """A fake tensor mode with a fresh shape environment; real tensors met inside the function become constants."""
-    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=not dynamic)
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
 
 
 def sequence_nr() -> int:
@@ -199,9 +199,17 @@ def hidden_tracing_modes() -> Iterator[None]:
 
 
 
-def dynamic_context(tensor: torch.Tensor) -> StatelessSymbolicContext:
-    """Every size of `tensor` symbolic, except 0 and 1, which stay specialised."""
-    return StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
+def dynamic_fake(mode: FakeTensorMode, tensor: torch.Tensor, dims: Collection[int], index: int) -> FakeTensor:
+    """A fake of `tensor` whose sizes at `dims` are symbolic, except 0 and 1, which stay specialised."""
+    kinds = [DimDynamic.DYNAMIC if dim in dims else DimDynamic.STATIC for dim in range(tensor.dim())]
+    context = StatelessSymbolicContext(dynamic_sizes=kinds)
+    return mode.from_tensor(tensor, static_shapes=False, symbolic_context=context, source=argument_source(index))
+
+
+def dims_marked_dynamic(tensor: torch.Tensor) -> frozenset[int]:
+    """The sizes that `torch._dynamo.mark_dynamic` (or `maybe_mark_dynamic`) was called for."""
+    marked = (getattr(tensor, name, ()) for name in ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"))
+    return frozenset(dim for dims in marked for dim in dims)
 
 
 def argument_source(index: int) -> Any:
@@ -227,13 +235,83 @@ def grad_mode_was_changed_to(before: bool) -> bool | None:
     return None if now == before else now
 
 
-def shape_guards(shape_env: ShapeEnv, placeholders: Sequence[Any]) -> str | None:
-    """The guards of a dynamic trace as an expression over `L['t0']`, `L['t1']`, ..., or `None` if it has none."""
-    return shape_env.produce_guards_expression(placeholders)
+def shape_guards(fakes: Sequence[FakeTensor]) -> Callable[[Sequence[Any]], bool] | None:
+    """A function that evaluates the symbolic guards of a trace on real tensors, or `None` if it has none."""
+    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+    text = fakes[0].fake_mode.shape_env.produce_guards_expression(fakes)
+    if not text:
+        return None
+    holds = eval(f"lambda L: {text}", dict(SYMPY_INTERP))
+    names = [f"t{position}" for position in range(len(fakes))]
+    return lambda tensors: holds(dict(zip(names, tensors, strict=True)))
 
 
-def shape_guards_hold(shape_env: ShapeEnv, guards: str, args: Sequence[Any]) -> bool:
-    return shape_env.evaluate_guards_expression(guards, args)
+class TensorGuard:
+    """Dtype, device, layout, sizes, strides, requires_grad, dispatch keys and number of tensors, in one C++ call.
+
+    Symbolic sizes and strides of the fakes are not compared. Tensors without strides (sparse) are compared in Python.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], fakes: Sequence[FakeTensor]) -> None:
+        from torch._C._dynamo.guards import TensorGuards
+
+        self.count = len(tensors)
+        self.sparse = tuple((k, _sparse_key(t)) for k, t in enumerate(tensors) if t.layout is not torch.strided)
+        self.strided = tuple(k for k, t in enumerate(tensors) if t.layout is torch.strided)
+        sizes = [[_static(size) for size in fakes[k].size()] for k in self.strided]
+        steps = [[_static(step) for step in fakes[k].stride()] for k in self.strided]
+        chosen = [tensors[k] for k in self.strided]
+        self.guards = TensorGuards(*chosen, dynamic_dims_sizes=sizes, dynamic_dims_strides=steps) if chosen else None
+        self.check = self.guards.check if self.guards and not self.sparse else self.check_mixed
+
+    def check_mixed(self, *tensors: torch.Tensor) -> bool:
+        if any(_sparse_key(tensors[k]) != key for k, key in self.sparse):
+            return False
+        return self.guards is None or self.guards.check(*(tensors[k] for k in self.strided))
+
+    def __call__(self, *tensors: torch.Tensor) -> bool:
+        return len(tensors) == self.count and self.check(*tensors)
+
+    def failure(self, tensors: Sequence[torch.Tensor]) -> str:
+        """Which tensor differs, and in what; empty if none does."""
+        if len(tensors) != self.count:
+            return f"{len(tensors)} distinct tensors in place of {self.count}"
+        if self(*tensors):
+            return ""
+        if self.guards is None or self.check_strided(tensors):
+            return "a sparse tensor differs"
+        names = [f"tensor argument {k}" for k in self.strided]
+        return str(self.guards.check_verbose(*(tensors[k] for k in self.strided), tensor_check_names=names))
+
+    def check_strided(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return self.guards is None or self.guards.check(*(tensors[k] for k in self.strided))
+
+
+def _static(size: Any) -> int | None:
+    return size if isinstance(size, int) else None
+
+
+def _sparse_key(tensor: torch.Tensor) -> tuple:
+    flags = (tensor.requires_grad, tensor.dtype, tensor.device, tensor.layout)
+    return (type(tensor), tuple(tensor.shape), *flags, tensor.layout is torch.sparse_coo and tensor.is_coalesced())
+
+
+def global_state_guard() -> Any:
+    """An object whose `check()` says whether grad mode, autocast, default dtype, ... are as they are now."""
+    from torch._C._dynamo.guards import GlobalStateGuard
+
+    return GlobalStateGuard()
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """`storage_id`, or the identity of a tensor that has no single storage."""
+    return storage_id(tensor) if tensor.layout is torch.strided else -id(tensor)
+
+
+def any_functional(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a trace of ours is running and these are its tensors."""
+    return FunctionalTensor in map(type, tensors)
 
 
 def any_autocast_enabled() -> bool:
@@ -262,14 +340,6 @@ def symbolic_text(value: Any) -> tuple[str, list[str]]:
 def is_symbol(value: Any, name: str) -> bool:
     """Whether a symbolic number is exactly the symbol `name`."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and str(value.node.expr) == name
-
-
-def autocast_state() -> tuple:
-    """Which device types autocast is on for, and to which dtype."""
-    if not any_autocast_enabled():
-        return ()
-    devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
-    return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
 
 
 def reparametrized(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Any:

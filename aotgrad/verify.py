@@ -208,12 +208,13 @@ def trailing_copies(graph: fx.Graph) -> list[fx.Node]:
 
 
 def check_gradient(gradient: Gradient, node: Any, primal: Any) -> Problems:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    """Equal dtype and device; the sizes are compared when it is known which inputs change theirs (`check_sizes`)."""
+    value = value_of(node)
     if value is None:
         return
     if not isinstance(primal, torch.Tensor):
         yield f"{gradient} is {type_text(value)} ({node.name}), the primal is no tensor"
-    elif not same_type(value, primal):
+    elif (value.dtype, value.device) != (primal.dtype, primal.device):
         yield f"{gradient} is {type_text(value)} ({node.name}), the primal is {type_text(primal)}"
 
 
@@ -259,11 +260,12 @@ def check_saved_types(forward: GraphHalf, backward: GraphHalf) -> Problems:
 
 
 def check_compiled(compiled: Compiled) -> Problems:
-    """Both halves can be called."""
-    for name in ("forward", "backward"):
-        function = getattr(compiled, name)
-        if not callable(function) and not (name == "backward" and function is None):
-            yield f"the {name} of backend {compiled.backend!r} is a {type(function).__name__}, not callable"
+    """The forward can be called; so can what compiles backward graphs, if there is one."""
+    if not callable(compiled.forward):
+        yield f"the forward of backend {compiled.backend!r} is a {type(compiled.forward).__name__}, not callable"
+    if compiled.compile_backward is not None and not callable(compiled.compile_backward):
+        kind = type(compiled.compile_backward).__name__
+        yield f"the backward compiler of backend {compiled.backend!r} is a {kind}, not callable"
 
 
 # --- executable ------------------------------------------------------------------------------------------------------
@@ -272,6 +274,7 @@ def check_compiled(compiled: Compiled) -> Problems:
 def check_executable(executable: Executable) -> Problems:
     """The stages fit each other, every user output is made once, and no name is used before it is bound."""
     yield from check_halves_against_joint(executable.joint, executable.partition)
+    yield from check_sizes(executable.joint, executable.meta)
     yield from check_arity(executable.partition, executable.compiled)
     yield from check_steps(executable)
     yield from check_source(executable.source, executable.call.__globals__)
@@ -293,14 +296,26 @@ def check_halves_against_joint(joint: JointGraph, partition: Partition) -> Probl
         yield from same_slots("the backward's outputs", backward.outputs, "the gradients", joint.signature.gradients)
 
 
+def check_sizes(joint: JointGraph, meta: ViewAndMutationMeta) -> Problems:
+    """A gradient has the size of its primal, or the one that the call left it with."""
+    primals = dict(zip(joint.signature.inputs, placeholder_values(joint.module), strict=True))
+    for gradient, node in zip(joint.signature.outputs, results_of(joint.module), strict=True):
+        value = value_of(node)
+        if not isinstance(gradient, Gradient) or value is None:
+            continue
+        info = meta.inputs[gradient.of.index]
+        allowed = [primals[gradient.of].size(), *([info.geometry.size] if info.geometry is not None else [])]
+        if not any(same_size(value.size(), size) for size in allowed):
+            yield f"{gradient} is {type_text(value)} ({node.name}), the primal is {type_text(primals[gradient.of])}"
+
+
 def check_arity(partition: Partition, compiled: Compiled) -> Problems:
-    """A backend's callable returns what its graph returns."""
-    if (compiled.backward is None) != (partition.backward is None):
-        yield "one of the backward graph and the compiled backward is missing"
-    for name in ("forward", "backward"):
-        half, function = getattr(partition, name), getattr(compiled, name)
-        if half is not None and getattr(function, "expected", None) not in (None, len(half.signature.outputs)):
-            yield f"the compiled {name} returns {function.expected} values, its graph {len(half.signature.outputs)}"
+    """The compiled forward returns what its graph returns, and there is a compiler for the backward if there is one."""
+    if (compiled.compile_backward is None) != (partition.backward is None):
+        yield "one of the backward graph and its compiler is missing"
+    returned, expected = getattr(compiled.forward, "expected", None), len(partition.forward.signature.outputs)
+    if returned not in (None, expected):
+        yield f"the compiled forward returns {returned} values, its graph {expected}"
 
 
 def check_steps(executable: Executable) -> Problems:
@@ -420,11 +435,11 @@ def holds_tensor(value: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in torch.utils._pytree.tree_leaves(value))
 
 
-def same_type(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal dtype, device and sizes; symbolic sizes are not compared, since that could add a guard."""
-    if (one.dtype, one.device, one.dim()) != (other.dtype, other.device, other.dim()):
+def same_size(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Equal sizes; symbolic ones are not compared, since that could add a guard."""
+    if len(one) != len(other):
         return False
-    pairs = zip(one.size(), other.size(), strict=True)
+    pairs = zip(one, other, strict=True)
     return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
 
 

@@ -1,6 +1,12 @@
-"""The vector-Jacobian product of a captured function, compiled by the same pipeline.
+"""Gradients of gradients: the vector-Jacobian product of the original function, as a compiled function of its own.
 
-    vjp(*primals, *tangents) -> gradients of the wanted primals, differentiable again
+    vjp(*primals, *defined tangents) -> gradients of the wanted primals, differentiable again
+
+The traced backward is not differentiated: its `detach`es cut the tape, and composite backward ops have no derivative. Under
+`create_graph=True` the node calls this vjp on the inputs of the call. It goes through the same pipeline, and its own node
+does the same again: order n by recursion. A program that never asks for it compiles nothing.
+
+Known limits: an input whose old value is needed but was changed by the call raises `HigherOrderError`.
 """
 
 from __future__ import annotations
@@ -11,43 +17,74 @@ from typing import Any
 
 import torch
 
+from aotgrad import torch_compat
+from aotgrad.capture.flatten import Arguments
 from aotgrad.errors import HigherOrderError
 from aotgrad.ir import AliasOfIntermediate, Capture, TensorInput, ViewAndMutationMeta
+from aotgrad.pipeline import Executable
+from aotgrad.plan_cache import PlanCache
+from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.slots import ForwardResult, IntermediateBase, UpdatedInput, UserOutput
 
 
 @dataclass(frozen=True)
-class VjpCompiler:
-    """Compiles the vjp of `function` for given tangents. `compile_flat` is the pipeline with its settings bound."""
+class CapturedFunction:
+    """A function with what a first trace found out about it. `results` are the forward results that have tangents."""
 
-    function: Callable[..., Sequence[Any]]
+    call: Callable[..., Sequence[Any]]
     capture: Capture
     meta: ViewAndMutationMeta
     results: tuple[ForwardResult, ...]
-    compile_flat: Callable[[Callable, Sequence[Any], Sequence[bool]], Any]
 
-    def __call__(self, primals: Sequence[Any], tangents: Sequence[Any], wanted: Sequence[bool]) -> Callable[[list], list]:
-        """An executable of `[*primals, *defined tangents]` that returns one gradient per gradient input."""
+    @property
+    def differentiable_inputs(self) -> list[int]:
+        specs = enumerate(self.capture.inputs)
+        return [index for index, spec in specs if isinstance(spec, TensorInput) and spec.requires_grad]
+
+    def reject_lost_inputs(self) -> None:
+        """Raise if an input that gradients flow to or through is another tensor by now.
+
+        Raises:
+            HigherOrderError: names the input.
+        """
         for slot in self.results:
             if isinstance(slot, UpdatedInput):
-                reject_mutated(slot.index)
-        defined = [k for k, tangent in enumerate(tangents) if tangent is not None]
-        arguments = [*primals, *(tangents[k] for k in defined)]
-        vjp = VectorJacobianProduct(self, tuple(defined), tuple(wanted))
-        static = [isinstance(spec, TensorInput) and spec.is_static for spec in self.capture.inputs]
-        executable = self.compile_flat(vjp, arguments, [*static, *(False for _ in defined)])
-        self.check_old_values(executable)
-        return executable
-
-    def check_old_values(self, executable: Any) -> None:
-        """A mutated input holds its new value by now; raise if the vjp would read it."""
-        placeholders = executable.capture.placeholders
+                reject_old_value(slot.index)
         for index, info in enumerate(self.meta.inputs):
-            if info is not None and info.mutation.data and placeholders[index].users:
-                reject_mutated(index)
+            if info is not None and info.mutation.metadata:
+                reject_old_value(index)
+
+    @property
+    def mutated_inputs(self) -> list[int]:
+        return [index for index, info in enumerate(self.meta.inputs) if info is not None and info.mutation.data]
 
 
-def reject_mutated(index: int) -> None:
+@dataclass(frozen=True)
+class CompiledVjp:
+    """The compiled vjps of one function. Implements `runtime.recomputation.HigherOrder`."""
+
+    function: CapturedFunction
+    cache: PlanCache
+
+    def __call__(self, call: Recomputation, tangents: Gradients, wanted: Sequence[bool]) -> Gradients:
+        call.check_unchanged()
+        self.function.reject_lost_inputs()
+        defined = tuple(k for k, tangent in enumerate(tangents) if tangent is not None)
+        vjp = VectorJacobianProduct(self.function, defined, tuple(wanted))
+        arguments = Arguments.of((*call.primals, *(tangents[k] for k in defined)), {})
+        with torch_compat.random_state_of(call.random_state), torch_compat.disable_autocast():
+            return self.cache.call(vjp, arguments, static_count=0, state=(defined, vjp.wanted))
+
+
+def check_old_values(function: CapturedFunction, executable: Executable) -> None:
+    """An input that the function changed holds its new value by now; raise if the vjp would read it."""
+    placeholders = executable.capture.placeholders
+    for index in function.mutated_inputs:
+        if index < len(placeholders) and placeholders[index].users:
+            reject_old_value(index)
+
+
+def reject_old_value(index: int) -> None:
     """Raises HigherOrderError: the vjp needs input `index` as it was before the call."""
     raise HigherOrderError(
         f"create_graph=True needs the value that input {index} had before the compiled function changed it in place; "
@@ -59,26 +96,22 @@ def reject_mutated(index: int) -> None:
 class VectorJacobianProduct:
     """The function that is traced: runs the original one, then differentiates it."""
 
-    compiler: VjpCompiler
+    function: CapturedFunction
     defined: tuple[int, ...]
     wanted: tuple[bool, ...]
 
     def __call__(self, *arguments: Any) -> list[torch.Tensor | None]:
-        count = len(self.compiler.capture.inputs)
+        count = len(self.function.capture.inputs)
         primals, tangents = list(arguments[:count]), arguments[count:]
         with torch.enable_grad():
-            outputs = self.compiler.function(*self.protected(primals))
-            roots = [self.root(slot, outputs) for slot in self.slots]
+            outputs = self.function.call(*self.protected(primals))
+            roots = [self.root(self.function.results[k], outputs) for k in self.defined]
             return self.gradients(roots, primals, tangents)
-
-    @property
-    def slots(self) -> list[ForwardResult]:
-        return [self.compiler.results[k] for k in self.defined]
 
     def protected(self, primals: Sequence[Any]) -> list[Any]:
         """Clones of the inputs that the function changes: it has changed them once already."""
-        infos = zip(primals, self.compiler.meta.inputs, strict=True)
-        return [p.clone() if info is not None and info.mutation.data else p for p, info in infos]
+        mutated = self.function.mutated_inputs
+        return [primal.clone() if index in mutated else primal for index, primal in enumerate(primals)]
 
     def root(self, slot: ForwardResult, outputs: Sequence[Any]) -> torch.Tensor:
         """The tensor that a tangent belongs to."""
@@ -86,7 +119,7 @@ class VectorJacobianProduct:
             case UserOutput(index):
                 return outputs[index]
             case IntermediateBase(index):
-                infos = self.compiler.meta.outputs
+                infos = self.function.meta.outputs
                 member = next(k for k, i in enumerate(infos) if isinstance(i, AliasOfIntermediate) and i.base == index)
                 return outputs[member]._base
         raise AssertionError(slot)
@@ -94,9 +127,8 @@ class VectorJacobianProduct:
     def gradients(
         self, roots: Sequence[torch.Tensor], primals: Sequence[Any], tangents: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
-        specs = self.compiler.capture.inputs
-        inputs = [i for i, spec in enumerate(specs) if isinstance(spec, TensorInput) and spec.requires_grad]
-        wanted = [i for i, is_wanted in zip(inputs, self.wanted, strict=True) if is_wanted]
+        inputs = self.function.differentiable_inputs
+        wanted = [index for index, is_wanted in zip(inputs, self.wanted, strict=True) if is_wanted]
         found = torch.autograd.grad(roots, [primals[i] for i in wanted], tangents, create_graph=True, allow_unused=True)
         by_index = dict(zip(wanted, found, strict=True))
-        return [by_index.get(i) for i in inputs]
+        return [by_index.get(index) for index in inputs]

@@ -30,6 +30,7 @@ from aotgrad.ir import (
     Geometry,
     InputAliasInfo,
     IsInput,
+    IsOutput,
     NonAlias,
     OutputAliasInfo,
     SymOutput,
@@ -69,9 +70,12 @@ class _Outputs:
     def classify(self) -> tuple[tuple[OutputAliasInfo, ...], tuple[BaseInfo, ...]]:
         input_of_storage = first_positions([_storage_or_none(value) for value in self.capture.arguments])
         fresh: dict[int, int] = {}
+        first_of = first_positions([id(value) for value in self.capture.outputs])
         for position, value in enumerate(self.capture.outputs):
             if not isinstance(value, torch.Tensor):
                 self.infos[position] = describe_value(position, value)
+            elif (first := first_of[id(value)]) != position:
+                self.infos[position] = IsOutput(first)
             elif (owner := input_of_storage.get(_storage_or_none(value))) is not None:
                 self.infos[position] = self.alias_of_input(position, value, owner)
             else:
@@ -116,34 +120,37 @@ class _Outputs:
         return UnsafeViewAlias(value.requires_grad) if steps else NonAlias(value.requires_grad)
 
     def classify_views(self, members: Sequence[int]) -> None:
-        """The first output that is the base itself serves as base; if none is, the base becomes an extra result."""
-        chains = {p: chain_from(self.capture.trace.node_of(self.capture.outputs[p])) for p in members}
-        root = chains[members[0]][0]
-        own_base = next((p for p in members if chains[p][0] is root and not chains[p][1]), None)
+        """If one output is the base of the others, it serves as base; else the base becomes an extra result."""
+        base, root = self.find_base([self.capture.outputs[position] for position in members])
+        own_base = next((p for p in members if self.capture.outputs[p] is base), None)
         if own_base is not None:
-            self.infos[own_base] = NonAlias(self.capture.outputs[own_base].requires_grad)
-            base = self.capture.outputs[own_base]
+            self.infos[own_base] = NonAlias(base.requires_grad)
         else:
-            base = self.add_base(root, [self.capture.outputs[p] for p in members])
+            self.bases.append(BaseInfo(base is not None and base.requires_grad, root, base))
         for position in members:
             if position != own_base:
-                self.infos[position] = self.view_of(position, base, own_base, root, chains[position])
+                live = root.meta["val"] if base is None else base
+                self.infos[position] = self.view_of(position, live, own_base, root)
 
-    def add_base(self, root: fx.Node, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Register the intermediate base `root`; returns it as a live tensor (or its fake, unknown to autograd)."""
-        attached = [v._base for v in values if v._base is not None and v._base.requires_grad]
-        live = next((base for base in attached if self.capture.trace.node_of(base) is root), None)
-        if live is None and any(value.requires_grad for value in values):
-            live = next((v for v in values if v.requires_grad and v._base is None), None)
-        self.bases.append(BaseInfo(live is not None and live.requires_grad, root, live))
-        return root.meta["val"] if live is None else live
+    def find_base(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, fx.Node]:
+        """The tensor that `values` are views of, and its node: one that autograd tracks, if any, the first made.
 
-    def view_of(
-        self, position: int, base: torch.Tensor, output: int | None, root: fx.Node, chain: tuple[fx.Node, tuple[ViewStep, ...]]
-    ) -> OutputAliasInfo:
+        Without a live tensor (every value is detached from the others) only the node is known.
+        """
+        candidates = [value if value._base is None else value._base for value in values]
+        roots = [(base, *chain_from(self.capture.trace.node_of(base))) for base in candidates]
+        tracked = [(base, steps) for base, _, steps in roots if base.requires_grad]
+        attached = tracked or [(base, steps) for base, _, steps in roots if not detaches(steps)]
+        if not attached:
+            return None, roots[0][1]
+        base, _ = min(attached, key=lambda pair: len(pair[1]))
+        return base, self.capture.trace.node_of(base)
+
+    def view_of(self, position: int, base: torch.Tensor, output: int | None, root: fx.Node) -> OutputAliasInfo:
         value = self.capture.outputs[position]
-        if chain[0] is root:
-            replay = self.replay(position, value, base, chain[1])
+        found, steps = chain_from(self.capture.trace.node_of(value), stops={root})
+        if found is root:
+            replay = self.replay(position, value, base, steps)
         else:
             replay = self.replay_strided(position, value, base)
         if output is None:
@@ -165,7 +172,10 @@ class _Outputs:
         return replay_by_geometry(Geometry.of(value), grad_mode, "its recorded chain does not start at the base's current value")
 
     def grad_mode_for(self, position: int, value: torch.Tensor, base: torch.Tensor, detached: bool) -> bool | None:
-        """The grad mode that gives the replayed view the same `requires_grad`; `None` if the caller's own does."""
+        """The grad mode that gives the replayed view the same history; `None` if the caller's own does.
+
+        A view made under `no_grad` has no `grad_fn`, although torch reports its base's `requires_grad` for it.
+        """
         may_require_grad = base.requires_grad and not detached
         if value.requires_grad and not may_require_grad:
             raise UnsupportedAliasingError(
@@ -173,7 +183,8 @@ class _Outputs:
                 "which requires_grad_() was called?); return a clone() of it"
             )
         natural = may_require_grad and self.capture.grad_mode_before
-        return None if natural == value.requires_grad else value.requires_grad
+        has_history = value.grad_fn is not None
+        return None if natural == has_history else has_history
 
 
 def describe_value(position: int, value: Any) -> OutputAliasInfo:

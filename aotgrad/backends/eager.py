@@ -31,7 +31,7 @@ class BoxedCodeGen(fx.graph.CodeGen):
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
         names = [variable.split(":")[0].split("=")[0].strip() for variable in free_vars if variable != "self"]
         unpack = f"\n    {', '.join(names)}, = args" if names else ""
-        return f"def {self._func_name}(self, args){maybe_return_annotation}:{unpack}\n    args.clear()"
+        return f"def forward(self, args){maybe_return_annotation}:{unpack}\n    args.clear()"
 
 
 def nop(module: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:

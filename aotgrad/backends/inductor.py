@@ -102,7 +102,7 @@ def fake_mode_of(module: fx.GraphModule) -> Any:
         value = node.meta.get("val")
         if isinstance(value, torch_compat.FakeTensor):
             return value.fake_mode
-    return torch_compat.new_fake_mode(dynamic=False)
+    return torch_compat.new_fake_mode()
 
 
 inductor = InductorBackend()

@@ -13,13 +13,13 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
-from aotgrad.ir import InputSpec, SymInput, TensorInput
+from aotgrad.ir import InputHint, InputSpec, SymInput, TensorInput
 from aotgrad.torch_compat import FakeTensor, FakeTensorMode
 
 SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def find_fake_mode(args: Sequence[Any], dynamic: bool) -> FakeTensorMode:
+def find_fake_mode(args: Sequence[Any]) -> FakeTensorMode:
     """The mode of Dynamo or of inputs that are fake already, or else a new one."""
     context = torch_compat.tracing_context()
     if context is not None and context.fake_mode is not None:
@@ -27,39 +27,41 @@ def find_fake_mode(args: Sequence[Any], dynamic: bool) -> FakeTensorMode:
     for arg in args:
         if isinstance(arg, FakeTensor):
             return arg.fake_mode
-    return torch_compat.new_fake_mode(dynamic)
+    return torch_compat.new_fake_mode()
 
 
-def make_input_specs(mode: FakeTensorMode, args: Sequence[Any], static: Sequence[bool], dynamic: bool) -> tuple[InputSpec, ...]:
-    """One `InputSpec` an argument; `static` says which are parameters or buffers.
+def make_input_specs(mode: FakeTensorMode, args: Sequence[Any], hints: Sequence[InputHint]) -> tuple[InputSpec, ...]:
+    """One `InputSpec` an argument.
 
     Raises:
         CaptureError: for an argument that is neither a tensor nor a symbolic number.
     """
-    return tuple(_input_spec(mode, index, arg, static[index], dynamic) for index, arg in enumerate(args))
+    pairs = zip(args, hints, strict=True)
+    return tuple(_input_spec(mode, index, arg, hint) for index, (arg, hint) in enumerate(pairs))
 
 
-def _input_spec(mode: FakeTensorMode, index: int, arg: Any, static: bool, dynamic: bool) -> InputSpec:
+def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint) -> InputSpec:
     name = f"primals_{index + 1}"
     if isinstance(arg, torch.Tensor):
-        fake = fake_tensor(mode, index, arg, dynamic and not static)
-        return TensorInput(name, fake, arg.requires_grad, arg.is_leaf, static)
+        fake = fake_tensor(mode, index, arg, hint.dynamic_dims)
+        return TensorInput(name, fake, arg.requires_grad, arg.is_leaf, hint.static)
     if isinstance(arg, SYMBOLIC_NUMBERS):
         return SymInput(name, arg)
     raise CaptureError(f"argument {name} is a {type(arg).__name__}; a graph takes tensors and symbolic numbers only")
 
 
-def fake_tensor(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
+def fake_tensor(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims: frozenset[int]) -> torch.Tensor:
     """A detached fake of `tensor`, with Dynamo's symbols where it has given it some."""
     if isinstance(tensor, FakeTensor):
         with mode:
             return tensor.detach()
     context = torch_compat.dynamo_symbolic_context(torch_compat.tracing_context(), tensor)
+    if not tensor.is_leaf:
+        tensor = tensor.detach()  # making a fake reads `.grad`, which warns on what is no leaf
     if context is not None:
         fake = mode.from_tensor(tensor, symbolic_context=context, source=context.tensor_source)
-    elif dynamic:
-        symbolic = torch_compat.dynamic_context(tensor)
-        fake = mode.from_tensor(tensor, symbolic_context=symbolic, source=torch_compat.argument_source(index))
+    elif dynamic_dims:
+        fake = torch_compat.dynamic_fake(mode, tensor, dynamic_dims, index)
     else:
         fake = mode.from_tensor(tensor, static_shapes=True)
     with mode:

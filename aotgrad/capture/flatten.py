@@ -15,38 +15,30 @@ class Arguments:
     """The arguments of one call, taken apart.
 
     `tensors` are the leaves that become graph inputs; `constants` pairs the position of every other leaf with its value;
-    `spec` is the structure.
+    `spec` is the structure, hashable: just the number of arguments if all of them are tensors.
     """
 
-    tensors: list[torch.Tensor]
+    args: tuple
+    kwargs: dict[str, Any]
+    tensors: Sequence[torch.Tensor]
     constants: tuple[tuple[int, Any], ...]
-    spec: pytree.TreeSpec
+    spec: Any
 
     @classmethod
     def of(cls, args: tuple, kwargs: dict[str, Any]) -> Arguments:
+        if not kwargs and all(isinstance(arg, torch.Tensor) for arg in args):
+            return cls(args, kwargs, args, (), len(args))
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         constants = tuple((k, leaf) for k, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor))
-        return cls(tensors, constants, spec)
-
-    @property
-    def key(self) -> tuple:
-        """The structure and the constants, hashable; values that cannot be hashed count by identity."""
-        return (self.spec_key, tuple((k, type(value), _hashable(value)) for k, value in self.constants))
-
-    @property
-    def spec_key(self) -> Any:
-        return str(self.spec)
+        return cls(args, kwargs, tensors, constants, spec)
 
     def rebuild(self, tensors: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
         """The nested arguments, with `tensors` in place of the real ones."""
-        leaves: list[Any] = [None] * (len(tensors) + len(self.constants))
-        taken = {k for k, _ in self.constants}
-        free = (k for k in range(len(leaves)) if k not in taken)
-        for k, tensor in zip(free, tensors, strict=True):
-            leaves[k] = tensor
-        for k, value in self.constants:
-            leaves[k] = value
+        if isinstance(self.spec, int):
+            return tuple(tensors), {}
+        fresh, constants = iter(tensors), dict(self.constants)
+        leaves = [constants[k] if k in constants else next(fresh) for k in range(self.spec.num_leaves)]
         return pytree.tree_unflatten(leaves, self.spec)
 
 
@@ -63,10 +55,3 @@ class FlatOutput:
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         return pytree.tree_unflatten(list(leaves), self.spec)
 
-
-def _hashable(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError:
-        return ("identity", id(value))
-    return value

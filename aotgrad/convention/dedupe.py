@@ -41,6 +41,10 @@ class Dedupe:
     def is_identity(self) -> bool:
         return len(self.kept) == len(self.positions)
 
+    def matches(self, args: Sequence[Any]) -> bool:
+        """Whether the same arguments are the same tensor, and no others."""
+        return len(args) == len(self.positions) and Dedupe.of(args) == self
+
     def enter(self, args: Sequence[Any]) -> list[Any]:
         """The distinct arguments."""
         return [args[index] for index in self.kept]

@@ -14,11 +14,12 @@ from typing import Any
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.api import Recipe, compile_module
+from aotgrad.api import compile_module
 from aotgrad.backends import Backend, registry
 from aotgrad.backends.inductor import InductorBackend
 from aotgrad.options import Options
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition
+from aotgrad.recipe import Recipe
 
 PARTITIONERS = {"min_cut": min_cut_rematerialization_partition, "save_all": default_partition}
 

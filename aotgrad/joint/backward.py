@@ -19,7 +19,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
-from aotgrad.ir import Capture, JointGraph, OpenTrace, TensorInput, ViewAndMutationMeta
+from aotgrad.ir import BackwardError, Capture, JointGraph, OpenTrace, TensorInput, ViewAndMutationMeta
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
@@ -46,18 +46,51 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta) -> JointGraph:
     with capture.trace.active():
         results = [_result(capture, meta, slot) for slot in meta.forward_results()]
         outputs = [result for result in results if result.differentiable is not None]
-        if not capture.grad_mode_before:
-            outputs = []
-        tangents = [_add_tangent(capture.trace, position, result) for position, result in enumerate(outputs)]
-        gradients = _gradients(capture, outputs, tangents)
-        gradient_nodes = [None if g is None else capture.trace.node_of(g) for g in gradients]
-    primals = tuple(Primal(i) for i in range(len(capture.inputs)))
+        forward_nodes = set(capture.trace.graph.nodes)
+        try:
+            backward = _append_backward(capture, outputs)
+        except RuntimeError as error:
+            if OVERWRITTEN not in str(error):
+                raise
+            _erase_all_but(capture.trace.graph, forward_nodes)
+            failure = BackwardError(str(error), tuple(result.slot for result in outputs))
+            backward = AppendedBackward((), (), failure)
+    primals = tuple(Primal(index) for index in range(len(capture.inputs)))
+    gradients = tuple(Gradient(primal) for primal in primals) if backward.tangents else ()
     signature = GraphSignature(
-        inputs=(*primals, *(Tangent(result.slot) for result in outputs)),
-        outputs=(*(result.slot for result in results), *(Gradient(p) for p in primals if outputs)),
+        inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *gradients)
     )
-    capture.trace.graph.output([*(result.node for result in results), *(gradient_nodes if outputs else ())])
-    return JointGraph(capture.trace.module(), signature, _static_inputs(capture), _mutated_inputs(meta))
+    capture.trace.graph.output([*(result.node for result in results), *backward.gradients])
+    static, mutated = _static_inputs(capture), _mutated_inputs(meta)
+    return JointGraph(capture.trace.module(), signature, static, mutated, backward.error)
+
+
+OVERWRITTEN = "modified by an inplace operation"
+"""Part of the error that a backward raises when a value which it needs was overwritten."""
+
+
+@dataclass(frozen=True)
+class AppendedBackward:
+    """The tangents of a backward, and the node of each primal's gradient or `None`. All empty if there is none."""
+
+    tangents: tuple[Tangent, ...]
+    gradients: tuple[fx.Node | None, ...]
+    error: BackwardError | None = None
+
+
+def _append_backward(capture: Capture, outputs: Sequence[Result]) -> AppendedBackward:
+    if not outputs:
+        return AppendedBackward((), ())
+    tangents = [_add_tangent(capture.trace, position, result) for position, result in enumerate(outputs)]
+    gradients = _gradients(capture, outputs, tangents)
+    nodes = tuple(None if gradient is None else capture.trace.node_of(gradient) for gradient in gradients)
+    return AppendedBackward(tuple(Tangent(result.slot) for result in outputs), nodes)
+
+
+def _erase_all_but(graph: fx.Graph, kept: set[fx.Node]) -> None:
+    for node in reversed(graph.nodes):
+        if node not in kept:
+            graph.erase_node(node)
 
 
 def _result(capture: Capture, meta: ViewAndMutationMeta, slot: ForwardResult) -> Result:

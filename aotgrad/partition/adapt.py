@@ -145,7 +145,7 @@ def _call_users_function(joint: JointGraph, partition_fn: PartitionFn) -> Partit
     given: dict[str, Any] = {"num_fwd_outputs": len(joint.signature.forward_results)}
     if _accepts(partition_fn, "static_lifetime_input_indices"):
         given["static_lifetime_input_indices"] = sorted(joint.static_inputs)
-    halves = partition_fn(copy_module(joint.module), _example_inputs(joint), **given)
+    halves = partition_fn(_tagged_copy(joint), _example_inputs(joint), **given)
     try:
         return read_halves(joint, *_two_modules(halves))
     except PartitionError as error:
@@ -156,6 +156,18 @@ def _call_users_function(joint: JointGraph, partition_fn: PartitionFn) -> Partit
 def _accepts(fn: Callable, keyword: str) -> bool:
     parameters = inspect.signature(fn).parameters
     return keyword in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _tagged_copy(joint: JointGraph) -> fx.GraphModule:
+    """A copy of the joint module in which `partitioner_tag` says what the forward was traced with, as some expect."""
+    analysis = analyze(joint)
+    first = min((analysis.position[node] for node in analysis.backward), default=len(analysis.nodes))
+    traced = {node.name for node in analysis.forward if analysis.position[node] < first}
+    module = copy_module(joint.module)
+    for node in module.graph.nodes:
+        if node.name in traced:
+            node.meta.setdefault("partitioner_tag", "is_forward")
+    return module
 
 
 def copy_module(module: fx.GraphModule) -> fx.GraphModule:
@@ -188,13 +200,15 @@ def read_halves(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphMo
     handed_over = [*_numbers(saved), *_tensors(saved), *tangents]
     _check_values("backward", "input", _placeholders(backward), handed_over, handed_over)
     _check_values("backward", "result", _returned(backward), expected[split_at:], signature.gradients)
+    _drop_dead_copies(forward, backward)
+    _check_nothing_runs_twice(forward, backward)
     return _as_partition(joint, forward, backward, saved)
 
 
 def _as_partition(
     joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule, saved: list[fx.Node]
 ) -> Partition:
-    saved = _copy_overwritten(joint, forward, saved)
+    saved = _copy_overwritten(joint, forward, backward, saved)
     slots = [SavedSymInt(node.name) if op_table.is_symbolic_value(node) else Saved(node.name) for node in saved]
     return Partition(
         GraphHalf(forward, forward_signature(joint.signature, slots)),
@@ -261,6 +275,23 @@ def _check_values(
             raise PartitionError(f"the {half}'s {what} {value}, {meaning}, {problem}")
 
 
+def _drop_dead_copies(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Remove what the backward repeats of the forward without use; a random op would advance the generator twice."""
+    ran = {node.name for node in forward.graph.nodes}
+    for node in reversed(backward.graph.nodes):
+        if node.op == "call_function" and not node.users and node.name in ran and not op_table.has_effect(node.target):
+            backward.graph.erase_node(node)
+    backward.recompile()
+
+
+def _check_nothing_runs_twice(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    ran = {node.name for node in forward.graph.nodes}
+    for node in backward.graph.nodes:
+        if node.op == "call_function" and node.name in ran and op_table.runs_once(node.target):
+            name = op_table.op_name(node.target)
+            raise PartitionError(f"{node} ({name}) runs in both halves; save its result instead")
+
+
 def _difference(value: Any, other: Any) -> str | None:
     """How two values differ in kind, dtype or shape, or `None`; values that were not traced are not compared."""
     ours, theirs = _type(value), _type(other)
@@ -289,15 +320,31 @@ def _describe(joint: JointGraph, forward: fx.GraphModule, saved: list[fx.Node], 
         yield SavedValue(slot, saved_bytes, "chosen by the user's partition function", source_line(node))
 
 
-def _copy_overwritten(joint: JointGraph, forward: fx.GraphModule, saved: list[fx.Node]) -> list[fx.Node]:
+def _copy_overwritten(
+    joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule, saved: list[fx.Node]
+) -> list[fx.Node]:
     """Save copies of what lies in the memory of a primal that the epilogue overwrites."""
     base = base_of_each(forward.graph.nodes)
     inputs = _placeholders(forward)
     overwritten = {node for index, node in enumerate(inputs) if index in joint.mutated_inputs}
-    copies = {node: insert_copy(node, f"{node.name}_copy") for node in saved if base[node] in overwritten}
-    if copies:
-        _replace_outputs(forward, len(saved), copies)
+    stale = [node for node in saved if base[node] in overwritten]
+    if not stale:
+        return saved
+    _check_no_absolute_views(backward, {node.name for node in stale})
+    copies = {node: insert_copy(node, f"{node.name}_copy") for node in stale}
+    _replace_outputs(forward, len(saved), copies)
     return [copies.get(node, node) for node in saved]
+
+
+def _check_no_absolute_views(backward: fx.GraphModule, copied: set[str]) -> None:
+    """`as_strided` reads its argument's storage, of which a copy has only the part that the argument shows."""
+    base = base_of_each(backward.graph.nodes)
+    for node in backward.graph.nodes:
+        if op_table.op_name(node.target) == "aten.as_strided" and base[node].name in copied:
+            name = base[node].name
+            raise PartitionError(
+                f"the forward overwrites {name}, which {node} views by as_strided; save {node} instead"
+            )
 
 
 def _replace_outputs(module: fx.GraphModule, count: int, copies: Mapping[fx.Node, fx.Node]) -> None:

@@ -107,12 +107,12 @@ def analyze(joint: JointGraph) -> JointAnalysis:
     results, gradients = _outputs(joint, nodes)
     pinned = [node for node in nodes if _is_pinned(node)]
     traced_backward = _traced_backward(nodes, set(tangents))
-    effects = [node for node in pinned if op_table.has_effect(node.target)]
-    needed = inputs_closure([*_nodes_in(results), *(node for node in effects if node not in traced_backward)])
+    kept = [node for node in pinned if op_table.is_kept_when_dead(node.target)]
+    needed = inputs_closure([*_nodes_in(results), *(node for node in kept if node not in traced_backward)])
     dependent = _users_closure(nodes, {*tangents, *(n for n in pinned if n in traced_backward and n not in needed)})
     _check_no_tangents(needed & dependent)
 
-    live = inputs_closure([*_nodes_in(gradients), *effects]) | needed
+    live = inputs_closure([*_nodes_in(gradients), *kept]) | needed
     stays = [node for node in pinned if node in live and node not in dependent]
     forward = inputs_closure(stays) | needed | set(primals)
     _claim_numbers_and_items(nodes, forward, live - dependent)

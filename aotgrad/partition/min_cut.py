@@ -132,6 +132,8 @@ def _with_reasons(
 
 
 def _why_saved(analysis: JointAnalysis, node: fx.Node, verdict: Verdict) -> str:
+    if op_table.is_symbolic_value(node):
+        return "a number costs next to nothing to hold"
     if node in analysis.held:
         return f"{verdict.reason}, alive anyway"
     if verdict.choice is Choice.SAVE:

@@ -186,6 +186,11 @@ def runs_once(target: Any) -> bool:
     return has_effect(target) or is_random(target) or is_opaque(target)
 
 
+def is_kept_when_dead(target: Any) -> bool:
+    """Whether the op runs though nobody reads its result; a random op advances the generator for those after it."""
+    return has_effect(target) or is_random(target)
+
+
 @functools.cache
 def writes_first_argument(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.arguments:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.fx as fx
@@ -196,22 +197,31 @@ def _placeholder(graph: fx.Graph, node: fx.Node, name: str) -> fx.Node:
 def insert_copy(node: fx.Node, name: str) -> fx.Node:
     """A copy of `node`'s value with the same strides, made before anything later in its graph can overwrite it."""
     graph, value = node.graph, node.meta["val"].detach()
-    with graph.inserting_after(_last_placeholder(graph) if node.op == "placeholder" else node):
-        if costs.extent(value) == value.numel():
-            return _call(graph, torch.ops.aten.clone.default, (node,), value.clone(), name)
-        size, stride = list(value.shape), list(value.stride())
-        memory = value.new_empty_strided(size, stride)
+    copy = value.new_empty_strided(value.shape, value.stride())
+    dense = costs.extent_bytes(value) == costs.dense_bytes(value)
+    with graph.inserting_before((_last_placeholder(graph) if node.op == "placeholder" else node).next):
+        if dense:
+            return _call(graph, torch.ops.aten.clone.default, (node,), copy, name)
+        size = _numbers(node, torch.ops.aten.sym_size.int, value.shape)
+        stride = _numbers(node, torch.ops.aten.sym_stride.int, value.stride())
         empty = torch.ops.aten.new_empty_strided.default
-        target = _call(graph, empty, (node, size, stride), memory, f"{name}_memory")
-    with graph.inserting_after(target):
-        return _call(graph, torch.ops.aten.copy.default, (target, node), memory, name)
+        memory = _call(graph, empty, (node, size, stride), copy, f"{name}_memory")
+        return _call(graph, torch.ops.aten.copy.default, (memory, node), copy, name)
+
+
+def _numbers(node: fx.Node, read: Any, values: Iterable[Any]) -> list[Any]:
+    """Sizes or strides of `node` as arguments of a node: ints, and nodes that read the symbolic ones."""
+    return [
+        value if isinstance(value, int) else _call(node.graph, read, (node, dim), value, f"{node.name}_number_{dim}")
+        for dim, value in enumerate(values)
+    ]
 
 
 def _last_placeholder(graph: fx.Graph) -> fx.Node:
     return [node for node in graph.nodes if node.op == "placeholder"][-1]
 
 
-def _call(graph: fx.Graph, target, args: tuple, value: torch.Tensor, name: str) -> fx.Node:
+def _call(graph: fx.Graph, target: Any, args: tuple, value: Any, name: str) -> fx.Node:
     node = graph.create_node("call_function", target, args, name=name)
     node.meta = {"val": value, "partitioner_tag": "is_forward"}
     return node

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.runtime.higher_order import HigherOrder, Recomputation
+from aotgrad.runtime.recomputation import HigherOrder, Recomputation
 from aotgrad.runtime.variants import VariantCache, VariantKey
 
 SENTINEL = torch.zeros((), requires_grad=True)
@@ -70,6 +70,21 @@ class Segment(torch.autograd.Function):
         with torch_compat.below_autograd(), torch_compat.disable_autocast():
             gradients = plan.variants.get(key)([*ctx.sizes, *saved, *ready])
         return (None, None, *(gradients[position] for position in plan.gradient_positions))
+
+
+class FailingSegment(torch.autograd.Function):
+    """An autograd node whose backward raises what eager's would: a value that it needs was overwritten in the call."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, message: str, outputs: tuple[torch.Tensor, ...], sentinel: torch.Tensor, *inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.message = message
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[Any, ...]:
+        raise RuntimeError(ctx.message)
 
 
 def recomputation_of(ctx: Any) -> Recomputation:

@@ -18,13 +18,15 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.ir import Compiled, Partition, ViewStep
-from aotgrad.runtime.autograd import SENTINEL, Backward, Segment, SegmentCall
-from aotgrad.runtime.higher_order import HigherOrder, Recomputation
+from aotgrad.runtime.autograd import SENTINEL, Backward, FailingSegment, Segment, SegmentCall
 from aotgrad.runtime.plan import Plan
+from aotgrad.runtime.recomputation import HigherOrder, Recomputation
 from aotgrad.runtime.steps import (
     Attach,
+    AttachError,
     CopyBack,
     Forward,
+    MakeAlias,
     MakeView,
     RestoreGradMode,
     ReturnValue,
@@ -55,6 +57,7 @@ def build(plan: Plan, source: str, compiled: Compiled, backward: Backward | None
         "raise_version": torch_compat.raise_version,
         "forward": compiled.forward,
         "attach": Segment.apply,
+        "attach_error": FailingSegment.apply,
         "sentinel": SENTINEL,
         "SegmentCall": SegmentCall,
         "Recomputation": Recomputation,
@@ -91,8 +94,10 @@ class _Emitter:
         return "\n".join(["def call(args):", *(f"    {line}" for line in lines), ""])
 
     def versions(self) -> Iterator[str]:
+        seen: set[str] = set()
         for step in self.plan.steps:
-            if isinstance(step, SetVersion):
+            if isinstance(step, SetVersion) and step.target not in seen:
+                seen.add(step.target)
                 yield f"version_{step.target} = version_of({step.target})"
 
     def lines(self, step: Step) -> Iterator[str]:
@@ -104,7 +109,12 @@ class _Emitter:
             case UpdateGeometry():
                 yield from self.update_geometry(step)
             case CopyBack():
-                yield f"{step.target}{step.through}.copy_({step.source})"
+                yield from in_grad_mode(step.grad_mode, [f"{step.target}{step.through}.copy_({step.source})"])
+            case MakeAlias():
+                yield f"{step.name} = {step.target}.detach()"
+            case AttachError():
+                call = f"{tuple_of(step.outputs)} = attach_error({', '.join((repr(step.message), *self.node_inputs(step)))})"
+                yield from in_grad_mode(step.grad_mode, [call])
             case SetVersion():
                 yield f"raise_version({step.target}, version_{step.target}, {step.bumps})"
             case MakeView():
@@ -135,7 +145,11 @@ class _Emitter:
         versions = ", ".join(f"version_of({name})" if name in watched else "None" for name in step.primals)
         yield f"recomputation = Recomputation(({tuple_of(step.primals)}), [{versions}], {state})"
         yield f"node = SegmentCall(backward, ({tuple_of(step.outputs)}), {saved}, {sizes}, {text}, recomputation)"
-        yield f"{tuple_of(step.outputs)} = attach({', '.join(('node', 'sentinel', *step.inputs))})"
+        call = f"{tuple_of(step.outputs)} = attach({', '.join(('node', 'sentinel', *step.inputs))})"
+        yield from in_grad_mode(step.grad_mode, [call])
+
+    def node_inputs(self, step: AttachError) -> tuple[str, ...]:
+        return (f"({tuple_of(step.outputs)})", "sentinel", *step.inputs)
 
     def is_tensor(self, name: str) -> bool:
         return isinstance(dict(self.plan.fakes)[name], torch.Tensor)

@@ -17,11 +17,13 @@ from aotgrad.ir import (
     AliasOfInput,
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
+    BackwardError,
     Capture,
     ConstantOutput,
     CustomFunctionView,
     InputAliasInfo,
     IsInput,
+    IsOutput,
     NonAlias,
     OutputAliasInfo,
     Partition,
@@ -33,8 +35,10 @@ from aotgrad.ir import (
 )
 from aotgrad.runtime.steps import (
     Attach,
+    AttachError,
     CopyBack,
     Forward,
+    MakeAlias,
     MakeView,
     RestoreGradMode,
     ReturnValue,
@@ -70,9 +74,11 @@ class Plan:
     gradient_inputs: tuple[int, ...]
 
 
-def make_plan(capture: Capture, meta: ViewAndMutationMeta, partition: Partition) -> Plan:
-    """The plan of one compiled function."""
-    return _PlanBuilder(capture, meta, partition).build()
+def make_plan(
+    capture: Capture, meta: ViewAndMutationMeta, partition: Partition, error: BackwardError | None = None
+) -> Plan:
+    """The plan of one compiled function; `error` is what a backward raises, if the joint graph has none for that."""
+    return _PlanBuilder(capture, meta, partition, error).build()
 
 
 def result_name(slot: Any) -> str:
@@ -90,7 +96,10 @@ def result_name(slot: Any) -> str:
 
 
 class _PlanBuilder:
-    def __init__(self, capture: Capture, meta: ViewAndMutationMeta, partition: Partition) -> None:
+    def __init__(
+        self, capture: Capture, meta: ViewAndMutationMeta, partition: Partition, error: BackwardError | None
+    ) -> None:
+        self.error = error
         self.capture = capture
         self.meta = meta
         self.partition = partition
@@ -98,7 +107,7 @@ class _PlanBuilder:
         self.inputs = tuple(spec.name for spec in capture.inputs)
 
     def build(self) -> Plan:
-        later = (*self.attach(), *self.mutations(), *self.outputs(), *self.grad_mode())
+        later = (*self.moved_versions(), *self.attach(), *self.mutations(), *self.outputs(), *self.grad_mode())
         return Plan(self.inputs, (self.forward(later), *later), self.fakes(), self.gradient_inputs())
 
     # -- the forward graph and its autograd node
@@ -117,6 +126,8 @@ class _PlanBuilder:
         return tuple(sorted({device_type(node) for node in nodes if is_random(node)}))
 
     def attach(self) -> Iterator[Attach]:
+        if self.error is not None:
+            yield self.attach_error(self.error)
         if self.partition.backward is None:
             return
         tangents = self.partition.backward.signature.tangents
@@ -125,7 +136,16 @@ class _PlanBuilder:
         sizes = tuple(result_name(slot) for slot in of_kind(self.signature.outputs, SavedSymInt))
         outputs = tuple(result_name(tangent.of) for tangent in tangents)
         layouts = tuple(self.tangent_layout(tangent) for tangent in tangents)
-        yield Attach(outputs, inputs, saved, sizes, layouts, self.inputs, self.mutated())
+        yield Attach(outputs, inputs, saved, sizes, layouts, self.inputs, self.mutated(), self.node_grad_mode())
+
+    def attach_error(self, error: BackwardError) -> AttachError:
+        outputs = tuple(result_name(slot) for slot in error.results)
+        inputs = tuple(self.inputs[index] for index in self.differentiable_inputs())
+        return AttachError(outputs, inputs, error.message, self.node_grad_mode())
+
+    def node_grad_mode(self) -> bool | None:
+        """Under `no_grad`, only what the function made under `enable_grad` requires grad."""
+        return None if self.capture.grad_mode_before else True
 
     def mutated(self) -> frozenset[str]:
         infos = zip(self.inputs, self.meta.inputs, strict=True)
@@ -133,6 +153,8 @@ class _PlanBuilder:
 
     def own_name(self, slot: Saved) -> str:
         """A saved input is saved as the caller's tensor, so that autograd watches its version."""
+        if slot.name in self.moved_inputs():
+            return f"{slot.name}_before"
         return slot.name if slot.name in self.inputs else result_name(slot)
 
     def tangent_layout(self, tangent: Tangent) -> TangentLayout:
@@ -142,12 +164,26 @@ class _PlanBuilder:
         return TangentLayout(tuple(fake.size()), tuple(fake.stride()))
 
     def gradient_inputs(self) -> tuple[int, ...]:
-        if self.partition.backward is None:
-            return ()
+        return self.differentiable_inputs() if self.partition.backward is not None else ()
+
+    def differentiable_inputs(self) -> tuple[int, ...]:
         specs = enumerate(self.capture.inputs)
         return tuple(i for i, spec in specs if isinstance(spec, TensorInput) and spec.requires_grad)
 
     # -- mutated inputs
+
+    def moved_inputs(self) -> dict[str, InputAliasInfo]:
+        """Inputs whose metadata alone is mutated."""
+        infos = zip(self.inputs, self.meta.inputs, strict=True)
+        return {name: info for name, info in infos if info is not None and not info.mutation.data and info.version_bumps}
+
+    def moved_versions(self) -> Iterator[Step]:
+        """Versions rise before autograd saves a tensor whose data stays: its backward may use it."""
+        saved = of_kind(self.signature.outputs, Saved)
+        for name, info in self.moved_inputs().items():
+            yield SetVersion(name, info.version_bumps)
+            if Saved(name) in saved:
+                yield MakeAlias(f"{name}_before", name)
 
     def mutations(self) -> Iterator[Step]:
         for index, info in enumerate(self.meta.inputs):
@@ -161,9 +197,10 @@ class _PlanBuilder:
         if info.mutation.metadata:
             yield UpdateGeometry(name, info.geometry, info.hidden_from_autograd)
         if copies:
-            yield CopyBack(name, result_name(UpdatedInput(index)), through)
+            grad_mode = self.node_grad_mode() if info.carries_gradient else None
+            yield CopyBack(name, result_name(UpdatedInput(index)), through, grad_mode)
         made = info.mutation.metadata + (copies and through != ".data")
-        if made != info.version_bumps:
+        if made and not info.mutation.data or made != info.version_bumps:
             yield SetVersion(name, info.version_bumps)
 
     # -- outputs
@@ -189,6 +226,8 @@ class _PlanBuilder:
         match info:
             case ConstantOutput(value):
                 return ReturnValue(value, is_name=False)
+            case IsOutput(first):
+                return self.return_value(first, self.meta.outputs[first])
             case IsInput(position):
                 return ReturnValue(self.inputs[position], is_name=True)
             case AliasOfInput() | AliasOfIntermediate() | AliasOfIntermediateBaseIsUserOutput():
@@ -246,6 +285,10 @@ def names_read(step: Step) -> tuple[str, ...]:
     match step:
         case Attach():
             return (*step.outputs, *step.inputs, *step.saved, *step.sizes, *step.primals)
+        case AttachError():
+            return (*step.outputs, *step.inputs)
+        case MakeAlias():
+            return (step.target,)
         case UpdateGeometry() | SetVersion():
             return (step.target,)
         case CopyBack():

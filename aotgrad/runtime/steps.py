@@ -41,7 +41,8 @@ class TangentLayout:
 class Attach:
     """Make `outputs` the outputs of one autograd node whose inputs are `inputs`.
 
-    `primals` are kept for gradients of gradients; those in `mutated` change after this step.
+    `primals` are kept for gradients of gradients; those in `mutated` change after this step. `grad_mode` is the mode that
+    the node must be made in, or `None` if the caller's is right.
     """
 
     outputs: tuple[str, ...]
@@ -51,6 +52,25 @@ class Attach:
     tangents: tuple[TangentLayout, ...]
     primals: tuple[str, ...]
     mutated: frozenset[str]
+    grad_mode: bool | None
+
+
+@dataclass(frozen=True)
+class AttachError:
+    """Make `outputs` the outputs of an autograd node whose backward raises `message`."""
+
+    outputs: tuple[str, ...]
+    inputs: tuple[str, ...]
+    message: str
+    grad_mode: bool | None
+
+
+@dataclass(frozen=True)
+class MakeAlias:
+    """`name` = `target` as it lies now, for a backward that was traced before its geometry changes."""
+
+    name: str
+    target: str
 
 
 @dataclass(frozen=True)
@@ -69,6 +89,7 @@ class CopyBack:
     target: str
     source: str
     through: str
+    grad_mode: bool | None
 
 
 @dataclass(frozen=True)
@@ -101,4 +122,6 @@ class RestoreGradMode:
     enabled: bool
 
 
-Step = Union[Forward, Attach, UpdateGeometry, CopyBack, SetVersion, MakeView, ReturnValue, RestoreGradMode]
+Step = Union[
+    Forward, Attach, AttachError, MakeAlias, UpdateGeometry, CopyBack, SetVersion, MakeView, ReturnValue, RestoreGradMode
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.fx as fx
 
@@ -24,7 +26,7 @@ def keep_input_mutations(joint: JointGraph, meta: ViewAndMutationMeta) -> JointG
     output.args = (kept_nodes,)
     joint.module.recompile()
     signature = GraphSignature(joint.signature.inputs, tuple(kept_slots))
-    return JointGraph(joint.module, signature, joint.static_inputs, joint.mutated_inputs)
+    return replace(joint, signature=signature)
 
 
 def append_copy(graph: fx.Graph, output: fx.Node, target: fx.Node, value: fx.Node) -> None:

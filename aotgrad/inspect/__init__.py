@@ -1,0 +1,1 @@
+"""For people: looking at what is compiled, outside of the pipeline."""

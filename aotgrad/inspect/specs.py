@@ -1,0 +1,113 @@
+"""An argument as text -> an argument: for the command line, golden files and bug reports.
+
+    f32[3, 4]                   a random tensor, contiguous
+    f32[4, 3][1, 4]             with these strides
+    i64[5]                      random zeros and ones: valid as an index
+    f32[3] requires_grad        a leaf
+    f32[3] nonleaf              requires grad, and has a history
+    same 0                      the same object as argument 0
+    3, 'mean', None             a Python literal
+
+Types are written as `printing.type_text` writes them, devices included (`f32[3]cuda:0`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotgrad.printing import DTYPES
+
+DTYPE_NAMES = {name: dtype for dtype, name in DTYPES.items()}
+FLAGS = ("requires_grad", "nonleaf")
+TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<size>[\d, ]*)\](\[(?P<stride>[\d, ]*)\])?(?P<device>[a-z]+(:\d+)?)?(?P<flags>( \w+)*)")
+
+
+class SpecError(ValueError):
+    """The text describes no argument; the message shows what does."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that is still to be made."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    device: str
+    flags: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> TensorSpec | None:
+        """The tensor that `text` describes, or `None` if it does not look like one.
+
+        Raises:
+            SpecError: unknown dtype or flag, or another number of strides than of sizes.
+        """
+        found = TENSOR.fullmatch(text.strip())
+        if found is None:
+            return None
+        spec = cls(
+            dtype=one_of(DTYPE_NAMES, found["dtype"], "dtype"),
+            size=numbers(found["size"]),
+            stride=None if found["stride"] is None else numbers(found["stride"]),
+            device=found["device"] or "cpu",
+            flags=tuple(one_of({flag: flag for flag in FLAGS}, flag, "flag") for flag in found["flags"].split()),
+        )
+        if spec.stride is not None and len(spec.stride) != len(spec.size):
+            raise SpecError(f"{text!r} has {len(spec.size)} sizes and {len(spec.stride)} strides")
+        return spec
+
+    def make(self) -> torch.Tensor:
+        """A tensor of this kind with random values."""
+        values = torch.testing.make_tensor(self.size, dtype=self.dtype, device=self.device, **self.range())
+        if self.stride is not None:
+            values = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device).copy_(values)
+        if "nonleaf" in self.flags:
+            return values.requires_grad_() * 1
+        return values.requires_grad_("requires_grad" in self.flags)
+
+    def range(self) -> dict[str, int]:
+        is_number = self.dtype.is_floating_point or self.dtype.is_complex
+        return {"low": -1, "high": 1} if is_number else {"low": 0, "high": 2}
+
+
+def make_arguments(specs: Sequence[str]) -> tuple[Any, ...]:
+    """One argument a spec.
+
+    Raises:
+        SpecError: for a text that describes no argument.
+    """
+    arguments: list[Any] = []
+    for spec in specs:
+        arguments.append(make_argument(spec, arguments))
+    return tuple(arguments)
+
+
+def make_argument(text: str, earlier: Sequence[Any] = ()) -> Any:
+    """The argument that `text` describes; `earlier` are those that `same` may name."""
+    tensor = TensorSpec.parse(text)
+    if tensor is not None:
+        return tensor.make()
+    if (same := re.fullmatch(r"same (\d+)", text)) and int(same[1]) < len(earlier):
+        return earlier[int(same[1])]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError) as error:
+        legal = "'f32[3, 4]', 'f32[3, 4][1, 3] requires_grad', 'i64[5]', 'same 0', '2.5', \"'mean'\""
+        raise SpecError(f"{text!r} describes no argument; these do: {legal}") from error
+
+
+def one_of(legal: dict[str, Any], name: str, kind: str) -> Any:
+    if name not in legal:
+        raise SpecError(f"unknown {kind} {name!r}; legal are {', '.join(legal)}")
+    return legal[name]
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number.strip())

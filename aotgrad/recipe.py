@@ -1,0 +1,48 @@
+"""How the plans of one function are made: backend, partition function and options, bound to the pipeline."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aotgrad.backends.base import Backend
+from aotgrad.ir import Capture, InputHint, Partition, ViewAndMutationMeta
+from aotgrad.observe import Observer
+from aotgrad.options import Options
+from aotgrad.pipeline import Executable, compile_flat
+from aotgrad.plan_cache import PlanCache
+from aotgrad.runtime.recomputation import HigherOrder
+from aotgrad.vjp import CapturedFunction, CompiledVjp, check_old_values
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Makes executables of flat functions."""
+
+    backend: Backend
+    partition_fn: Callable
+    options: Options
+
+    def compile(self, function: Callable, args: Sequence[Any], hints: Sequence[InputHint]) -> Executable:
+        return compile_flat(
+            function,
+            args,
+            hints,
+            backend=self.backend,
+            partition_fn=self.partition_fn,
+            options=self.options,
+            higher_order=functools.partial(self.higher_order, function),
+            observe=Observer(self.options.verify),
+        )
+
+    def higher_order(
+        self, function: Callable, capture: Capture, meta: ViewAndMutationMeta, partition: Partition
+    ) -> HigherOrder:
+        """The gradients of gradients of a function that was just captured; compiled when first asked for."""
+        backward = partition.backward
+        results = tuple(tangent.of for tangent in backward.signature.tangents) if backward else ()
+        captured = CapturedFunction(function, capture, meta, results)
+        name = f"vjp of {getattr(function, '__qualname__', 'a compiled function')}"
+        return CompiledVjp(captured, PlanCache(self, name, check=functools.partial(check_old_values, captured)))

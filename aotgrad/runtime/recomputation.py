@@ -1,0 +1,42 @@
+"""What a gradient of the gradient is computed from: the inputs of the call, kept by its autograd node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+import torch
+
+from aotgrad import torch_compat
+
+
+@dataclass(slots=True)
+class Recomputation:
+    """What the original function can be run again from: its inputs, their versions, the random state at entry.
+
+    A version is `None` for numbers, and for inputs that the call itself changes.
+    """
+
+    primals: tuple[Any, ...]
+    versions: list[int | None]
+    random_state: Any
+
+    def check_unchanged(self) -> None:
+        """Raise what eager would: a saved tensor was modified in place.
+
+        Raises:
+            RuntimeError: as eager's.
+        """
+        for primal, version in zip(self.primals, self.versions, strict=True):
+            if version is not None and torch_compat.version_of(primal) != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"an input of shape {tuple(primal.shape)} is at version {torch_compat.version_of(primal)}; expected "
+                    f"version {version} instead"
+                )
+
+
+Gradients = Sequence[Union[torch.Tensor, None]]
+HigherOrder = Callable[[Recomputation, Gradients, Sequence[bool]], Gradients]
+"""(recomputation, tangents, wanted) -> differentiable gradients, `None` where not wanted or undefined."""
