@@ -6,12 +6,13 @@ from aotgrad import backends, errors
 from aotgrad.api import aot_function, aot_module, aot_module_simplified, clear_cache
 from aotgrad.backends import make_boxed_compiler, make_boxed_func, nop
 from aotgrad.counters import counters
-from aotgrad.frontends.dynamo import eager, inductor, interpreter
+from aotgrad.frontends.dynamo import DynamoBackend, eager, inductor, interpreter
 from aotgrad.options import Options
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition
 from aotgrad.plan_cache import last_executed
 
 __all__ = [
+    "DynamoBackend",
     "Options",
     "aot_function",
     "aot_module",

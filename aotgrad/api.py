@@ -115,7 +115,12 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
         return aot_module(copy.deepcopy(mod, memo), *args, **kwargs)
 
-    members = {"forward": functools.wraps(type(mod).forward)(forward), "__deepcopy__": deepcopy, "plan_cache": cache, "plans": staticmethod(cache.plans)}
+    members = {
+        "forward": functools.wraps(type(mod).forward)(forward),
+        "__deepcopy__": deepcopy,
+        "plan_cache": cache,
+        "plans": staticmethod(cache.plans),
+    }
     compiled_class = type(f"AOT{type(mod).__name__}", (type(mod),), members)
     module = compiled_class.__new__(compiled_class)
     module.__dict__ = mod.__dict__

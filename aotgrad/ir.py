@@ -19,6 +19,7 @@ import torch.fx as fx
 
 from aotgrad.slots import ForwardResult, GraphSignature, Saved, SavedSymInt
 
+
 @dataclass(frozen=True)
 class Geometry:
     """Where a tensor lies in its storage, in elements."""
@@ -243,9 +244,14 @@ class UnsafeViewAlias:
 
 @dataclass(frozen=True)
 class CustomFunctionView:
-    """A view made by a user's `autograd.Function`: the graph returns it, since replaying would lose its backward."""
+    """A view made by a user's `autograd.Function`: the graph computes it, since a replay would lose its backward.
+
+    Where it is a view of input `index`, `remake` makes the same view outside of the graph, so that it is one of the input.
+    """
 
     requires_grad: bool
+    index: int | None
+    remake: ViewReplay | None
 
 
 @dataclass(frozen=True)

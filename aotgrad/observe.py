@@ -1,11 +1,11 @@
 """The one hook between stages: verifies, logs, times and records what every stage returns. No stage knows of it.
 
-    AOTGRAD_VERIFY=1                                            each stage is checked against its contract
-    logging.getLogger("aotgrad.stages").setLevel("DEBUG")       each stage is printed, with the time it took
+AOTGRAD_VERIFY=1                                            each stage is checked against its contract
+logging.getLogger("aotgrad.stages").setLevel("DEBUG")       each stage is printed, with the time it took
 
-    with recorded() as stages:                                  and a program can ask for the texts
-        f(x)
-    stages[0]                                                   Stage(name="capture", text="def captured(...", ...)
+with recorded() as stages:                                  and a program can ask for the texts
+    f(x)
+stages[0]                                                   Stage(name="capture", text="def captured(...", ...)
 """
 
 from __future__ import annotations

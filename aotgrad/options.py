@@ -1,7 +1,7 @@
 """The options of one compilation, checked when they are made. The only reader of the environment.
 
-    >>> Options.from_mapping({"dynamic": True}).dynamic
-    True
+>>> Options.from_mapping({"dynamic": True}).dynamic
+True
 """
 
 from __future__ import annotations

@@ -61,6 +61,29 @@ def new_fake_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
 
 
+@contextlib.contextmanager
+def symbolic_kernels() -> Iterator[None]:
+    """Composite ops use their Python kernels, which keep symbolic sizes symbolic.
+
+    Dropout's returns a clone where eager returns the input itself: replaced inside.
+    """
+    dropout = torch.ops.aten.dropout.default
+    kernels = dict(dropout.py_kernels)
+
+    def eager_dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        return python_dropout(input, p, train) if train and p != 0 else input
+
+    python_dropout = kernels[torch._C.DispatchKey.CompositeImplicitAutograd]
+    dropout.py_kernels.update(dict.fromkeys(kernels, eager_dropout))
+    dropout._dispatch_cache.clear()
+    try:
+        with enable_python_dispatcher():
+            yield
+    finally:
+        dropout.py_kernels.update(kernels)
+        dropout._dispatch_cache.clear()
+
+
 def sequence_nr() -> int:
     """The number that the next autograd node will get."""
     return torch.autograd._get_sequence_nr()
@@ -153,11 +176,32 @@ def hidden_saved_tensor_hooks() -> Iterator[None]:
             torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
-def set_effect_token(mode: FunctionalTensorMode, token: torch.Tensor) -> None:
-    """The token that effectful ops, recorded under `mode`, thread through the graph to keep their order."""
-    from torch._higher_order_ops.effects import _EffectType
+class EffectTokens(dict):
+    """The tokens that effectful ops thread through a graph to keep their order; each is made when it is first needed."""
 
-    mode._tokens[_EffectType.ORDERED] = token
+    def __init__(self, make_token: Callable[[], torch.Tensor]) -> None:
+        super().__init__()
+        self._make_token = make_token
+
+    def __contains__(self, effect: object) -> bool:
+        return True
+
+    def __missing__(self, effect: Any) -> torch.Tensor:
+        self[effect] = self._make_token()
+        return self[effect]
+
+
+def functional_mode(make_token: Callable[[], torch.Tensor]) -> FunctionalTensorMode:
+    """The mode that records functionally; `make_token` gives a tracked tensor for effectful ops."""
+    mode = FunctionalTensorMode()
+    mode._tokens = EffectTokens(make_token)
+    return mode
+
+
+def as_inference(tensor: torch.Tensor) -> torch.Tensor:
+    """An inference tensor that is the same memory."""
+    with torch.inference_mode():
+        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor)
 
 
 def is_effect_wrapper(target: Any) -> bool:
@@ -197,8 +241,6 @@ def hidden_tracing_modes() -> Iterator[None]:
         yield
 
 
-
-
 def dynamic_fake(mode: FakeTensorMode, tensor: torch.Tensor, dims: Collection[int], index: int) -> FakeTensor:
     """A fake of `tensor` whose sizes at `dims` are symbolic, except 0 and 1, which stay specialised."""
     kinds = [DimDynamic.DYNAMIC if dim in dims else DimDynamic.STATIC for dim in range(tensor.dim())]
@@ -210,6 +252,41 @@ def dims_marked_dynamic(tensor: torch.Tensor) -> frozenset[int]:
     """The sizes that `torch._dynamo.mark_dynamic` (or `maybe_mark_dynamic`) was called for."""
     marked = (getattr(tensor, name, ()) for name in ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"))
     return frozenset(dim for dims in marked for dim in dims)
+
+
+def detached_fake(fake: FakeTensor) -> FakeTensor:
+    """`fake.detach()` that still knows which symbolic number its `item()` is."""
+    detached = fake.detach()
+    if fake.item_memo is not None:
+        detached.item_memo = fake.item_memo
+    return detached
+
+
+def known_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether two lists of (symbolic) numbers are equal for certain; asks without adding a guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return len(left) == len(right) and all(statically_known_true(a == b) for a, b in zip(left, right, strict=True))
+
+
+def known_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether a traced tensor is contiguous for certain; asks without adding a guard."""
+    expected: list[Any] = []
+    for size in reversed(tensor.size()):
+        expected.append(expected[-1] * after if expected else 1)
+        after = size
+    return known_equal(tensor.stride(), expected[::-1])
+
+
+def hints(numbers: Sequence[Any]) -> tuple[int, ...]:
+    """The values that symbolic numbers had while tracing; asks without adding a guard."""
+    return tuple(number.node.hint if isinstance(number, torch.SymInt) else int(number) for number in numbers)
+
+
+def guard_count(value: torch.Tensor) -> int:
+    """How many symbolic guards the trace that `value` belongs to has gathered."""
+    shape_env = value.fake_mode.shape_env
+    return 0 if shape_env is None else len(shape_env.guards)
 
 
 def argument_source(index: int) -> Any:
@@ -239,7 +316,7 @@ def shape_guards(fakes: Sequence[FakeTensor]) -> Callable[[Sequence[Any]], bool]
     """A function that evaluates the symbolic guards of a trace on real tensors, or `None` if it has none."""
     from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-    text = fakes[0].fake_mode.shape_env.produce_guards_expression(fakes)
+    text = fakes[0].fake_mode.shape_env.produce_guards_expression(fakes, ignore_static=False)
     if not text:
         return None
     holds = eval(f"lambda L: {text}", dict(SYMPY_INTERP))
@@ -289,7 +366,8 @@ class TensorGuard:
 
 
 def _static(size: Any) -> int | None:
-    return size if isinstance(size, int) else None
+    """The number itself, also of a symbol that the trace has fixed; `None` if it is still symbolic."""
+    return size if isinstance(size, int) else size.node.maybe_as_int()
 
 
 def _sparse_key(tensor: torch.Tensor) -> tuple:
@@ -327,6 +405,13 @@ def strides(tensor: torch.Tensor) -> tuple[Any, ...]:
 def is_symbolic(tensor: torch.Tensor) -> bool:
     """Whether a size, stride or offset of a traced tensor is symbolic."""
     return bool(tensor._has_symbolic_sizes_strides)
+
+
+def is_symbolic_value(value: Any) -> bool:
+    """Whether a traced value is a symbolic number or a tensor with a symbolic size."""
+    if isinstance(value, torch.Tensor):
+        return is_symbolic(value)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def symbolic_text(value: Any) -> tuple[str, list[str]]:
@@ -409,3 +494,16 @@ def reported_output_strides() -> Iterator[list[Any]]:
     """Collects the strides that Inductor gives the outputs of the graphs compiled inside; `None` where unknown."""
     with TracingContext.report_output_strides() as strides:
         yield strides
+
+
+def as_symints(fake_mode: FakeTensorMode, strides: Sequence[Any]) -> tuple[Any, ...]:
+    """Reported strides, which are ints or sympy expressions, as numbers of a trace."""
+    return tuple(_as_symint(fake_mode.shape_env, stride) for stride in strides)
+
+
+def _as_symint(shape_env: ShapeEnv, stride: Any) -> Any:
+    if isinstance(stride, (int, torch.SymInt)):
+        return stride
+    if stride.is_number:
+        return int(stride)
+    return shape_env.create_symintnode(stride, hint=int(shape_env.size_hint(stride)))

@@ -71,4 +71,3 @@ def mutation_type(capture: Capture, index: int, before: InputState) -> MutationT
         (True, False): MutationType.DATA,
         (True, True): MutationType.DATA_AND_METADATA,
     }[data, metadata]
-

@@ -41,7 +41,7 @@ from aotgrad.ir import (
 
 SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 CONSTANTS = (
-    *(type(None), bool, int, float, complex, str, bytes, enum.Enum, range, slice, type(Ellipsis)),
+    *(torch.Size, type(None), bool, int, float, complex, str, bytes, enum.Enum, range, slice, type(Ellipsis)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 
@@ -91,10 +91,11 @@ class _Outputs:
         if same:
             return IsInput(same[0])
         argument = self.capture.arguments[owner]
-        if is_custom_function_view(value, stop=argument.grad_fn):
-            return CustomFunctionView(value.requires_grad)
         current = self.capture.trace.node_of(argument)
         root, steps = chain_from(self.capture.trace.node_of(value), stops={current})
+        if is_custom_function_view(value, stop=argument.grad_fn):
+            replay = replay_of_chain(steps, False) if root is current else None
+            return CustomFunctionView(value.requires_grad, owner, replay)
         if root is current:
             return AliasOfInput(owner, self.replay(position, value, argument, steps))
         return AliasOfInput(owner, self.replay_strided(position, value, argument))
@@ -109,7 +110,7 @@ class _Outputs:
         for position in group:
             value = self.capture.outputs[position]
             if is_custom_function_view(value, stop=None):
-                self.infos[position] = CustomFunctionView(value.requires_grad)
+                self.infos[position] = CustomFunctionView(value.requires_grad, None, None)
             else:
                 members.append(position)
         if members:
@@ -169,7 +170,9 @@ class _Outputs:
                 "way that no recorded view explains; return a clone() of it"
             )
         grad_mode = self.grad_mode_for(position, value, base, detached=False)
-        return replay_by_geometry(Geometry.of(value), grad_mode, "its recorded chain does not start at the base's current value")
+        return replay_by_geometry(
+            Geometry.of(value), grad_mode, "its recorded chain does not start at the base's current value"
+        )
 
     def grad_mode_for(self, position: int, value: torch.Tensor, base: torch.Tensor, detached: bool) -> bool | None:
         """The grad mode that gives the replayed view the same history; `None` if the caller's own does.
@@ -217,7 +220,19 @@ def _is_view_node(node: Any) -> bool:
 
 VIEW_NODE_NAMES = (
     *("Alias", "AsStrided", "Chunk", "Conj", "Diagonal", "Expand", "Imag", "Narrow", "NegView", "Permute", "Real"),
-    *("Reshape", "Select", "Slice", "Split", "Squeeze", "TBackward", "Transpose", "Unbind", "Unfold", "Unsqueeze", "View"),
+    *(
+        "Reshape",
+        "Select",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "TBackward",
+        "Transpose",
+        "Unbind",
+        "Unfold",
+        "Unsqueeze",
+        "View",
+    ),
 )
 """Autograd nodes of view ops, by part of their name: autograd offers no other way to tell."""
 

@@ -69,7 +69,9 @@ class FunctionBackend:
         compiled = compiler(half.module, example_inputs(half.module))
         if not callable(compiled):
             kind = type(compiled).__name__
-            raise BackendError(f"backend {self.name!r} returned a {kind} for the {role} graph; it must return a callable")
+            raise BackendError(
+                f"backend {self.name!r} returned a {kind} for the {role} graph; it must return a callable"
+            )
         return checked_arity(boxed(compiled), len(half.signature.outputs), self.name, role)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
@@ -27,7 +28,9 @@ class InductorBackend:
     name: str = "inductor"
 
     def decompositions(self) -> Mapping[Any, Callable]:
-        return torch_compat.inductor_decompositions()
+        """Inductor's, but for `detach`: a replayed view chain must know where it was cut off from autograd."""
+        table = torch_compat.inductor_decompositions()
+        return {op: function for op, function in table.items() if op is not torch.ops.aten.detach.default}
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
         with torch_compat.inductor_context(fake_mode_of(joint.module), self.mode):
@@ -47,7 +50,9 @@ class InductorBackend:
         half = partition.forward
         mark_user_visible(half, UserOutput)
         is_inference = partition.backward is None
-        return self._compile(half, "forward", static_input_idxs=sorted(static_inputs), is_inference=is_inference, **shared)
+        return self._compile(
+            half, "forward", static_input_idxs=sorted(static_inputs), is_inference=is_inference, **shared
+        )
 
     def backward(self, half: GraphHalf, shared: dict[str, Any]) -> BoxedCallable:
         """Compile a backward half that belongs to the forward which was compiled with `shared`."""
@@ -90,9 +95,11 @@ def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None])
     stride_of = {slot: stride for slot, stride in reported if isinstance(slot, Saved) and slot.name not in primals}
     placeholders = partition.backward.module.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, partition.backward.signature.inputs, strict=True):
-        actual = stride_of.get(slot)
+        if (reported_stride := stride_of.get(slot)) is None:
+            continue
         value = node.meta["val"]
-        if actual is not None and tuple(value.stride()) != tuple(actual):
+        actual = torch_compat.as_symints(value.fake_mode, reported_stride)
+        if torch_compat.hints(value.stride()) != torch_compat.hints(actual):
             node.meta["val"] = value.as_strided(value.size(), actual)
 
 

@@ -51,18 +51,19 @@ def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint) -> 
 
 
 def fake_tensor(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims: frozenset[int]) -> torch.Tensor:
-    """A detached fake of `tensor`, with Dynamo's symbols where it has given it some."""
-    if isinstance(tensor, FakeTensor):
+    """A detached fake of `tensor`, with Dynamo's symbols where it has given it some; an inference tensor if it is one."""
+    with torch.inference_mode(tensor.is_inference()):
+        fake = tensor if isinstance(tensor, FakeTensor) else convert(mode, index, tensor, dynamic_dims)
         with mode:
-            return tensor.detach()
+            return torch_compat.detached_fake(fake)
+
+
+def convert(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims: frozenset[int]) -> FakeTensor:
     context = torch_compat.dynamo_symbolic_context(torch_compat.tracing_context(), tensor)
     if not tensor.is_leaf:
         tensor = tensor.detach()  # making a fake reads `.grad`, which warns on what is no leaf
     if context is not None:
-        fake = mode.from_tensor(tensor, symbolic_context=context, source=context.tensor_source)
-    elif dynamic_dims:
-        fake = torch_compat.dynamic_fake(mode, tensor, dynamic_dims, index)
-    else:
-        fake = mode.from_tensor(tensor, static_shapes=True)
-    with mode:
-        return fake.detach()
+        return mode.from_tensor(tensor, symbolic_context=context, source=context.tensor_source)
+    if dynamic_dims:
+        return torch_compat.dynamic_fake(mode, tensor, dynamic_dims, index)
+    return mode.from_tensor(tensor, static_shapes=True)

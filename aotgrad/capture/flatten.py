@@ -28,7 +28,7 @@ class Arguments:
     def of(cls, args: tuple, kwargs: dict[str, Any]) -> Arguments:
         if not kwargs and all(isinstance(arg, torch.Tensor) for arg in args):
             return cls(args, kwargs, args, (), len(args))
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=is_size)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         constants = tuple((k, leaf) for k, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor))
         return cls(args, kwargs, tensors, constants, spec)
@@ -49,9 +49,31 @@ class FlatOutput:
         self.spec: pytree.TreeSpec | None = None
 
     def flatten(self, result: Any) -> list[Any]:
-        leaves, self.spec = pytree.tree_flatten(result)
+        leaves, self.spec = pytree.tree_flatten(pytree.tree_map(name_size, result, is_leaf=is_size), is_leaf=is_size)
         return leaves
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         return pytree.tree_unflatten(list(leaves), self.spec)
 
+
+class SymbolicSize(tuple):
+    """A `torch.Size` with symbolic numbers in it, as a pytree node; a plain `torch.Size` is a constant."""
+
+
+pytree.register_pytree_node(
+    SymbolicSize,
+    lambda size: (list(size), None),
+    lambda numbers, _: torch.Size(numbers),
+    serialized_type_name="aotgrad.SymbolicSize",
+)
+
+
+def is_size(value: Any) -> bool:
+    return type(value) is torch.Size
+
+
+def name_size(value: Any) -> Any:
+    """Symbolic sizes become nodes of their own, so that their numbers are outputs of the graph."""
+    if is_size(value) and not all(type(number) is int for number in value):
+        return SymbolicSize(value)
+    return value

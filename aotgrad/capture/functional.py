@@ -30,8 +30,8 @@ def make_primal(spec: InputSpec) -> Any:
     """The live value of a placeholder: a functional leaf, or the symbolic number itself."""
     if not isinstance(spec, TensorInput):
         return spec.value
-    functional = torch_compat.to_functional(spec.fake)
-    return functional.requires_grad_(spec.requires_grad)
+    with torch.inference_mode(spec.fake.is_inference()):
+        return torch_compat.to_functional(spec.fake).requires_grad_(spec.requires_grad)
 
 
 def make_argument(spec: InputSpec, primal: Any) -> Any:
@@ -51,4 +51,3 @@ def input_state(value: Any) -> InputState | None:
         return InputState(version, value.grad_fn, Geometry.of(value), None, None)
     storage_bytes = value.untyped_storage().nbytes()
     return InputState(version, value.grad_fn, Geometry.of(value), torch_compat.storage_id(value), storage_bytes)
-

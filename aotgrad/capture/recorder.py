@@ -64,14 +64,14 @@ class Recorder(PythonKeyTracer):
 
 
 def user_stack_trace() -> str:
-    """The frames of the user's function, outermost first, without those of torch and aotgrad."""
+    """The frames of the user's function, outermost first, without those of torch and aotgrad; empty outside of it."""
     frames: list[str] = []
     frame = sys._getframe(1)
     while frame is not None and not _is_capture_entry(frame):
         if not frame.f_code.co_filename.startswith(LIBRARY_FOLDERS):
             frames.append(_format_frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
-    return "".join(reversed(frames)).rstrip("\n")
+    return "" if frame is None else "".join(reversed(frames)).rstrip("\n")
 
 
 def _is_capture_entry(frame: Any) -> bool:

@@ -21,7 +21,7 @@ from aotgrad.capture.functional import input_state, make_argument, make_primal
 from aotgrad.capture.recorder import Recorder
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.ir import Capture, InputSpec, TensorInput
-from aotgrad.torch_compat import FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode
+from aotgrad.torch_compat import FakeTensorMode, ProxyTorchDispatchMode
 
 FlatFunction = Callable[..., Sequence[Any]]
 
@@ -29,11 +29,14 @@ FlatFunction = Callable[..., Sequence[Any]]
 class Trace:
     """An FX graph under construction, with the modes that record into it. Implements `ir.OpenTrace`."""
 
-    def __init__(self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable]) -> None:
+    def __init__(
+        self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable], symbolic: bool = False
+    ) -> None:
+        self._symbolic = symbolic
         self.recorder = Recorder()
         self._fake_mode = fake_mode
         self._proxy_mode = ProxyTorchDispatchMode(self.recorder, "symbolic")
-        self._functional_mode = FunctionalTensorMode()
+        self._functional_mode = torch_compat.functional_mode(self.make_effect_token)
         self._decompositions = decompositions
 
     @property
@@ -42,21 +45,20 @@ class Trace:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Record everything that runs inside. The autocast cache is off: it would keep traced tensors alive."""
-        autocast_cache = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)
+        """Record everything that runs inside. Autocast keeps no traced cast beyond it."""
+        torch.clear_autocast_cache()
         try:
             with (
                 torch_compat.hidden_saved_tensor_hooks(),
                 self._fake_mode,
-                torch_compat.enable_python_dispatcher(),
+                torch_compat.symbolic_kernels() if self._symbolic else contextlib.nullcontext(),
                 self._proxy_mode,
                 torch_compat.decompose(self._decompositions),
                 self._functional_mode,
             ):
                 yield
         finally:
-            torch.set_autocast_cache_enabled(autocast_cache)
+            torch.clear_autocast_cache()
 
     def add_input(self, spec: InputSpec) -> None:
         """A placeholder for `spec`, and its fake value tracked."""
@@ -72,11 +74,12 @@ class Trace:
                 self._track(self.graph.placeholder(name), fake)
         return torch_compat.to_functional(fake)
 
-    def add_effect_token(self) -> None:
+    def make_effect_token(self) -> torch.Tensor:
         """What effectful ops hang on to while they are recorded; a pass removes it again."""
-        token = torch.empty(0)
-        self._track(self.graph.call_function(torch.ops.aten.empty.memory_format, ([0],)), token)
-        torch_compat.set_effect_token(self._functional_mode, token)
+        with torch_compat.hidden_tracing_modes():
+            token = torch.empty(0)
+            self._track(self.graph.call_function(torch.ops.aten.empty.memory_format, ([0],)), token)
+        return token
 
     def _track(self, node: fx.Node, value: Any) -> None:
         node.meta["val"] = value
@@ -113,7 +116,10 @@ def tangent_like(fake: torch.Tensor) -> torch.Tensor:
 
 
 def capture_function(
-    function: FlatFunction, specs: Sequence[InputSpec], fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable]
+    function: FlatFunction,
+    specs: Sequence[InputSpec],
+    fake_mode: FakeTensorMode,
+    decompositions: Mapping[Any, Callable],
 ) -> Capture:
     """Run `function` once on fake inputs.
 
@@ -127,7 +133,7 @@ def capture_function(
         CaptureError: if the function needs a tensor's value, or returns what cannot be traced. Errors of the function
             itself pass through unchanged. Real inputs are not touched in either case.
     """
-    trace = Trace(fake_mode, decompositions)
+    trace = Trace(fake_mode, decompositions, any(is_symbolic(spec) for spec in specs))
     grad_mode_before = torch.is_grad_enabled()
     with trace.active(), restored_grad_mode():
         primals, arguments = _make_inputs(trace, specs)
@@ -135,6 +141,10 @@ def capture_function(
         outputs = tuple(run_user_function(function, arguments))
         grad_mode_after = torch.is_grad_enabled()
     return Capture(trace, tuple(specs), primals, arguments, before, outputs, grad_mode_before, grad_mode_after)
+
+
+def is_symbolic(spec: InputSpec) -> bool:
+    return torch_compat.is_symbolic_value(spec.fake if isinstance(spec, TensorInput) else spec.value)
 
 
 @contextlib.contextmanager
@@ -151,7 +161,6 @@ def _make_inputs(trace: Trace, specs: Sequence[InputSpec]) -> tuple[tuple[Any, .
     with torch_compat.hidden_tracing_modes():
         for spec in specs:
             trace.add_input(spec)
-        trace.add_effect_token()
     primals = tuple(make_primal(spec) for spec in specs)
     arguments = tuple(make_argument(spec, primal) for spec, primal in zip(specs, primals, strict=True))
     return primals, arguments

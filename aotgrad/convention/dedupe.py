@@ -1,6 +1,6 @@
 """Duplicate inputs: the same tensor passed twice becomes one input of the graph.
 
-    f(x, y, x)   ->   graph inputs (x, y), positions (0, 1, 0)
+f(x, y, x)   ->   graph inputs (x, y), positions (0, 1, 0)
 """
 
 from __future__ import annotations

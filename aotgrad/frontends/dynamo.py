@@ -1,8 +1,8 @@
 """The `torch.compile` backends. Found by name through the `torch_dynamo_backends` entry point, without an import.
 
-    torch.compile(model, backend="aotgrad")                     Inductor compiles the halves
-    torch.compile(model, backend="aotgrad_eager")               the halves run as plain FX code
-    torch.compile(model, backend="aotgrad", options={"partitioner": "save_all"})
+torch.compile(model, backend="aotgrad")                     Inductor compiles the halves
+torch.compile(model, backend="aotgrad_eager")               the halves run as plain FX code
+torch.compile(model, backend="aotgrad", options={"partitioner": "save_all"})
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ Types are written as `printing.type_text` writes them, devices included (`f32[3]
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +22,13 @@ from typing import Any
 
 import torch
 
-from aotgrad.printing import DTYPES
+from aotgrad.printing.types import DTYPES
 
 DTYPE_NAMES = {name: dtype for dtype, name in DTYPES.items()}
 FLAGS = ("requires_grad", "nonleaf")
-TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<size>[\d, ]*)\](\[(?P<stride>[\d, ]*)\])?(?P<device>[a-z]+(:\d+)?)?(?P<flags>( \w+)*)")
+TENSOR = re.compile(
+    r"(?P<dtype>\w+)\[(?P<size>[\d, ]*)\](\[(?P<stride>[\d, ]*)\])?(?P<device>[a-z]+(:\d+)?)?(?P<flags>( \w+)*)"
+)
 
 
 class SpecError(ValueError):
@@ -65,12 +68,19 @@ class TensorSpec:
 
     def make(self) -> torch.Tensor:
         """A tensor of this kind with random values."""
-        values = torch.testing.make_tensor(self.size, dtype=self.dtype, device=self.device, **self.range())
-        if self.stride is not None:
-            values = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device).copy_(values)
+        values = torch.testing.make_tensor((self.extent(),), dtype=self.dtype, device=self.device, **self.range())
+        values = (
+            values.view(self.size).detach() if self.stride is None else values.as_strided(self.size, self.stride).detach()
+        )
         if "nonleaf" in self.flags:
             return values.requires_grad_() * 1
         return values.requires_grad_("requires_grad" in self.flags)
+
+    def extent(self) -> int:
+        """How many elements of memory it spans."""
+        if self.stride is None or 0 in self.size:
+            return math.prod(self.size)
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
 
     def range(self) -> dict[str, int]:
         is_number = self.dtype.is_floating_point or self.dtype.is_complex

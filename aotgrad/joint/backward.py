@@ -129,7 +129,9 @@ def reject_foreign_leaves(capture: Capture, roots: Sequence[torch.Tensor]) -> No
             )
 
 
-def _gradients(capture: Capture, outputs: Sequence[Result], tangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def _gradients(
+    capture: Capture, outputs: Sequence[Result], tangents: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
     """One gradient a primal, `None` where there is none."""
     wanted = [i for i, spec in enumerate(capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
     gradients: list[torch.Tensor | None] = [None] * len(capture.inputs)

@@ -21,6 +21,10 @@ SENTINEL = torch.zeros((), requires_grad=True)
 plain `.backward()`, and not if only some gradients are wanted. One question in place of one per parameter."""
 
 
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Size and stride."""
+
+
 @dataclass(frozen=True)
 class Backward:
     """The backward of a plan: its variants at first order, and how higher orders are computed."""
@@ -29,6 +33,12 @@ class Backward:
     higher_order: HigherOrder
     gradient_positions: tuple[int, ...]
     full: VariantKey
+    formats: tuple[tuple[torch.dtype, torch.device], ...]
+
+    def with_zeros(self, tangents: Sequence[torch.Tensor | None], layouts: Sequence[Layout]) -> list[torch.Tensor]:
+        """`tangents` with zeros for those that are undefined."""
+        triples = zip(tangents, layouts, self.formats, strict=True)
+        return [zeros(layout, *format) if tangent is None else tangent for tangent, layout, format in triples]
 
 
 @dataclass(slots=True)
@@ -43,7 +53,7 @@ class SegmentCall:
     outputs: tuple[torch.Tensor, ...]
     saved: tuple[torch.Tensor, ...]
     sizes: tuple[int, ...]
-    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    layouts: tuple[Layout, ...]
     recomputation: Recomputation
 
 
@@ -66,9 +76,12 @@ class Segment(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (None, None, *plan.higher_order(recomputation_of(ctx), tangents, key.gradients))
         saved = unpack_and_release(ctx) if ctx.saves else ()
-        ready = [None if t is None else as_traced(t, layout) for t, layout in zip(tangents, ctx.layouts, strict=True)]
+        variant = plan.variants.get(key)
+        ready = [as_traced(t, layout) for t, layout in zip(tangents, ctx.layouts, strict=True)]
+        if variant.undefined:
+            ready = plan.with_zeros(ready, ctx.layouts)
         with torch_compat.below_autograd(), torch_compat.disable_autocast():
-            gradients = plan.variants.get(key)([*ctx.sizes, *saved, *ready])
+            gradients = variant([*ctx.sizes, *saved, *ready])
         return (None, None, *(gradients[position] for position in plan.gradient_positions))
 
 
@@ -107,6 +120,10 @@ def unpack_and_release(ctx: Any) -> tuple[torch.Tensor, ...]:
     return saved
 
 
+def zeros(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(*layout, dtype=dtype, device=device).zero_()
+
+
 def variant_key(full: VariantKey, tangents: Sequence[torch.Tensor | None]) -> VariantKey:
     """The key of the running node: `full` itself in the usual case."""
     edges = torch_compat.edges_of_running_node()
@@ -117,8 +134,10 @@ def variant_key(full: VariantKey, tangents: Sequence[torch.Tensor | None]) -> Va
     return VariantKey(tuple(tangent is not None for tangent in tangents), gradients)
 
 
-def as_traced(tangent: torch.Tensor, layout: tuple[tuple[int, ...], tuple[int, ...]]) -> torch.Tensor:
+def as_traced(tangent: torch.Tensor | None, layout: Layout) -> torch.Tensor | None:
     """A tangent with the strides that the backward was traced with."""
+    if tangent is None:
+        return None
     size, stride = layout
     is_plain = tangent.layout is torch.strided and not tangent.is_conj() and not tangent.is_neg()
     if is_plain and tangent.stride() == stride:

@@ -1,12 +1,12 @@
 """A plan -> one straight-line Python function. The text is what runs: `Executable.source` shows it.
 
-    def call(args):
-        primals_1, = args
-        args.clear()
-        with below_autograd():
-            output_0, saved_cos = forward([primals_1])
-        output_0, = attach(SegmentCall(...), primals_1)
-        return [output_0]
+def call(args):
+    primals_1, = args
+    args.clear()
+    with below_autograd():
+        output_0, saved_cos = forward([primals_1])
+    output_0, = attach(SegmentCall(...), primals_1)
+    return [output_0]
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.ir import Compiled, Partition, ViewStep
+from aotgrad.ir import Compiled, GraphHalf, Partition, ViewStep
 from aotgrad.runtime.autograd import SENTINEL, Backward, FailingSegment, Segment, SegmentCall
 from aotgrad.runtime.plan import Plan
 from aotgrad.runtime.recomputation import HigherOrder, Recomputation
 from aotgrad.runtime.steps import (
+    AsInference,
     Attach,
     AttachError,
     CopyBack,
@@ -34,7 +35,8 @@ from aotgrad.runtime.steps import (
     Step,
     UpdateGeometry,
 )
-from aotgrad.runtime.variants import VariantCache, VariantKey
+from aotgrad.runtime.variants import VariantCache
+from aotgrad.slots import Tangent
 
 LITERALS = (type(None), bool, int, str)
 
@@ -54,6 +56,7 @@ def build(plan: Plan, source: str, compiled: Compiled, backward: Backward | None
         "disable_autocast": torch_compat.disable_autocast,
         "set_grad_enabled": torch.set_grad_enabled,
         "version_of": torch_compat.version_of,
+        "as_inference": torch_compat.as_inference,
         "raise_version": torch_compat.raise_version,
         "forward": compiled.forward,
         "attach": Segment.apply,
@@ -75,8 +78,16 @@ def make_backward(plan: Plan, partition: Partition, compiled: Compiled, higher_o
     if half is None:
         return None
     variants = VariantCache(half, compiled.compile_backward, plan.gradient_inputs)
-    full = VariantKey((True,) * len(half.signature.tangents), (True,) * len(plan.gradient_inputs))
-    return Backward(variants, higher_order, plan.gradient_inputs, full)
+    if any(torch_compat.is_symbolic_value(value) for _, value in plan.fakes):
+        variants.get(variants.full_key())  # now, while guards that this adds are still read
+    return Backward(variants, higher_order, plan.gradient_inputs, variants.full_key(), tangent_formats(half))
+
+
+def tangent_formats(half: GraphHalf) -> tuple[tuple[torch.dtype, torch.device], ...]:
+    """Dtype and device of each tangent."""
+    slots = zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True)
+    values = [node.meta["val"] for slot, node in slots if isinstance(slot, Tangent)]
+    return tuple((value.dtype, value.device) for value in values)
 
 
 class _Emitter:
@@ -110,6 +121,8 @@ class _Emitter:
                 yield from self.update_geometry(step)
             case CopyBack():
                 yield from in_grad_mode(step.grad_mode, [f"{step.target}{step.through}.copy_({step.source})"])
+            case AsInference():
+                yield f"{step.name} = as_inference({step.name})"
             case MakeAlias():
                 yield f"{step.name} = {step.target}.detach()"
             case AttachError():

@@ -34,6 +34,7 @@ from aotgrad.ir import (
     ViewReplay,
 )
 from aotgrad.runtime.steps import (
+    AsInference,
     Attach,
     AttachError,
     CopyBack,
@@ -50,7 +51,6 @@ from aotgrad.runtime.steps import (
 from aotgrad.slots import (
     GraphSignature,
     IntermediateBase,
-    Primal,
     Saved,
     SavedSymInt,
     Tangent,
@@ -107,14 +107,14 @@ class _PlanBuilder:
         self.inputs = tuple(spec.name for spec in capture.inputs)
 
     def build(self) -> Plan:
-        later = (*self.moved_versions(), *self.attach(), *self.mutations(), *self.outputs(), *self.grad_mode())
+        later = (*self.moved_versions(), *self.inference_results(), *self.custom_views(), *self.attach(), *self.mutations(), *self.outputs(), *self.grad_mode())
         return Plan(self.inputs, (self.forward(later), *later), self.fakes(), self.gradient_inputs())
 
     # -- the forward graph and its autograd node
 
     def forward(self, later: tuple[Step, ...]) -> Forward:
         used = {name for step in later for name in names_read(step)}
-        symbols = {name for name, value in self.fakes() if has_symbols(value)}
+        symbols = {name for name, value in self.fakes() if torch_compat.is_symbolic_value(value)}
         release = tuple(name for name in self.inputs if name not in used | symbols)
         results = tuple(result_name(slot) for slot in self.signature.outputs)
         return Forward(self.inputs, results, release, torch_compat.any_autocast_enabled(), self.random_devices())
@@ -170,12 +170,25 @@ class _PlanBuilder:
         specs = enumerate(self.capture.inputs)
         return tuple(i for i, spec in specs if isinstance(spec, TensorInput) and spec.requires_grad)
 
+    def inference_results(self) -> Iterator[AsInference]:
+        """Results made under an inner `inference_mode`."""
+        for index, (info, value) in enumerate(zip(self.meta.outputs, self.capture.outputs, strict=True)):
+            if isinstance(info, NonAlias | UnsafeViewAlias) and value.is_inference():
+                yield AsInference(result_name(UserOutput(index)))
+
+    def custom_views(self) -> Iterator[MakeView]:
+        for index, info in enumerate(self.meta.outputs):
+            if isinstance(info, CustomFunctionView) and info.remake is not None:
+                yield MakeView(result_name(UserOutput(index)), self.inputs[info.index], info.remake)
+
     # -- mutated inputs
 
     def moved_inputs(self) -> dict[str, InputAliasInfo]:
         """Inputs whose metadata alone is mutated."""
         infos = zip(self.inputs, self.meta.inputs, strict=True)
-        return {name: info for name, info in infos if info is not None and not info.mutation.data and info.version_bumps}
+        return {
+            name: info for name, info in infos if info is not None and not info.mutation.data and info.version_bumps
+        }
 
     def moved_versions(self) -> Iterator[Step]:
         """Versions rise before autograd saves a tensor whose data stays: its backward may use it."""
@@ -200,7 +213,7 @@ class _PlanBuilder:
             grad_mode = self.node_grad_mode() if info.carries_gradient else None
             yield CopyBack(name, result_name(UpdatedInput(index)), through, grad_mode)
         made = info.mutation.metadata + (copies and through != ".data")
-        if made and not info.mutation.data or made != info.version_bumps:
+        if (made and not info.mutation.data) or made != info.version_bumps:
             yield SetVersion(name, info.version_bumps)
 
     # -- outputs
@@ -245,7 +258,9 @@ class _PlanBuilder:
 
     def fakes(self) -> tuple[tuple[str, Any], ...]:
         """Traced values by name: the inputs, then the forward's results."""
-        inputs = [(spec.name, spec.fake if isinstance(spec, TensorInput) else spec.value) for spec in self.capture.inputs]
+        inputs = [
+            (spec.name, spec.fake if isinstance(spec, TensorInput) else spec.value) for spec in self.capture.inputs
+        ]
         (output,) = self.partition.forward.module.graph.find_nodes(op="output")
         results = zip(self.signature.outputs, output.args[0], strict=True)
         named = [(result_name(slot), node.meta["val"]) for slot, node in results if hasattr(node, "meta")]
@@ -260,13 +275,6 @@ def device_type(node: Any) -> str:
     value = node.meta.get("val")
     value = value[0] if isinstance(value, (list, tuple)) else value
     return value.device.type if isinstance(value, torch.Tensor) else "cpu"
-
-
-def has_symbols(value: Any) -> bool:
-    """Whether a traced value is symbolic or has a symbolic size or stride."""
-    if isinstance(value, torch.Tensor):
-        return torch_compat.is_symbolic(value)
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def copy_path(spec: Any, info: InputAliasInfo) -> str:
@@ -287,6 +295,8 @@ def names_read(step: Step) -> tuple[str, ...]:
             return (*step.outputs, *step.inputs, *step.saved, *step.sizes, *step.primals)
         case AttachError():
             return (*step.outputs, *step.inputs)
+        case AsInference():
+            return (step.name,)
         case MakeAlias():
             return (step.target,)
         case UpdateGeometry() | SetVersion():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import torch
 
@@ -37,6 +37,6 @@ class Recomputation:
                 )
 
 
-Gradients = Sequence[Union[torch.Tensor, None]]
+Gradients = Sequence[torch.Tensor | None]
 HigherOrder = Callable[[Recomputation, Gradients, Sequence[bool]], Gradients]
 """(recomputation, tangents, wanted) -> differentiable gradients, `None` where not wanted or undefined."""

@@ -1,9 +1,9 @@
 """The steps that a plan is made of: data, in the order in which they run. `emit.py` turns them into source text.
 
-    Forward        run the compiled forward                Attach         give its results their autograd nodes
-    UpdateGeometry redo a metadata mutation of an input    CopyBack       write the new data of a mutated input
-    SetVersion     make a version counter what eager's is  MakeView       replay a view on its base
-    ReturnValue    one user output                         RestoreGradMode  leave the grad mode that the function left
+Forward        run the compiled forward                Attach         give its results their autograd nodes
+UpdateGeometry redo a metadata mutation of an input    CopyBack       write the new data of a mutated input
+SetVersion     make a version counter what eager's is  MakeView       replay a view on its base
+ReturnValue    one user output                         RestoreGradMode  leave the grad mode that the function left
 """
 
 from __future__ import annotations
@@ -74,6 +74,13 @@ class MakeAlias:
 
 
 @dataclass(frozen=True)
+class AsInference:
+    """`name` becomes an inference tensor of the same memory."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class UpdateGeometry:
     """`as_strided_`: the input's metadata was mutated."""
 
@@ -123,5 +130,15 @@ class RestoreGradMode:
 
 
 Step = Union[
-    Forward, Attach, AttachError, MakeAlias, UpdateGeometry, CopyBack, SetVersion, MakeView, ReturnValue, RestoreGradMode
+    Forward,
+    Attach,
+    AttachError,
+    AsInference,
+    MakeAlias,
+    UpdateGeometry,
+    CopyBack,
+    SetVersion,
+    MakeView,
+    ReturnValue,
+    RestoreGradMode,
 ]

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.fx as fx
 
+from aotgrad import torch_compat
 from aotgrad.ir import BoxedCallable, GraphHalf
-from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined
+from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
 from aotgrad.slots import Gradient, GraphSignature, Primal
 
 
@@ -34,18 +35,22 @@ class VariantKey:
 
 @dataclass(frozen=True)
 class Variant:
-    """A specialised backward graph and how to call it.
+    """A backward graph for one key and how to call it.
 
-    `inputs` are positions in the full graph's inputs. The results are those of the full graph, `None` where a gradient is
-    undefined or not wanted.
+    `inputs` are positions in the full graph's inputs. The results are those of the full graph; `undefined` are those that
+    are dropped after the call, in a variant that could not be specialised and runs on real zeros.
     """
 
     half: GraphHalf
     run: BoxedCallable
     inputs: tuple[int, ...]
+    undefined: frozenset[int] = frozenset()
 
     def __call__(self, values: Sequence[Any]) -> Sequence[torch.Tensor | None]:
-        return self.run([values[position] for position in self.inputs])
+        results = self.run([values[position] for position in self.inputs])
+        if not self.undefined:
+            return results
+        return [None if k in self.undefined else result for k, result in enumerate(results)]
 
 
 @dataclass
@@ -63,22 +68,54 @@ class VariantCache:
             variant = self.variants[key] = self.make(key)
         return variant
 
+    def full_key(self) -> VariantKey:
+        return VariantKey((True,) * len(self.full.signature.tangents), (True,) * len(self.gradient_inputs))
+
     def make(self, key: VariantKey) -> Variant:
-        half = self.full if key.is_full else specialize(self.full, key, self.gradient_inputs)
+        """Compile the variant of `key`.
+
+        A symbolic graph is not specialised if that would add guards: whoever checks guards has read them by now.
+        """
+        if key.is_full:
+            return self.compiled(self.full)
+        try:
+            guards = guards_of(self.full)
+            variant = self.compiled(specialize(self.full, key, self.gradient_inputs))
+            return variant if guards_of(self.full) == guards else self.on_zeros(key)
+        except CannotMaterialize:
+            return self.on_zeros(key)
+
+    def compiled(self, half: GraphHalf) -> Variant:
         inputs = tuple(self.full.signature.input_position(slot) for slot in half.signature.inputs)
         return Variant(half, self.compile(half), inputs)
 
+    def on_zeros(self, key: VariantKey) -> Variant:
+        """The full graph, called with real zeros for undefined tangents."""
+        full = self.get(self.full_key())
+        placeholders = dict(zip(self.full.signature.inputs, self.full.module.graph.find_nodes(op="placeholder"), strict=True))
+        tangents = dict(zip(self.full.signature.tangents, key.tangents, strict=True))
+        missing = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
+        undefined = undefined_outputs(self.full.module.graph, missing, [placeholders[slot] for slot in tangents])
+        return replace(full, undefined=frozenset(k for k, is_undefined in enumerate(undefined) if is_undefined))
+
+
+def guards_of(half: GraphHalf) -> int:
+    """How many symbolic guards the graph's trace has; 0 for a graph without symbolic sizes."""
+    values = (node.meta.get("val") for node in half.module.graph.find_nodes(op="placeholder"))
+    return max((torch_compat.guard_count(value) for value in values if isinstance(value, torch.Tensor)), default=0)
+
 
 def specialize(full: GraphHalf, key: VariantKey, gradient_inputs: Sequence[int]) -> GraphHalf:
-    """`full` without undefined tangents, unwanted gradients, and everything that only they needed."""
+    """`full` without undefined tangents, unwanted gradients, and everything that only they needed.
+
+    Raises:
+        CannotMaterialize: zeros of symbolic size would be needed.
+    """
     wanted = {Gradient(Primal(p)) for p, is_wanted in zip(gradient_inputs, key.gradients, strict=True) if is_wanted}
     graph, placeholders = copy_graph(full)
     tangents = dict(zip(full.signature.tangents, key.tangents, strict=True))
     undefined = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
-    try:
-        remove_undefined(graph, undefined, [placeholders[slot] for slot in tangents])
-    except CannotMaterialize:
-        graph, placeholders = copy_graph(full)
+    remove_undefined(graph, undefined, [placeholders[slot] for slot in tangents])
     keep_outputs(graph, full.signature.outputs, wanted)
     remove_dead_code(graph)
     inputs = [slot for slot, node in placeholders.items() if node.users]

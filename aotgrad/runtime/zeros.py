@@ -17,12 +17,14 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from aotgrad import torch_compat
+
 aten = torch.ops.aten
 SUMS = frozenset({aten.add.Tensor, aten.sub.Tensor})
 
 
 class CannotMaterialize(Exception):
-    """Zeros of a symbolic size are needed; the caller passes real zeros for the tangent instead."""
+    """Zeros of a symbolic size are needed: only the caller can make them."""
 
 
 def remove_undefined(graph: fx.Graph, undefined: Collection[fx.Node], tangents: Collection[fx.Node]) -> None:
@@ -36,26 +38,41 @@ def remove_undefined(graph: fx.Graph, undefined: Collection[fx.Node], tangents: 
     Raises:
         CannotMaterialize: zeros of symbolic size would be needed; `graph` is then spoiled.
     """
-    dependent, zero = set(tangents), set(undefined)
+    dependent, zero = dependence(graph, undefined, tangents)
     for node in list(graph.nodes):
+        missing = [arg for arg in node.all_input_nodes if arg in zero]
         if node.op == "output":
             node.args = (fx.map_arg(node.args[0], lambda arg: None if arg in zero else arg),)
-        sources = [arg for arg in node.all_input_nodes if arg in dependent]
-        if not sources or node.op == "output":
-            continue
-        dependent.add(node)
-        missing = [arg for arg in sources if arg in zero]
-        if len(missing) == len(sources):
-            zero.add(node)
-        elif missing:
+        elif missing and node not in zero:
             drop_missing(graph, node, missing)
+
+
+def undefined_outputs(graph: fx.Graph, undefined: Collection[fx.Node], tangents: Collection[fx.Node]) -> list[bool]:
+    """For each output of `graph`, whether it is undefined; changes nothing."""
+    _, zero = dependence(graph, undefined, tangents)
+    (output,) = graph.find_nodes(op="output")
+    return [node is None or node in zero for node in output.args[0]]
+
+
+def dependence(
+    graph: fx.Graph, undefined: Collection[fx.Node], tangents: Collection[fx.Node]
+) -> tuple[set[fx.Node], set[fx.Node]]:
+    """The nodes that depend on tangents, and those of them that depend on undefined ones alone."""
+    dependent, zero = set(tangents), set(undefined)
+    for node in graph.nodes:
+        sources = [arg for arg in node.all_input_nodes if arg in dependent]
+        if sources:
+            dependent.add(node)
+            if all(source in zero for source in sources):
+                zero.add(node)
+    return dependent, zero
 
 
 def drop_missing(graph: fx.Graph, node: fx.Node, missing: Collection[fx.Node]) -> None:
     """Make `node` do without its undefined arguments: a sum becomes its other term, else zeros are put in."""
     term = other_term(node, missing)
-    if term is not None:
-        node.replace_all_uses_with(term)
+    if term is not None and (laid_out := with_layout_of(graph, node, term)) is not None:
+        node.replace_all_uses_with(laid_out)
         return
     with graph.inserting_before(node):
         zeros = {arg: materialize(graph, arg) for arg in missing}
@@ -78,15 +95,29 @@ def other_term(node: fx.Node, missing: Collection[fx.Node]) -> fx.Node | None:
 
 
 def same_type(left: Any, right: Any) -> bool:
-    return isinstance(left, torch.Tensor) and left.dtype == right.dtype and left.shape == right.shape
+    return left.dtype == right.dtype and torch_compat.known_equal(left.size(), right.size())
+
+
+def with_layout_of(graph: fx.Graph, node: fx.Node, term: fx.Node) -> fx.Node | None:
+    """`term` with the strides that later ops were traced for; `None` if they are neither its own nor contiguous."""
+    value = node.meta["val"]
+    if torch_compat.known_equal(term.meta["val"].stride(), value.stride()):
+        return term
+    if not torch_compat.known_contiguous(value):
+        return None
+    with graph.inserting_before(node):
+        copy = graph.call_function(aten.clone.default, (term,), {"memory_format": torch.contiguous_format})
+    copy.meta = {**node.meta}
+    return copy
 
 
 def materialize(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """Zeros like the value of `node`."""
     value = node.meta["val"]
-    sizes = tuple(value.size()) if isinstance(value, torch.Tensor) else (torch.SymInt,)
-    if not all(isinstance(size, int) for size in sizes):
+    if not isinstance(value, torch.Tensor) or torch_compat.is_symbolic(value):
         raise CannotMaterialize(node.name)
-    zeros = graph.call_function(aten.full.default, (list(sizes), 0), {"dtype": value.dtype, "device": value.device})
+    zeros = graph.call_function(
+        aten.full.default, (list(value.size()), 0), {"dtype": value.dtype, "device": value.device}
+    )
     zeros.meta["val"] = value
     return zeros

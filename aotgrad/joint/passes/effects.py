@@ -31,4 +31,3 @@ def unwrap(graph: fx.Graph, node: fx.Node) -> None:
             item.replace_all_uses_with(plain)
         else:
             item.args = (plain, position - 1)
-

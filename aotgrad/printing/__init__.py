@@ -1,0 +1,11 @@
+"""Stage -> text: for logs, golden files and error notes. Equal stages give equal text: no addresses, no absolute paths.
+
+`text` takes what any stage returns; `type_text` writes the type of one value. Graphs are in `graphs`, types in `types`.
+"""
+
+from __future__ import annotations
+
+from aotgrad.printing.stages import text
+from aotgrad.printing.types import type_text
+
+__all__ = ["text", "type_text"]

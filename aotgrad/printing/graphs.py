@@ -1,0 +1,177 @@
+"""An FX graph as a Python function that a person can read.
+
+    def forward(
+        primals_1: f32[3, 4],  # primal 0
+        primals_2: f32[4, 5][1, 4],  # primal 1
+    ):
+        # return (x @ w).relu()
+        mm: f32[3, 5] = aten.mm.default(primals_1, primals_2)
+        relu: f32[3, 5] = aten.relu.default(mm)
+        return (
+            relu,  # output 0
+        )
+
+Every argument and result says what it means, and the user's line stands above the nodes that it became. Symbolic sizes that
+were computed and are used by nobody are left out: they say nothing about the function.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad.printing.types import SYMBOLIC_NUMBERS, type_text
+from aotgrad.slots import GraphSignature, Primal
+
+INDENT = "    "
+FULL_SLICE_END = 2**63 - 1
+
+
+def graph_text(
+    name: str,
+    module: fx.GraphModule,
+    signature: GraphSignature,
+    notes: Mapping[Primal, str] | None = None,
+    first_for_backward: fx.Node | None = None,
+) -> str:
+    """A graph as a Python function; every argument and result says what it means."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    meanings = {
+        node.name: ", ".join(filter(None, [str(slot), (notes or {}).get(slot)]))
+        for node, slot in zip(placeholders, signature.inputs, strict=True)
+    }
+    returned = [
+        f"{argument_text(value)},  # {slot}" for value, slot in zip(results_of(module), signature.outputs, strict=True)
+    ]
+    nodes = body_lines(module.graph, first_for_backward)
+    body = [*submodule_lines(module), *nodes, *bracketed("return", returned)]
+    return "\n".join([*header(name, placeholders, meanings), *indented(body)])
+
+
+def header(name: str, placeholders: Sequence[fx.Node], notes: Mapping[str, str]) -> list[str]:
+    """`def name(` with one placeholder a line, typed and with its meaning."""
+    lines = []
+    for node in placeholders:
+        note = notes.get(node.name)
+        lines.append(f"{node.name}: {type_text(node.meta.get('val'))}," + (f"  # {note}" if note else ""))
+    return bracketed(f"def {name}", lines, ":")
+
+
+def bracketed(start: str, entries: Sequence[str], end: str = "") -> list[str]:
+    space = " " if start == "return" else ""
+    if not entries:
+        return [f"{start}{space}(){end}"]
+    return [f"{start}{space}(", *indented(entries), f"){end}"]
+
+
+def results_of(module: fx.GraphModule) -> Sequence[Any]:
+    (output,) = module.graph.find_nodes(op="output")
+    return output.args[0]
+
+
+def body_lines(graph: fx.Graph, first_for_backward: fx.Node | None = None) -> Iterator[str]:
+    """One line a node, and the user's line wherever it changes."""
+    unused = unused_numbers(graph)
+    shown = None
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output") or node in unused:
+            continue
+        if node is first_for_backward:
+            yield "# --- only for the backward"
+            shown = None
+        line = source_line(node.meta.get("stack_trace"))
+        if line is not None and line != shown:
+            yield f"# {line}"
+            shown = line
+        yield node_line(node)
+
+
+def unused_numbers(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that compute symbolic numbers which no other node needs."""
+    unused: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        is_number = isinstance(node.meta.get("val"), (*SYMBOLIC_NUMBERS, bool, int, float))
+        if node.op == "call_function" and is_number and unused.issuperset(node.users):
+            unused.add(node)
+    return unused
+
+
+def submodule_lines(module: fx.GraphModule) -> Iterator[str]:
+    """The graphs that control-flow ops of this graph call, each as a nested function."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        branch = getattr(module, node.target, None)
+        if isinstance(branch, fx.GraphModule):
+            yield from header(node.target, branch.graph.find_nodes(op="placeholder"), {})
+            returned = [f"{argument_text(value)}," for value in results_of(branch)]
+            yield from indented([*body_lines(branch.graph), *bracketed("return", returned)])
+
+
+def node_line(node: fx.Node) -> str:
+    """`name: type = op(arguments)`."""
+    typed = f"{node.name}: {type_text(node.meta['val'])}" if "val" in node.meta else node.name
+    return f"{typed} = {node_call_text(node)}"
+
+
+def node_call_text(node: fx.Node) -> str:
+    if node.op == "get_attr":
+        return f"constant {node.target!r}"
+    if op_text(node.target) == "getitem":
+        return f"{argument_text(node.args[0])}[{argument_text(node.args[1])}]"
+    return call_text(op_text(node.target), node.args, node.kwargs)
+
+
+def call_text(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    parts = [*map(argument_text, args), *(f"{key}={argument_text(value)}" for key, value in kwargs.items())]
+    return f"{function}({', '.join(parts)})"
+
+
+def op_text(target: Any) -> str:
+    """`aten.mul.Tensor`; a plain function by its name."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    return getattr(target, "__name__", str(target))
+
+
+def argument_text(value: Any) -> str:
+    match value:
+        case fx.Node():
+            return value.name
+        case torch.Tensor():
+            return type_text(value)
+        case list():
+            return f"[{', '.join(map(argument_text, value))}]"
+        case tuple():
+            return f"({', '.join(map(argument_text, value))}{',' if len(value) == 1 else ''})"
+        case dict():
+            return f"{{{', '.join(f'{key!r}: {argument_text(item)}' for key, item in value.items())}}}"
+        case torch.device():
+            return str(value)
+        case _ if value == FULL_SLICE_END:
+            return "int64_max"
+        case _ if isinstance(value, SYMBOLIC_NUMBERS):
+            return str(value)
+    return without_address(repr(value))
+
+
+def without_address(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+@functools.lru_cache(maxsize=4096)
+def source_line(trace: str | None) -> str | None:
+    """The user's code at the end of a stack trace, or else `file.py:line`; `None` if there is no trace."""
+    lines = [line.strip() for line in (trace or "").splitlines() if line.strip()]
+    if not lines:
+        return None
+    frame = re.match(r'File "(.*)", line (\d+)', lines[-1])
+    return f"{os.path.basename(frame[1])}:{frame[2]}" if frame else lines[-1]
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    return [INDENT + line for line in lines]

@@ -1,0 +1,267 @@
+"""What every stage returns, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.fx as fx
+from tabulate import tabulate
+
+from aotgrad.ir import (
+    AliasOfInput,
+    AliasOfIntermediate,
+    AliasOfIntermediateBaseIsUserOutput,
+    BackwardError,
+    BaseInfo,
+    Capture,
+    Compiled,
+    ConstantOutput,
+    CustomFunctionView,
+    Geometry,
+    GraphHalf,
+    InputAliasInfo,
+    InputSpec,
+    IsInput,
+    IsOutput,
+    JointGraph,
+    NonAlias,
+    OutputAliasInfo,
+    Partition,
+    SavedValue,
+    SymInput,
+    SymOutput,
+    TensorInput,
+    UnsafeViewAlias,
+    ViewAndMutationMeta,
+    ViewReplay,
+    ViewStep,
+)
+from aotgrad.printing.graphs import (
+    argument_text,
+    body_lines,
+    bracketed,
+    call_text,
+    graph_text,
+    header,
+    indented,
+    op_text,
+    results_of,
+    source_line,
+)
+from aotgrad.printing.types import SYMBOLIC_NUMBERS, number_list, type_text
+from aotgrad.slots import FORWARD_RESULTS, Primal
+
+USUAL_REASON = "recorded view chain"
+
+
+@runtime_checkable
+class HasSource(Protocol):
+    """A plan that was made into a function: its text is the function's source."""
+
+    source: str
+
+
+def text(result: Any) -> str:
+    """The text of any stage's result, without a newline at the end."""
+    match result:
+        case Capture():
+            return capture_text(result)
+        case ViewAndMutationMeta():
+            return meta_text(result)
+        case JointGraph():
+            return joint_text(result)
+        case Partition():
+            return partition_text(result)
+        case Compiled():
+            return compiled_text(result)
+        case HasSource():
+            return result.source.rstrip("\n")
+        case str():
+            return result.rstrip("\n")
+    raise TypeError(f"no stage returns a {type(result).__name__}")
+
+
+def capture_text(capture: Capture) -> str:
+    """The inputs, what was recorded, and the live values that the function returned."""
+    notes = {spec.name: input_note(spec) for spec in capture.inputs}
+    outputs = [f"{live_text(value)},  # output {k}" for k, value in enumerate(capture.outputs)]
+    lines = [*header("captured", capture.placeholders, notes), *indented(body_lines(capture.trace.graph))]
+    lines += indented(bracketed("return", outputs))
+    if capture.grad_mode_after != capture.grad_mode_before:
+        lines.append(f"# leaves grad mode {on_off(capture.grad_mode_after)}")
+    return "\n".join(lines)
+
+
+def input_note(spec: InputSpec) -> str:
+    match spec:
+        case SymInput():
+            return "a Python number"
+        case TensorInput():
+            gradient = ("leaf that requires grad" if spec.is_leaf else "not a leaf") if spec.requires_grad else ""
+            return ", ".join(filter(None, ["parameter or buffer" if spec.is_static else "", gradient]))
+
+
+def live_text(value: Any) -> str:
+    """A value that a function returned, while its trace is open: its type and its place in the autograd graph."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value) if not isinstance(value, SYMBOLIC_NUMBERS) else type_text(value)
+    if not value.requires_grad:
+        return type_text(value)
+    return f"{type_text(value)} by {value.grad_fn.name()}" if value.grad_fn is not None else f"{type_text(value)} leaf"
+
+
+def meta_text(meta: ViewAndMutationMeta) -> str:
+    """One line an input, an output and an intermediate base."""
+    lines = [*section("inputs", map(input_alias_text, meta.inputs))]
+    lines += section("outputs", map(output_alias_text, meta.outputs))
+    lines += section("intermediate bases", map(base_text, meta.bases))
+    if meta.grad_mode_after is not None:
+        lines.append(f"leaves grad mode {on_off(meta.grad_mode_after)}")
+    return "\n".join(lines)
+
+
+def section(title: str, entries: Iterable[str]) -> list[str]:
+    """A title and numbered entries; nothing if there are none."""
+    lines = [f"{k}: {entry}" for k, entry in enumerate(entries)]
+    return [title, *indented(lines)] if lines else []
+
+
+def input_alias_text(info: InputAliasInfo | None) -> str:
+    if info is None:
+        return "not a tensor"
+    return "; ".join(input_alias_parts(info))
+
+
+def input_alias_parts(info: InputAliasInfo) -> Iterator[str]:
+    yield {(False, False): "unchanged", (True, False): "data mutated"}.get(
+        (info.mutation.data, info.mutation.metadata),
+        "data and metadata mutated" if info.mutation.data else "metadata mutated",
+    )
+    if info.geometry is not None:
+        yield f"is now {geometry_text(info.geometry)}"
+    if info.version_bumps:
+        yield f"version + {info.version_bumps}"
+    if info.carries_gradient:
+        yield "the new value carries a gradient"
+    elif info.mutation.data and info.requires_grad_after:
+        yield "hidden from autograd"
+
+
+def geometry_text(geometry: Geometry) -> str:
+    sizes, strides = number_list(geometry.size), number_list(geometry.stride)
+    return f"size {sizes}, stride {strides}, offset {geometry.offset!s}"
+
+
+def output_alias_text(info: OutputAliasInfo) -> str:
+    name = type(info).__name__
+    match info:
+        case NonAlias(requires_grad) | UnsafeViewAlias(requires_grad) | CustomFunctionView(requires_grad):
+            return name + (", requires grad" if requires_grad else "")
+        case IsInput(index) | IsOutput(index):
+            return f"{name}({index})"
+        case AliasOfInput(index):
+            return f"{name}({index}): input {index}{replay_text(info.replay)}"
+        case AliasOfIntermediate(base):
+            return f"{name}({base}): base {base}{replay_text(info.replay)}"
+        case AliasOfIntermediateBaseIsUserOutput(output):
+            return f"{name}({output}): output {output}{replay_text(info.replay)}"
+        case SymOutput():
+            return name
+        case ConstantOutput(value):
+            return f"{name}({argument_text(value)})"
+    raise AssertionError(info)
+
+
+def replay_text(replay: ViewReplay) -> str:
+    """The chain of view ops, each behind an arrow, how it must be run, and why it is not simply the recorded one."""
+    chain = "".join(f" -> {step_text(step)}" for step in replay.steps)
+    mode = "" if replay.grad_mode is None else f", under grad mode {on_off(replay.grad_mode)}"
+    return chain + mode + ("" if replay.reason == USUAL_REASON else f"  ({replay.reason})")
+
+
+def step_text(step: ViewStep) -> str:
+    call = call_text(op_text(step.op), step.args, dict(step.kwargs))
+    return call if step.item is None else f"{call}[{step.item}]"
+
+
+def base_text(base: BaseInfo) -> str:
+    return base.node.name + (", requires grad" if base.requires_grad else "")
+
+
+def joint_text(joint: JointGraph) -> str:
+    """The joint graph, or the forward graph of a function without a backward."""
+    notes = {
+        **{Primal(i): "parameter or buffer" for i in joint.static_inputs},
+        **{Primal(i): "overwritten after the forward" for i in joint.mutated_inputs},
+        **{Primal(i): "updated buffer" for i in joint.static_inputs & joint.mutated_inputs},
+    }
+    name = "joint" if joint.differentiable else "inference"
+    text = graph_text(name, joint.module, joint.signature, notes, first_for_backward(joint))
+    error = joint.backward_error
+    return text if error is None else f"{text}\n\n{backward_error_text(error)}"
+
+
+def backward_error_text(error: BackwardError) -> str:
+    results = ", ".join(map(str, error.results))
+    return "\n".join([f"a backward through {results} raises", *indented(error.message.splitlines())])
+
+
+def first_for_backward(joint: JointGraph) -> fx.Node | None:
+    """The node from which on no forward result needs any; `None` if there is none."""
+    pairs = zip(joint.signature.outputs, results_of(joint.module), strict=True)
+    needed = {node for slot, node in pairs if isinstance(slot, FORWARD_RESULTS) and isinstance(node, fx.Node)}
+    first = None
+    for node in reversed(joint.module.graph.nodes):
+        if node in needed or node.op == "placeholder":
+            return first
+        first = node if node.op != "output" else None
+    return None
+
+
+def partition_text(partition: Partition) -> str:
+    """Both halves, and a table of what the forward saves for the backward."""
+    if partition.backward is None:
+        return half_text("inference", partition.forward)
+    halves = [half_text("forward", partition.forward), half_text("backward", partition.backward)]
+    return "\n\n".join([*halves, saved_text(partition)])
+
+
+def half_text(name: str, half: GraphHalf) -> str:
+    return graph_text(name, half.module, half.signature)
+
+
+SAVED_HEADERS = ("value", "type", "bytes", "reason", "line")
+
+
+def saved_text(partition: Partition) -> str:
+    if not partition.saved:
+        return "nothing is saved for the backward"
+    types = dict(output_types(partition.forward))
+    rows = [saved_row(value, types) for value in partition.saved]
+    table = tabulate(rows, headers=SAVED_HEADERS, tablefmt="plain", disable_numparse=True)
+    count = "1 value" if len(rows) == 1 else f"{len(rows)} values"
+    lines = [line.rstrip() for line in table.splitlines()]
+    return "\n".join([f"saved for the backward: {count}, {partition.saved_bytes} bytes", *indented(lines)])
+
+
+def saved_row(value: SavedValue, types: Mapping[Any, str]) -> tuple[str, ...]:
+    line = source_line(value.source) or ""
+    return (value.slot.name, types[value.slot], str(value.saved_bytes), value.reason, line)
+
+
+def output_types(half: GraphHalf) -> Iterator[tuple[Any, str]]:
+    for slot, node in zip(half.signature.outputs, results_of(half.module), strict=True):
+        yield slot, type_text(node.meta.get("val")) if isinstance(node, fx.Node) else "None"
+
+
+def compiled_text(compiled: Compiled) -> str:
+    results = getattr(compiled.forward, "expected", None)
+    forward = "compiled" if results is None else f"returns {results} value" + ("s" if results != 1 else "")
+    backward = "no backward" if compiled.compile_backward is None else "backward compiled when it is needed"
+    return f"backend {compiled.backend}: forward {forward}, {backward}"
+
+
+def on_off(mode: bool) -> str:
+    return "on" if mode else "off"

@@ -1,0 +1,41 @@
+"""One contract check a stage: raises `ContractError` and names the slot, node or step that breaks the contract.
+
+In: a stage's name and its result. Out: nothing. Turned on by `AOTGRAD_VERIFY=1` or the option `verify`; the tests run
+with it. A failed check is a bug in aotgrad, in a pass, or in a custom partition function, never the user's.
+
+    check("joint", joint)      ContractError: joint: gradient of primal 0 is f64[3] (mul_1), the primal is f32[3]
+
+What a check looks at is in the stage's own result; only `executable`, the last one, sees all stages together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aotgrad.errors import ContractError
+from aotgrad.verify.analysis import check_meta
+from aotgrad.verify.capture import check_capture
+from aotgrad.verify.common import Problems
+from aotgrad.verify.executable import check_compiled, check_executable
+from aotgrad.verify.joint import check_joint
+from aotgrad.verify.partition import check_partition
+
+CHECKS: dict[str, Callable[[Any], Problems]] = {
+    "capture": check_capture,
+    "analysis": check_meta,
+    "joint": check_joint,
+    "partition": check_partition,
+    "compiled": check_compiled,
+    "executable": check_executable,
+}
+
+
+def check(stage: str, result: Any) -> None:
+    """Check the result of one stage; a stage without a contract passes.
+
+    Raises:
+        ContractError: names the stage and what is wrong.
+    """
+    for problem in CHECKS[stage](result) if stage in CHECKS else ():
+        raise ContractError(f"{stage}: {problem}")

@@ -1,0 +1,79 @@
+"""The contract of the analysis: every index is in range, every view names its base and ops that replay it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from aotgrad.ir import (
+    AliasOfInput,
+    AliasOfIntermediate,
+    AliasOfIntermediateBaseIsUserOutput,
+    ConstantOutput,
+    InputAliasInfo,
+    IsInput,
+    IsOutput,
+    NonAlias,
+    OutputAliasInfo,
+    ViewAndMutationMeta,
+    ViewStep,
+)
+from aotgrad.printing import type_text
+from aotgrad.verify.common import Problems, is_mutable
+
+
+def check_meta(meta: ViewAndMutationMeta) -> Problems:
+    """Every index is in range; every view names its base and ops that replay it."""
+    for index, info in enumerate(meta.inputs):
+        if info is not None:
+            yield from (f"input {index} {problem}" for problem in check_input_alias(info))
+    for index, info in enumerate(meta.outputs):
+        yield from (f"output {index} {problem}" for problem in check_output_alias(meta, index, info))
+    used = {info.base for info in meta.outputs if isinstance(info, AliasOfIntermediate)}
+    for index in set(range(len(meta.bases))) - used:
+        yield f"intermediate base {index} ({meta.bases[index].node.name}) is the base of no output"
+
+
+def check_input_alias(info: InputAliasInfo) -> Problems:
+    if info.mutation.metadata != (info.geometry is not None):
+        yield f"is {info.mutation.value} and its new geometry is {info.geometry}"
+    if info.version_bumps < 0:
+        yield f"raises its version by {info.version_bumps}"
+
+
+def check_output_alias(meta: ViewAndMutationMeta, position: int, info: OutputAliasInfo) -> Problems:
+    match info:
+        case IsInput(index) | AliasOfInput(index):
+            if not 0 <= index < len(meta.inputs) or meta.inputs[index] is None:
+                yield f"is an alias of input {index}, which is no tensor input"
+        case IsOutput(index):
+            if not 0 <= index < position or isinstance(meta.outputs[index], IsOutput):
+                yield f"is output {index}, which is not an earlier one that is made"
+        case AliasOfIntermediate(base):
+            if not 0 <= base < len(meta.bases):
+                yield f"is a view of base {base}; there are {len(meta.bases)} bases"
+        case AliasOfIntermediateBaseIsUserOutput(output):
+            if not 0 <= output < len(meta.outputs) or not isinstance(meta.outputs[output], NonAlias):
+                yield f"is a view of output {output}, which is not returned by the graph"
+        case ConstantOutput(value):
+            if isinstance(value, torch.Tensor):
+                yield f"is a constant tensor: {type_text(value)}"
+    for step in replay_steps(info):
+        yield from check_view_step(step)
+
+
+def replay_steps(info: OutputAliasInfo) -> tuple[ViewStep, ...]:
+    return info.replay.steps if hasattr(info, "replay") else ()
+
+
+def check_view_step(step: ViewStep) -> Problems:
+    if is_mutable(step.op):
+        yield f"is replayed with {step.op}, which writes"
+    if holds_tensor((step.args, dict(step.kwargs))):
+        yield f"is replayed with {step.op} on a traced tensor"
+
+
+def holds_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))

@@ -1,0 +1,77 @@
+"""What several checks share: graphs against their signatures, and lists of slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad.slots import GraphSignature
+
+Problems = Iterator[str]
+"""A check yields a sentence for each broken rule; the first one is raised."""
+
+
+def check_graph(module: fx.GraphModule, signature: GraphSignature) -> Problems:
+    """A well-formed graph, with one slot for each placeholder and output, each used once."""
+    yield from lint(module.graph)
+    yield from same_count("placeholders", placeholders_of(module), "input slots", signature.inputs)
+    yield from same_count("outputs", results_of(module), "output slots", signature.outputs)
+    yield from without_repeats("input", signature.inputs)
+    for node in placeholders_of(module):
+        if "val" not in node.meta:
+            yield f"placeholder {node.name} has no traced value"
+
+
+def lint(graph: fx.Graph) -> Problems:
+    try:
+        graph.lint()
+    except Exception as error:
+        yield f"the graph is not well formed: {error}"
+
+
+def same_count(name: str, found: Sequence[Any], of: str, expected: Sequence[Any]) -> Problems:
+    if len(found) != len(expected):
+        yield f"{len(found)} {name} for {len(expected)} {of}"
+
+
+def same_slots(name: str, found: Iterable[Any], of: str, expected: Iterable[Any]) -> Problems:
+    """Equal slots; in any order, since the order is the signature's."""
+    found, expected = list(found), list(expected)
+    missing = [slot for slot in expected if slot not in found]
+    surplus = [slot for slot in found if slot not in expected]
+    if missing or surplus:
+        yield f"{name} and {of} differ: missing {slot_list(missing)}, surplus {slot_list(surplus)}"
+
+
+def without_repeats(name: str, slots: Sequence[Any]) -> Problems:
+    for slot in dict.fromkeys(slots):
+        if slots.count(slot) > 1:
+            yield f"{name} {slot} appears {slots.count(slot)} times"
+
+
+def slot_list(slots: Iterable[Any]) -> str:
+    return ", ".join(map(str, slots)) or "none"
+
+
+def placeholders_of(module: fx.GraphModule) -> list[fx.Node]:
+    return list(module.graph.find_nodes(op="placeholder"))
+
+
+def placeholder_values(module: fx.GraphModule) -> list[Any]:
+    return [node.meta["val"] for node in placeholders_of(module)]
+
+
+def results_of(module: fx.GraphModule) -> Sequence[Any]:
+    (output,) = module.graph.find_nodes(op="output")
+    return output.args[0]
+
+
+def value_of(result: Any) -> Any:
+    return result.meta.get("val") if isinstance(result, fx.Node) else result
+
+
+def is_mutable(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable

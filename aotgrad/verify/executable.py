@@ -1,0 +1,131 @@
+"""The contract of an executable: its stages fit each other, and its plan makes every output and binds every name it uses."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aotgrad import torch_compat
+from aotgrad.ir import Compiled, JointGraph, Partition, ViewAndMutationMeta
+from aotgrad.printing import type_text
+from aotgrad.runtime.steps import Attach, AttachError, Forward, ReturnValue
+from aotgrad.slots import Gradient, of_kind
+from aotgrad.verify.common import Problems, placeholder_values, results_of, same_slots, value_of
+
+if TYPE_CHECKING:
+    from aotgrad.pipeline import Executable
+
+
+def check_compiled(compiled: Compiled) -> Problems:
+    """The forward can be called; so can what compiles backward graphs, if there is one."""
+    if not callable(compiled.forward):
+        yield f"the forward of backend {compiled.backend!r} is a {type(compiled.forward).__name__}, not callable"
+    if compiled.compile_backward is not None and not callable(compiled.compile_backward):
+        kind = type(compiled.compile_backward).__name__
+        yield f"the backward compiler of backend {compiled.backend!r} is a {kind}, not callable"
+
+
+def check_executable(executable: Executable) -> Problems:
+    """The stages fit each other, every user output is made once, and no name is used before it is bound."""
+    yield from check_halves_against_joint(executable.joint, executable.partition)
+    yield from check_sizes(executable.joint, executable.meta)
+    yield from check_arity(executable.partition, executable.compiled)
+    yield from check_steps(executable)
+    yield from check_source(executable.source, executable.call.__globals__)
+    for name, value in executable.call.__globals__.items():
+        if isinstance(value, (torch_compat.FakeTensor, torch_compat.FunctionalTensor)):
+            yield f"a traced tensor escaped into the plan as {name}: {type_text(value)}"
+
+
+def check_halves_against_joint(joint: JointGraph, partition: Partition) -> Problems:
+    forward = partition.forward.signature
+    yield from same_slots("the forward's inputs", forward.inputs, "the joint graph's primals", joint.signature.primals)
+    results = joint.signature.forward_results
+    yield from same_slots("the forward's results", forward.forward_results, "the joint graph's", results)
+    if (partition.backward is not None) != joint.differentiable:
+        yield f"the joint graph has {len(joint.signature.tangents)} tangents, the backward is {partition.backward}"
+    if partition.backward is not None:
+        backward = partition.backward.signature
+        yield from same_slots("the backward's tangents", backward.tangents, "the joint's", joint.signature.tangents)
+        yield from same_slots("the backward's outputs", backward.outputs, "the gradients", joint.signature.gradients)
+
+
+def check_sizes(joint: JointGraph, meta: ViewAndMutationMeta) -> Problems:
+    """A gradient has the size of its primal, or the one that the call left it with."""
+    primals = dict(zip(joint.signature.inputs, placeholder_values(joint.module), strict=True))
+    for gradient, node in zip(joint.signature.outputs, results_of(joint.module), strict=True):
+        value = value_of(node)
+        if not isinstance(gradient, Gradient) or value is None:
+            continue
+        info = meta.inputs[gradient.of.index]
+        allowed = [primals[gradient.of].size(), *([info.geometry.size] if info.geometry is not None else [])]
+        if not any(same_size(value.size(), size) for size in allowed):
+            yield f"{gradient} is {type_text(value)} ({node.name}), the primal is {type_text(primals[gradient.of])}"
+
+
+def same_size(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Equal sizes; symbolic ones are not compared, since that could add a guard."""
+    if len(one) != len(other):
+        return False
+    pairs = zip(one, other, strict=True)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+
+
+def check_arity(partition: Partition, compiled: Compiled) -> Problems:
+    """The compiled forward returns what its graph returns, and there is a compiler for the backward if there is one."""
+    if (compiled.compile_backward is None) != (partition.backward is None):
+        yield "one of the backward graph and its compiler is missing"
+    returned, expected = getattr(compiled.forward, "expected", None), len(partition.forward.signature.outputs)
+    if returned not in (None, expected):
+        yield f"the compiled forward returns {returned} values, its graph {expected}"
+
+
+def check_steps(executable: Executable) -> Problems:
+    steps, meta, partition = executable.plan.steps, executable.meta, executable.partition
+    returned = of_kind(steps, ReturnValue)
+    if len(returned) != len(meta.outputs):
+        yield f"the function has {len(meta.outputs)} outputs, the plan returns {len(returned)}"
+    if len(of_kind(steps, Forward)) != 1 or not isinstance(steps[0], Forward):
+        yield "a plan starts with the forward and runs it once"
+    if partition.backward is None and of_kind(steps, Attach):
+        yield "a plan without a backward attaches autograd nodes"
+    if partition.backward is not None and not of_kind(steps, Attach):
+        yield "the plan attaches the backward to nothing"
+    if (executable.joint.backward_error is not None) != bool(of_kind(steps, AttachError)):
+        yield "the error of the backward and the step that raises it do not come together"
+
+
+def check_source(source: str, namespace: dict[str, Any]) -> Problems:
+    """Every name is a global of the plan, or bound above the line that uses it and not deleted in between."""
+    (function,) = ast.parse(source).body
+    bound = {argument.arg for argument in function.args.args}
+    local = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and is_binding(node)}
+    for statement in simple_statements(function.body):
+        for name in names_in(statement, ast.Load):
+            if name not in bound and (name in local or not is_global(name, namespace)):
+                yield f"line {statement.lineno} of the plan uses {name}, which is not bound there"
+        bound = (bound | names_in(statement, ast.Store)) - names_in(statement, ast.Del)
+
+
+def simple_statements(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+    """The statements in order of execution; of a `with`, what it enters and then its body."""
+    for statement in body:
+        if isinstance(statement, ast.With):
+            yield from (item.context_expr for item in statement.items)
+            yield from simple_statements(statement.body)
+        else:
+            yield statement
+
+
+def names_in(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
+
+
+def is_binding(name: ast.Name) -> bool:
+    return isinstance(name.ctx, (ast.Store, ast.Del))
+
+
+def is_global(name: str, namespace: dict[str, Any]) -> bool:
+    return name in namespace or hasattr(builtins, name)

@@ -1,0 +1,103 @@
+"""The contract of a joint graph: functional ops, a slot for every placeholder and output, gradients like their primals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad.ir import JointGraph
+from aotgrad.printing import type_text
+from aotgrad.slots import Gradient, GraphSignature, Primal
+from aotgrad.verify.common import (
+    Problems,
+    check_graph,
+    is_mutable,
+    placeholder_values,
+    placeholders_of,
+    results_of,
+    slot_list,
+    value_of,
+    without_repeats,
+)
+
+
+def check_joint(joint: JointGraph) -> Problems:
+    """Functional ops only; a slot for every placeholder and output; a gradient has the type of its primal."""
+    signature = joint.signature
+    yield from check_graph(joint.module, signature)
+    yield from check_names(joint.module, signature)
+    expected = (*map(Primal, range(len(signature.primals))), *signature.tangents)
+    if signature.inputs != expected:
+        yield f"the inputs are {slot_list(signature.inputs)}; they must be {slot_list(expected)}"
+    yield from check_results(signature)
+    yield from check_backward_error(joint)
+    yield from check_functional(joint)
+    types = dict(zip(signature.inputs, placeholder_values(joint.module), strict=True))
+    for gradient, node in zip(signature.outputs, results_of(joint.module), strict=True):
+        if isinstance(gradient, Gradient):
+            yield from check_gradient(gradient, node, types[gradient.of])
+
+
+def check_names(module: fx.GraphModule, signature: GraphSignature) -> Problems:
+    """Backends see `primals_1, ..., tangents_1, ...`."""
+    primals, tangents = len(signature.primals), len(signature.tangents)
+    expected = [f"primals_{k + 1}" for k in range(primals)] + [f"tangents_{k + 1}" for k in range(tangents)]
+    for node, slot, name in zip(placeholders_of(module), signature.inputs, expected, strict=True):
+        if node.name != name:
+            yield f"the placeholder of {slot} is called {node.name}, not {name}"
+
+
+def check_results(signature: GraphSignature) -> Problems:
+    """Results, then one gradient a primal if there is a backward; a tangent belongs to a result."""
+    gradients = tuple(Gradient(primal) for primal in signature.primals) if signature.tangents else ()
+    expected = (*signature.forward_results, *gradients)
+    if signature.outputs != expected:
+        yield f"the outputs are {slot_list(signature.outputs)}; they must be {slot_list(expected)}"
+    yield from without_repeats("result", signature.forward_results)
+    yield from without_repeats("tangent", signature.tangents)
+    for tangent in signature.tangents:
+        if tangent.of not in signature.forward_results:
+            yield f"{tangent}: the graph returns no {tangent.of}"
+
+
+def check_backward_error(joint: JointGraph) -> Problems:
+    """Either a backward or the reason why there is none."""
+    error = joint.backward_error
+    if error is None:
+        return
+    if joint.differentiable:
+        yield f"there is a backward, and a reason why there is none: {error.message}"
+    for slot in error.results:
+        if slot not in joint.signature.forward_results:
+            yield f"the backward through {slot} fails, but the graph returns no {slot}"
+
+
+def check_functional(joint: JointGraph) -> Problems:
+    """Nothing is written, except that a graph without a backward may end in copies into its mutated inputs."""
+    trailing = () if joint.differentiable else trailing_copies(joint.module.graph)
+    for node in joint.module.graph.nodes:
+        if is_mutable(node.target) and node not in trailing:
+            yield f"node {node.name} ({node.target}) writes to its arguments"
+
+
+def trailing_copies(graph: fx.Graph) -> list[fx.Node]:
+    """The `copy_` nodes into placeholders right before the output."""
+    copies: list[fx.Node] = []
+    for node in list(reversed(graph.nodes))[1:]:
+        if node.target is not torch.ops.aten.copy_.default or node.args[0].op != "placeholder" or node.users:
+            break
+        copies.append(node)
+    return copies
+
+
+def check_gradient(gradient: Gradient, node: Any, primal: Any) -> Problems:
+    """Equal dtype and device; the sizes are compared when it is known which inputs change theirs (`check_sizes`)."""
+    value = value_of(node)
+    if value is None:
+        return
+    if not isinstance(primal, torch.Tensor):
+        yield f"{gradient} is {type_text(value)} ({node.name}), the primal is no tensor"
+    elif (value.dtype, value.device) != (primal.dtype, primal.device):
+        yield f"{gradient} is {type_text(value)} ({node.name}), the primal is {type_text(primal)}"

@@ -1,0 +1,55 @@
+"""The contract of a partition: each half fits its signature, and what one saves the other takes, with the same type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aotgrad.ir import GraphHalf, Partition
+from aotgrad.printing import type_text
+from aotgrad.slots import FORWARD_RESULTS, Gradient, Primal, Saved, SavedSymInt, Tangent
+from aotgrad.verify.common import (
+    Problems,
+    check_graph,
+    placeholder_values,
+    results_of,
+    same_slots,
+    value_of,
+    without_repeats,
+)
+
+
+def check_partition(partition: Partition) -> Problems:
+    """Each half fits its signature, and what one saves the other takes, with the same type."""
+    yield from check_half("forward", partition.forward, inputs=Primal, outputs=(*FORWARD_RESULTS, Saved, SavedSymInt))
+    given = partition.forward.signature.saved
+    yield from without_repeats("saved value", given)
+    listed = [value.slot for value in partition.saved]
+    yield from same_slots("what the forward saves", given, "the list of saved values", listed)
+    for value in partition.saved:
+        if value.saved_bytes < 0 or not value.reason:
+            yield f"{value.slot} has {value.saved_bytes} bytes and the reason {value.reason!r}"
+    if partition.backward is None:
+        yield from (f"{slot}, but there is no backward" for slot in given)
+        return
+    yield from check_half("backward", partition.backward, inputs=(Saved, SavedSymInt, Tangent), outputs=Gradient)
+    taken = partition.backward.signature.saved
+    yield from same_slots("what the forward saves", given, "what the backward takes", taken)
+    yield from check_saved_types(partition.forward, partition.backward)
+
+
+def check_half(name: str, half: GraphHalf, inputs: Any, outputs: Any) -> Problems:
+    yield from (f"{name}: {problem}" for problem in check_graph(half.module, half.signature))
+    for slot in half.signature.inputs:
+        if not isinstance(slot, inputs):
+            yield f"{name}: {slot} cannot be an input"
+    for slot in half.signature.outputs:
+        if not isinstance(slot, outputs):
+            yield f"{name}: {slot} cannot be an output"
+
+
+def check_saved_types(forward: GraphHalf, backward: GraphHalf) -> Problems:
+    given = dict(zip(forward.signature.outputs, map(value_of, results_of(forward.module)), strict=True))
+    taken = dict(zip(backward.signature.inputs, placeholder_values(backward.module), strict=True))
+    for slot in backward.signature.saved:
+        if type_text(given[slot]) != type_text(taken[slot]):
+            yield f"{slot} is {type_text(given[slot])} in the forward and {type_text(taken[slot])} in the backward"
