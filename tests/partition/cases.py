@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tests.partition.joints import grad
+
 
 @dataclass(frozen=True)
 class Case:
@@ -20,10 +22,6 @@ class Case:
     static: Sequence[int] = ()
     mutated: Sequence[int] = ()
     dynamic: bool = False
-
-
-def grad(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, requires_grad=True)
 
 
 def mlp(x, w1, w2):
@@ -158,6 +156,13 @@ CASES = [
     Case("updates_input", updates_input, lambda: [torch.randn(4), grad(4)], mutated=[0]),
     Case("updates_input_transposed", updates_input, lambda: [torch.randn(3, 4).t(), grad(4, 3)], mutated=[0]),
     Case("updates_input_with_gaps", updates_input, lambda: [torch.randn(4, 6)[:, :4], grad(4, 4)], mutated=[0]),
+    Case(
+        "updates_input_with_gaps_dynamic",
+        updates_input,
+        lambda: [torch.randn(5, 6)[:, :4], grad(5, 4)],
+        mutated=[0],
+        dynamic=True,
+    ),
     Case("updates_static_input", updates_input, lambda: [torch.randn(4), grad(4)], static=[0], mutated=[0]),
     Case("updates_and_views", updates_input_and_views_it, lambda: [torch.randn(2, 4), grad(3)], mutated=[0]),
     Case("updates_and_as_strided", reads_as_strided_old_value, lambda: [torch.randn(9)[2:], grad(2, 2)], mutated=[0]),

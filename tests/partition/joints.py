@@ -11,7 +11,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotgrad.ir import JointGraph, Partition
-from aotgrad.slots import Gradient, GraphSignature, IntermediateBase, Primal, Tangent, UpdatedInput, UserOutput
+from aotgrad.slots import Gradient, GraphSignature, Primal, Tangent, UpdatedInput, UserOutput
 
 
 def joint_of(
@@ -28,7 +28,6 @@ def joint_of(
 
     def joint(*args):
         primals, tangents = args[: len(primals_given)], args[len(primals_given) :]
-        primals = [p.detach().requires_grad_(p.requires_grad) for p in primals]
         outputs = _as_tuple(fn(*primals))
         wanted = [p for p in primals if p.requires_grad]
         roots = [outputs[k] for k in differentiable]
@@ -101,6 +100,10 @@ def _snapshot(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value)
 
 
+def grad(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
 def node_names(module: fx.GraphModule) -> list[str]:
     return [node.name for node in module.graph.nodes if node.op == "call_function"]
 
@@ -126,16 +129,3 @@ def _rename_placeholders(module: fx.GraphModule, num_primals: int) -> None:
         node.target = name
         node.name = name
     module.recompile()
-
-
-__all__ = [
-    "IntermediateBase",
-    "as_joint",
-    "hand_made",
-    "joint_of",
-    "node_names",
-    "run_halves",
-    "run_joint",
-    "tangents_for",
-    "targets",
-]

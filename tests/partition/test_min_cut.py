@@ -1,0 +1,210 @@
+"""The cut: cheap values run again where that saves memory, and nothing that must run once does."""
+
+from __future__ import annotations
+
+import itertools
+
+import expecttest
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aotgrad.errors import PartitionError
+from aotgrad.ir import Partition
+from aotgrad.partition import costs, default_partition, min_cut_rematerialization_partition, partition
+from aotgrad.partition.graphs import analyze
+from aotgrad.partition.min_cut import _materialized, min_cut
+from aotgrad.partition.policy import judge
+from aotgrad.partition.save_all import save_all
+from aotgrad.partition.split import needed_in_backward, split
+from aotgrad.slots import Saved
+from tests.partition.cases import CASES
+from tests.partition.joints import grad, hand_made, joint_of, node_names, run_halves, run_joint, tangents_for, targets
+
+
+def saved_names(halves: Partition) -> list[str]:
+    return [value.slot.name for value in halves.saved]
+
+
+def cut(joint) -> Partition:
+    return partition(joint, min_cut_rematerialization_partition)
+
+
+def tensor_bytes(halves: Partition) -> int:
+    return sum(value.saved_bytes for value in halves.saved if isinstance(value.slot, Saved))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_never_saves_more_than_everything_that_crosses(case):
+    joint = joint_of(case.fn, *case.inputs(), static=case.static, mutated=case.mutated, dynamic=case.dynamic)
+    assert tensor_bytes(cut(joint)) <= tensor_bytes(partition(joint, default_partition))
+
+
+def test_one_value_is_held_instead_of_two():
+    """The backward reads sin(h) and cos(h) in pointwise ops; h is enough."""
+    joint = joint_of(lambda x, w: (lambda h: h.sin() * h.cos())(x @ w), grad(8, 8), grad(8, 8), static=[1])
+    assert "mm" in saved_names(cut(joint))
+    assert not {"sin", "cos"} & set(saved_names(cut(joint)))
+    assert {"sin", "cos"} <= set(saved_names(partition(joint, default_partition)))
+
+
+def test_a_mask_is_saved_in_place_of_what_it_was_made_from():
+    mask = hand_made(lambda x, t: ([x.sum(0)], [t * (x.cumsum(0) > 0)]), [torch.randn(8, 8)], [torch.ones(8)])
+    assert saved_names(cut(mask)) == ["gt"] and cut(mask).saved_bytes == 64
+
+
+def test_ties_are_saved_and_not_recomputed():
+    joint = joint_of(lambda x, w: (x @ w).exp().sum(), grad(8, 8), grad(8, 8), static=[1])
+    assert saved_names(cut(joint)) == ["primals_1", "primals_2", "exp"]
+
+
+def test_what_a_matrix_product_reads_is_saved():
+    """Running gelu again for `mm` would write its result to memory: no gain in traffic over holding it."""
+    joint = joint_of(lambda x, w, v: F.gelu(x @ w) @ v, grad(8, 8), grad(8, 8), grad(8, 8), static=[1, 2])
+    assert {"mm", "gelu"} <= set(saved_names(cut(joint)))
+
+
+def test_constants_and_creation_run_again():
+    joint = joint_of(lambda x: (x * torch.arange(64.0)).sin(), grad(64))
+    assert "arange" not in saved_names(cut(joint))
+    assert "aten.arange.default" in targets(cut(joint).backward.module)
+
+
+def test_expensive_and_random_ops_never_run_again():
+    def fn(x, w):
+        h = F.dropout(torch.softmax(x @ w, -1), 0.5)
+        return h.cumsum(0).sort(0)[0].sin()
+
+    joint = joint_of(fn, grad(6, 6), grad(6, 6))
+    halves = cut(joint)
+    again = set(node_names(halves.forward.module)) & set(node_names(halves.backward.module))
+    assert not again & {"_softmax", "bernoulli", "cumsum", "mm", "sort"}
+
+
+def test_an_output_is_held_by_the_caller_and_costs_nothing():
+    joint = joint_of(lambda x, w: (x @ w).exp(), grad(8, 8), grad(8, 8), static=[1])
+    saved = {value.slot.name: value for value in cut(joint).saved}
+    assert saved["exp"].saved_bytes == 0
+    assert saved["exp"].reason == "needed by mul in the backward; exp is cheap, alive anyway"
+
+
+def test_inputs_that_eager_does_not_save_are_not_saved():
+    joint = joint_of(lambda x: (x + 1).sin().sum(), grad(8))
+    assert saved_names(cut(joint)) == ["add"]
+
+
+def test_a_size_is_saved_and_not_the_tensor_it_was_read_from():
+    joint = joint_of(lambda x: x.sum(0), grad(6, 5), dynamic=True)
+    halves = cut(joint)
+    assert all(not isinstance(value.slot, Saved) for value in halves.saved)
+    assert halves.saved_bytes == costs.SYMBOLIC_VALUE_BYTES * len(halves.saved)
+
+
+@pytest.mark.parametrize("partition_fn", [default_partition, min_cut_rematerialization_partition])
+def test_a_tuple_that_the_backward_reads_as_a_whole_is_refused(partition_fn):
+    joint = hand_made(lambda x, t: ([x.sort()[0].sin()], [t * x.cos()]), [torch.randn(3)], [torch.ones(3)])
+    nodes = {node.name: node for node in joint.module.graph.nodes}
+    nodes["mul"].args = (nodes["tangents_1"], nodes["sort"])
+    with pytest.raises(PartitionError, match="sort"):
+        partition(joint, partition_fn)
+
+
+class ReasonsTest(expecttest.TestCase):
+    """The reasons of a small attention block, as they are printed."""
+
+    def test_attention(self):
+        def attention(x, w):
+            q, k, v = (x @ w).split(8, dim=-1)
+            scores = torch.tanh(q @ k.t() / 8**0.5) * 30
+            return F.dropout(torch.softmax(scores, dim=-1), 0.1) @ v
+
+        halves = cut(joint_of(attention, grad(5, 8), grad(8, 24), static=[1]))
+        lines = [f"{value.slot}, {value.saved_bytes} bytes: {value.reason}" for value in halves.saved]
+        self.assertExpectedInline(
+            "\n".join(lines),
+            """\
+saved primals_1, 160 bytes: needed by mm_7 in the backward; an input of the graph
+saved primals_2, 0 bytes: needed by mm_8 in the backward; an input of the graph, alive anyway
+saved mm, 480 bytes: needed by mm_4 in the backward; result of mm, never recomputed
+saved tanh, 100 bytes: needed by tanh_backward in the backward; tanh is cheap, but costs more to make again than to hold
+saved _softmax, 100 bytes: needed by _softmax_backward_data in the backward; result of _softmax, never recomputed
+saved div_1, 100 bytes: needed by mul_2 in the backward; div is cheap, but costs more to make again than to hold
+saved mul_1, 100 bytes: needed by mm_3 in the backward; mul is cheap, but costs more to make again than to hold""",
+        )
+
+
+# --- Exactness: brute force over every legal choice ------------------------------------------------------------------
+
+
+def cost_of_choice(analysis, saved) -> int | None:
+    """What the cut minimizes, for one set of saved values; `None` if the backward cannot be built from it."""
+    try:
+        needed = needed_in_backward(analysis, saved)
+    except PartitionError:
+        return None
+    again = [node for node in needed if node not in saved and not analysis.is_view(node)]
+    if not all(judge(analysis, node).recomputable for node in again):
+        return None
+    materialized = _materialized(analysis)
+    total = sum(costs.cost_of_saving(analysis, node) for node in saved if node in needed)
+    return total + sum(costs.cost_of_recomputing(analysis, node, node in materialized) for node in again)
+
+
+def best_cost(analysis) -> int:
+    values = analysis.in_order(analysis.forward | analysis.unclaimed)
+    savable = [node for node in values if judge(analysis, node).savable]
+    assert len(savable) <= 14, "too many choices to try"
+    choices = itertools.chain.from_iterable(itertools.combinations(savable, k) for k in range(len(savable) + 1))
+    return min(cost for choice in choices if (cost := cost_of_choice(analysis, set(choice))) is not None)
+
+
+@st.composite
+def programs(draw):
+    """A random chain of ops on square matrices: each step reads earlier values."""
+    ops = draw(
+        st.lists(st.sampled_from(["sin", "mul", "mm", "relu", "sum", "view", "dropout"]), min_size=1, max_size=5)
+    )
+    return [(op, draw(st.integers(0, k)), draw(st.integers(0, k))) for k, op in enumerate(ops)]
+
+
+APPLY = {
+    "sin": lambda a, b: a.sin(),
+    "mul": lambda a, b: a * b,
+    "mm": lambda a, b: a @ b,
+    "relu": lambda a, b: a.relu(),
+    "sum": lambda a, b: a.sum(0, keepdim=True) + b,
+    "view": lambda a, b: a.t(),
+    "dropout": lambda a, b: F.dropout(a, 0.5),
+}
+
+
+def as_function(program):
+    def fn(x):
+        values = [x]
+        for op, first, second in program:
+            values.append(APPLY[op](values[first], values[second]))
+        return values[-1], values[len(values) // 2].exp()
+
+    return fn
+
+
+@settings(max_examples=25, deadline=None)
+@given(programs())
+def test_random_programs(program):
+    torch.manual_seed(0)
+    inputs = [grad(3, 3)]
+    joint = joint_of(as_function(program), *inputs)
+    analysis = analyze(joint)
+    chosen = min_cut(analysis)
+    if len([n for n in analysis.forward | analysis.unclaimed if judge(analysis, n).savable]) <= 12:
+        assert cost_of_choice(analysis, set(chosen)) == best_cost(analysis)
+    everything = split(analysis, save_all(analysis))
+    assert tensor_bytes(split(analysis, chosen)) <= tensor_bytes(everything)
+    tangents = tangents_for(joint)
+    torch.manual_seed(1)
+    expected = run_joint(joint, inputs, tangents)
+    for halves in (split(analysis, chosen), everything):
+        torch.manual_seed(1)
+        torch.testing.assert_close(run_halves(joint, halves, inputs, tangents), expected, rtol=0, atol=0)

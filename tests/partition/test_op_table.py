@@ -1,0 +1,105 @@
+"""Facts about ops: what schemas and tags say, and what only the tables know."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+
+from aotgrad.partition import op_table
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+@pytest.mark.parametrize(
+    "target, expected",
+    [
+        (aten._unsafe_view.default, True),
+        (aten.alias.default, True),
+        (aten.clone.default, False),
+        (aten.contiguous.default, False),
+        (aten.copy_.default, False),
+        (aten.reshape.default, False),
+        (aten.split.Tensor, True),
+        (aten.t.default, True),
+        (aten.view.default, True),
+        (operator.getitem, False),
+    ],
+)
+def test_views(target, expected):
+    assert op_table.is_view(target) is expected
+
+
+@pytest.mark.parametrize(
+    "target",
+    [aten.bernoulli.p, aten.native_dropout.default, aten.rand_like.default, aten.randperm.default],
+)
+def test_random_ops_run_once_and_are_never_cheap(target):
+    assert op_table.is_random(target) and op_table.runs_once(target) and not op_table.is_cheap(target)
+
+
+def test_a_random_op_with_the_pointwise_tag_is_not_cheap():
+    assert torch.Tag.pointwise in aten.rrelu.default.tags
+    assert not op_table.is_cheap(aten.rrelu.default)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        aten._assert_async.msg,  # returns nothing
+        aten._assert_scalar.default,
+        aten.copy_.default,  # writes an argument
+        torch.ops.profiler._record_function_enter_new.default,
+    ],
+)
+def test_effects(target):
+    assert op_table.has_effect(target) and op_table.runs_once(target)
+
+
+@pytest.mark.parametrize(
+    "target", [aten.add.Tensor, aten.mm.default, aten.sym_size.int, operator.add, operator.getitem]
+)
+def test_no_effects(target):
+    assert not op_table.runs_once(target)
+
+
+@pytest.mark.parametrize("target", [aten._to_copy.default, aten.exp.default, aten.full.default, aten.where.self])
+def test_cheap(target):
+    assert op_table.is_cheap(target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        aten._softmax.default,
+        aten.convolution.default,
+        aten.cumsum.default,
+        aten.mm.default,
+        aten.sort.default,
+        aten.sum.dim_IntList,
+    ],
+)
+def test_not_cheap(target):
+    assert not op_table.is_cheap(target)
+
+
+def test_numbers_read_from_data_are_not_symbolic_arithmetic():
+    assert not op_table.is_symbolic(aten._local_scalar_dense.default)
+    assert op_table.is_symbolic(operator.mul) and op_table.is_symbolic(aten.sym_size.int)
+
+
+def test_names():
+    assert op_table.op_name(aten.add.Tensor) == "aten.add"
+    assert op_table.short_name(aten.add.Tensor) == "add"
+    assert op_table.op_name(torch.ops.higher_order.cond) == "higher_order.cond"
+
+
+TABLES = {name: table for name, table in vars(op_table).items() if isinstance(table, frozenset)}
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name != "EFFECTFUL_NAMESPACES"])
+def test_every_entry_names_an_op(name):
+    for entry in TABLES[name]:
+        namespace, op = entry.split(".")
+        assert hasattr(getattr(torch.ops, namespace), op), entry
