@@ -164,7 +164,7 @@ def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe) -> Calla
 
     def run_flat(*distinct: Any) -> Sequence[Any]:
         flat = dedupe.exit(distinct)
-        result = lifted.forward(dict(zip(names, flat)), *flat[len(names) :])
+        result = lifted.forward(dict(zip(names, flat, strict=False)), *flat[len(names) :])
         if not isinstance(result, (list, tuple)):
             raise CaptureError(f"the module returned a {type(result).__name__}; a flat list or tuple is needed")
         return result

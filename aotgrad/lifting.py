@@ -13,6 +13,16 @@ from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
 from aotgrad.torch_compat import fx_traceback
 
+PLAIN_TYPES = frozenset({bool, int, float, str, type(None)})
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def plain_state(module: nn.Module) -> tuple:
+    attributes = module.__dict__
+    values = tuple(value for value in attributes.values() if type(value) in PLAIN_TYPES)
+    hooks = tuple(id(hook) for name in HOOKS for hook in attributes[name].values())
+    return (id(module), values, hooks)
+
 
 class LiftedModule:
     """`forward(tensors, *args)` runs the module with its parameters and buffers replaced by `tensors`."""
@@ -25,8 +35,8 @@ class LiftedModule:
         return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
 
     def state_key(self) -> tuple:
-        """What of the module's Python state changes the trace: the training flags."""
-        return tuple(module.training for module in self.module.modules())
+        """What of the module's Python state changes the trace: plain attributes (`training`, `p`, ...) and hooks."""
+        return tuple(plain_state(module) for module in self.module.modules())
 
     def forward(self, tensors: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         with torch_compat.reparametrized(self.module, tensors):

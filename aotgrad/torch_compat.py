@@ -7,6 +7,8 @@ feature test in `tests/test_torch_compat.py` that fails if the meaning of the na
 from __future__ import annotations
 
 import contextlib
+import functools
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -63,7 +65,7 @@ def new_fake_mode() -> FakeTensorMode:
 
 @contextlib.contextmanager
 def symbolic_kernels() -> Iterator[None]:
-    """Composite ops use their Python kernels, which keep symbolic sizes symbolic.
+    """Composite ops use their Python kernels, which keep symbolic sizes symbolic and draw random numbers as eager does.
 
     Dropout's returns a clone where eager returns the input itself: replaced inside.
     """
@@ -140,6 +142,13 @@ def random_state_of(state: Any) -> Iterator[None]:
         yield
 
 
+def sharing_version(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`tensor` with the version counter of `other`, if the two are the same memory: a write to one is seen at the other."""
+    if tensor is other or tensor.dtype != other.dtype or storage_key(tensor) != storage_key(other):
+        return tensor
+    return other.detach().as_strided_(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
 def storage_was_replaced(functional: torch.Tensor) -> bool:
     """Whether `set_` gave a functional tensor another storage."""
     return torch._functionalize_was_storage_changed(functional.elem)
@@ -191,11 +200,61 @@ class EffectTokens(dict):
         return self[effect]
 
 
+def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+    """Raise for a write to a real tensor, or to one of which several elements are the same memory."""
+    for argument, value in zip(op._schema.arguments, args, strict=False):
+        if argument.alias_info is None or not argument.alias_info.is_write or not isinstance(value, torch.Tensor):
+            continue
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            raise RuntimeError("mutating a non-functional tensor")
+        if 0 in strides(value) and any(
+            step == 0 and size > 1 for size, step in zip(value.size(), value.stride(), strict=True)
+        ):
+            raise RuntimeError("writing through an expanded tensor")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_view_op(target: Any) -> bool:
+    """Whether an op returns an alias of its first argument and writes nothing."""
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.arguments:
+        return False
+    first = target._schema.arguments[0].alias_info
+    returned = [result.alias_info for result in target._schema.returns]
+    return first is not None and not first.is_write and any(info is not None for info in returned)
+
+
 def functional_mode(make_token: Callable[[], torch.Tensor]) -> FunctionalTensorMode:
     """The mode that records functionally; `make_token` gives a tracked tensor for effectful ops."""
     mode = FunctionalTensorMode()
     mode._tokens = EffectTokens(make_token)
+    # On the instance: higher-order ops look their rules up by the exact type of the mode.
+    mode.__torch_dispatch__ = types.MethodType(guarded_dispatch, mode)
     return mode
+
+
+def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Functionalization, with two things of eager's that it lacks.
+
+    A write to a real tensor is refused: it would happen for real, once, while tracing. A view of a normal tensor is a
+    normal tensor, in inference mode too.
+    """
+    if isinstance(op, torch._ops.OpOverload):
+        if op._schema.is_mutable:
+            refuse_unrecordable_write(op, args)
+        elif torch.is_inference_mode_enabled() and is_view_op(op):
+            with normal_mode():
+                return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
+    return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
+
+
+@contextlib.contextmanager
+def normal_mode() -> Iterator[None]:
+    """Inside, an inference mode is only a `no_grad`: tensors that are made have version counters."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def as_inference(tensor: torch.Tensor) -> torch.Tensor:
@@ -257,7 +316,7 @@ def dims_marked_dynamic(tensor: torch.Tensor) -> frozenset[int]:
 def detached_fake(fake: FakeTensor) -> FakeTensor:
     """`fake.detach()` that still knows which symbolic number its `item()` is."""
     detached = fake.detach()
-    if fake.item_memo is not None:
+    if getattr(fake, "item_memo", None) is not None:
         detached.item_memo = fake.item_memo
     return detached
 
@@ -271,11 +330,10 @@ def known_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 def known_contiguous(tensor: torch.Tensor) -> bool:
     """Whether a traced tensor is contiguous for certain; asks without adding a guard."""
-    expected: list[Any] = []
-    for size in reversed(tensor.size()):
-        expected.append(expected[-1] * after if expected else 1)
-        after = size
-    return known_equal(tensor.stride(), expected[::-1])
+    expected: list[Any] = [1]
+    for size in reversed(tensor.size()[1:]):
+        expected.append(expected[-1] * size)
+    return known_equal(tensor.stride(), expected[::-1][: tensor.dim()])
 
 
 def hints(numbers: Sequence[Any]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
         return None
     argument = capture.arguments[index]
     reject_replaced_storage(index, argument, before)
+    reject_changed_gradient_state(capture, index)
     mutation = mutation_type(capture, index, before)
     return InputAliasInfo(
         mutation=mutation,
@@ -48,6 +49,22 @@ def reject_replaced_storage(index: int, argument: torch.Tensor, before: InputSta
     else:
         return
     raise UnsupportedMutationError(f"input {index} {how}, or do this outside of the compiled function")
+
+
+def reject_changed_gradient_state(capture: Capture, index: int) -> None:
+    """Raise if the function changed what autograd knows of an input, other than by a recorded in-place op.
+
+    Raises:
+        UnsupportedMutationError: after `x.requires_grad_()`, `x.detach_()`, or a `backward()` inside.
+    """
+    spec, argument = capture.inputs[index], capture.arguments[index]
+    if argument.grad_fn is None and argument.requires_grad != spec.requires_grad:
+        how = "has its requires_grad changed, by `requires_grad_()` or `detach_()`"
+    elif capture.primals[index].grad is not None:
+        how = "gets a gradient accumulated, by a `backward()` inside; use torch.autograd.grad and return the gradient"
+    else:
+        return
+    raise UnsupportedMutationError(f"input {index} {how}; do this outside of the compiled function")
 
 
 def statically_fits(tensor: torch.Tensor, storage_bytes: Any) -> bool:

@@ -103,7 +103,7 @@ class _Outputs:
     # -- outputs that share memory with each other
 
     def classify_group(self, group: tuple[int, ...]) -> None:
-        if len(group) == 1:
+        if len(group) == 1 and not is_view_without_history(self.capture.outputs[group[0]]):
             self.infos[group[0]] = self.single(self.capture.outputs[group[0]])
             return
         members = []
@@ -117,6 +117,15 @@ class _Outputs:
             self.classify_views(members)
 
     def single(self, value: torch.Tensor) -> OutputAliasInfo:
+        if value.requires_grad and value.grad_fn is None and value._base is None:
+            raise UnsupportedOutputError(
+                "an output is a leaf that requires grad and was made inside the function; every call would have to make a "
+                "new one. Make it outside, or return a detached tensor"
+            )
+        if value.layout is not torch.strided and value.requires_grad:
+            raise UnsupportedOutputError(
+                f"an output that requires grad has the layout {value.layout}; return a dense tensor, or detach() it"
+            )
         _, steps = chain_from(self.capture.trace.node_of(value))
         return UnsafeViewAlias(value.requires_grad) if steps else NonAlias(value.requires_grad)
 
@@ -150,10 +159,8 @@ class _Outputs:
     def view_of(self, position: int, base: torch.Tensor, output: int | None, root: fx.Node) -> OutputAliasInfo:
         value = self.capture.outputs[position]
         found, steps = chain_from(self.capture.trace.node_of(value), stops={root})
-        if found is root:
-            replay = self.replay(position, value, base, steps)
-        else:
-            replay = self.replay_strided(position, value, base)
+        remade = found is root
+        replay = self.replay(position, value, base, steps) if remade else self.replay_strided(position, value, base)
         if output is None:
             return AliasOfIntermediate(len(self.bases) - 1, replay)
         return AliasOfIntermediateBaseIsUserOutput(output, replay)
@@ -188,6 +195,11 @@ class _Outputs:
         natural = may_require_grad and self.capture.grad_mode_before
         has_history = value.grad_fn is not None
         return None if natural == has_history else has_history
+
+
+def is_view_without_history(value: torch.Tensor) -> bool:
+    """A view made under `no_grad`: torch reports its base's `requires_grad` for it, so it needs its base."""
+    return value.requires_grad and value.grad_fn is None and value._base is not None
 
 
 def describe_value(position: int, value: Any) -> OutputAliasInfo:

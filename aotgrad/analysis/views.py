@@ -8,28 +8,17 @@ the chain that must be replayed at run time.
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Collection
-from typing import Any
 
 import torch
 import torch.fx as fx
 
 from aotgrad.ir import Geometry, ViewReplay, ViewStep
+from aotgrad.torch_compat import is_view_op
 
 aten = torch.ops.aten
 DETACH = aten.detach.default
-
-
-@functools.lru_cache(maxsize=4096)
-def is_view_op(target: Any) -> bool:
-    """Whether an op returns an alias of its first argument and writes nothing."""
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.arguments:
-        return False
-    first = target._schema.arguments[0].alias_info
-    returned = [result.alias_info for result in target._schema.returns]
-    return first is not None and not first.is_write and any(info is not None for info in returned)
 
 
 def parent_in_chain(node: fx.Node) -> tuple[fx.Node, ViewStep] | None:

@@ -49,6 +49,13 @@ class FunctionBackend:
     inference_compiler: Compiler | None = None
     decomposition_table: Mapping[Any, Callable] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not callable(self.fw_compiler):
+            kind = type(self.fw_compiler).__name__
+            raise BackendError(
+                f"backend {self.name!r}: fw_compiler is a {kind}; it must be a callable of a graph and its inputs"
+            )
+
     def decompositions(self) -> Mapping[Any, Callable]:
         return self.decomposition_table
 
@@ -69,9 +76,7 @@ class FunctionBackend:
         compiled = compiler(half.module, example_inputs(half.module))
         if not callable(compiled):
             kind = type(compiled).__name__
-            raise BackendError(
-                f"backend {self.name!r} returned a {kind} for the {role} graph; it must return a callable"
-            )
+            raise BackendError(f"backend {self.name!r} returned a {kind} for the {role} graph; it must return a callable")
         return checked_arity(boxed(compiled), len(half.signature.outputs), self.name, role)
 
 
@@ -132,6 +137,7 @@ class CheckedArity:
             results = (results,)
         if len(results) != self.expected:
             raise BackendError(
-                f"backend {self.backend!r} returned {len(results)} values from the {self.role} graph, which has {self.expected} outputs"
+                f"backend {self.backend!r} returned {len(results)} values from the {self.role} graph, which has "
+                f"{self.expected} outputs"
             )
         return results

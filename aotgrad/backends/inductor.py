@@ -50,9 +50,7 @@ class InductorBackend:
         half = partition.forward
         mark_user_visible(half, UserOutput)
         is_inference = partition.backward is None
-        return self._compile(
-            half, "forward", static_input_idxs=sorted(static_inputs), is_inference=is_inference, **shared
-        )
+        return self._compile(half, "forward", static_input_idxs=sorted(static_inputs), is_inference=is_inference, **shared)
 
     def backward(self, half: GraphHalf, shared: dict[str, Any]) -> BoxedCallable:
         """Compile a backward half that belongs to the forward which was compiled with `shared`."""

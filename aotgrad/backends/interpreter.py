@@ -82,8 +82,8 @@ def compared_properties(actual: torch.Tensor, traced: torch.Tensor) -> list[tupl
 
 def describe(node: fx.Node) -> str:
     """The node and the last line of its stack trace."""
-    trace = node.meta.get("stack_trace", "").strip()
-    line = "\n".join(trace.splitlines()[-2:])
+    lines = [line for line in node.meta.get("stack_trace", "").splitlines() if line.strip(" ^~")]
+    line = "\n".join(lines[-2:])
     return f"node {node.name} ({node.target})" + (f", from\n{line}" if line else "")
 
 

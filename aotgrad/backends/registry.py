@@ -33,8 +33,6 @@ def register(
     Raises:
         BackendError: if `fw_compiler` is not callable.
     """
-    if not callable(fw_compiler):
-        raise BackendError(f"backend {name!r}: fw_compiler is a {type(fw_compiler).__name__}, not callable")
     backend = FunctionBackend(name, fw_compiler, bw_compiler, inference_compiler, decompositions or {})
     return register_backend(backend)
 

@@ -43,16 +43,26 @@ def make_input_specs(mode: FakeTensorMode, args: Sequence[Any], hints: Sequence[
 def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint) -> InputSpec:
     name = f"primals_{index + 1}"
     if isinstance(arg, torch.Tensor):
-        fake = fake_tensor(mode, index, arg, hint.dynamic_dims)
+        fake = checked_fake(mode, index, arg, hint.dynamic_dims)
         return TensorInput(name, fake, arg.requires_grad, arg.is_leaf, hint.static)
     if isinstance(arg, SYMBOLIC_NUMBERS):
         return SymInput(name, arg)
     raise CaptureError(f"argument {name} is a {type(arg).__name__}; a graph takes tensors and symbolic numbers only")
 
 
+def checked_fake(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims: frozenset[int]) -> torch.Tensor:
+    """`fake_tensor`, or an error that names the argument."""
+    kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else None
+    if kind is not None:
+        raise CaptureError(
+            f"tensor argument {index} is a {kind} tensor, which cannot be traced; pass its parts as plain tensors"
+        )
+    return fake_tensor(mode, index, tensor, dynamic_dims)
+
+
 def fake_tensor(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims: frozenset[int]) -> torch.Tensor:
-    """A detached fake of `tensor`, with Dynamo's symbols where it has given it some; an inference tensor if it is one."""
-    with torch.inference_mode(tensor.is_inference()):
+    """A detached fake of `tensor`, with Dynamo's symbols where it has given it some; never an inference tensor."""
+    with torch_compat.normal_mode():
         fake = tensor if isinstance(tensor, FakeTensor) else convert(mode, index, tensor, dynamic_dims)
         with mode:
             return torch_compat.detached_fake(fake)

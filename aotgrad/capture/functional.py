@@ -30,8 +30,7 @@ def make_primal(spec: InputSpec) -> Any:
     """The live value of a placeholder: a functional leaf, or the symbolic number itself."""
     if not isinstance(spec, TensorInput):
         return spec.value
-    with torch.inference_mode(spec.fake.is_inference()):
-        return torch_compat.to_functional(spec.fake).requires_grad_(spec.requires_grad)
+    return torch_compat.to_functional(spec.fake).requires_grad_(spec.requires_grad)
 
 
 def make_argument(spec: InputSpec, primal: Any) -> Any:

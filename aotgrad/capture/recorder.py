@@ -39,7 +39,7 @@ class Recorder(PythonKeyTracer):
         if kind != "call_function":
             return node
         if self._attributed is not None:
-            node.meta.update(self._attributed)
+            node.meta.update(self._attributed, autograd_backward=True)
         else:
             self._record_origin(node)
         return node

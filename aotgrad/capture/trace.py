@@ -29,10 +29,7 @@ FlatFunction = Callable[..., Sequence[Any]]
 class Trace:
     """An FX graph under construction, with the modes that record into it. Implements `ir.OpenTrace`."""
 
-    def __init__(
-        self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable], symbolic: bool = False
-    ) -> None:
-        self._symbolic = symbolic
+    def __init__(self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable]) -> None:
         self.recorder = Recorder()
         self._fake_mode = fake_mode
         self._proxy_mode = ProxyTorchDispatchMode(self.recorder, "symbolic")
@@ -49,9 +46,10 @@ class Trace:
         torch.clear_autocast_cache()
         try:
             with (
+                torch_compat.normal_mode(),
                 torch_compat.hidden_saved_tensor_hooks(),
                 self._fake_mode,
-                torch_compat.symbolic_kernels() if self._symbolic else contextlib.nullcontext(),
+                torch_compat.symbolic_kernels(),
                 self._proxy_mode,
                 torch_compat.decompose(self._decompositions),
                 self._functional_mode,
@@ -133,18 +131,16 @@ def capture_function(
         CaptureError: if the function needs a tensor's value, or returns what cannot be traced. Errors of the function
             itself pass through unchanged. Real inputs are not touched in either case.
     """
-    trace = Trace(fake_mode, decompositions, any(is_symbolic(spec) for spec in specs))
+    trace = Trace(fake_mode, decompositions)
     grad_mode_before = torch.is_grad_enabled()
     with trace.active(), restored_grad_mode():
         primals, arguments = _make_inputs(trace, specs)
         before = tuple(input_state(value) for value in arguments)
+        seed = torch.initial_seed()
         outputs = tuple(run_user_function(function, arguments))
+        reject_seeding(trace.graph, seed)
         grad_mode_after = torch.is_grad_enabled()
     return Capture(trace, tuple(specs), primals, arguments, before, outputs, grad_mode_before, grad_mode_after)
-
-
-def is_symbolic(spec: InputSpec) -> bool:
-    return torch_compat.is_symbolic_value(spec.fake if isinstance(spec, TensorInput) else spec.value)
 
 
 @contextlib.contextmanager
@@ -181,12 +177,44 @@ def run_user_function(function: FlatFunction, arguments: Sequence[Any]) -> Seque
 
 DATA_DEPENDENT = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
 
+READS_MEMORY = (
+    "the memory of a tensor is read, at {line}. It has none while tracing: do this outside of the compiled function"
+)
+
 EXPLANATIONS = {
-    "mutating a non-functional tensor": "a tensor that is no argument of the function is changed in place, at {line}. "
-    "Pass it as an argument, so that the change reaches it on every call",
-    "invalid python storage": "the storage of an input is resized, at {line}. Do this outside of the compiled function",
+    "Cannot access data pointer": READS_MEMORY,
+    "Cannot access storage": READS_MEMORY,
+    "invalid python storage": ("the storage of an input is resized, at {line}. Do this outside of the compiled function"),
+    "mutating a non-functional tensor": (
+        "a tensor that is no argument of the function is changed in place, at {line}. "
+        "Pass it as an argument, so that the change reaches it on every call"
+    ),
+    "numpy() is not supported": (
+        "a tensor is turned into a NumPy array, at {line}. Its values are not there while tracing: "
+        "use torch's own functions, or do this outside of the compiled function"
+    ),
+    "writing through an expanded tensor": (
+        "an expanded tensor is changed in place, at {line}. Several of its elements are the same memory: "
+        "change the tensor that was expanded, or clone() first"
+    ),
 }
 """Parts of torch's messages about tracing, and what they mean for the user."""
+
+
+def reject_seeding(graph: fx.Graph, seed_before: int) -> None:
+    """Raise if the function seeded a random generator, or uses one of its own: a trace would do that once only.
+
+    Raises:
+        CaptureError: says which of the two.
+    """
+    if torch.initial_seed() != seed_before:
+        raise CaptureError(
+            "the function seeds the random generator; call torch.manual_seed outside of the compiled function"
+        )
+    for node in graph.nodes:
+        if any(isinstance(value, torch.Generator) for value in (*node.args, *node.kwargs.values())):
+            line = node.meta.get("stack_trace", "").strip()
+            raise CaptureError(f"a random op draws from a torch.Generator of its own; use the default generator\n{line}")
 
 
 def explain(error: Exception) -> CaptureError | None:
@@ -195,7 +223,7 @@ def explain(error: Exception) -> CaptureError | None:
     if type(error).__name__ in DATA_DEPENDENT:
         message = (
             "Python control flow or a Python number depends on the value of a tensor, at {line}. A graph has one path: "
-            "use torch.where or torch.cond, or take the value outside of the compiled function"
+            "use torch.where, or take the value outside of the compiled function"
         )
     if message is None:
         return None

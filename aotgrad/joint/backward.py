@@ -83,8 +83,27 @@ def _append_backward(capture: Capture, outputs: Sequence[Result]) -> AppendedBac
         return AppendedBackward((), ())
     tangents = [_add_tangent(capture.trace, position, result) for position, result in enumerate(outputs)]
     gradients = _gradients(capture, outputs, tangents)
+    _reject_recomputed_randomness(capture, tangents)
     nodes = tuple(None if gradient is None else capture.trace.node_of(gradient) for gradient in gradients)
     return AppendedBackward(tuple(Tangent(result.slot) for result in outputs), nodes)
+
+
+def _reject_recomputed_randomness(capture: Capture, tangents: Sequence[torch.Tensor]) -> None:
+    """A random op that the backward runs and that depends on no tangent repeats one of the forward, with other numbers.
+
+    Raises:
+        CaptureError: names the op.
+    """
+    dependent = {capture.trace.node_of(tangent) for tangent in tangents}
+    for node in capture.trace.graph.nodes:
+        if dependent.intersection(node.all_input_nodes):
+            dependent.add(node)
+        elif node.meta.get("autograd_backward") and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise CaptureError(
+                f"{node.target} runs again while gradients are computed and would draw other numbers than in the forward "
+                "(torch.utils.checkpoint around dropout?); use torch.compile, which keeps such a region as one op, or "
+                "checkpoint outside of the compiled function"
+            )
 
 
 def _erase_all_but(graph: fx.Graph, kept: set[fx.Node]) -> None:
@@ -99,7 +118,7 @@ def _result(capture: Capture, meta: ViewAndMutationMeta, slot: ForwardResult) ->
             live, carries = capture.arguments[index], meta.inputs[index].carries_gradient
         case UserOutput(index):
             live = capture.outputs[index]
-            carries = isinstance(live, torch.Tensor) and live.requires_grad
+            carries = isinstance(live, torch.Tensor) and live.grad_fn is not None
         case IntermediateBase(index):
             base = meta.bases[index]
             if base.live is None:
@@ -129,9 +148,7 @@ def reject_foreign_leaves(capture: Capture, roots: Sequence[torch.Tensor]) -> No
             )
 
 
-def _gradients(
-    capture: Capture, outputs: Sequence[Result], tangents: Sequence[torch.Tensor]
-) -> list[torch.Tensor | None]:
+def _gradients(capture: Capture, outputs: Sequence[Result], tangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """One gradient a primal, `None` where there is none."""
     wanted = [i for i, spec in enumerate(capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
     gradients: list[torch.Tensor | None] = [None] * len(capture.inputs)

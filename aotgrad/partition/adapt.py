@@ -205,9 +205,7 @@ def read_halves(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphMo
     return _as_partition(joint, forward, backward, saved)
 
 
-def _as_partition(
-    joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule, saved: list[fx.Node]
-) -> Partition:
+def _as_partition(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule, saved: list[fx.Node]) -> Partition:
     saved = _copy_overwritten(joint, forward, backward, saved)
     slots = [SavedSymInt(node.name) if op_table.is_symbolic_value(node) else Saved(node.name) for node in saved]
     return Partition(
@@ -259,9 +257,7 @@ def _check_saved(saved: Sequence[Any]) -> None:
         raise PartitionError(f"the forward saves the size {_numbers(saved)[0]} before a tensor; saved sizes come last")
 
 
-def _check_values(
-    half: str, what: str, given: Sequence[Any], expected: Sequence[Any], meanings: Sequence[object]
-) -> None:
+def _check_values(half: str, what: str, given: Sequence[Any], expected: Sequence[Any], meanings: Sequence[object]) -> None:
     """Compare the inputs or results of a half with what they are in the joint graph or the other half."""
     if len(given) != len(expected):
         listed = ", ".join(str(meaning) for meaning in meanings) or "nothing"
@@ -342,9 +338,7 @@ def _check_no_absolute_views(backward: fx.GraphModule, copied: set[str]) -> None
     for node in backward.graph.nodes:
         if op_table.op_name(node.target) == "aten.as_strided" and base[node].name in copied:
             name = base[node].name
-            raise PartitionError(
-                f"the forward overwrites {name}, which {node} views by as_strided; save {node} instead"
-            )
+            raise PartitionError(f"the forward overwrites {name}, which {node} views by as_strided; save {node} instead")
 
 
 def _replace_outputs(module: fx.GraphModule, count: int, copies: Mapping[fx.Node, fx.Node]) -> None:

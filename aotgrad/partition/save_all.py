@@ -16,9 +16,7 @@ from aotgrad.partition.graphs import JointAnalysis
 
 
 def save_all(analysis: JointAnalysis) -> dict[fx.Node, str]:
-    return {
-        node: f"{needed_by(reader)}; every value that crosses is saved" for node, reader in analysis.crossing.items()
-    }
+    return {node: f"{needed_by(reader)}; every value that crosses is saved" for node, reader in analysis.crossing.items()}
 
 
 def needed_by(reader: fx.Node | None) -> str:

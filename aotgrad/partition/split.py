@@ -79,7 +79,7 @@ def describe(analysis: JointAnalysis, node: fx.Node, slot: Saved | SavedSymInt, 
 
 def source_line(node: fx.Node) -> str | None:
     """The last line of the user's stack trace, which is the code of the line itself."""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip(" ^~")]
     return lines[-1] if lines else None
 
 
@@ -145,9 +145,7 @@ def _forward_module(analysis: JointAnalysis, values: list[_SavedNode]) -> fx.Gra
     env: dict[fx.Node, fx.Node] = {}
     for node in analysis.in_order(run):
         env[node] = _copy_node(graph, node, env, "is_forward")
-    copies = {
-        value.node: insert_copy(env[value.node], value.slot.name) for value in values if value.node in analysis.copied
-    }
+    copies = {value.node: insert_copy(env[value.node], value.slot.name) for value in values if value.node in analysis.copied}
     crossing = [copies.get(value.node) or env[value.node] for value in _in_signature_order(values, tensors_first=True)]
     results = fx.map_arg(list(analysis.results), lambda node: env[node])
     graph.output((*results, *crossing))

@@ -166,7 +166,7 @@ def without_address(text: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def source_line(trace: str | None) -> str | None:
     """The user's code at the end of a stack trace, or else `file.py:line`; `None` if there is no trace."""
-    lines = [line.strip() for line in (trace or "").splitlines() if line.strip()]
+    lines = [line.strip() for line in (trace or "").splitlines() if line.strip(" ^~")]
     if not lines:
         return None
     frame = re.match(r'File "(.*)", line (\d+)', lines[-1])

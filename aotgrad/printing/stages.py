@@ -26,6 +26,7 @@ from aotgrad.ir import (
     IsInput,
     IsOutput,
     JointGraph,
+    MutationType,
     NonAlias,
     OutputAliasInfo,
     Partition,
@@ -54,6 +55,12 @@ from aotgrad.printing.types import SYMBOLIC_NUMBERS, number_list, type_text
 from aotgrad.slots import FORWARD_RESULTS, Primal
 
 USUAL_REASON = "recorded view chain"
+MUTATIONS = {
+    MutationType.NONE: "unchanged",
+    MutationType.METADATA_ONLY: "metadata mutated",
+    MutationType.DATA: "data mutated",
+    MutationType.DATA_AND_METADATA: "data and metadata mutated",
+}
 
 
 @runtime_checkable
@@ -78,8 +85,6 @@ def text(result: Any) -> str:
             return compiled_text(result)
         case HasSource():
             return result.source.rstrip("\n")
-        case str():
-            return result.rstrip("\n")
     raise TypeError(f"no stage returns a {type(result).__name__}")
 
 
@@ -106,7 +111,7 @@ def input_note(spec: InputSpec) -> str:
 def live_text(value: Any) -> str:
     """A value that a function returned, while its trace is open: its type and its place in the autograd graph."""
     if not isinstance(value, torch.Tensor):
-        return repr(value) if not isinstance(value, SYMBOLIC_NUMBERS) else type_text(value)
+        return type_text(value) if isinstance(value, SYMBOLIC_NUMBERS) else argument_text(value)
     if not value.requires_grad:
         return type_text(value)
     return f"{type_text(value)} by {value.grad_fn.name()}" if value.grad_fn is not None else f"{type_text(value)} leaf"
@@ -135,10 +140,7 @@ def input_alias_text(info: InputAliasInfo | None) -> str:
 
 
 def input_alias_parts(info: InputAliasInfo) -> Iterator[str]:
-    yield {(False, False): "unchanged", (True, False): "data mutated"}.get(
-        (info.mutation.data, info.mutation.metadata),
-        "data and metadata mutated" if info.mutation.data else "metadata mutated",
-    )
+    yield MUTATIONS[info.mutation]
     if info.geometry is not None:
         yield f"is now {geometry_text(info.geometry)}"
     if info.version_bumps:

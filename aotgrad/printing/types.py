@@ -57,9 +57,10 @@ def layout_text(tensor: torch.Tensor) -> str:
     """The strides, unless they are those of a contiguous tensor."""
     if tensor.layout is not torch.strided:
         return f"[{str(tensor.layout).removeprefix('torch.')}]"
-    pairs = zip(tensor.size(), tensor.stride(), contiguous_strides(tensor.size()), strict=True)
-    plain = all(is_one(size) or str(actual) == str(expected) for size, actual, expected in pairs)
-    return "" if plain else number_list(tensor.stride())
+    sizes = tensor.size()
+    pairs = zip(sizes, tensor.stride(), contiguous_strides(sizes), strict=True)
+    plain = all(is_number(size, 1) or str(actual) == str(expected) for size, actual, expected in pairs)
+    return "" if plain or any(is_number(size, 0) for size in sizes) else number_list(tensor.stride())
 
 
 def contiguous_strides(size: Sequence[Any]) -> list[Any]:
@@ -72,8 +73,9 @@ def contiguous_strides(size: Sequence[Any]) -> list[Any]:
     return strides[::-1]
 
 
-def is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1
+def is_number(size: Any, number: int) -> bool:
+    """Whether a size is this number; a symbolic one is not asked, since that adds a guard."""
+    return isinstance(size, int) and size == number
 
 
 def number_list(values: Sequence[Any]) -> str:

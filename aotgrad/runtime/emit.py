@@ -32,6 +32,7 @@ from aotgrad.runtime.steps import (
     RestoreGradMode,
     ReturnValue,
     SetVersion,
+    ShareVersion,
     Step,
     UpdateGeometry,
 )
@@ -56,6 +57,7 @@ def build(plan: Plan, source: str, compiled: Compiled, backward: Backward | None
         "disable_autocast": torch_compat.disable_autocast,
         "set_grad_enabled": torch.set_grad_enabled,
         "version_of": torch_compat.version_of,
+        "sharing_version": torch_compat.sharing_version,
         "as_inference": torch_compat.as_inference,
         "raise_version": torch_compat.raise_version,
         "forward": compiled.forward,
@@ -123,6 +125,8 @@ class _Emitter:
                 yield from in_grad_mode(step.grad_mode, [f"{step.target}{step.through}.copy_({step.source})"])
             case AsInference():
                 yield f"{step.name} = as_inference({step.name})"
+            case ShareVersion():
+                yield f"{step.name} = sharing_version({step.name}, {step.saved})"
             case MakeAlias():
                 yield f"{step.name} = {step.target}.detach()"
             case AttachError():

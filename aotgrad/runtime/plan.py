@@ -6,6 +6,7 @@ does not need are not in its plan.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from aotgrad.ir import (
     InputAliasInfo,
     IsInput,
     IsOutput,
+    MutationType,
     NonAlias,
     OutputAliasInfo,
     Partition,
@@ -44,6 +46,7 @@ from aotgrad.runtime.steps import (
     RestoreGradMode,
     ReturnValue,
     SetVersion,
+    ShareVersion,
     Step,
     TangentLayout,
     UpdateGeometry,
@@ -74,9 +77,7 @@ class Plan:
     gradient_inputs: tuple[int, ...]
 
 
-def make_plan(
-    capture: Capture, meta: ViewAndMutationMeta, partition: Partition, error: BackwardError | None = None
-) -> Plan:
+def make_plan(capture: Capture, meta: ViewAndMutationMeta, partition: Partition, error: BackwardError | None = None) -> Plan:
     """The plan of one compiled function; `error` is what a backward raises, if the joint graph has none for that."""
     return _PlanBuilder(capture, meta, partition, error).build()
 
@@ -107,8 +108,25 @@ class _PlanBuilder:
         self.inputs = tuple(spec.name for spec in capture.inputs)
 
     def build(self) -> Plan:
-        later = (*self.moved_versions(), *self.inference_results(), *self.custom_views(), *self.attach(), *self.mutations(), *self.outputs(), *self.grad_mode())
-        return Plan(self.inputs, (self.forward(later), *later), self.fakes(), self.gradient_inputs())
+        later = (
+            *self.moved_versions(),
+            *self.rewritten_versions(),
+            *self.shared_versions(),
+            *self.inference_results(),
+            *self.custom_views(),
+            *self.attach(),
+            *self.mutations(),
+            *self.outputs(),
+            *self.grad_mode(),
+        )
+        forward = (self.forward(later),) if self.runs_forward() else ()
+        return Plan(self.inputs, (*forward, *later), self.fakes(), self.gradient_inputs())
+
+    def runs_forward(self) -> bool:
+        """Not if the graph is empty: every output is an input or a view of one."""
+        return any(node.op == "call_function" for node in self.partition.forward.module.graph.nodes) or bool(
+            self.signature.outputs
+        )
 
     # -- the forward graph and its autograd node
 
@@ -155,6 +173,8 @@ class _PlanBuilder:
         """A saved input is saved as the caller's tensor, so that autograd watches its version."""
         if slot.name in self.moved_inputs():
             return f"{slot.name}_before"
+        if slot in self.saved_updates():
+            return f"{self.saved_updates()[slot]}_after"
         return slot.name if slot.name in self.inputs else result_name(slot)
 
     def tangent_layout(self, tangent: Tangent) -> TangentLayout:
@@ -186,17 +206,56 @@ class _PlanBuilder:
     def moved_inputs(self) -> dict[str, InputAliasInfo]:
         """Inputs whose metadata alone is mutated."""
         infos = zip(self.inputs, self.meta.inputs, strict=True)
-        return {
-            name: info for name, info in infos if info is not None and not info.mutation.data and info.version_bumps
-        }
+        return {name: info for name, info in infos if info is not None and not info.mutation.data and info.version_bumps}
 
     def moved_versions(self) -> Iterator[Step]:
-        """Versions rise before autograd saves a tensor whose data stays: its backward may use it."""
+        """Versions rise before autograd saves a tensor whose data stays: its backward may use it.
+
+        What moved behind autograd's back moves here, so that its gradient has the new shape.
+        """
         saved = of_kind(self.signature.outputs, Saved)
         for name, info in self.moved_inputs().items():
-            yield SetVersion(name, info.version_bumps)
             if Saved(name) in saved:
                 yield MakeAlias(f"{name}_before", name)
+            if info.mutation.metadata and info.hidden_from_autograd:
+                yield UpdateGeometry(name, info.geometry, True)
+            yield SetVersion(name, info.version_bumps)
+
+    def saved_updates(self) -> dict[Saved, str]:
+        """Saved values that are the new data of an input: the input itself is saved, so that later writes are noticed."""
+        if self.partition.backward is None:
+            return {}
+        nodes = self.result_nodes()
+        inputs = {nodes[UpdatedInput(i)]: i for i in range(len(self.inputs)) if UpdatedInput(i) in nodes}
+        found = {slot: inputs[nodes[slot]] for slot in of_kind(self.signature.outputs, Saved) if nodes[slot] in inputs}
+        return {slot: self.inputs[i] for slot, i in found.items() if self.can_stand_in(nodes[slot], i)}
+
+    def can_stand_in(self, node: Any, index: int) -> bool:
+        """Whether the input, once written, is laid out as the updated value that the backward was traced with."""
+        info, fake, value = self.meta.inputs[index], self.capture.inputs[index].fake, node.meta["val"]
+        same_layout = torch_compat.known_equal(fake.stride(), value.stride()) and fake.dtype == value.dtype
+        return info.mutation is MutationType.DATA and info.version_bumps > 0 and same_layout
+
+    def result_nodes(self) -> dict[Any, Any]:
+        """The node behind each output slot of the forward graph."""
+        (output,) = self.partition.forward.module.graph.find_nodes(op="output")
+        return dict(zip(self.signature.outputs, output.args[0], strict=True))
+
+    def rewritten_versions(self) -> Iterator[Step]:
+        for name in self.saved_updates().values():
+            yield SetVersion(name, self.meta.inputs[self.inputs.index(name)].version_bumps)
+            yield MakeAlias(f"{name}_after", name)
+
+    def shared_versions(self) -> Iterator[ShareVersion]:
+        """Results that are the same memory as a saved value: the caller's writes must be noticed by the backward."""
+        if self.partition.backward is None:
+            return
+        nodes = self.result_nodes()
+        saved = {storage_node(nodes[slot]): slot for slot in of_kind(self.signature.outputs, Saved)}
+        for slot in of_kind(self.signature.outputs, (UserOutput, IntermediateBase)):
+            owner = saved.get(storage_node(nodes[slot]))
+            if owner is not None and owner.name not in self.inputs and nodes[slot] is not nodes[owner]:
+                yield ShareVersion(result_name(slot), result_name(owner))
 
     def mutations(self) -> Iterator[Step]:
         for index, info in enumerate(self.meta.inputs):
@@ -207,13 +266,16 @@ class _PlanBuilder:
         name = self.inputs[index]
         copies = UpdatedInput(index) in self.signature.outputs
         through = copy_path(self.capture.inputs[index], info)
+        if name in self.moved_inputs() and (info.hidden_from_autograd or not info.mutation.metadata):
+            return
         if info.mutation.metadata:
             yield UpdateGeometry(name, info.geometry, info.hidden_from_autograd)
         if copies:
             grad_mode = self.node_grad_mode() if info.carries_gradient else None
             yield CopyBack(name, result_name(UpdatedInput(index)), through, grad_mode)
         made = info.mutation.metadata + (copies and through != ".data")
-        if (made and not info.mutation.data) or made != info.version_bumps:
+        moves_early = not info.mutation.data or name in self.saved_updates().values()
+        if (made and moves_early) or made != info.version_bumps:
             yield SetVersion(name, info.version_bumps)
 
     # -- outputs
@@ -258,9 +320,7 @@ class _PlanBuilder:
 
     def fakes(self) -> tuple[tuple[str, Any], ...]:
         """Traced values by name: the inputs, then the forward's results."""
-        inputs = [
-            (spec.name, spec.fake if isinstance(spec, TensorInput) else spec.value) for spec in self.capture.inputs
-        ]
+        inputs = [(spec.name, spec.fake if isinstance(spec, TensorInput) else spec.value) for spec in self.capture.inputs]
         (output,) = self.partition.forward.module.graph.find_nodes(op="output")
         results = zip(self.signature.outputs, output.args[0], strict=True)
         named = [(result_name(slot), node.meta["val"]) for slot, node in results if hasattr(node, "meta")]
@@ -275,6 +335,16 @@ def device_type(node: Any) -> str:
     value = node.meta.get("val")
     value = value[0] if isinstance(value, (list, tuple)) else value
     return value.device.type if isinstance(value, torch.Tensor) else "cpu"
+
+
+def storage_node(node: Any) -> Any:
+    """The node whose result a view lies in."""
+    while getattr(node, "op", None) == "call_function":
+        parent = node.args[0] if node.target is operator.getitem else node
+        if not torch_compat.is_view_op(parent.target):
+            break
+        node = parent.args[0]
+    return node
 
 
 def copy_path(spec: Any, info: InputAliasInfo) -> str:
@@ -297,6 +367,8 @@ def names_read(step: Step) -> tuple[str, ...]:
             return (*step.outputs, *step.inputs)
         case AsInference():
             return (step.name,)
+        case ShareVersion():
+            return (step.name, step.saved)
         case MakeAlias():
             return (step.target,)
         case UpdateGeometry() | SetVersion():

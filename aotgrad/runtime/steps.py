@@ -66,8 +66,16 @@ class AttachError:
 
 
 @dataclass(frozen=True)
+class ShareVersion:
+    """`name` gets the version counter of `saved`: both are views of one value, and writes to it must be noticed."""
+
+    name: str
+    saved: str
+
+
+@dataclass(frozen=True)
 class MakeAlias:
-    """`name` = `target` as it lies now, for a backward that was traced before its geometry changes."""
+    """`name` = `target` as it lies now, to be saved for the backward: its geometry or its data changes after that."""
 
     name: str
     target: str
@@ -135,6 +143,7 @@ Step = Union[
     AttachError,
     AsInference,
     MakeAlias,
+    ShareVersion,
     UpdateGeometry,
     CopyBack,
     SetVersion,

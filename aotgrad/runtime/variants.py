@@ -92,7 +92,9 @@ class VariantCache:
     def on_zeros(self, key: VariantKey) -> Variant:
         """The full graph, called with real zeros for undefined tangents."""
         full = self.get(self.full_key())
-        placeholders = dict(zip(self.full.signature.inputs, self.full.module.graph.find_nodes(op="placeholder"), strict=True))
+        placeholders = dict(
+            zip(self.full.signature.inputs, self.full.module.graph.find_nodes(op="placeholder"), strict=True)
+        )
         tangents = dict(zip(self.full.signature.tangents, key.tangents, strict=True))
         missing = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
         undefined = undefined_outputs(self.full.module.graph, missing, [placeholders[slot] for slot in tangents])

@@ -38,7 +38,7 @@ def remove_undefined(graph: fx.Graph, undefined: Collection[fx.Node], tangents: 
     Raises:
         CannotMaterialize: zeros of symbolic size would be needed; `graph` is then spoiled.
     """
-    dependent, zero = dependence(graph, undefined, tangents)
+    _, zero = dependence(graph, undefined, tangents)
     for node in list(graph.nodes):
         missing = [arg for arg in node.all_input_nodes if arg in zero]
         if node.op == "output":
@@ -116,8 +116,6 @@ def materialize(graph: fx.Graph, node: fx.Node) -> fx.Node:
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor) or torch_compat.is_symbolic(value):
         raise CannotMaterialize(node.name)
-    zeros = graph.call_function(
-        aten.full.default, (list(value.size()), 0), {"dtype": value.dtype, "device": value.device}
-    )
+    zeros = graph.call_function(aten.full.default, (list(value.size()), 0), {"dtype": value.dtype, "device": value.device})
     zeros.meta["val"] = value
     return zeros

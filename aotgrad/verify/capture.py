@@ -19,7 +19,7 @@ def check_capture(capture: Capture) -> Problems:
     for spec, node in zip(capture.inputs, capture.placeholders, strict=True):
         yield from check_input(spec, node)
     for index, value in enumerate(capture.outputs):
-        if isinstance(value, (list, tuple, dict)):
+        if type(value) in (list, tuple, dict):
             yield f"output {index} is a {type(value).__name__}; outputs are flat"
         if isinstance(value, torch_compat.FakeTensor):
             yield f"output {index} is a fake tensor that escaped functionalization: {type_text(value)}"

@@ -12,7 +12,7 @@ from aotgrad.ir import Compiled, JointGraph, Partition, ViewAndMutationMeta
 from aotgrad.printing import type_text
 from aotgrad.runtime.steps import Attach, AttachError, Forward, ReturnValue
 from aotgrad.slots import Gradient, of_kind
-from aotgrad.verify.common import Problems, placeholder_values, results_of, same_slots, value_of
+from aotgrad.verify.common import Problems, placeholder_values, results_of, same_slots, slot_list, value_of
 
 if TYPE_CHECKING:
     from aotgrad.pipeline import Executable
@@ -87,8 +87,11 @@ def check_steps(executable: Executable) -> Problems:
     returned = of_kind(steps, ReturnValue)
     if len(returned) != len(meta.outputs):
         yield f"the function has {len(meta.outputs)} outputs, the plan returns {len(returned)}"
-    if len(of_kind(steps, Forward)) != 1 or not isinstance(steps[0], Forward):
+    forwards = len(of_kind(steps, Forward))
+    if forwards > 1 or (forwards == 1 and not isinstance(steps[0], Forward)):
         yield "a plan starts with the forward and runs it once"
+    if forwards == 0 and partition.forward.signature.outputs:
+        yield f"the plan does not run the forward, which returns {slot_list(partition.forward.signature.outputs)}"
     if partition.backward is None and of_kind(steps, Attach):
         yield "a plan without a backward attaches autograd nodes"
     if partition.backward is not None and not of_kind(steps, Attach):
