@@ -14,6 +14,7 @@ are as they were. The check of all tensors is one C++ call.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,15 +81,28 @@ def sharing_pattern(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
 
 
 def structure_key(constants: Sequence[tuple[int, Any]], spec: Any, extra: Any) -> tuple:
-    """The Python side of a call, hashable: values that cannot be hashed count by identity, `1`, `1.0` and `True` differ."""
+    """The Python side of a call, hashable; `1`, `1.0` and `True` differ."""
     return (spec, tuple((position, type(value), hashable(value)) for position, value in constants), extra)
 
 
 def hashable(value: Any) -> Any:
+    """What an argument counts as: itself if it can be hashed by value, else its pickled content.
+
+    A value that can be neither hashed nor pickled equals nothing, itself at the next call included: it may have changed.
+    """
     if isinstance(value, float):
         return value.hex()
+    if callable(value) or (type(value).__hash__ not in (None, object.__hash__) and is_hashable(value)):
+        return value
+    try:
+        return pickle.dumps(value)
+    except Exception:  # whatever an object's own __reduce__ raises
+        return object()
+
+
+def is_hashable(value: Any) -> bool:
     try:
         hash(value)
     except TypeError:
-        return ("identity", id(value))
-    return value
+        return False
+    return True

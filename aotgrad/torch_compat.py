@@ -146,7 +146,10 @@ def sharing_version(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """`tensor` with the version counter of `other`, if the two are the same memory: a write to one is seen at the other."""
     if tensor is other or tensor.dtype != other.dtype or storage_key(tensor) != storage_key(other):
         return tensor
-    return other.detach().as_strided_(tensor.size(), tensor.stride(), tensor.storage_offset())
+    version = version_of(other)
+    alias = other.detach().as_strided_(tensor.size(), tensor.stride(), tensor.storage_offset())
+    raise_version(other, version, 0)
+    return alias
 
 
 def storage_was_replaced(functional: torch.Tensor) -> bool:
@@ -239,7 +242,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     normal tensor, in inference mode too.
     """
     if isinstance(op, torch._ops.OpOverload):
-        if op._schema.is_mutable:
+        if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
             refuse_unrecordable_write(op, args)
         elif torch.is_inference_mode_enabled() and is_view_op(op):
             with normal_mode():
@@ -276,10 +279,6 @@ def from_functional(tensor: torch.Tensor) -> torch.Tensor:
     """The fake tensor that holds the current value of a functional one, after pending mutations."""
     torch._sync(tensor)
     return tensor.from_functional()
-
-
-def is_functional(value: Any) -> bool:
-    return isinstance(value, FunctionalTensor)
 
 
 def proxy_node(value: Any, tracer: Any) -> fx.Node | None:
@@ -362,12 +361,6 @@ def tracing_context() -> TracingContext | None:
 def dynamo_symbolic_context(context: TracingContext | None, tensor: torch.Tensor) -> Any:
     """How Dynamo made `tensor` fake, so that the same symbols are used again."""
     return context.tensor_to_context.get(tensor) if context is not None else None
-
-
-def grad_mode_was_changed_to(before: bool) -> bool | None:
-    """The current grad mode if it differs from `before`."""
-    now = torch.is_grad_enabled()
-    return None if now == before else now
 
 
 def shape_guards(fakes: Sequence[FakeTensor]) -> Callable[[Sequence[Any]], bool] | None:

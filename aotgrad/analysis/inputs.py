@@ -60,7 +60,7 @@ def reject_changed_gradient_state(capture: Capture, index: int) -> None:
     spec, argument = capture.inputs[index], capture.arguments[index]
     if argument.grad_fn is None and argument.requires_grad != spec.requires_grad:
         how = "has its requires_grad changed, by `requires_grad_()` or `detach_()`"
-    elif capture.primals[index].grad is not None:
+    elif capture.primals[index].is_leaf and capture.primals[index].grad is not None:
         how = "gets a gradient accumulated, by a `backward()` inside; use torch.autograd.grad and return the gradient"
     else:
         return
