@@ -1,0 +1,26 @@
+"""What every test starts from: a fixed seed, one thread, and every stage checked against its contract."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.golden.harness import golden
+
+__all__ = ["golden"]
+
+os.environ.setdefault("AOTGRAD_VERIFY", "1")
+# Each xdist worker would otherwise start as many threads as there are cores.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> Iterator[None]:
+    """The same random numbers whichever tests ran before, and torch's global modes left as they were."""
+    torch.manual_seed(0)
+    yield
+    assert torch.is_grad_enabled(), "the test left grad mode off"
+    torch.set_grad_enabled(True)

@@ -1,0 +1,105 @@
+"""What is in a captured graph, and how a joint graph is split."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import aotgrad
+from tests.golden.cases import case
+
+OFFSETS = torch.arange(3)
+
+
+def silu(x):
+    return x * x.sigmoid()
+
+
+@case("capture", args=["f32[2, 3] requires_grad", "f32[3, 3] requires_grad", "i64[2]"])
+def user_lines(x, w, index):
+    """Every node belongs to the user's line above it; results carry the autograd node that made them."""
+    h = F.relu(x @ w)
+    h = h - h.mean(1, keepdim=True)
+    return h[index], h.argmax(1)
+
+
+@case("capture", args=["f32[3]"])
+def captured_constant(x):
+    """A tensor that is no argument is a constant of the graph."""
+    return x + OFFSETS
+
+
+@case("capture", args=["f32[2, 3]"])
+class parameters(nn.Module):
+    """Parameters and buffers of a module are its first inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.register_buffer("offset", torch.ones(()))
+
+    def forward(self, x):
+        return self.linear(x) + self.offset
+
+
+@case("capture", args=["f32[3] requires_grad"], helpers=[silu], decompositions={torch.ops.aten.silu.default: silu})
+def decomposition(x):
+    """Ops in the table of decompositions are taken apart while the function is traced."""
+    return F.silu(x)
+
+
+@case("joint", args=["f32[3] requires_grad"])
+def dead_code(x):
+    """What no output needs is gone, and `detach` is the identity."""
+    x.exp().log()
+    return x.detach() * x
+
+
+@case("joint", args=["f32[3] requires_grad", "f32[3] requires_grad"])
+def two_heads(x, y):
+    """Each differentiable output has a tangent; the gradient of a shared input is their sum."""
+    return x.sin(), x * y
+
+
+@case("joint", args=["f32[3] requires_grad", "f32[1] requires_grad"])
+def broadcast(x, y):
+    """The gradient of a broadcast input is summed to the input's size."""
+    return x * y
+
+
+@case("joint", args=["i64[2]", "f32[5, 3] requires_grad"])
+def embedding(index, table):
+    """An integer input has no gradient."""
+    return F.embedding(index, table)
+
+
+@case("partition", args=["f32[2, 3] requires_grad", "f32[3, 4] requires_grad"])
+def min_cut(x, w):
+    """Cheap ops are run again in the backward; the result of the matrix product is saved."""
+    return (x @ w).sin().exp().cos()
+
+
+@case("partition", args=["f32[2, 3] requires_grad", "f32[3, 4] requires_grad"], partition_fn=aotgrad.default_partition)
+def save_all(x, w):
+    """The same kind of function, with every value saved that the backward reads."""
+    return (x @ w).sin().exp().cos()
+
+
+@case("partition", args=["f32[2, 3] requires_grad", "f32[3, 2] requires_grad"])
+def views_are_free(x, w):
+    """A view is never saved, its base is: the backward applies the view again."""
+    y = x.exp()
+    return y.t().reshape(2, 3) @ w
+
+
+@case("partition", args=["f32[3] requires_grad", "f32[3]"])
+def output_is_saved(x, y):
+    """A value that is returned anyway costs nothing to save."""
+    return x.exp() * 1, x.exp()
+
+
+@case("partition", args=["f32[3]"])
+def inference(x):
+    """Without a backward there is one graph, and nothing is saved."""
+    return x.sin().cos()

@@ -1,0 +1,110 @@
+"""Inputs that the function changes."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.golden.cases import case
+
+
+@case("analysis", "joint", "partition", "runtime", args=["f32[3] nonleaf", "f32[3]"])
+def input_mutation(x, y):
+    """The data of an input changes in place.
+
+    The graph is functional: it returns the new value, and the plan copies it into the input. The copy is seen by
+    autograd, so gradients flow through it: the new value has a tangent of its own.
+    """
+    x.mul_(y)
+    return x.sin()
+
+
+@case("analysis", "joint", "runtime", args=["f32[2, 3] nonleaf"])
+def metadata_mutation(x):
+    """Only size and strides of an input change: the graph has nothing to return for it, the plan sets the geometry."""
+    x.t_()
+    return x * 2
+
+
+@case("analysis", "runtime", args=["f32[2, 3] nonleaf"])
+def data_and_metadata_mutation(x):
+    """Data and geometry of the same input change: the plan first sets the geometry, then copies the data."""
+    x.mul_(2)
+    x.t_()
+    return x.sum()
+
+
+@case("analysis", "joint", "runtime", args=["f32[3] nonleaf", "f32[3] requires_grad"])
+def mutation_under_no_grad(x, y):
+    """A change under `no_grad`: the input keeps its history, and the new value has no tangent."""
+    with torch.no_grad():
+        x.add_(1)
+    return x * y
+
+
+@case("analysis", "runtime", args=["f32[3]"])
+def mutation_through_detach(x):
+    """A change through `detach()` reaches the input too: both share their memory."""
+    x.detach().mul_(2)
+    return x + 1
+
+
+@case("analysis", "joint", "runtime", args=["f32[3] requires_grad", "f32[3]"])
+def leaf_under_no_grad(weight, gradient):
+    """An optimizer's step: a leaf that requires grad changes under `no_grad`, and stays a leaf that requires grad."""
+    with torch.no_grad():
+        weight.sub_(gradient, alpha=0.1)
+
+
+@case("analysis", "runtime", args=["f32[3]"])
+def several_mutations(x):
+    """Two writes are one copy; the version counter is raised by two, as in eager."""
+    x.mul_(2)
+    x.add_(1)
+
+
+@case("analysis", "runtime", args=["f32[4]"])
+def mutation_through_a_view(x):
+    """A write to a slice of an input: the graph returns the whole input with the slice put in."""
+    x[:2].zero_()
+
+
+@case("analysis", "runtime", args=["f32[3]", "f32[3] requires_grad"])
+def overwritten_with_a_gradient(x, y):
+    """An input without history receives a value that has one: afterwards the input requires grad."""
+    x.copy_(y * 2)
+
+
+@case("analysis", "joint", "runtime", args=["f32[4, 2]"])
+class batch_norm(nn.Module):
+    """BatchNorm in training: its running statistics are buffers, lifted to inputs, and change on every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+@case("joint", "runtime", args=["f32[3]"], keep_inference_input_mutations=True)
+def kept_input_mutation(x):
+    """Without a backward, and if asked for, the graph itself ends in the copy, so that a backend can fuse it."""
+    x.mul_(2)
+    return x + 1
+
+
+@case("partition", args=["f32[3]", "f32[3] requires_grad"])
+def old_value(x, y):
+    """The sum is cheap, but cannot be made again from an input that is overwritten: it is saved."""
+    z = (x + 1) * y
+    x.zero_()
+    return z
+
+
+@case("joint", "runtime", args=["f32[3] nonleaf"])
+def saved_value_overwritten(x):
+    """A value that the backward needs is changed: the call works, and a backward raises what it raises in eager."""
+    y = x.exp()
+    y.add_(1)
+    return y

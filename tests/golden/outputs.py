@@ -1,0 +1,116 @@
+"""What a function may return."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.golden.cases import case
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@case("analysis", "runtime", args=["f32[3] requires_grad", "f32[3]"])
+def output_is_input(x, y):
+    """An input returned as it is: the plan returns the caller's own object, the graph nothing."""
+    return x, y * x
+
+
+@case("analysis", "joint", "runtime", args=["f32[2, 3] requires_grad"])
+def view_of_input(x):
+    """The graph does not compute a view of an input: the plan applies the recorded view ops to the caller's tensor."""
+    return x.t()[0]
+
+
+@case("analysis", "runtime", args=["f32[4] nonleaf"])
+def view_of_mutated_input(x):
+    """The view is made after the input has its new data, and of it: both share memory and history."""
+    x.mul_(2)
+    return x.view(2, 2)
+
+
+@case("analysis", "joint", "runtime", args=["f32[2, 3] requires_grad"])
+def views_of_intermediate(x):
+    """Two views of a tensor that is not returned: the graph returns it as their base, and the plan makes both views."""
+    y = x.sin()
+    return y[0], y[1]
+
+
+@case("analysis", "joint", "runtime", args=["f32[2, 3] requires_grad"])
+def base_is_output(x):
+    """A view of a tensor that is returned too: the output serves as base."""
+    y = x.sin()
+    return y, y.t()
+
+
+@case("analysis", "joint", args=["f32[2, 3] requires_grad"])
+def single_view(x):
+    """One view of a tensor that nobody else can see: it is returned as a fresh tensor, with no base."""
+    return x.sin().t()
+
+
+@case("analysis", "runtime", args=["f32[4] requires_grad"])
+def several_pieces(x):
+    """An op that returns several views: each is replayed with its own item of the result."""
+    return (x * 2).chunk(2)
+
+
+@case("analysis", "joint", "runtime", args=["f32[3] requires_grad"])
+def detached_alias(x):
+    """`x` and `x.detach()`: the second shares the first's memory but not its history."""
+    y = x.sin()
+    return y, y.detach()
+
+
+@case("analysis", "runtime", args=["f32[3] requires_grad"])
+def detached_input(x):
+    """A detached input is a view like any other, and replayed."""
+    return x.detach()
+
+
+@case("analysis", "runtime", args=["f32[3] requires_grad"], helpers=[Point])
+def nested_outputs(x):
+    """Containers are taken apart; numbers, strings and `None` are constants of the plan."""
+    return {"point": Point(x * 2, None), "scale": (2, 0.5, "meters")}
+
+
+@case("analysis", "joint", args=["f32[3] requires_grad"])
+def integer_output(x):
+    """An output that cannot have a gradient: it has no tangent."""
+    values, indices = x.sort()
+    return values, indices
+
+
+@case("joint", args=["f32[3] requires_grad", "f32[3] requires_grad"])
+def unused_input(x, y):
+    """The gradient of an input that nothing depends on is `None`."""
+    return x * 2
+
+
+@case("analysis", "joint", args=["f32[3] requires_grad"])
+def same_output_twice(x):
+    """One tensor returned twice: the graph returns it once, and the second is the first."""
+    y = x.sin()
+    return y, y
+
+
+@case("capture", "joint", args=["f32[3] requires_grad", "same 0"])
+def duplicate_input(x, y):
+    """One tensor passed twice is one input of the graph, with one gradient."""
+    return x * y
+
+
+@case("joint", "runtime", args=["f32[3]", "f32[3]"])
+def nothing_requires_grad(x, y):
+    """No input requires grad: there is no backward, and no autograd node around the compiled graph."""
+    return torch.maximum(x, y)
+
+
+@case("analysis", "joint", args=["f32[3] requires_grad"])
+def requires_grad_mixture(x):
+    """Outputs with and without a gradient: only the first has a tangent."""
+    return x.sin(), x.detach() * 2, torch.ones(2)

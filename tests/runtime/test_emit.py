@@ -1,0 +1,149 @@
+"""Plans as source text, step by step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aotgrad.ir import Geometry, ViewReplay, ViewStep
+from aotgrad.runtime.emit import emit, in_grad_mode, op_text, size_expressions, tuple_of
+from aotgrad.runtime.plan import Plan
+from aotgrad.runtime.steps import (
+    AsInference,
+    AttachError,
+    CopyBack,
+    Forward,
+    MakeAlias,
+    MakeView,
+    RestoreGradMode,
+    ReturnValue,
+    SetVersion,
+    UpdateGeometry,
+)
+from tests.executables import executable_of
+
+aten = torch.ops.aten
+FORWARD = Forward(("x",), ("y",), (), autocast=False, random_devices=())
+
+
+def lines(*steps, inputs=("x",)) -> list[str]:
+    """The body of the emitted function, without unpacking and the forward."""
+    text = emit(Plan(tuple(inputs), steps, (), ()))
+    compile(text, "<test>", "exec")
+    return [line.strip() for line in text.splitlines()]
+
+
+def body(*steps) -> list[str]:
+    return lines(*steps)[3:-1]
+
+
+def view(op, *args, item=None, grad_mode=None, **kwargs) -> MakeView:
+    step = ViewStep(op, args, tuple(kwargs.items()), item)
+    return MakeView("out", "x", ViewReplay((step,), grad_mode, "why"))
+
+
+def test_arguments_are_unpacked_and_the_list_is_cleared():
+    assert lines(ReturnValue("x", is_name=True)) == ["def call(args):", "x, = args", "args.clear()", "return [x]"]
+    assert lines(inputs=()) == ["def call(args):", "args.clear()", "return []"]
+
+
+def test_forward():
+    step = Forward(("x", "y"), ("out",), ("y",), autocast=False, random_devices=())
+    assert body(step) == ["inputs = [x, y]", "del y", "with below_autograd():", "out, = forward(inputs)"]
+
+
+def test_forward_under_autocast_that_draws_random_numbers_and_returns_nothing():
+    step = Forward(("x",), (), (), autocast=True, random_devices=("cpu",))
+    contexts = "with below_autograd(), disable_autocast():"
+    assert body(step) == ["inputs = [x]", "state = random_state(('cpu',))", contexts, "forward(inputs)"]
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (CopyBack("x", "y", "", None), ["x.copy_(y)"]),
+        (CopyBack("x", "y", ".detach()", None), ["x.detach().copy_(y)"]),
+        (CopyBack("x", "y", "", True), ["with set_grad_enabled(True):", "x.copy_(y)"]),
+        (UpdateGeometry("x", Geometry((3, 2), (1, 3), 0), False), ["x.as_strided_((3, 2), (1, 3), 0)"]),
+        (
+            UpdateGeometry("x", Geometry((2,), (1,), 4), True),
+            ["with set_grad_enabled(False):", "x.as_strided_((2,), (1,), 4)"],
+        ),
+        (MakeAlias("before", "x"), ["before = x.detach()"]),
+        (AsInference("x"), ["x = as_inference(x)"]),
+        (RestoreGradMode(False), ["set_grad_enabled(False)"]),
+        (AttachError(("y",), ("x",), "no", None), ["y, = attach_error('no', (y,), sentinel, x)"]),
+        (view(aten.t.default), ["# why", "out = aten.t.default(x)"]),
+        (view(aten.split.Tensor, 2, item=1), ["# why", "out = aten.split.Tensor(x, 2)[1]"]),
+        (view(aten.view.dtype, torch.int32), ["# why", "out = aten.view.dtype(x, torch.int32)"]),
+        (view(aten.squeeze.dims, [0, 1]), ["# why", "out = aten.squeeze.dims(x, [0, 1])"]),
+        (
+            view(aten.expand.default, [3], implicit=True, grad_mode=False),
+            ["# why", "with set_grad_enabled(False):", "out = aten.expand.default(x, [3], implicit=True)"],
+        ),
+    ],
+)
+def test_steps(step, text):
+    assert body(step) == text
+
+
+def test_versions_are_read_before_anything_runs():
+    text = lines(FORWARD, SetVersion("x", 2), SetVersion("x", 2))
+    assert text.index("version_x = version_of(x)") < text.index("inputs = [x]")
+    assert text.count("version_x = version_of(x)") == 1
+    assert text[-2] == "raise_version(x, version_x, 2)"
+
+
+def test_a_chain_of_views_uses_one_name():
+    steps = tuple(ViewStep(op, (), (), None) for op in (aten.t.default, aten.detach.default))
+    chain = MakeView("out", "x", ViewReplay(steps, None, "why"))
+    assert body(chain)[1:] == ["out = aten.t.default(x)", "out = aten.detach.default(out)"]
+
+
+def test_constants_are_literals_or_names():
+    returned = [ReturnValue(value, is_name=False) for value in (None, 2, "a", 0.5, torch.float32, True)]
+    assert lines(*returned)[-1] == "return [None, 2, 'a', constant_3, constant_4, True]"
+
+
+def test_constants_are_bound_under_the_names_in_the_text():
+    executable = executable_of(lambda x: (x, 0.1, float("nan"), torch.float32), "f32[2]")
+    assert executable.source.count("constant_") == 3
+    x = torch.ones(2)
+    first, tenth, nan, dtype = executable([x])
+    assert first is x
+    assert (tenth, dtype) == (0.1, torch.float32)
+    assert nan != nan
+
+
+def test_symbols_are_bound_once_and_before_their_use():
+    executable = executable_of(lambda x: (x.view(x.shape[0] * 2, -1), x.t()), "f32[4, 6]", dynamic=True)
+    symbol = str(executable.capture.inputs[0].fake.size(0))
+    text = executable.source
+    assert text.count(f"{symbol} = primals_1.size(0)") == 1
+    assert text.index(f"{symbol} = ") < text.index("aten.view.default")
+    viewed, transposed = executable([torch.ones(8, 2)])
+    assert (viewed.shape, transposed.shape) == ((16, 1), (2, 8))
+
+
+def test_a_plan_without_a_backward_makes_no_autograd_node():
+    assert "attach" not in executable_of(lambda x: x.sin(), "f32[2]").source
+
+
+def test_the_plan_frees_inputs_that_it_does_not_need():
+    assert "del primals_1" in executable_of(lambda x: x.sin(), "f32[2]").source
+    assert "del" not in executable_of(lambda x: x.add_(1), "f32[2]").source
+
+
+def test_size_expressions():
+    tensor = torch.ones(2, 3)[:, 1:]
+    found = dict(size_expressions("x", tensor))
+    assert {text: eval(text, {"x": tensor}) for text in found} == found
+    assert list(size_expressions("n", 5)) == [("n", 5)]
+    assert [text for text, _ in size_expressions("x", torch.eye(2).to_sparse())] == ["x.size(0)", "x.size(1)"]
+
+
+def test_small_texts():
+    assert (tuple_of([]), tuple_of(["a"]), tuple_of(["a", "b"])) == ("", "a,", "a, b")
+    assert list(in_grad_mode(None, ["f()"])) == ["f()"]
+    assert op_text(aten.view.default) == "aten.view.default"
+    assert op_text(torch.ops.prims.sin.default) == "torch.ops.prims.sin.default"

@@ -1,0 +1,71 @@
+"""Variants of a backward: what they leave out, and that they are compiled when they are first needed."""
+
+from __future__ import annotations
+
+import torch
+
+import aotgrad
+from aotgrad.backends.eager import compile_eager
+from aotgrad.runtime.variants import VariantCache, VariantKey, specialize
+from tests.executables import executable_of
+
+
+def matmul_with_two_results(x, w):
+    return x @ w, (x * x).sum()
+
+
+SPECS = ["f32[2, 3] requires_grad", "f32[3, 4] requires_grad"]
+
+
+def targets(half) -> list[str]:
+    return [str(node.target) for node in half.module.graph.nodes if node.op == "call_function"]
+
+
+def backward_of_example():
+    return executable_of(matmul_with_two_results, *SPECS).partition.backward
+
+
+def test_the_full_key_keeps_everything():
+    half = backward_of_example()
+    full = specialize(half, VariantKey((True, True), (True, True)), (0, 1))
+    assert targets(full) == targets(half)
+    assert full.signature == half.signature
+
+
+def test_an_unwanted_gradient_is_not_computed():
+    half = specialize(backward_of_example(), VariantKey((True, True), (True, False)), (0, 1))
+    assert targets(half).count("aten.mm.default") == 1
+
+
+def test_an_undefined_tangent_leaves_the_graph_with_all_that_only_it_needed():
+    half = specialize(backward_of_example(), VariantKey((False, True), (True, True)), (0, 1))
+    assert "aten.mm.default" not in targets(half)
+    assert "tangents_1" not in [node.name for node in half.module.graph.find_nodes(op="placeholder")]
+
+
+def test_each_variant_is_compiled_once():
+    compiled = []
+    half = backward_of_example()
+    cache = VariantCache(half, lambda half: compiled.append(targets(half)) or print, (0, 1))
+    key = VariantKey((True, True), (False, True))
+    assert cache.get(key) is cache.get(key)
+    cache.get(cache.full_key())
+    assert len(compiled) == 2
+
+
+def test_backward_graphs_are_compiled_when_they_are_needed():
+    compiled = []
+
+    def compiler(module, inputs):
+        compiled.append(module)
+        return compile_eager(module, inputs)
+
+    x, w = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
+    product, square = aotgrad.aot_function(matmul_with_two_results, compiler)(x, w)
+    assert len(compiled) == 1
+    product.sum().backward(retain_graph=True)
+    assert len(compiled) == 2
+    (gradient,) = torch.autograd.grad(square, x)
+    assert len(compiled) == 3
+    torch.testing.assert_close(gradient, 2 * x)
+    torch.testing.assert_close(w.grad, x.detach().t() @ torch.ones(3, 3))

@@ -1,0 +1,589 @@
+"""What each private name of torch must mean: a test here fails if a new release of torch changes it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from pathlib import Path
+
+import pytest
+import torch
+import torch.fx as fx
+from torch import nn
+
+from aotgrad import torch_compat as compat
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def fake_mode():
+    return compat.new_fake_mode()
+
+
+def symbolic(fake_mode, *sizes: int) -> torch.Tensor:
+    """A fake tensor all of whose sizes are symbolic."""
+    return compat.dynamic_fake(fake_mode, torch.ones(sizes), dims=range(len(sizes)), index=0)
+
+
+def test_every_name_has_a_feature_test():
+    module = ast.parse(Path(compat.__file__).read_text())
+    defined = {node.name for node in module.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assigned = {node.targets[0].id for node in module.body if isinstance(node, ast.Assign)} - {"__all__"}
+    wanted = {name for name in defined | assigned | set(compat.__all__) if not name.startswith("_")}
+    used = {node.attr for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Attribute)}
+    assert sorted(wanted - used) == []
+
+
+# --- contexts --------------------------------------------------------------------------------------------------------
+
+
+def test_below_autograd_neither_tracks_gradients_nor_views_nor_versions():
+    x = torch.ones(2, requires_grad=True)
+    plain = torch.ones(2)
+    with compat.below_autograd():
+        product, view = x * 2, plain.view(1, 2)
+        plain.add_(1)
+    assert not product.requires_grad
+    assert view._base is None
+    assert plain._version == 0
+
+
+def test_disable_autocast_holds_for_every_device():
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", torch.bfloat16), compat.disable_autocast():
+        assert (x @ x).dtype == torch.float32
+        assert not compat.any_autocast_enabled()
+
+
+def test_any_autocast_enabled():
+    assert not compat.any_autocast_enabled()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compat.any_autocast_enabled()
+
+
+def test_disable_dynamo_runs_the_function_as_it_is():
+    traced = []
+
+    @compat.disable_dynamo
+    def hidden(x):
+        traced.append(torch.compiler.is_compiling())
+        return x + 1
+
+    assert torch.compile(lambda x: hidden(x) * 2, backend="eager")(torch.ones(1)).item() == 4
+    assert traced == [False]
+
+
+def test_hidden_saved_tensor_hooks_come_back_in_order():
+    seen = []
+
+    def packs(name):
+        return torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(name) or t, lambda t: t)
+
+    x = torch.ones(1, requires_grad=True)
+    with packs("outer"), packs("inner"):
+        with compat.hidden_saved_tensor_hooks():
+            x.sin()
+        assert seen == []
+        x.sin()
+    assert seen == ["inner"]
+
+
+def test_random_state_of_repeats_what_was_drawn_and_leaves_the_generator_alone():
+    state = compat.random_state(["cpu"])
+    first = torch.rand(3)
+    with compat.random_state_of(state):
+        assert torch.equal(torch.rand(3), first)
+    following = torch.rand(3)
+    torch.set_rng_state(state["cpu"])
+    torch.rand(3)
+    assert torch.equal(torch.rand(3), following)
+
+
+def test_random_state_of_nothing_changes_nothing():
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    with compat.random_state_of(None):
+        assert torch.equal(torch.rand(2), expected)
+
+
+def test_reparametrized_keeps_tied_parameters_tied():
+    module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    module[1].weight = module[0].weight
+    original, replacement = module[0].weight, torch.zeros(2, 2)
+    with compat.reparametrized(module, {"0.weight": replacement}):
+        assert module[0].weight is module[1].weight is replacement
+    assert module[0].weight is module[1].weight is original
+
+
+# --- storages, versions and the autograd graph -----------------------------------------------------------------------
+
+
+def test_storage_ids_are_equal_for_shared_memory_only():
+    x = torch.ones(4)
+    assert compat.storage_id(x) == compat.storage_id(x[1:]) == compat.storage_key(x.view(2, 2))
+    assert compat.storage_id(x) != compat.storage_id(x.clone())
+
+
+def test_a_tensor_without_a_storage_has_a_key_of_its_own():
+    x, y = torch.eye(2).to_sparse(), torch.eye(2).to_sparse()
+    assert compat.storage_key(x) == compat.storage_key(x) != compat.storage_key(y)
+
+
+def test_versions():
+    x = torch.ones(2)
+    before = compat.version_of(x)
+    compat.raise_version(x, before, 3)
+    assert compat.version_of(x) == x._version == before + 3
+
+
+def test_inference_tensors_have_no_version():
+    with torch.inference_mode():
+        x = torch.ones(2)
+    assert compat.version_of(x) is None
+    compat.raise_version(x, None, 1)
+
+
+def test_a_raised_version_is_noticed_by_autograd():
+    x = torch.ones(2)
+    w = torch.ones(2, requires_grad=True)
+    y = (x * w).sum()
+    compat.raise_version(x, compat.version_of(x), 1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_sharing_version_makes_a_write_to_one_seen_at_the_other():
+    x = torch.arange(4.0)
+    view, before = torch.arange(4.0).set_(x.untyped_storage(), 1, (2,)), x._version
+    assert compat.sharing_version(x, x) is x
+    assert compat.sharing_version(torch.ones(2), x)._version == 0
+    shared = compat.sharing_version(view, x)
+    assert (shared.tolist(), shared.storage_offset()) == ([1, 2], 1)
+    assert shared._version == x._version == before
+    x.add_(1)
+    assert shared._version == x._version > before
+
+
+def test_as_inference_is_the_same_memory():
+    x = torch.arange(4.0).view(2, 2).t()
+    inference = compat.as_inference(x)
+    assert inference.is_inference()
+    assert inference.stride() == x.stride()
+    x.zero_()
+    assert inference.sum() == 0
+
+
+def test_strides_of_a_tensor_without_any():
+    assert compat.strides(torch.ones(2, 3)) == (3, 1)
+    assert compat.strides(torch.eye(2).to_sparse()) == ()
+
+
+def test_sequence_numbers_tell_which_op_made_a_node():
+    x = torch.ones(1, requires_grad=True)
+    expected = compat.sequence_nr()
+    first = x.sin()
+    assert compat.node_sequence_nr(first.grad_fn) == expected
+    assert compat.sequence_nr() == expected + 1
+
+
+class Watching(torch.autograd.Function):
+    """Records what the engine says while its backward runs."""
+
+    seen: dict
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        edges = compat.edges_of_running_node()
+        saved = ctx.saved_tensors
+        compat.release_saved_tensors(ctx)
+        Watching.seen = {
+            "wanted": [compat.is_wanted(edge) for edge in edges],
+            "retained": compat.graph_is_retained(),
+            "saved": len(saved),
+        }
+        return grad, grad
+
+
+def test_the_engine_says_which_gradients_it_wants():
+    x, y = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    torch.autograd.grad(Watching.apply(x, y), x)
+    assert Watching.seen["wanted"] == [True, False]
+    Watching.apply(x.sin(), y).backward()
+    assert Watching.seen["wanted"] == [True, True]
+    Watching.apply(x, torch.ones(1)).backward()
+    assert Watching.seen["wanted"] == [True, False]
+
+
+def test_the_engine_says_whether_the_graph_is_retained():
+    x = torch.ones(1, requires_grad=True)
+    z = Watching.apply(x, x)
+    z.backward(retain_graph=True)
+    assert Watching.seen["retained"]
+    z.backward()
+    assert not Watching.seen["retained"]
+
+
+def test_released_tensors_are_gone_only_if_the_graph_is_not_retained():
+    x = torch.ones(1, requires_grad=True)
+    z = Watching.apply(x, x)
+    z.backward(retain_graph=True)
+    z.backward()
+    assert Watching.seen["saved"] == 1
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        z.backward()
+
+
+# --- fake and symbolic tensors ---------------------------------------------------------------------------------------
+
+
+def test_a_fake_tensor_has_metadata_and_no_data(fake_mode):
+    assert isinstance(fake_mode, compat.FakeTensorMode)
+    assert isinstance(fake_mode.shape_env, compat.ShapeEnv)
+    fake = fake_mode.from_tensor(torch.ones(2, 3), static_shapes=True)
+    assert isinstance(fake, compat.FakeTensor)
+    with fake_mode:
+        assert (fake @ fake.t()).shape == (2, 2)
+        assert isinstance(torch.ones(2) + fake[:, 0], compat.FakeTensor), "real tensors become constants"
+
+
+def test_dynamic_sizes_are_symbolic_except_zero_and_one(fake_mode):
+    fake = compat.dynamic_fake(fake_mode, torch.ones(2, 3, 1), dims=[0, 2], index=5)
+    assert isinstance(fake.size(0), torch.SymInt)
+    assert (type(fake.size(1)), type(fake.size(2))) == (int, int)
+    assert compat.is_symbolic(fake)
+    assert not compat.is_symbolic(torch.ones(2))
+
+
+def test_symbols_are_named_after_the_argument():
+    assert compat.argument_source(3).name == "argument_3"
+
+
+def test_symbolic_values(fake_mode):
+    fake = symbolic(fake_mode, 2, 3)
+    assert compat.is_symbolic_value(fake)
+    assert compat.is_symbolic_value(fake.size(0))
+    assert not compat.is_symbolic_value(3)
+    assert not compat.is_symbolic_value(torch.ones(2))
+
+
+def test_symbolic_numbers_as_source(fake_mode):
+    size = symbolic(fake_mode, 4).size(0)
+    text, (symbol,) = compat.symbolic_text(size * 2 // 3)
+    assert eval(text, {symbol: 4}) == 2
+    assert compat.is_symbol(size, symbol)
+    assert not compat.is_symbol(size * 2, symbol)
+    assert not compat.is_symbol(4, symbol)
+
+
+def test_questions_about_sizes_add_no_guard(fake_mode):
+    fake = symbolic(fake_mode, 4, 6)
+    rows, columns = fake.size()
+    assert compat.known_equal([rows, 2], [rows, 2])
+    assert not compat.known_equal([rows], [columns])
+    assert compat.known_contiguous(fake)
+    assert not compat.known_contiguous(fake.t())
+    assert compat.hints((rows, 7, columns)) == (4, 7, 6)
+    assert compat.guard_count(fake) == 0
+    assert bool(rows < columns)
+    assert compat.guard_count(fake) == 1
+
+
+def test_a_detached_fake_remembers_which_number_it_holds(fake_mode):
+    fake = fake_mode.from_tensor(torch.tensor(3), static_shapes=True)
+    with fake_mode:
+        number = fake.item()
+        detached = compat.detached_fake(fake)
+    assert isinstance(number, torch.SymInt)
+    assert str(detached.item_memo) == str(number)
+
+
+def test_marked_dimensions():
+    x = torch.ones(2, 3, 4)
+    torch._dynamo.mark_dynamic(x, 1)
+    torch._dynamo.maybe_mark_dynamic(x, 2)
+    assert compat.dims_marked_dynamic(x) == {1, 2}
+    assert compat.dims_marked_dynamic(torch.ones(1)) == frozenset()
+
+
+def test_shape_guards_are_evaluated_on_real_tensors(fake_mode):
+    fakes = [symbolic(fake_mode, 4)]
+    with fake_mode:
+        assert fakes[0].size(0) % 2 == 0
+    holds = compat.shape_guards(fakes)
+    assert holds([torch.ones(6)])
+    assert not holds([torch.ones(5)])
+
+
+def test_tensor_guards_compare_metadata_and_leave_symbolic_sizes_out(fake_mode):
+    traced = torch.ones(4, 3)
+    guard = compat.TensorGuard([traced], [compat.dynamic_fake(fake_mode, traced, dims=[0], index=0)])
+    assert guard(torch.zeros(9, 3))
+    assert guard.failure([torch.zeros(9, 3)]) == ""
+    for other in (torch.ones(4, 2), torch.ones(4, 3).double(), torch.ones(4, 3, requires_grad=True)):
+        assert not guard(other)
+        assert "tensor argument 0" in guard.failure([other])
+    assert not guard(traced, traced)
+    assert guard.failure([traced, traced]) == "2 distinct tensors in place of 1"
+
+
+def test_tensor_guards_of_sparse_tensors():
+    sparse, dense = torch.eye(2).to_sparse(), torch.ones(2)
+    guard = compat.TensorGuard([sparse, dense], [sparse, dense])
+    assert guard(torch.eye(2).to_sparse(), dense)
+    assert not guard(torch.eye(3).to_sparse(), dense)
+    assert guard.failure([torch.eye(3).to_sparse(), dense]) == "a sparse tensor differs"
+
+
+def test_the_global_state_guard_sees_grad_mode_autocast_and_dtype():
+    guard = compat.global_state_guard()
+    assert guard.check()
+    for context in (torch.no_grad(), torch.autocast("cpu", torch.bfloat16)):
+        with context:
+            assert not guard.check()
+            assert guard.reason()
+    assert guard.check()
+
+
+# --- tracing ---------------------------------------------------------------------------------------------------------
+
+
+class Tracing:
+    """An open trace of one argument `x`."""
+
+    def __init__(self, fake_mode, value: torch.Tensor, decompositions=None) -> None:
+        self.tracer = compat.PythonKeyTracer()
+        self.tracer.graph = fx.Graph(tracer_cls=compat.PythonKeyTracer)
+        self.tracer.root = nn.Module()
+        self.tracer.tensor_attrs = {}
+        self.fake = value if isinstance(value, compat.FakeTensor) else fake_mode.from_tensor(value, static_shapes=True)
+        node = self.tracer.graph.placeholder("x")
+        compat.track_tensor_tree(self.fake, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
+        self.functional_mode = compat.functional_mode(lambda: torch.empty(0))
+        self.proxy_mode = compat.ProxyTorchDispatchMode(self.tracer, "symbolic")
+        self.fake_mode, self.decompositions = fake_mode, decompositions or {}
+
+    @contextlib.contextmanager
+    def active(self):
+        with self.fake_mode, self.proxy_mode, compat.decompose(self.decompositions), self.functional_mode:
+            yield compat.to_functional(self.fake)
+
+    def recorded(self) -> list[str]:
+        return [str(node.target) for node in self.tracer.graph.nodes if node.op == "call_function"]
+
+
+def test_an_in_place_op_is_recorded_functionally(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2))
+    assert isinstance(trace.functional_mode, compat.FunctionalTensorMode)
+    with trace.active() as x:
+        assert isinstance(x, compat.FunctionalTensor)
+        assert isinstance(x, compat.FunctionalTensor)
+        x.mul_(2)
+        current = compat.from_functional(x)
+    assert trace.recorded() == ["aten.mul.Tensor"]
+    assert compat.proxy_node(current, trace.tracer).name == "mul"
+    assert compat.any_functional([torch.ones(1), x])
+    assert not compat.any_functional([torch.ones(1)])
+
+
+def test_a_value_that_the_trace_never_saw_has_no_node(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2))
+    assert compat.proxy_node(fake_mode.from_tensor(torch.ones(3)), trace.tracer) is None
+
+
+def test_symbolic_numbers_have_nodes(fake_mode):
+    trace = Tracing(fake_mode, symbolic(fake_mode, 4))
+    with trace.active() as x:
+        node = compat.proxy_node(x.shape[0] * 2, trace.tracer)
+    assert (node.op, node.args[1]) == ("call_function", 2)
+
+
+def test_hidden_tracing_modes_record_nothing(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2))
+    with trace.active(), compat.hidden_tracing_modes():
+        trace.fake + 1
+    with trace.active(), compat.disable_proxy_modes_tracing():
+        trace.fake + 1
+    assert trace.recorded() == []
+
+
+def test_decompose_applies_a_table(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2), {aten.silu.default: lambda x: x * x.sigmoid()})
+    with trace.active() as x:
+        torch.nn.functional.silu(x)
+    assert trace.recorded() == ["aten.sigmoid.default", "aten.mul.Tensor"]
+
+
+def test_replaced_storage_is_noticed(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2))
+    with trace.active() as x, torch.no_grad():
+        assert not compat.storage_was_replaced(x)
+        x.set_(x + 1)
+        assert compat.storage_was_replaced(x)
+
+
+def test_a_write_to_a_real_tensor_is_refused(fake_mode):
+    trace, real = Tracing(fake_mode, torch.ones(2)), torch.ones(2)
+    assert trace.functional_mode.__torch_dispatch__.__func__ is compat.guarded_dispatch
+    with trace.active() as x, pytest.raises(RuntimeError, match="mutating a non-functional tensor"):
+        real.add_(x)
+    assert torch.equal(real, torch.ones(2))
+
+
+def test_writes_that_no_graph_can_record_are_refused():
+    real, expanded = torch.ones(2), compat.new_fake_mode().from_tensor(torch.ones(1)).expand(3)
+    with pytest.raises(RuntimeError, match="mutating a non-functional tensor"):
+        compat.refuse_unrecordable_write(aten.add_.Tensor, [real, 1])
+    with pytest.raises(RuntimeError, match="writing through an expanded tensor"):
+        compat.refuse_unrecordable_write(aten.add_.Tensor, [expanded, 1])
+    compat.refuse_unrecordable_write(aten.add.Tensor, [real, 1])
+
+
+def test_a_view_of_a_normal_tensor_is_a_normal_one_in_inference_mode(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2))
+    with trace.active() as x, torch.inference_mode():
+        assert not x.view(1, 2).is_inference()
+        assert (x + 1).is_inference()
+
+
+def test_normal_mode_makes_tensors_with_versions():
+    with torch.inference_mode(), compat.normal_mode():
+        assert not torch.is_grad_enabled()
+        assert torch.ones(1)._version == 0
+    with compat.normal_mode():
+        assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("op", "is_view"),
+    [
+        (aten.view.default, True),
+        (aten.split.Tensor, True),
+        (aten.detach.default, True),
+        (aten.as_strided.default, True),
+        (aten._reshape_alias.default, True),
+        (aten.add.Tensor, False),
+        (aten.add_.Tensor, False),
+        (aten.t_.default, False),
+        (aten.ones.default, False),
+        (torch.sin, False),
+    ],
+)
+def test_is_view_op(op, is_view):
+    assert compat.is_view_op(op) == is_view
+
+
+def test_python_kernels_keep_sizes_symbolic(fake_mode):
+    fake = symbolic(fake_mode, 4, 6)
+    with fake_mode, compat.enable_python_dispatcher():
+        product = torch.matmul(fake, fake.t())
+    assert isinstance(product.size(0), torch.SymInt)
+
+
+def test_dropout_that_drops_nothing_returns_its_input(fake_mode):
+    fake = symbolic(fake_mode, 4)
+    with fake_mode, compat.symbolic_kernels():
+        assert torch.dropout(fake, 0.5, train=False) is fake
+        assert torch.dropout(fake, 0.5, train=True) is not fake
+    kernels = aten.dropout.default.py_kernels
+    with fake_mode, compat.enable_python_dispatcher():
+        torch.dropout(fake, 0.5, train=False)
+    assert "eager_dropout" not in {kernel.__name__ for kernel in kernels.values()}
+
+
+def test_effect_tokens_are_made_when_they_are_needed():
+    made = []
+    tokens = compat.EffectTokens(lambda: made.append(1) or torch.empty(0))
+    assert "any effect" in tokens
+    assert made == []
+    assert tokens["any effect"] is tokens["any effect"]
+    assert made == [1]
+
+
+def test_effectful_ops_are_wrapped():
+    assert compat.is_effect_wrapper(torch.ops.higher_order.with_effects)
+    assert not compat.is_effect_wrapper(aten.sin.default)
+
+
+def test_node_meta_is_kept_while_a_graph_is_interpreted(fake_mode):
+    graph = fx.Graph()
+    node = graph.call_function(torch.sin, (graph.placeholder("x"),))
+    node.meta["stack_trace"] = "user line"
+    graph.output(node)
+    seen = []
+
+    class Reading(fx.Interpreter):
+        def call_function(self, target, args, kwargs):
+            seen.append(compat.fx_traceback.get_current_meta().get("stack_trace"))
+            return super().call_function(target, args, kwargs)
+
+    with compat.fx_traceback.preserve_node_meta():
+        Reading(fx.GraphModule({}, graph)).run(torch.ones(1))
+    assert seen == ["user line"]
+
+
+def test_the_context_that_dynamo_opens_is_found():
+    found = []
+
+    def backend(module, example_inputs):
+        context = compat.tracing_context()
+        found.append((context.fake_mode, compat.dynamo_symbolic_context(context, example_inputs[0])))
+        return module.forward
+
+    assert compat.tracing_context() is None
+    assert compat.dynamo_symbolic_context(None, torch.ones(1)) is None
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    (fake_mode, _) = found[0]
+    assert isinstance(fake_mode, compat.FakeTensorMode)
+
+
+def test_a_tracing_context_can_be_opened(fake_mode):
+    with compat.tracing(compat.TracingContext(fake_mode)):
+        assert compat.tracing_context().fake_mode is fake_mode
+
+
+# --- Inductor --------------------------------------------------------------------------------------------------------
+
+inductor = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+def graph_of_sin_cos(fake_mode) -> tuple[fx.GraphModule, torch.Tensor]:
+    fake = fake_mode.from_tensor(torch.ones(4), static_shapes=True)
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = fake
+    sin = graph.call_function(aten.sin.default, (x,))
+    cos = graph.call_function(aten.cos.default, (sin,))
+    sin.meta["val"] = cos.meta["val"] = fake
+    graph.output((cos,))
+    return fx.GraphModule({}, graph), fake
+
+
+@inductor
+def test_inductor_compiles_a_graph(fake_mode):
+    module, fake = graph_of_sin_cos(fake_mode)
+    with compat.inductor_context(fake_mode, "default"), compat.reported_output_strides() as strides:
+        module = compat.inductor_joint_passes(module)
+        settings = compat.inductor_graph_settings(cudagraphs=compat.inductor_uses_cudagraphs())
+        compiled = compat.inductor_compile(module, [fake], static_input_idxs=[], is_inference=True, **settings)
+    x = torch.rand(4)
+    torch.testing.assert_close(compiled([x])[0], x.sin().cos())
+    assert [compat.as_symints(fake_mode, stride) for stride in strides] == [(1,)]
+
+
+@inductor
+def test_inductor_decompositions_are_a_table():
+    assert aten.silu_backward.default in compat.inductor_decompositions()
+
+
+@inductor
+def test_a_mode_configures_inductor(fake_mode):
+    with compat.inductor_context(fake_mode, "reduce-overhead"):
+        assert compat.inductor_uses_cudagraphs()
+    assert not compat.inductor_uses_cudagraphs()
