@@ -245,9 +245,7 @@ def test_a_random_op_in_both_halves_is_refused():
         output = output_of(backward)
         with backward.graph.inserting_before(output):
             (gradient,) = output.args[0]
-            mask = backward.graph.create_node(
-                "call_function", torch.ops.aten.bernoulli.p, (gradient,), name="bernoulli"
-            )
+            mask = backward.graph.create_node("call_function", torch.ops.aten.bernoulli.p, (gradient,), name="bernoulli")
             mask.meta = gradient.meta
         output.args = ((mask,),)
 

@@ -163,9 +163,7 @@ def best_cost(analysis) -> int:
 @st.composite
 def programs(draw):
     """A random chain of ops on square matrices: each step reads earlier values."""
-    ops = draw(
-        st.lists(st.sampled_from(["sin", "mul", "mm", "relu", "sum", "view", "dropout"]), min_size=1, max_size=5)
-    )
+    ops = draw(st.lists(st.sampled_from(["sin", "mul", "mm", "relu", "sum", "view", "dropout"]), min_size=1, max_size=5))
     return [(op, draw(st.integers(0, k)), draw(st.integers(0, k))) for k, op in enumerate(ops)]
 
 

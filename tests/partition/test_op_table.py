@@ -57,9 +57,7 @@ def test_effects(target):
     assert op_table.has_effect(target) and op_table.runs_once(target)
 
 
-@pytest.mark.parametrize(
-    "target", [aten.add.Tensor, aten.mm.default, aten.sym_size.int, operator.add, operator.getitem]
-)
+@pytest.mark.parametrize("target", [aten.add.Tensor, aten.mm.default, aten.sym_size.int, operator.add, operator.getitem])
 def test_no_effects(target):
     assert not op_table.runs_once(target)
 
