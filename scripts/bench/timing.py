@@ -1,0 +1,63 @@
+"""Times that can be compared on a busy machine: candidates take turns in one process, and medians are compared.
+
+    seconds = median_seconds({"eager": lambda: f(x), "compiled": lambda: g(x)})
+    seconds["eager"] / seconds["compiled"]
+
+A slow spell of the machine then hits all candidates alike, and a median drops the few samples that it hits hardest.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+ROUNDS = 11
+SAMPLE_SECONDS = 0.02  # Long against the clock's resolution and the loop's own cost, short against a scheduler's slice.
+
+
+def median_seconds(candidates: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
+    """Call each candidate again and again, in turns, and return the median time of one call of each."""
+    repeats = {name: _repeats(run) for name, run in candidates.items()}
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    with _no_garbage_collection():
+        for _ in range(rounds):
+            for name, run in candidates.items():
+                samples[name].append(_seconds_per_call(run, repeats[name]))
+    return {name: statistics.median(times) for name, times in samples.items()}
+
+
+def first_call_seconds(makers: Mapping[str, Callable[[], Callable[[], object]]], rounds: int) -> dict[str, float]:
+    """Make something new in each round and return the median time of its first call, making it not included."""
+    samples: dict[str, list[float]] = {name: [] for name in makers}
+    for _ in range(rounds):
+        for name, make in makers.items():
+            run = make()
+            with _no_garbage_collection():
+                samples[name].append(_seconds_per_call(run, repeats=1))
+    return {name: statistics.median(times) for name, times in samples.items()}
+
+
+def _repeats(run: Callable[[], object]) -> int:
+    """How many calls make one sample; the first two calls compile and warm up."""
+    run()
+    run()
+    return max(1, round(SAMPLE_SECONDS / _seconds_per_call(run, repeats=1)))
+
+
+def _seconds_per_call(run: Callable[[], object], repeats: int) -> float:
+    started = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - started) / repeats
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection walks all that compilers leave on the heap, and hits whoever happens to run."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
