@@ -1,10 +1,11 @@
-"""Train one GPT several times from one seed, a backend each time, and compare the runs.
+"""Train one GPT through several backends side by side, from one seed, and compare the runs.
 
     python examples/train_gpt.py
     python examples/train_gpt.py --steps 50 --backends eager aotgrad
 
 Every run starts from the same weights and sees the same batches, so eager's losses are the yardstick: a backend that
-computes what eager computes has eager's loss curve, up to the rounding of reordered sums.
+computes what eager computes has eager's loss curve, up to the rounding of reordered sums. The runs take turns, a step
+each, so that a slow spell of the machine hits the step times of all of them alike.
 """
 
 import argparse
@@ -12,7 +13,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 import torch
 from gpt import GPT, GPTConfig
@@ -31,16 +33,18 @@ WARMUP_STEPS = 10
 CURVE_ROWS = 8
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """What one training run left behind."""
+    """A model in training, and what was recorded of it."""
 
     backend: str
     model: GPT
-    losses: list[float]
-    step_seconds: list[float]
-    saved_bytes: int
-    graphs: int
+    step_model: Callable[[Tensor, Tensor], Tensor]
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    losses: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    graphs: int = 0
 
     @property
     def median_step_seconds(self) -> float:
@@ -89,8 +93,13 @@ def learning_rate_factor(step: int, steps: int) -> float:
     return warmup * (0.55 + 0.45 * math.cos(math.pi * step / steps))
 
 
-def compiled(model: GPT, backend: str) -> Callable[[Tensor, Tensor], Tensor]:
-    return model if backend == "eager" else torch.compile(model, backend=backend)
+def start(backend: str, arguments: argparse.Namespace) -> Run:
+    torch.manual_seed(SEED)
+    model = GPT(model_config(arguments))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, arguments.steps))
+    step_model = model if backend == "eager" else torch.compile(model, backend=backend)
+    return Run(backend, model, step_model, optimizer, schedule)
 
 
 def load_compiler(backend: str) -> None:
@@ -98,47 +107,33 @@ def load_compiler(backend: str) -> None:
     if backend != "eager":
         weight = torch.ones(2, requires_grad=True)
         torch.compile(lambda x: x.sin(), backend=backend)(weight).sum().backward()
-    torch._dynamo.reset()
-    counters.clear()
 
 
-def train(
-    backend: str, arguments: argparse.Namespace, batches: Sequence[tuple[Tensor, Tensor]], runs: Sequence[Run]
-) -> Run:
-    """Train a fresh model; `runs` are the ones before it, whose losses stand beside this one's in the progress bar."""
-    load_compiler(backend)
-    torch.manual_seed(SEED)
-    model = GPT(model_config(arguments))
-    step_model = compiled(model, backend)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, len(batches)))
-    losses: list[float] = []
-    step_seconds: list[float] = []
-    progress = tqdm(batches, desc=f"{backend:>14}", unit="step", dynamic_ncols=True)
-    for tokens, targets in progress:
-        started = time.perf_counter()
-        loss = step_model(tokens, targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        step_seconds.append(time.perf_counter() - started)
-        schedule.step()
-        losses.append(loss.item())
-        progress.set_postfix_str(losses_beside(losses, runs))
-    return Run(
-        backend=backend,
-        model=model,
-        losses=losses,
-        step_seconds=step_seconds,
-        saved_bytes=saved_bytes(lambda: step_model(*batches[0]), exclude=model.parameters()),
-        graphs=counters["stats"]["unique_graphs"],
-    )
+def take_step(run: Run, tokens: Tensor, targets: Tensor) -> None:
+    torch.manual_seed(SEED + len(run.losses))  # With dropout, each run draws the same numbers.
+    graphs_before = counters["stats"]["unique_graphs"]
+    started = time.perf_counter()
+    loss = run.step_model(tokens, targets)
+    loss.backward()
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    run.step_seconds.append(time.perf_counter() - started)
+    run.schedule.step()
+    run.losses.append(loss.item())
+    run.graphs += counters["stats"]["unique_graphs"] - graphs_before
 
 
-def losses_beside(losses: Sequence[float], runs: Sequence[Run]) -> str:
-    step = len(losses) - 1
-    others = [f"{run.backend} {run.losses[step]:.4f}" for run in runs]
-    return ", ".join([f"loss {losses[step]:.4f}", *others])
+def train(runs: Sequence[Run], batches: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Train all runs, a step of each in turn."""
+    with tqdm(batches, unit="step", dynamic_ncols=True) as progress:
+        for step, batch in enumerate(progress):
+            for run in runs:
+                if step == 0:
+                    progress.set_postfix_str(f"first step of {run.backend}")
+                # With empty caches no backend finds what another one compiled.
+                with fresh_cache() if step == 0 else nullcontext():
+                    take_step(run, *batch)
+            progress.set_postfix_str("loss: " + ", ".join(f"{run.backend} {run.losses[-1]:.4f}" for run in runs))
 
 
 def largest_difference(run: Run, reference: Run, steps: slice) -> str:
@@ -159,7 +154,11 @@ def curve_table(runs: Sequence[Run]) -> str:
     return tabulate(rows, headers=headers, tablefmt="github", floatfmt=".6f")
 
 
-def summary_table(runs: Sequence[Run]) -> str:
+def saved_megabytes(run: Run, batch: tuple[Tensor, Tensor]) -> str:
+    return f"{saved_bytes(lambda: run.step_model(*batch), exclude=run.model.parameters()) / 1e6:.2f}"
+
+
+def summary_table(runs: Sequence[Run], batch: tuple[Tensor, Tensor]) -> str:
     reference = runs[0]
     differs = f"largest difference from {reference.backend} (absolute / relative)"
     rows: dict[str, Callable[[Run], str]] = {
@@ -169,7 +168,7 @@ def summary_table(runs: Sequence[Run]) -> str:
         f"the same, first {EARLY_STEPS} steps": lambda run: largest_difference(run, reference, slice(EARLY_STEPS)),
         "median step (ms)": lambda run: f"{run.median_step_seconds * 1e3:.1f}",
         "cold compile (s)": lambda run: f"{run.cold_compile_seconds:.1f}",
-        "saved for the backward (MB)": lambda run: f"{run.saved_bytes / 1e6:.2f}",
+        "saved for the backward (MB)": lambda run: saved_megabytes(run, batch),
         "graphs": lambda run: str(run.graphs),
     }
     cells = [[name, *map(cell, runs)] for name, cell in rows.items()]
@@ -180,17 +179,17 @@ def summary_table(runs: Sequence[Run]) -> str:
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
+    started = time.perf_counter()
     text = StandardLibrary.load()
     batches = [text.batch(step, arguments.batch_size, arguments.context) for step in range(arguments.steps)]
-    runs: list[Run] = []
-    started = time.perf_counter()
     for backend in arguments.backends:
-        with fresh_cache():
-            runs.append(train(backend, arguments, batches, runs))
+        load_compiler(backend)
+    runs = [start(backend, arguments) for backend in arguments.backends]
+    train(runs, batches)
     parameters = sum(parameter.numel() for parameter in runs[0].model.parameters())
     print(f"\nA GPT of {arguments.layers} layers and {parameters:,} parameters, {arguments.steps} steps, ", end="")
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {time.perf_counter() - started:.0f} s\n")
-    print(curve_table(runs), summary_table(runs), sep="\n\n")
+    print(f"torch {torch.__version__}, {arguments.threads} thread(s), {time.perf_counter() - started:.0f} s\n")
+    print(curve_table(runs), summary_table(runs, batches[0]), sep="\n\n")
     torch.manual_seed(SEED)
     sample = runs[-1].model.sample(encode("def "), arguments.sample)
     print(f"\nA sample from the model trained with {runs[-1].backend}:\n\n{decode(sample)}")

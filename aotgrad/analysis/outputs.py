@@ -176,10 +176,10 @@ class _Outputs:
                 f"output {position} shares memory with a tensor of another dtype ({value.dtype} and {base.dtype}) in a "
                 "way that no recorded view explains; return a clone() of it"
             )
-        grad_mode = self.grad_mode_for(position, value, base, detached=False)
-        return replay_by_geometry(
-            Geometry.of(value), grad_mode, "its recorded chain does not start at the base's current value"
-        )
+        detached = base.requires_grad and not value.requires_grad
+        grad_mode = self.grad_mode_for(position, value, base, detached)
+        reason = "its recorded chain does not start at the base's current value"
+        return replay_by_geometry(Geometry.of(value), detached, grad_mode, reason)
 
     def grad_mode_for(self, position: int, value: torch.Tensor, base: torch.Tensor, detached: bool) -> bool | None:
         """The grad mode that gives the replayed view the same history; `None` if the caller's own does.
@@ -192,9 +192,26 @@ class _Outputs:
                 f"output {position} requires grad, but shares memory with a tensor that does not (a detached alias on "
                 "which requires_grad_() was called?); return a clone() of it"
             )
+        if stops_before(value, base):
+            raise UnsupportedAliasingError(
+                f"output {position} is a view of a view that was made under no_grad, which stops its gradient; make both "
+                "views in the same grad mode, or return a clone() of it"
+            )
         natural = may_require_grad and self.capture.grad_mode_before
         has_history = value.grad_fn is not None
         return None if natural == has_history else has_history
+
+
+def stops_before(value: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether the history of a view ends at another leaf than its base."""
+    node = value.grad_fn
+    while node is not None and node is not base.grad_fn:
+        if hasattr(node, "variable"):
+            return node.variable is not base
+        if not _is_view_node(node):
+            return False
+        node = node.next_functions[0][0]
+    return node is None and value.grad_fn is not None and base.requires_grad
 
 
 def is_view_without_history(value: torch.Tensor) -> bool:

@@ -52,10 +52,11 @@ def replay_of_chain(steps: tuple[ViewStep, ...], grad_mode: bool | None) -> View
     return ViewReplay(steps, grad_mode, "recorded view chain")
 
 
-def replay_by_geometry(geometry: Geometry, grad_mode: bool | None, reason: str) -> ViewReplay:
-    """The fallback: size, stride and offset within the shared storage."""
+def replay_by_geometry(geometry: Geometry, detached: bool, grad_mode: bool | None, reason: str) -> ViewReplay:
+    """The fallback: size, stride and offset within the shared storage, after a `detach` if the view is detached."""
+    detach = (ViewStep(DETACH, (), (), None),) if detached else ()
     step = ViewStep(aten.as_strided.default, (geometry.size, geometry.stride, geometry.offset), (), None)
-    return ViewReplay((step,), grad_mode, f"as_strided, because {reason}")
+    return ViewReplay((*detach, step), grad_mode, f"as_strided, because {reason}")
 
 
 def detaches(steps: tuple[ViewStep, ...]) -> bool:

@@ -1,0 +1,530 @@
+"""Outputs that share memory: with inputs, with each other, with a tensor that is not returned.
+
+What is compared: `_base`, `is_leaf`, `requires_grad`, storage, and what happens when the caller changes an output, an
+input or the base in place afterwards.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aotgrad
+
+from .against_eager import AOT, THREE_TERMS, assert_like_eager, leaf, non_leaf, plain
+from .cases import Case, Cases, known
+
+CASES = Cases()
+
+
+# --- Outputs that are inputs -----------------------------------------------------------------------------------------
+
+
+@CASES.add(lambda: (leaf(3),))
+def the_input_itself(x):
+    return x
+
+
+@CASES.add(lambda: (plain(3), leaf(3)))
+def one_of_the_inputs(x, y):
+    return x * y, y, x
+
+
+@CASES.add(lambda: (non_leaf(3),))
+def the_changed_input(x):
+    return x.mul_(2)
+
+
+@CASES.add(lambda: (non_leaf(3),))
+def the_changed_input_twice(x):
+    return x.mul_(2), x
+
+
+@CASES.add(lambda: (leaf(3),))
+def the_input_and_its_detached_alias(x):
+    return x, x.detach()
+
+
+@CASES.add(lambda: (leaf(3),))
+def only_the_detached_alias(x):
+    return x.detach()
+
+
+@CASES.add(lambda: (leaf(3),) * 2, gradients_close=THREE_TERMS)
+def both_names_of_one_tensor(x, y):
+    return x, y, x * y
+
+
+# --- Views of inputs -------------------------------------------------------------------------------------------------
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def row_of_an_input(x):
+    return x[1]
+
+
+@CASES.add(lambda: (plain(4, 3),), inductor=True)
+def view_of_a_constant(x):
+    return x.view(-1), x + 1
+
+
+@CASES.add(lambda: (leaf(4, 3),), inductor=True)
+def several_views_of_an_input(x):
+    return x[1], x.t(), x.view(12), x.unsqueeze(0)
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def chain_of_views_of_an_input(x):
+    return x.t()[1:].unsqueeze(-1).transpose(0, 2)
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def expanded_input(x):
+    return x.unsqueeze(1).expand(4, 5, 3)
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def diagonal_of_an_input(x):
+    return x.diagonal(), x.narrow(0, 1, 2)
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def pieces_of_an_input(x):
+    return x.split(2)
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def unbound_input(x):
+    return x.unbind(0)
+
+
+@CASES.add(lambda: (leaf(4, 6),))
+def chunks_of_an_input(x):
+    return x.chunk(3, dim=1)
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def one_piece_of_an_input(x):
+    return x.split(2)[1]
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def strided_input(x):
+    return x.as_strided((2, 2), (3, 1), 1)
+
+
+@CASES.add(lambda: (non_leaf(4, 3),), gradients_close=THREE_TERMS)
+def view_of_a_changed_input(x):
+    x.mul_(2)
+    return x[1], x * 2
+
+
+@CASES.add(lambda: (non_leaf(4, 3),))
+def view_taken_before_the_change(x):
+    row = x[1]
+    x.mul_(2)
+    return row
+
+
+@CASES.add(lambda: (non_leaf(4, 3),), gradients_close=THREE_TERMS)
+def view_that_is_changed_itself(x):
+    row = x[1]
+    row.mul_(2)
+    return row, x.exp()
+
+
+@CASES.add(lambda: (non_leaf(4, 3),), without_dynamo="breaks the graph at metadata mutations")
+def view_of_a_transposed_input(x):
+    x.t_()
+    return x[1]
+
+
+@CASES.add(
+    lambda: (non_leaf(4, 3),),
+    without_dynamo="breaks the graph at metadata mutations",
+    known_difference="the view is replayed on the new geometry of the input",
+)
+def views_taken_before_a_transposition(x):
+    flat, row = x.view(-1), x[0]
+    x.t_()
+    return flat, row
+
+
+@CASES.add(
+    lambda: (non_leaf(4, 3),),
+    without_dynamo="breaks the graph at metadata mutations",
+)
+def detached_aliases_of_a_transposed_input(x):
+    before = x.detach()
+    x.t_()
+    return before, x.detach(), x[0].detach()
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def detached_view(x):
+    return x[1].detach(), x.detach()[2]
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def view_taken_under_no_grad(x):
+    with torch.no_grad():
+        row = x[1]
+    return row, x * 2
+
+
+@CASES.add(lambda: (leaf(4, 3),), around=torch.no_grad)
+def view_with_no_grad_around(x):
+    return x[1], x * 2
+
+
+@CASES.add(lambda: (leaf(4, 3),), around=torch.no_grad)
+def view_taken_under_enable_grad(x):
+    with torch.enable_grad():
+        return x[1], x * 2
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def view_of_an_input_that_is_a_view(x):
+    return x.view(12)
+
+
+@CASES.add(lambda: (leaf(4, 3)[1:],))
+def view_of_a_view(x):
+    return x[1], x.view(9)
+
+
+@CASES.add(lambda: held_view(leaf(4, 3)))
+def inputs_that_share_memory_unchanged(x, row):
+    return x * 2, row.view(3, 1), x[0]
+
+
+def held_view(x):
+    return x, x[1]
+
+
+@CASES.add(lambda: (plain(3, dtype=torch.complex64),))
+def real_view_of_a_complex_input(x):
+    return torch.view_as_real(x), x.real
+
+
+@CASES.add(lambda: (plain(4),))
+def bytes_of_an_input(x):
+    return x.view(torch.int32)
+
+
+@CASES.add(lambda: (leaf(3),))
+def reshape_that_changes_nothing(x):
+    return x.reshape(3), x.view_as(x), x.contiguous(), x.to(torch.float32)
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def reshape_that_may_copy(x):
+    return x.reshape(12), x.t().reshape(12)
+
+
+# --- Views of intermediates ------------------------------------------------------------------------------------------
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def lone_view_of_an_intermediate(x):
+    return (x * 2)[1]
+
+
+@CASES.add(lambda: (leaf(4, 3),), inductor=True)
+def two_views_of_an_intermediate(x):
+    y = x * 2
+    return y[1], y.t()
+
+
+@CASES.add(lambda: (plain(4, 3),))
+def two_views_of_an_intermediate_without_gradient(x):
+    y = x * 2
+    return y[1], y.t()
+
+
+@CASES.add(lambda: (leaf(4, 3),), inductor=True)
+def an_intermediate_and_its_view(x):
+    y = x * 2
+    return y, y[1]
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def a_view_before_its_base(x):
+    y = x * 2
+    return y[1], x + 1, y
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def an_intermediate_twice(x):
+    y = x * 2
+    return y, y
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def a_view_twice(x):
+    y = (x * 2)[1]
+    return y, y
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def an_intermediate_and_its_detached_alias(x):
+    y = x * 2
+    return y, y.detach()
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def a_view_and_the_detached_base(x):
+    y = x * 2
+    return y[0], y.detach()
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def a_view_that_is_returned_and_used(x):
+    y = (x * 2).view(12)
+    return y, y.sin()
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def pieces_of_an_intermediate(x):
+    return (x * 2).split(2)
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def one_piece_of_an_intermediate(x):
+    return (x * 2).split(2)[0]
+
+
+@CASES.add(lambda: (leaf(4, 6),))
+def query_key_value(x):
+    q, k, v = (x * 2).chunk(3, dim=-1)
+    return q, k.t(), v
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def an_intermediate_changed_through_its_view(x):
+    y = x * 2
+    y[1].mul_(3)
+    return y, y[1]
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def an_intermediate_unsqueezed_in_place(x):
+    return (x * 2).unsqueeze_(0)
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def an_intermediate_transposed_in_place_and_its_view(x):
+    y = (x * 2).t_()
+    return y, y[1]
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def views_of_two_intermediates(x):
+    y, z = x * 2, x.sin()
+    return y[0], z[0], y[1], z[1]
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def view_of_an_intermediate_under_no_grad(x):
+    y = x * 2
+    with torch.no_grad():
+        row = y[0]
+    return row, y[1]
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def lone_view_of_an_intermediate_under_no_grad(x):
+    y = x * 2
+    with torch.no_grad():
+        return y[0]
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def intermediate_made_under_no_grad(x):
+    with torch.no_grad():
+        y = x * 2
+    return y[0], y[1], y.exp() * x
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def real_and_imaginary_part(x):
+    z = torch.complex(x, x * 2)
+    return z.real, z.imag
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def overlapping_windows(x):
+    y = x * 2
+    return y.unfold(0, 2, 1), y
+
+
+@CASES.parametrize()
+def test_aliases(case: Case, backend: str) -> None:
+    case.check(backend)
+
+
+# --- The caller goes on ----------------------------------------------------------------------------------------------
+
+
+def two_rows(x):
+    y = x * 2
+    return y[0], y[1]
+
+
+def base_and_row(x):
+    y = x * 2
+    return y, y[0]
+
+
+def row(x):
+    return x[1]
+
+
+def row_and_product(x):
+    return x[1], x * 2
+
+
+def input_and_detached(x):
+    return x, x.detach()
+
+
+def intermediate_and_detached(x):
+    y = x.exp()
+    return y, y.detach()
+
+
+def changed(index, *, then=lambda outputs, args: None):
+    """The caller changes output `index` in place, then returns what is to be differentiated."""
+
+    def call(outputs, args):
+        outputs[index].mul_(3)
+        return then(outputs, args)
+
+    return call
+
+
+USES = {
+    "output_changed": (lambda x: x * 2, lambda: (leaf(4, 3),), lambda outputs, args: outputs.mul_(3)),
+    "lone_view_changed": (lambda x: (x * 2)[1], lambda: (leaf(4, 3),), lambda outputs, args: outputs.mul_(3)),
+    "unsqueezed_view_changed": (lambda x: (x * 2).unsqueeze_(0), lambda: (leaf(4, 3),), lambda out, args: out.mul_(2)),
+    "first_of_two_views_changed": (two_rows, lambda: (leaf(4, 3),), changed(0)),
+    "second_of_two_views_changed": (two_rows, lambda: (leaf(4, 3),), changed(1)),
+    "base_changed_under_its_view": (base_and_row, lambda: (leaf(4, 3),), changed(0)),
+    "view_changed_above_its_base": (base_and_row, lambda: (leaf(4, 3),), changed(1)),
+    "view_of_an_input_changed": (row_and_product, lambda: (non_leaf(4, 3),), changed(0)),
+    "view_of_a_leaf_changed": (row_and_product, lambda: (leaf(4, 3),), changed(0)),
+    "view_of_a_constant_changed": (row_and_product, lambda: (plain(4, 3),), changed(0)),
+    "input_changed_under_its_view": (row, lambda: (non_leaf(4, 3),), lambda out, args: args[0].mul_(3)),
+    "returned_input_changed": (input_and_detached, lambda: (non_leaf(4, 3),), changed(0)),
+    "detached_input_changed": (input_and_detached, lambda: (non_leaf(4, 3),), changed(1)),
+    "detached_intermediate_changed": (intermediate_and_detached, lambda: (leaf(4, 3),), changed(1)),
+    "one_of_several_pieces_changed": (lambda x: (x * 2).split(2), lambda: (leaf(4, 3),), changed(0)),
+    "one_of_several_pieces_of_an_input_changed": (lambda x: x.split(2), lambda: (non_leaf(4, 3),), changed(0)),
+    "unbound_row_changed": (lambda x: (x * 2).unbind(), lambda: (leaf(4, 3),), changed(0)),
+    "view_made_under_no_grad_changed": (
+        CASES["view_taken_under_no_grad"].function,
+        lambda: (non_leaf(4, 3),),
+        changed(0),
+    ),
+    "lone_piece_changed": (lambda x: (x * 2).split(2)[0], lambda: (leaf(4, 3),), lambda outputs, args: outputs.mul_(3)),
+    "expanded_view_changed": (
+        lambda x: (x * 2).unsqueeze(1).expand(4, 5, 3),
+        lambda: (leaf(4, 3),),
+        lambda out, args: out.mul_(3),
+    ),
+}
+"""name -> function, arguments, what the caller does."""
+
+# Eager refuses these, in the in-place op or in the backward.
+REFUSED = {
+    "detached_intermediate_changed",
+    "lone_piece_changed",
+    "expanded_view_changed",
+    "one_of_several_pieces_changed",
+    "one_of_several_pieces_of_an_input_changed",
+    "unbound_row_changed",
+    "view_made_under_no_grad_changed",
+    "view_of_a_leaf_changed",
+}
+
+
+KNOWN_DIFFERENCES = {"lone_piece_changed": "the only view of an intermediate comes back as a tensor of its own"}
+
+
+@pytest.mark.parametrize("backend", AOT)
+@pytest.mark.parametrize("use", [pytest.param(use, marks=known(KNOWN_DIFFERENCES.get(use, ""))) for use in USES])
+def test_caller_uses_an_alias(use: str, backend: str) -> None:
+    function, make_args, caller = USES[use]
+    raises = RuntimeError if use in REFUSED else None
+    assert_like_eager(function, make_args, backend, caller=caller, raises=raises)
+
+
+# --- The caller changes what the backward needs ----------------------------------------------------------------------
+
+
+def whole_saved_value(x):
+    return x.exp()
+
+
+def row_of_a_saved_value(x):
+    return x.exp()[1]
+
+
+def flat_view_of_a_saved_value(x):
+    return x.exp().view(-1)
+
+
+def transposed_view_beside_its_use(x):
+    y = x * 2
+    return y.t(), y.sin()
+
+
+def value_beside_a_use_of_its_view(x):
+    y = x * 2
+    return y, y.t().sin()
+
+
+def detached_view_of_a_saved_value(x):
+    y = x.exp()
+    return y.detach().view(-1), y * 2
+
+
+def changed_input(x):
+    x.mul_(2)
+    return x, x.sin()
+
+
+def input_changed_under_no_grad(x):
+    with torch.no_grad():
+        x.mul_(2)
+    return x, x.sin()
+
+
+SAVED = [
+    whole_saved_value,
+    row_of_a_saved_value,
+    flat_view_of_a_saved_value,
+    transposed_view_beside_its_use,
+    value_beside_a_use_of_its_view,
+    detached_view_of_a_saved_value,
+    changed_input,
+    input_changed_under_no_grad,
+]
+
+
+@pytest.mark.parametrize("backend", AOT)
+@pytest.mark.parametrize(
+    "partition_fn",
+    [aotgrad.default_partition, aotgrad.min_cut_rematerialization_partition],
+    ids=["save_all", "min_cut"],
+)
+@pytest.mark.parametrize("function", SAVED, ids=lambda function: function.__name__)
+def test_a_saved_value_that_the_caller_changes_is_noticed(function, partition_fn, backend: str) -> None:
+    """Without an error the backward would read the new numbers."""
+
+    def change(outputs, args):
+        first = outputs[0] if isinstance(outputs, tuple) else outputs
+        first.mul_(5)
+
+    make_args = lambda: (non_leaf(4, 3),)  # noqa: E731
+    assert_like_eager(function, make_args, backend, caller=change, raises=RuntimeError, partition_fn=partition_fn)

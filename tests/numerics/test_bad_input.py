@@ -1,0 +1,462 @@
+"""Wrong use: a clear error of the right class, inputs that keep their values, and a next call that works."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import aotgrad
+from aotgrad.errors import (
+    AOTGradError,
+    BackendError,
+    CaptureError,
+    PartitionError,
+    UnsupportedAliasingError,
+    UnsupportedMutationError,
+    UnsupportedOutputError,
+)
+
+from .against_eager import AOT, compiled, leaf, non_leaf, plain
+
+
+def assert_refused(function, args, error: type[Exception], *words: str, backend: str = "nop") -> Exception:
+    """The call raises `error` with all the words in its message, the inputs are as before, and so is torch's state."""
+    tensors = [value for value in torch.utils._pytree.tree_leaves(args) if isinstance(value, torch.Tensor)]
+    before = [(value.detach().clone(), value._version, value.grad_fn, value.shape) for value in tensors if not value.is_meta]
+    under_test = compiled(function, backend) if not hasattr(function, "plans") else function
+    with pytest.raises(error) as caught:
+        under_test(*args)
+    for word in words:
+        assert word in str(caught.value)
+    for value, (data, version, grad_fn, shape) in zip([t for t in tensors if not t.is_meta], before, strict=True):
+        assert value.shape == shape
+        assert torch.equal(value.detach(), data)
+        assert (value._version, value.grad_fn) == (version, grad_fn)
+    assert torch.is_grad_enabled()
+    x = leaf(3)
+    assert torch.equal(compiled(torch.sin, backend)(x), x.sin()), "another function can be compiled afterwards"
+    return caught.value
+
+
+class Strange:
+    """No pytree, and nothing that can be made again on every call."""
+
+
+# --- Outputs ---------------------------------------------------------------------------------------------------------
+
+UNSUPPORTED_OUTPUTS = {
+    "object": (lambda x: (x.sin(), Strange()), "Strange"),
+    "function": (lambda x: (x.sin(), lambda: x), "function"),
+    "module": (lambda x: nn.Linear(1, 1), "Linear"),
+    "generator": (lambda x: (value for value in (x,)), "generator"),
+    "set": (lambda x: {1, 2}, "set"),
+    "deep": (lambda x: {"a": [x, (Strange(),)]}, "Strange"),
+}
+
+
+@pytest.mark.parametrize("backend", AOT)
+@pytest.mark.parametrize("case", UNSUPPORTED_OUTPUTS)
+def test_an_unsupported_output(case: str, backend: str) -> None:
+    function, kind = UNSUPPORTED_OUTPUTS[case]
+    error = assert_refused(function, (leaf(3),), UnsupportedOutputError, kind, "output", backend=backend)
+    assert isinstance(error, TypeError)
+
+
+# --- Control flow on values ------------------------------------------------------------------------------------------
+
+
+def branch(x):
+    if x.sum() > 0:
+        return x.sin()
+    return x.cos()
+
+
+def number(x):
+    return x * float(x[0])
+
+
+def index(x):
+    return x[: int(x.sum())]
+
+
+def loop(x):
+    while x.norm() > 1:
+        x = x / 2
+    return x
+
+
+def array(x):
+    return x * 2, x.detach().numpy()
+
+
+def asserted(x):
+    assert (x > -100).all()
+    return x * 2
+
+
+DATA_DEPENDENT = {
+    branch: "if x.sum() > 0:",
+    number: "float(x[0])",
+    index: "int(x.sum())",
+    loop: "while x.norm() > 1:",
+    array: "x.detach().numpy()",
+    asserted: "assert (x > -100).all()",
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("function", DATA_DEPENDENT, ids=lambda function: function.__name__)
+def test_control_flow_on_the_value_of_a_tensor(function, dynamic: bool) -> None:
+    """The error says which line."""
+    line = function.__code__.co_firstlineno + 1
+    under_test = compiled(function, "nop", dynamic=dynamic)
+    assert_refused(under_test, (leaf(3),), CaptureError, f"{__file__}:{line}", DATA_DEPENDENT[function])
+
+
+def test_the_line_is_the_users_and_not_that_of_a_library() -> None:
+    def function(x):
+        return nn.functional.one_hot(x)
+
+    line = function.__code__.co_firstlineno + 1
+    assert_refused(function, (torch.tensor([0, 2]),), CaptureError, f"{__file__}:{line}")
+
+
+# --- Devices ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_on_another_device() -> None:
+    args = (leaf(3), torch.ones(3, device="meta"))
+    with pytest.raises(Exception) as eager:
+        torch.add(*args)
+    error = assert_refused(lambda x, y: x + y, args, RuntimeError, "cpu", "meta", "device")
+    assert isinstance(error, (type(eager.value), AOTGradError))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
+def test_a_tensor_on_the_gpu_among_those_on_the_cpu() -> None:
+    assert_refused(lambda x, y: x + y, (leaf(3), torch.ones(3, device="cuda")), RuntimeError, "cpu", "cuda")
+
+
+# --- Backends --------------------------------------------------------------------------------------------------------
+
+
+def returns_no_callable(module, inputs):
+    return 42
+
+
+def returns_too_few(module, inputs):
+    return aotgrad.make_boxed_func(lambda *args: ())
+
+
+def returns_too_many(module, inputs):
+    return aotgrad.make_boxed_func(lambda *args: [*module(*args), None])
+
+
+def returns_one_tensor(module, inputs):
+    return aotgrad.make_boxed_func(lambda *args: module(*args)[0])
+
+
+def raises(module, inputs):
+    raise ValueError("the compiler gave up")
+
+
+def two_outputs(x):
+    return x.exp(), x.sin()
+
+
+@pytest.mark.parametrize("argument", [leaf(3), plain(3)], ids=["training", "inference"])
+def test_a_backend_that_returns_no_callable(argument: torch.Tensor) -> None:
+    function = aotgrad.aot_function(two_outputs, returns_no_callable)
+    assert_refused(function, (argument,), BackendError, "int", "callable")
+
+
+@pytest.mark.parametrize("argument", [leaf(3), plain(3)], ids=["training", "inference"])
+def test_a_forward_with_too_few_results(argument: torch.Tensor) -> None:
+    function = aotgrad.aot_function(two_outputs, returns_too_few)
+    error = assert_refused(function, (argument,), BackendError, "0 values", "outputs")
+    assert re.search(r"graph, which has [234] outputs", str(error))
+
+
+def test_a_forward_with_too_many_results() -> None:
+    function = aotgrad.aot_function(two_outputs, returns_too_many)
+    assert_refused(function, (plain(3),), BackendError, "3 values", "2 outputs", "inference")
+
+
+def test_a_forward_that_returns_a_lone_tensor() -> None:
+    function = aotgrad.aot_function(two_outputs, returns_one_tensor)
+    assert_refused(function, (plain(3),), BackendError, "1 values", "2 outputs")
+
+
+@pytest.mark.parametrize("compiler", [returns_no_callable, returns_too_few, returns_too_many])
+def test_a_broken_backward(compiler) -> None:
+    function = aotgrad.aot_function(two_outputs, aotgrad.nop, compiler)
+    x = leaf(3)
+    with pytest.raises(BackendError, match="backward"):
+        function(x)[0].sum().backward()
+    assert x.grad is None
+
+
+def test_the_error_names_the_backend() -> None:
+    aotgrad.backends.register("forgetful", fw_compiler=returns_too_few)
+    torch._dynamo.reset()
+    function = torch.compile(two_outputs, backend=aotgrad.DynamoBackend("forgetful"))
+    with pytest.raises(BackendError, match=r"backend 'forgetful' returned 0 values.*2 outputs"):
+        function(plain(3))
+
+
+def test_an_error_of_the_compiler_passes_through() -> None:
+    function = aotgrad.aot_function(two_outputs, raises)
+    assert_refused(function, (leaf(3),), ValueError, "the compiler gave up")
+
+
+def test_a_compiler_that_fails_once() -> None:
+    attempts = []
+
+    def moody(module, inputs):
+        attempts.append(module)
+        if len(attempts) == 1:
+            raise ValueError("not today")
+        return aotgrad.nop(module, inputs)
+
+    function = aotgrad.aot_function(torch.sin, moody)
+    assert_refused(function, (plain(3),), ValueError, "not today")
+    x = plain(3)
+    assert torch.equal(function(x), x.sin())
+
+
+@pytest.mark.parametrize("broken", [lambda joint, inputs, **more: None, lambda joint, inputs, **more: (joint, joint)])
+def test_a_broken_partition_function(broken) -> None:
+    function = aotgrad.aot_function(torch.sin, aotgrad.nop, partition_fn=broken)
+    assert_refused(function, (leaf(3),), PartitionError)
+
+
+def test_a_compiler_that_is_none() -> None:
+    with pytest.raises((BackendError, TypeError), match="fw_compiler"):
+        aotgrad.aot_function(torch.sin, None)(plain(3))
+
+
+def test_a_function_that_is_none() -> None:
+    with pytest.raises((CaptureError, TypeError), match="callable"):
+        aotgrad.aot_function(None, aotgrad.nop)(plain(3))
+
+
+# --- Errors of the user's function -----------------------------------------------------------------------------------
+
+
+class OwnError(Exception):
+    pass
+
+
+def fails(x, fail=True):
+    x.mul_(2)
+    if fail:
+        raise OwnError("on purpose")
+    return x
+
+
+@pytest.mark.parametrize("backend", AOT)
+def test_an_exception_in_the_function(backend: str) -> None:
+    """The inputs keep their values, though the function had changed one already; the next call works."""
+    function = compiled(fails, backend)
+    x = torch.ones(3)
+    error = assert_refused(function, (x,), OwnError, "on purpose")
+    assert type(error) is OwnError
+    function(x, fail=False)
+    assert torch.equal(x, torch.full((3,), 2.0))
+
+
+def test_an_exception_under_no_grad_leaves_grad_mode_alone() -> None:
+    def function(x):
+        torch.set_grad_enabled(False)
+        raise OwnError("here")
+
+    assert_refused(function, (leaf(3),), OwnError, "here")
+
+
+def test_an_exception_in_a_module_leaves_its_parameters_alone() -> None:
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x, fail=True):
+            y = self.linear(x)
+            if fail:
+                raise OwnError("on purpose")
+            return y
+
+    model = Model()
+    weight = model.linear.weight
+    module = aotgrad.aot_module(model, aotgrad.nop)
+    with pytest.raises(OwnError):
+        module(plain(4, 3))
+    assert model.linear.weight is weight
+    x = plain(4, 3)
+    assert torch.equal(module(x, fail=False), model.linear(x))
+
+
+EAGERS_OWN_ERRORS = {
+    "leaf_changed_in_place": (lambda x: x.mul_(2), lambda: (leaf(3),)),
+    "view_of_a_leaf_changed_in_place": (lambda x: x[1:].mul_(2), lambda: (leaf(3),)),
+    "leaf_transposed_in_place": (lambda x: x.t_(), lambda: (leaf(3, 2),)),
+    "shapes_that_do_not_fit": (lambda x, y: x @ y, lambda: (leaf(3, 4), leaf(3, 4))),
+    "shapes_that_do_not_broadcast": (lambda x, y: x + y, lambda: (leaf(3), leaf(4))),
+    "wrong_view": (lambda x: x.view(7), lambda: (leaf(3),)),
+    "index_out_of_range": (lambda x: x[5], lambda: (leaf(3),)),
+    "dimension_out_of_range": (lambda x: x.sum(3), lambda: (leaf(3),)),
+    "unknown_attribute": (lambda x: x.nonsense, lambda: (leaf(3),)),
+    "missing_argument": (lambda x, y: x + y, lambda: (leaf(3),)),
+    "piece_changed_in_place": (lambda x: (x * 2).split(1)[0].mul_(2), lambda: (leaf(3),)),
+    "no_grad_view_changed_in_place": (lambda x: no_grad_view(x * 2).mul_(2), lambda: (leaf(3),)),
+    "integer_that_should_require_grad": (lambda x: x.long().requires_grad_(), lambda: (leaf(3),)),
+}
+
+
+# Torch checks the shapes of fake tensors with other code, which has other words.
+OTHER_WORDS = {"shapes_that_do_not_broadcast", "shapes_that_do_not_fit"}
+
+
+def no_grad_view(x):
+    with torch.no_grad():
+        return x.view(-1)
+
+
+@pytest.mark.parametrize("backend", AOT)
+@pytest.mark.parametrize("case", EAGERS_OWN_ERRORS)
+def test_what_eager_refuses_is_refused_in_its_words(case: str, backend: str) -> None:
+    function, make_args = EAGERS_OWN_ERRORS[case]
+    with pytest.raises(Exception) as eager:
+        function(*make_args())
+    error = assert_refused(function, make_args(), type(eager.value), backend=backend)
+    if case not in OTHER_WORDS:
+        assert without_names(str(error)) == without_names(str(eager.value))
+
+
+def without_names(message: str) -> str:
+    """A message without what differs between a fake and a real tensor: class names and the names of autograd nodes."""
+    first = message.splitlines()[0]
+    return re.sub(r"'?(Functional)?(Fake)?Tensor'?|\w+Backward\d*", "_", first)
+
+
+# --- Inputs that share memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", AOT)
+def test_a_changed_input_that_overlaps_another(backend: str) -> None:
+    def function(x, y):
+        x.mul_(2)
+        return x.sum() + y.sum()
+
+    base = plain(4)
+    assert_refused(function, (base, base[1:]), UnsupportedAliasingError, "input 0", "input 1", "clone", backend=backend)
+
+
+def test_overlap_without_a_change_is_fine() -> None:
+    base = leaf(4)
+    assert torch.equal(compiled(lambda x, y: x.sum() + y.sum(), "nop")(base, base[1:]), base.sum() + base[1:].sum())
+
+
+# --- Changes that cannot be redone -----------------------------------------------------------------------------------
+
+
+def new_data(x):
+    x.data = torch.zeros(3)
+
+
+def new_storage(x):
+    x.set_(torch.zeros(3))
+
+
+def grown(x):
+    x.resize_(100)
+
+
+@pytest.mark.parametrize("function", [new_data, new_storage, grown], ids=lambda function: function.__name__)
+def test_a_replaced_storage(function) -> None:
+    assert_refused(function, (plain(3),), UnsupportedMutationError, "input 0", "storage")
+
+
+# --- Tensors that are no arguments -----------------------------------------------------------------------------------
+
+
+def test_a_parameter_of_the_closure() -> None:
+    w = leaf(3)
+    assert_refused(lambda x: x * w, (plain(3),), CaptureError, "requires grad", "argument")
+
+
+def test_a_tensor_of_the_closure_that_is_changed() -> None:
+    counter = torch.zeros(3)
+
+    def function(x):
+        counter.add_(1)
+        return x * 2
+
+    line = function.__code__.co_firstlineno + 1
+    assert_refused(function, (plain(3),), CaptureError, f"{__file__}:{line}", "argument")
+    assert torch.equal(counter, torch.zeros(3))
+
+
+def test_a_buffer_that_is_assigned() -> None:
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count = self.count + 1
+            return x * self.count
+
+    model = Counting()
+    with pytest.raises(CaptureError, match=r"'count'.*copy_"):
+        aotgrad.aot_module(model, aotgrad.nop)(plain(3))
+    assert model.count.item() == 0
+
+
+# --- Tensors of other kinds ------------------------------------------------------------------------------------------
+
+
+OTHER_TENSORS = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "sparse_rows": lambda: torch.eye(3).to_sparse_csr(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3, 3), 0.1, 0, torch.quint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "meta": lambda: torch.ones(3, device="meta"),
+    "subclass": lambda: torch.ones(3).as_subclass(type("Own", (torch.Tensor,), {})),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+@pytest.mark.parametrize("kind", OTHER_TENSORS)
+def test_other_kinds_of_tensors_work_or_are_refused_clearly(kind: str) -> None:
+    """Never anything in between: either the result is eager's, or the error is one of ours."""
+
+    def function(x):
+        return x.clone()
+
+    x = OTHER_TENSORS[kind]()
+    try:
+        result = compiled(function, "nop")(x)
+    except AOTGradError:
+        return
+    expected = function(x)
+    assert (type(result), result.layout, result.dtype, result.device) == (
+        type(expected),
+        expected.layout,
+        expected.dtype,
+        expected.device,
+    )
+
+
+def test_the_notes_of_an_error_hold_what_torch_said() -> None:
+    error = assert_refused(branch, (leaf(3),), CaptureError)
+    assert any("DataDependent" in note for note in getattr(error, "__notes__", ["DataDependent"]))
+
+
+def test_a_refused_mutation_of_a_non_leaf_is_not_half_done() -> None:
+    x = non_leaf(3)
+    assert_refused(lambda x: (x.mul_(2), Strange()), (x,), UnsupportedOutputError)

@@ -1,0 +1,361 @@
+"""Inputs that the function changes: their data, their metadata, both; seen by autograd or hidden from it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .against_eager import leaf, non_leaf, plain
+from .cases import Case, Cases
+
+CASES = Cases()
+
+
+# --- Data: the new value is copied into the caller's tensor, and gradients flow through the copy ---------------------
+
+
+@CASES.add(lambda: (plain(3),), inductor=True)
+def scale_in_place(x):
+    x.mul_(2)
+    return x.sin()
+
+
+@CASES.add(lambda: (non_leaf(3),), inductor=True)
+def scale_in_place_with_a_gradient(x):
+    x.mul_(2)
+    return x.sin()
+
+
+@CASES.add(lambda: (non_leaf(3),))
+def change_and_return_nothing(x):
+    x.mul_(2)
+
+
+@CASES.add(lambda: (non_leaf(3),))
+def change_several_times(x):
+    x.mul_(2)
+    y = x.exp()
+    x.add_(1).mul_(2)
+    return y
+
+
+@CASES.add(lambda: (non_leaf(3),), raises=RuntimeError)
+def change_a_value_that_the_backward_needs(x):
+    y = x.sin()
+    x.add_(1)
+    return y
+
+
+@CASES.add(lambda: (plain(3), leaf(3)))
+def input_that_starts_to_require_grad(x, w):
+    x.mul_(w)
+    return x + 1
+
+
+@CASES.add(lambda: (plain(3), leaf(3)))
+def input_that_starts_to_require_grad_and_nothing_else(x, w):
+    x.add_(w)
+
+
+@CASES.add(lambda: (non_leaf(3), leaf(3)))
+def overwritten_by_another_input(x, w):
+    x.copy_(w)
+    return x * w
+
+
+@CASES.add(lambda: (non_leaf(3),))
+def zeroed(x):
+    y = x.exp()
+    x.zero_()
+    return y
+
+
+@CASES.add(lambda: (non_leaf(4, 3),))
+def change_a_slice(x):
+    x[1:3].mul_(2)
+    return x.sum()
+
+
+@CASES.add(lambda: (non_leaf(4, 3), leaf(3)))
+def write_a_row(x, w):
+    x[2] = w
+    return x * 2
+
+
+@CASES.add(lambda: (non_leaf(4, 3), torch.tensor([0, 2])))
+def write_at_indices(x, index):
+    x[index] = 1.0
+    return x * x
+
+
+@CASES.add(lambda: (plain(4, 3),))
+def write_where_a_mask_says(x):
+    x.masked_fill_(x > 0, 0.0)
+
+
+@CASES.add(lambda: (non_leaf(4, 3).t(),))
+def change_a_transposed_input(x):
+    x.mul_(2)
+    return x.sin()
+
+
+@CASES.add(lambda: (non_leaf(8)[::2],))
+def change_an_input_with_gaps(x):
+    x.mul_(2)
+    return x + 1
+
+
+@CASES.add(lambda: (non_leaf(3), non_leaf(3)))
+def change_two_inputs(x, y):
+    x.add_(y)
+    y.sub_(x)
+    return x * y
+
+
+@CASES.add(lambda: (torch.arange(3), leaf(3)))
+def change_an_integer_input(count, x):
+    count.add_(1)
+    return x * count
+
+
+@CASES.add(lambda: (torch.zeros(3, dtype=torch.bool), leaf(3)))
+def change_a_boolean_input(seen, x):
+    seen.logical_or_(x > 0)
+    return torch.where(seen, x, -x)
+
+
+@CASES.add(lambda: (plain(3), leaf(3)))
+def change_an_input_that_is_not_used_otherwise(x, y):
+    x.fill_(1)
+    return y.sin()
+
+
+@CASES.add(lambda: (plain(3),))
+def change_that_comes_to_nothing(x):
+    x.add_(1)
+    x.sub_(1)
+    return x * 2
+
+
+@CASES.add(lambda: (non_leaf(3),))
+def exchange_with_a_copy(x):
+    y = x.clone()
+    y.mul_(2)
+    x.copy_(y.sin())
+    return y
+
+
+@CASES.add(lambda: (non_leaf(3),) * 2)
+def change_one_of_two_names_of_a_tensor(x, y):
+    x.mul_(2)
+    return y + 1
+
+
+# --- Hidden from autograd --------------------------------------------------------------------------------------------
+
+
+@CASES.add(lambda: (leaf(3),))
+def leaf_under_no_grad(w):
+    with torch.no_grad():
+        w.mul_(2)
+    return w.sin()
+
+
+@CASES.add(lambda: (leaf(3),))
+def leaf_read_before_it_is_changed(w):
+    y = w.clone()
+    with torch.no_grad():
+        w.add_(1)
+    return y * 2
+
+
+@CASES.add(lambda: (leaf(3),), raises=RuntimeError)
+def leaf_saved_before_it_is_changed(w):
+    y = w * w
+    with torch.no_grad():
+        w.add_(1)
+    return y
+
+
+@CASES.add(lambda: (non_leaf(3),))
+def non_leaf_under_no_grad(x):
+    with torch.no_grad():
+        x.mul_(2)
+    return x.sin()
+
+
+@CASES.add(lambda: (plain(3),))
+def constant_under_no_grad(x):
+    with torch.no_grad():
+        x.mul_(2)
+    return x.sin()
+
+
+@CASES.add(lambda: (leaf(3),))
+def through_detach(w):
+    w.detach().mul_(2)
+    return w.sin()
+
+
+@CASES.add(lambda: (leaf(3),))
+def through_data(w):
+    w.data.mul_(2)
+    return w.sin()
+
+
+@CASES.add(lambda: (leaf(3), leaf(3)))
+def one_parameter_updates_another(w, target):
+    with torch.no_grad():
+        target.mul_(0.9).add_(w, alpha=0.1)
+    return w * target
+
+
+@CASES.add(lambda: (non_leaf(3),))
+def hidden_then_seen(x):
+    with torch.no_grad():
+        x.mul_(2)
+    x.add_(1)
+    return x.sin()
+
+
+@CASES.add(lambda: (non_leaf(3),))
+def seen_then_hidden(x):
+    x.add_(1)
+    with torch.no_grad():
+        x.mul_(2)
+    return x.sin()
+
+
+@CASES.add(lambda: (leaf(3),), around=torch.no_grad)
+def leaf_with_no_grad_around(w):
+    w.mul_(2)
+    return w.sin()
+
+
+@CASES.add(lambda: (non_leaf(3),), around=torch.no_grad)
+def non_leaf_with_no_grad_around(x):
+    x.mul_(2)
+    return x.sin()
+
+
+@CASES.add(lambda: (plain(3), leaf(3)))
+def statistic_of_a_gradient_carrying_value(running, x):
+    y = x * 2
+    running.mul_(0.9).add_(y.detach(), alpha=0.1)
+    return y
+
+
+# --- Metadata --------------------------------------------------------------------------------------------------------
+
+
+@CASES.add(lambda: (plain(2, 3),), without_dynamo="breaks the graph at metadata mutations")
+def transposed_in_place(x):
+    x.t_()
+    return x * 2
+
+
+@CASES.add(lambda: (non_leaf(2, 3),), without_dynamo="breaks the graph at metadata mutations")
+def transposed_in_place_with_a_gradient(x):
+    x.t_()
+    return x * 2
+
+
+@CASES.add(lambda: (non_leaf(2, 3),), without_dynamo="breaks the graph at metadata mutations")
+def unsqueezed_in_place(x):
+    x.unsqueeze_(0)
+    return x * 2
+
+
+@CASES.add(lambda: (non_leaf(2, 1, 3),), without_dynamo="breaks the graph at metadata mutations")
+def squeezed_in_place(x):
+    x.squeeze_(1)
+    return x.sin()
+
+
+@CASES.add(lambda: (non_leaf(2, 3),), without_dynamo="breaks the graph at metadata mutations")
+def dimensions_swapped_in_place(x):
+    x.transpose_(0, 1).unsqueeze_(-1)
+    return x.sin()
+
+
+@CASES.add(lambda: (non_leaf(2, 3),), without_dynamo="breaks the graph at metadata mutations")
+def transposed_and_returned(x):
+    return x.t_()
+
+
+@CASES.add(lambda: (non_leaf(2, 3),), without_dynamo="breaks the graph at metadata mutations")
+def transposed_there_and_back(x):
+    x.t_()
+    x.t_()
+    return x.sin()
+
+
+@CASES.add(lambda: (plain(2, 3),), without_dynamo="breaks the graph at metadata mutations", around=torch.no_grad)
+def transposed_with_no_grad_around(x):
+    x.t_()
+    return x.sin()
+
+
+@CASES.add(lambda: (leaf(2, 3),), without_dynamo="breaks the graph at metadata mutations")
+def leaf_transposed_under_no_grad(w):
+    with torch.no_grad():
+        w.t_()
+    return w.sin()
+
+
+@CASES.add(lambda: (non_leaf(2, 3),), without_dynamo="breaks the graph at metadata mutations")
+def restrided_in_place(x):
+    x.as_strided_((3,), (2,))
+    return x.sin()
+
+
+# --- Data and metadata -----------------------------------------------------------------------------------------------
+
+
+@CASES.add(lambda: (non_leaf(2, 3),), without_dynamo="breaks the graph at metadata mutations")
+def scaled_then_transposed(x):
+    x.mul_(2)
+    x.t_()
+    return x.sin()
+
+
+@CASES.add(lambda: (non_leaf(2, 3),), without_dynamo="breaks the graph at metadata mutations")
+def transposed_then_scaled(x):
+    x.t_()
+    x.mul_(torch.arange(3.0).unsqueeze(1))
+    return x.sin()
+
+
+@CASES.add(lambda: (plain(2, 3), leaf(3, 2)), without_dynamo="breaks the graph at metadata mutations")
+def transposed_and_starts_to_require_grad(x, w):
+    x.t_()
+    x.mul_(w)
+    return x.unsqueeze(0)
+
+
+# --- Buffers ---------------------------------------------------------------------------------------------------------
+
+
+@CASES.add(lambda: (leaf(4, 3), plain(3), torch.ones(3), torch.tensor(0)), inductor=True)
+def batch_norm_statistics(x, mean, var, batches):
+    batches.add_(1)
+    return nn.functional.batch_norm(x, mean, var, training=True)
+
+
+@CASES.add(lambda: (leaf(4, 3), plain(3), torch.ones(3)))
+def batch_norm_in_evaluation(x, mean, var):
+    return nn.functional.batch_norm(x, mean, var, training=False)
+
+
+# --- What the caller sees afterwards ---------------------------------------------------------------------------------
+
+
+@CASES.add(lambda: (non_leaf(3),), caller=lambda outputs, args: args[0] * outputs)
+def used_together_with_the_output(x):
+    x.mul_(2)
+    return x.sin()
+
+
+@CASES.parametrize()
+def test_mutations(case: Case, backend: str) -> None:
+    case.check(backend)

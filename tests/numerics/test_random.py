@@ -1,0 +1,173 @@
+"""Random operations: the numbers of eager, drawn once, and the same in the backward."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from .against_eager import ALL, assert_like_eager, compiled, leaf, plain
+from .cases import Case, Cases
+
+CASES = Cases()
+
+
+@CASES.add(lambda: (leaf(4, 8),))
+def dropout(x):
+    return nn.functional.dropout(x, 0.5)
+
+
+@CASES.add(lambda: (leaf(4, 8),))
+def dropout_in_evaluation(x):
+    return nn.functional.dropout(x * 2, 0.5, training=False), nn.functional.dropout(x, 0.5, training=False)
+
+
+@CASES.add(lambda: (leaf(4, 8),))
+def dropout_of_everything(x):
+    return nn.functional.dropout(x, 1.0), nn.functional.dropout(x, 0.0)
+
+
+@CASES.add(lambda: (leaf(4, 8),))
+def dropout_of_cheap_operations(x):
+    return nn.functional.dropout((x * 2).relu(), 0.3).sin()
+
+
+@CASES.add(lambda: (leaf(4, 8),))
+def several_dropouts(x):
+    y = nn.functional.dropout(x.sin(), 0.3)
+    return nn.functional.dropout(y.exp(), 0.6) + nn.functional.dropout(y, 0.1)
+
+
+@CASES.add(lambda: (leaf(2, 4, 5, 5),))
+def dropout_of_channels(x):
+    return nn.functional.dropout2d(x, 0.5), nn.functional.alpha_dropout(x, 0.2, training=True)
+
+
+@CASES.add(lambda: (leaf(4, 8),), without_dynamo="the functional in-place dropout breaks the graph for a leaf")
+def dropout_in_place(x):
+    return nn.functional.dropout(x * 1, 0.5, inplace=True).sin()
+
+
+@CASES.add(lambda: (leaf(4, 8),))
+def noise_like_the_input(x):
+    return x + torch.randn_like(x), x * torch.rand_like(x)
+
+
+@CASES.add(lambda: (leaf(4, 8),))
+def noise_of_a_given_shape(x):
+    return x * torch.randn(4, 8), torch.rand(3), torch.randint(0, 10, (5,)), torch.randperm(6)
+
+
+@CASES.add(lambda: (leaf(4, 8),))
+def reparametrised_sample(mean):
+    return mean + torch.randn_like(mean) * (mean * 0.5).exp()
+
+
+@CASES.add(lambda: (leaf(4, 8),))
+def drawn_in_place(x):
+    return x * torch.empty(4, 8).normal_(), x * torch.empty(4, 8).uniform_(0, 1), x * torch.zeros(4, 8).bernoulli_(0.5)
+
+
+@CASES.add(lambda: (plain(4, 8),))
+def input_filled_with_noise(x):
+    x.normal_()
+    return x * 2
+
+
+@CASES.add(lambda: (leaf(4, 8).sigmoid(),))
+def bernoulli_of_probabilities(p):
+    return torch.bernoulli(p.detach()) * p
+
+
+@CASES.add(lambda: (leaf(4, 8),))
+def multinomial_of_weights(x):
+    return torch.multinomial(torch.softmax(x, -1).detach(), 2), x.sin()
+
+
+@CASES.add(lambda: (leaf(4, 8),))
+def randomised_leaky_relu(x):
+    return nn.functional.rrelu(x, training=True)
+
+
+@CASES.add(lambda: (leaf(2, 2, 4, 8),))
+def attention_with_dropout(x):
+    return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.3)
+
+
+@CASES.add(lambda: (leaf(4, 8),))
+def gumbel_softmax(x):
+    return nn.functional.gumbel_softmax(x, hard=True)
+
+
+@CASES.add(lambda: (leaf(4, 8),), around=torch.no_grad)
+def dropout_with_no_grad_around(x):
+    return nn.functional.dropout(x, 0.5)
+
+
+@CASES.parametrize()
+def test_random_operations(case: Case, backend: str) -> None:
+    case.check(backend)
+
+
+@pytest.mark.parametrize("partitioner", ["min_cut", "save_all"])
+def test_dropout_is_saved_and_not_drawn_again(partitioner: str) -> None:
+    """The same mask in the backward: the gradient is zero exactly where the output is."""
+    import aotgrad
+
+    partition = {"min_cut": aotgrad.min_cut_rematerialization_partition, "save_all": aotgrad.default_partition}
+    function = aotgrad.aot_function(
+        lambda x: nn.functional.dropout(x.relu() + 1, 0.5), aotgrad.nop, partition_fn=partition[partitioner]
+    )
+    x = torch.ones(1000, requires_grad=True)
+    y = function(x)
+    state = torch.get_rng_state()
+    y.sum().backward()
+    assert torch.equal(y == 0, x.grad == 0)
+    assert torch.equal(torch.get_rng_state(), state), "the backward drew random numbers"
+
+
+@pytest.mark.parametrize("backend", ALL)
+def test_the_generator_is_left_as_eager_leaves_it(backend: str) -> None:
+    """Tracing draws nothing, and the call draws as many numbers as eager."""
+
+    def function(x):
+        return nn.functional.dropout(x, 0.5) * torch.randn(())
+
+    def next_number(function):
+        torch.manual_seed(5)
+        function(torch.ones(7))
+        return torch.rand(()).item()
+
+    assert next_number(compiled(function, backend)) == next_number(function)
+
+
+@pytest.mark.parametrize("case", ["dropout", "noise_like_the_input"])
+def test_inductor_with_the_random_numbers_of_eager(case: str) -> None:
+    with torch._inductor.config.patch(fallback_random=True):
+        CASES[case].check("inductor")
+
+
+def test_inductor_uses_one_mask_for_forward_and_backward() -> None:
+    """With Inductor's own random numbers."""
+    function = compiled(lambda x: nn.functional.dropout(x.sin(), 0.5), "inductor")
+    x = torch.ones(1000, requires_grad=True)
+    y = function(x)
+    y.sum().backward()
+    assert torch.equal(y == 0, x.grad == 0)
+    assert 300 < (y == 0).sum() < 700
+
+
+def test_every_call_draws_other_numbers() -> None:
+    function = compiled(functools.partial(nn.functional.dropout, p=0.5), "nop")
+    x = torch.ones(100)
+    assert not torch.equal(function(x), function(x))
+
+
+def test_a_model_with_dropout_in_training_and_evaluation() -> None:
+    """Switching between the two is switching between two plans."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    for training in (True, False, True):
+        model.train(training)
+        assert_like_eager(model, lambda: (plain(3, 4),), "dynamo")
