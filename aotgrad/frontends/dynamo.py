@@ -43,7 +43,8 @@ class DynamoBackend:
         Raises:
             OptionError: for an unknown option or a bad value.
         """
-        checked = Options.from_mapping({**({"mode": mode} if mode else {}), **(options or {})})
+        given = {"keep_input_mutations": self.backend == "inductor", **({"mode": mode} if mode else {}), **(options or {})}
+        checked = Options.from_mapping(given)
         recipe = Recipe(self.configured(checked), PARTITIONERS[checked.partitioner], checked)
         return torch_compat.disable_dynamo(compile_module(module, example_inputs, recipe))
 

@@ -17,6 +17,7 @@ from aotgrad.runtime.recomputation import HigherOrder, Recomputation
 from aotgrad.runtime.variants import VariantCache, VariantKey
 
 SENTINEL = torch.zeros((), requires_grad=True)
+SENTINEL_NODE = torch.autograd.graph.get_gradient_edge(SENTINEL).node
 """A leaf that every node has as its first input and that nobody asks a gradient for: the engine executes its node in a
 plain `.backward()`, and not if only some gradients are wanted. One question in place of one per parameter."""
 
@@ -126,11 +127,12 @@ def zeros(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Ten
 
 def variant_key(full: VariantKey, tangents: Sequence[torch.Tensor | None]) -> VariantKey:
     """The key of the running node: `full` itself in the usual case."""
-    edges = torch_compat.edges_of_running_node()
-    wants_all = torch_compat.is_wanted(edges[0])
-    if wants_all and None not in tangents:
+    gradients = full.gradients
+    if not torch_compat.is_wanted(SENTINEL_NODE):
+        edges = torch_compat.edges_of_running_node()[1:]
+        gradients = tuple(torch_compat.is_wanted(edge) for edge in edges)
+    elif not any(tangent is None for tangent in tangents):
         return full
-    gradients = full.gradients if wants_all else tuple(torch_compat.is_wanted(edge) for edge in edges[1:])
     return VariantKey(tuple(tangent is not None for tangent in tangents), gradients)
 
 
