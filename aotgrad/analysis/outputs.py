@@ -17,7 +17,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.analysis.storage import first_positions, group_by_key
-from aotgrad.analysis.views import chain_from, detaches, replay_by_geometry, replay_of_chain
+from aotgrad.analysis.views import DETACH_STEP, chain_from, detaches, replay_by_geometry, replay_of_chain
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError
 from aotgrad.ir import (
     AliasOfInput,
@@ -168,7 +168,11 @@ class _Outputs:
     # -- replays
 
     def replay(self, position: int, value: torch.Tensor, base: torch.Tensor, steps: tuple[ViewStep, ...]) -> ViewReplay:
-        return replay_of_chain(steps, self.grad_mode_for(position, value, base, detaches(steps)))
+        """The recorded chain; whether it detaches is asked of autograd, since some traces record `detach` as `alias`."""
+        detached = base.requires_grad and not value.requires_grad
+        if detached and not detaches(steps):
+            steps = (DETACH_STEP, *steps)
+        return replay_of_chain(steps, self.grad_mode_for(position, value, base, detached or detaches(steps)))
 
     def replay_strided(self, position: int, value: torch.Tensor, base: torch.Tensor) -> ViewReplay:
         if value.dtype != base.dtype:

@@ -19,6 +19,7 @@ from aotgrad.torch_compat import is_view_op
 
 aten = torch.ops.aten
 DETACH = aten.detach.default
+DETACH_STEP = ViewStep(DETACH, (), (), None)
 
 
 def parent_in_chain(node: fx.Node) -> tuple[fx.Node, ViewStep] | None:
@@ -54,7 +55,7 @@ def replay_of_chain(steps: tuple[ViewStep, ...], grad_mode: bool | None) -> View
 
 def replay_by_geometry(geometry: Geometry, detached: bool, grad_mode: bool | None, reason: str) -> ViewReplay:
     """The fallback: size, stride and offset within the shared storage, after a `detach` if the view is detached."""
-    detach = (ViewStep(DETACH, (), (), None),) if detached else ()
+    detach = (DETACH_STEP,) if detached else ()
     step = ViewStep(aten.as_strided.default, (geometry.size, geometry.stride, geometry.offset), (), None)
     return ViewReplay((*detach, step), grad_mode, f"as_strided, because {reason}")
 

@@ -193,6 +193,10 @@ EXPLANATIONS = {
         "a tensor is turned into a NumPy array, at {line}. Its values are not there while tracing: "
         "use torch's own functions, or do this outside of the compiled function"
     ),
+    "resize a view tensor to a larger size": (
+        "an input is resized beyond its storage, at {line}. Allocate it large enough before the call, or do this outside "
+        "of the compiled function"
+    ),
     "writing through an expanded tensor": (
         "an expanded tensor is changed in place, at {line}. Several of its elements are the same memory: "
         "change the tensor that was expanded, or clone() first"
