@@ -23,7 +23,8 @@ from torch import nn
 from aotgrad.backends.base import Compiler, FunctionBackend
 from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
-from aotgrad.errors import CaptureError
+from aotgrad.errors import CaptureError, UnsupportedAliasingError
+from aotgrad.guards import sharing_pattern
 from aotgrad.ir import InputHint
 from aotgrad.lifting import LiftedModule
 from aotgrad.options import Options
@@ -171,19 +172,38 @@ def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe) -> Calla
 
     hints = [InputHint(k < len(tensors) or is_static(arg)) for k, arg in enumerate(everything)]
     executable = recipe.compile(run_flat, dedupe.enter(everything), dedupe.enter(hints))
-    return FlatCallable(executable, dedupe, tuple(tensors))
+    storages = sharing_pattern(tensors_of(everything)) if mutates(executable) else None
+    return FlatCallable(executable, dedupe, tuple(tensors), storages)
 
 
 @dataclass(frozen=True)
 class FlatCallable:
-    """An executable with its module's own tensors bound."""
+    """An executable with its module's own tensors bound.
+
+    `storages` is which inputs shared memory in the trace, if it mutates one: no frontend guards that.
+    """
 
     executable: Executable
     dedupe: Dedupe
     tensors: tuple[torch.Tensor, ...]
+    storages: tuple[int, ...] | None
 
     def __call__(self, *args: Any) -> list[Any]:
-        return self.executable(self.dedupe.enter((*self.tensors, *args)))
+        everything = (*self.tensors, *args)
+        if self.storages is not None and sharing_pattern(tensors_of(everything)) != self.storages:
+            raise UnsupportedAliasingError(
+                "the compiled function changes an input in place, and other inputs share memory than when it was compiled; "
+                "pass clones, or call torch.compiler.reset() and then this call first"
+            )
+        return self.executable(self.dedupe.enter(everything))
+
+
+def tensors_of(args: Sequence[Any]) -> list[torch.Tensor]:
+    return [arg for arg in args if isinstance(arg, torch.Tensor)]
+
+
+def mutates(executable: Executable) -> bool:
+    return any(info is not None and info.mutation.data for info in executable.meta.inputs)
 
 
 def is_static(arg: Any) -> bool:

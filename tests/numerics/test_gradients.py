@@ -1,0 +1,149 @@
+"""Gradients on demand: `None` where eager has `None`, only what is wanted, kept graphs, and gradients of gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import aotgrad
+
+SMOOTH = {
+    "attention": (lambda q, k: (q @ k.mT).softmax(-1) @ k, (3, 4), (5, 4)),
+    "batch_norm": (lambda x, w: F.batch_norm(x, None, None, w, training=True), (4, 3), (3,)),
+    "convolution": (lambda x, w: F.conv1d(x, w).tanh(), (1, 2, 5), (3, 2, 2)),
+    "gelu": (lambda x: F.gelu(x), (3,)),
+    "inverse": (lambda x: torch.linalg.inv(x @ x.mT + torch.eye(3, dtype=x.dtype)), (3, 3)),
+    "layer_norm": (lambda x, w: F.layer_norm(x, (4,), w).sin(), (3, 4), (4,)),
+    "linear": (lambda x, w: (x @ w).tanh(), (3, 4), (4, 2)),
+    "two_outputs": (lambda x, y: (x * y, (x * 2).sin()), (3,), (3,)),
+    "views_of_one_base": (lambda x: tuple((x * x).unbind()), (3, 2)),
+}
+
+
+def doubles(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_first_and_second_derivatives(name: str) -> None:
+    function, *shapes = SMOOTH[name]
+    compiled = aotgrad.aot_function(function, aotgrad.nop)
+    assert torch.autograd.gradcheck(compiled, doubles(*shapes))
+    assert torch.autograd.gradgradcheck(compiled, doubles(*shapes))
+
+
+def third_derivative(function) -> torch.Tensor:
+    (x,) = doubles((3,))
+    (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+    return torch.autograd.grad((second**2).sum(), x)[0]
+
+
+def test_third_derivative() -> None:
+    def quartic(x):
+        return x**4
+
+    torch.testing.assert_close(third_derivative(aotgrad.aot_function(quartic, aotgrad.nop)), third_derivative(quartic))
+
+
+def dropout_and_gradients(function):
+    (x,) = doubles((30,))
+    torch.manual_seed(1)
+    y = function(x)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    return y, first, torch.autograd.grad(first.sum(), x)[0]
+
+
+def test_the_second_derivative_sees_the_mask_of_the_forward() -> None:
+    def function(x):
+        return F.dropout(x, 0.5) ** 3
+
+    actual = dropout_and_gradients(aotgrad.aot_function(function, aotgrad.nop))
+    for found, wanted in zip(actual, dropout_and_gradients(function), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_an_input_changed_before_a_second_derivative_is_noticed() -> None:
+    (x,) = doubles((3,))
+    y = aotgrad.aot_function(lambda x: x**3, aotgrad.nop)(x)
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def test_a_gradient_that_no_used_output_needs_is_none() -> None:
+    x, a, b = doubles((3,), (3,), (3,))
+    used, _ = aotgrad.aot_function(lambda x, a, b: (x * a, x * b), aotgrad.nop)(x, a, b)
+    used.sum().backward()
+    assert b.grad is None
+    assert torch.equal(a.grad, x) and torch.equal(x.grad, a)
+
+
+class CountProducts(TorchDispatchMode):
+    """How many matrix products run."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+def products_in_backward(function) -> int:
+    x, v, w = doubles((3, 4), (4, 4), (4, 4))
+    y = function(x, v, w)
+    with CountProducts() as products:
+        torch.autograd.grad(y.sum(), x)
+    return products.count
+
+
+def test_only_wanted_gradients_are_computed() -> None:
+    def mlp(x, v, w):
+        return (x @ v).tanh() @ w
+
+    assert products_in_backward(aotgrad.aot_function(mlp, aotgrad.nop)) == products_in_backward(mlp) == 2
+
+
+def test_a_graph_may_be_kept_after_plain_steps() -> None:
+    compiled = aotgrad.aot_function(lambda x: x.exp(), aotgrad.nop)
+    (x,) = doubles((3,))
+    compiled(x).sum().backward()
+    x.grad = None
+    loss = compiled(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    torch.testing.assert_close(x.grad, 2 * x.exp())
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+def test_the_function_runs_once_per_compilation() -> None:
+    runs = []
+
+    def function(x):
+        runs.append(1)
+        return x.sin()
+
+    compiled = aotgrad.aot_function(function, aotgrad.nop)
+    for _ in range(2):
+        compiled(*doubles((3,))).sum().backward()
+    assert len(runs) == 1
+
+
+def test_other_sharing_of_memory_in_a_later_call_is_refused_under_dynamo() -> None:
+    torch._dynamo.reset()
+
+    @torch.compile(backend="aotgrad_eager")
+    def function(x, y):
+        x.add_(1)
+        return x + y
+
+    function(torch.ones(2), torch.ones(2))
+    whole = torch.ones(3)
+    with pytest.raises(aotgrad.errors.UnsupportedAliasingError, match="share memory"):
+        function(whole[:2], whole[1:])
+    assert torch.equal(whole, torch.ones(3))
