@@ -7,7 +7,7 @@ A backend of ten lines:
         return aotgrad.make_boxed_func(gm.forward)
 
     aotgrad.backends.register("mine", fw_compiler=my_compiler)
-    torch.compile(model, backend=aotgrad.backends.get("mine").dynamo)
+    torch.compile(model, backend=aotgrad.DynamoBackend("mine"))
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class FunctionBackend:
         if not callable(compiled):
             kind = type(compiled).__name__
             raise BackendError(f"backend {self.name!r} returned a {kind} for the {role} graph; it must return a callable")
-        return checked_arity(boxed(compiled), len(half.signature.outputs), self.name, role)
+        return CheckedArity(boxed(compiled), len(half.signature.outputs), self.name, role)
 
 
 def example_inputs(module: fx.GraphModule) -> list[Any]:
@@ -116,14 +116,9 @@ def boxed(function: Callable) -> BoxedCallable:
     return function if getattr(function, "_boxed_call", False) else make_boxed_func(function)
 
 
-def checked_arity(function: BoxedCallable, expected: int, backend: str, role: str) -> BoxedCallable:
-    """`function`, which must return `expected` values; a lone value counts as one."""
-    return CheckedArity(function, expected, backend, role)
-
-
 @dataclass(frozen=True)
 class CheckedArity:
-    """A boxed callable that names its backend if it returns a wrong number of values."""
+    """A boxed callable that names its backend if it returns a wrong number of values; a lone value counts as one."""
 
     function: BoxedCallable
     expected: int

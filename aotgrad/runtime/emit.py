@@ -158,7 +158,8 @@ class _Emitter:
         yield from bindings
         saved, sizes = f"({tuple_of(step.saved)})", f"({tuple_of(step.sizes)})"
         state = "state" if self.draws_random_numbers() else "None"
-        watched = [name for name in step.primals if name not in step.mutated and self.is_tensor(name)]
+        tensors = {name for name, value in self.plan.fakes if isinstance(value, torch.Tensor)}
+        watched = tensors.difference(step.mutated)
         versions = ", ".join(f"version_of({name})" if name in watched else "None" for name in step.primals)
         yield f"recomputation = Recomputation(({tuple_of(step.primals)}), [{versions}], {state})"
         yield f"node = SegmentCall(backward, ({tuple_of(step.outputs)}), {saved}, {sizes}, {text}, recomputation)"
@@ -167,9 +168,6 @@ class _Emitter:
 
     def node_inputs(self, step: AttachError) -> tuple[str, ...]:
         return (f"({tuple_of(step.outputs)})", "sentinel", *step.inputs)
-
-    def is_tensor(self, name: str) -> bool:
-        return isinstance(dict(self.plan.fakes)[name], torch.Tensor)
 
     def draws_random_numbers(self) -> bool:
         return any(isinstance(step, Forward) and step.random_devices for step in self.plan.steps)

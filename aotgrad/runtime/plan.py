@@ -6,6 +6,7 @@ does not need are not in its plan.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -171,10 +172,10 @@ class _PlanBuilder:
 
     def own_name(self, slot: Saved) -> str:
         """A saved input is saved as the caller's tensor, so that autograd watches its version."""
-        if slot.name in self.moved_inputs():
+        if slot.name in self.moved_inputs:
             return f"{slot.name}_before"
-        if slot in self.saved_updates():
-            return f"{self.saved_updates()[slot]}_after"
+        if slot in self.saved_updates:
+            return f"{self.saved_updates[slot]}_after"
         return slot.name if slot.name in self.inputs else result_name(slot)
 
     def tangent_layout(self, tangent: Tangent) -> TangentLayout:
@@ -203,6 +204,7 @@ class _PlanBuilder:
 
     # -- mutated inputs
 
+    @functools.cached_property
     def moved_inputs(self) -> dict[str, InputAliasInfo]:
         """Inputs whose metadata alone is mutated."""
         infos = zip(self.inputs, self.meta.inputs, strict=True)
@@ -214,18 +216,19 @@ class _PlanBuilder:
         What moved behind autograd's back moves here, so that its gradient has the new shape.
         """
         saved = of_kind(self.signature.outputs, Saved)
-        for name, info in self.moved_inputs().items():
+        for name, info in self.moved_inputs.items():
             if Saved(name) in saved:
                 yield MakeAlias(f"{name}_before", name)
             if info.mutation.metadata and info.hidden_from_autograd:
                 yield UpdateGeometry(name, info.geometry, True)
             yield SetVersion(name, info.version_bumps)
 
+    @functools.cached_property
     def saved_updates(self) -> dict[Saved, str]:
         """Saved values that are the new data of an input: the input itself is saved, so that later writes are noticed."""
         if self.partition.backward is None:
             return {}
-        nodes = self.result_nodes()
+        nodes = self.result_nodes
         inputs = {nodes[UpdatedInput(i)]: i for i in range(len(self.inputs)) if UpdatedInput(i) in nodes}
         found = {slot: inputs[nodes[slot]] for slot in of_kind(self.signature.outputs, Saved) if nodes[slot] in inputs}
         return {slot: self.inputs[i] for slot, i in found.items() if self.can_stand_in(nodes[slot], i)}
@@ -236,13 +239,14 @@ class _PlanBuilder:
         same_layout = torch_compat.known_equal(fake.stride(), value.stride()) and fake.dtype == value.dtype
         return info.mutation is MutationType.DATA and info.version_bumps > 0 and same_layout
 
+    @functools.cached_property
     def result_nodes(self) -> dict[Any, Any]:
         """The node behind each output slot of the forward graph."""
         (output,) = self.partition.forward.module.graph.find_nodes(op="output")
         return dict(zip(self.signature.outputs, output.args[0], strict=True))
 
     def rewritten_versions(self) -> Iterator[Step]:
-        for name in self.saved_updates().values():
+        for name in self.saved_updates.values():
             yield SetVersion(name, self.meta.inputs[self.inputs.index(name)].version_bumps)
             yield MakeAlias(f"{name}_after", name)
 
@@ -250,7 +254,7 @@ class _PlanBuilder:
         """Results that are the same memory as a saved value: the caller's writes must be noticed by the backward."""
         if self.partition.backward is None:
             return
-        nodes = self.result_nodes()
+        nodes = self.result_nodes
         saved = {storage_node(nodes[slot]): slot for slot in of_kind(self.signature.outputs, Saved)}
         for slot in of_kind(self.signature.outputs, (UserOutput, IntermediateBase)):
             owner = saved.get(storage_node(nodes[slot]))
@@ -266,7 +270,7 @@ class _PlanBuilder:
         name = self.inputs[index]
         copies = UpdatedInput(index) in self.signature.outputs
         through = copy_path(self.capture.inputs[index], info)
-        if name in self.moved_inputs() and (info.hidden_from_autograd or not info.mutation.metadata):
+        if name in self.moved_inputs and (info.hidden_from_autograd or not info.mutation.metadata):
             return
         if info.mutation.metadata:
             yield UpdateGeometry(name, info.geometry, info.hidden_from_autograd)
@@ -274,7 +278,7 @@ class _PlanBuilder:
             grad_mode = self.node_grad_mode() if info.carries_gradient else None
             yield CopyBack(name, result_name(UpdatedInput(index)), through, grad_mode)
         made = info.mutation.metadata + (copies and through != ".data")
-        moves_early = not info.mutation.data or name in self.saved_updates().values()
+        moves_early = not info.mutation.data or name in self.saved_updates.values()
         if (made and moves_early) or made != info.version_bumps:
             yield SetVersion(name, info.version_bumps)
 

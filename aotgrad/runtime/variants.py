@@ -86,7 +86,8 @@ class VariantCache:
             return self.on_zeros(key)
 
     def compiled(self, half: GraphHalf) -> Variant:
-        inputs = tuple(self.full.signature.input_position(slot) for slot in half.signature.inputs)
+        position_of = {slot: position for position, slot in enumerate(self.full.signature.inputs)}
+        inputs = tuple(position_of[slot] for slot in half.signature.inputs)
         return Variant(half, self.compile(half), inputs)
 
     def on_zeros(self, key: VariantKey) -> Variant:
