@@ -1,0 +1,118 @@
+"""Whether two strided tensors share memory, decided exactly from integers; no torch in here.
+
+    rows = ByteLayout(0, (3, 2), (16, 4), 4)             x[:, :2] of a float32 x of shape (3, 4)
+    others = ByteLayout(8, (3, 2), (16, 4), 4)           x[:, 2:]: same storage, interleaved, no common element
+    overlap(rows, others)                                False
+
+An element of `a` at byte `p` and one of `b` at byte `q` share a byte exactly if `-b.itemsize < q - p < a.itemsize`.
+All the differences `q - p` are a constant plus `sum(stride * index)` over the dimensions of both tensors, every index
+counted from 0 up to its size minus one (the dimensions of the first from the back, so that all signs are positive). So
+the question is whether a *bounded sum* hits a window of integers. It is NP-complete in general (it contains subset sum);
+NumPy's `may_share_memory` solves the same problem (Virtanen, numpy#6166). Strides of real tensors are nearly nested:
+absorbing dense dimensions into the window leaves one or two, which a short search decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SEARCH_STEPS = 20_000
+
+
+class ByteLayout(NamedTuple):
+    """Where the elements of a strided tensor lie, in bytes.
+
+    Attributes:
+        offset: of the first element, from any origin that both tensors have in common: a storage, or address 0.
+        sizes: of every dimension.
+        strides: of every dimension, not negative.
+        itemsize: of one element.
+    """
+
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def end(self) -> int:
+        """One past the last byte, if there is an element at all."""
+        return self.offset + self.itemsize + sum((n - 1) * step for n, step in zip(self.sizes, self.strides, strict=True))
+
+
+class Term(NamedTuple):
+    """`stride * index` for an index of 0 to `count`."""
+
+    stride: int
+    count: int
+
+
+def overlap(a: ByteLayout, b: ByteLayout) -> bool:
+    """Whether an element of one and an element of the other have a byte in common.
+
+    Exact, but for geometries whose strides are so far from nested that the search takes more than `SEARCH_STEPS` steps:
+    then `True`, which is safe.
+
+    >>> row, column = ByteLayout(0, (4,), (4,), 4), ByteLayout(0, (3,), (16,), 4)
+    >>> overlap(row, column), overlap(row, column._replace(offset=16))
+    (True, False)
+    """
+    if 0 in a.sizes or 0 in b.sizes or a.end <= b.offset or b.end <= a.offset:
+        return False
+    start = a.end - a.itemsize - b.offset
+    low, high = start - b.itemsize + 1, start + a.itemsize - 1
+    return hits_window([*terms(a), *terms(b)], low, high)
+
+
+def terms(layout: ByteLayout) -> list[Term]:
+    return [Term(step, n - 1) for n, step in zip(layout.sizes, layout.strides, strict=True) if n > 1 and step]
+
+
+def hits_window(terms: Sequence[Term], low: int, high: int) -> bool:
+    """Whether a sum of one value of each term lies in `low..high`.
+
+    >>> hits_window([Term(10, 3), Term(3, 1)], 14, 19), hits_window([Term(10, 3), Term(3, 1)], 12, 13)
+    (False, True)
+    """
+    sparse: list[Term] = []
+    for stride, count in sorted(terms):
+        if stride <= high - low + 1:
+            low -= stride * count  # windows that touch or overlap are one wider window
+        else:
+            sparse.append(Term(stride, count))
+    return Search(sparse[::-1]).hits(0, low, high)
+
+
+class Search:
+    """Depth first over the terms, the largest stride first; the reach and divisor of what is left bound each index."""
+
+    def __init__(self, terms: Sequence[Term]) -> None:
+        self.terms = terms
+        self.steps = 0
+        self.reach = [0]
+        self.divisor = [0]
+        for stride, count in reversed(terms):
+            self.reach.insert(0, self.reach[0] + stride * count)
+            self.divisor.insert(0, math.gcd(self.divisor[0], stride))
+
+    def hits(self, k: int, low: int, high: int) -> bool:
+        """Whether terms `k` and later have a sum in `low..high`; `True` also if the search takes too long."""
+        self.steps += 1
+        if self.steps > SEARCH_STEPS:
+            return True
+        low, high = max(low, 0), min(high, self.reach[k])
+        if low > high or not has_multiple(self.divisor[k], low, high):
+            return False
+        if k >= len(self.terms) - 1:
+            return True
+        stride, count = self.terms[k]
+        first = max(0, -((self.reach[k + 1] - low) // stride))
+        last = min(count, high // stride)
+        return any(self.hits(k + 1, low - stride * x, high - stride * x) for x in range(first, last + 1))
+
+
+def has_multiple(divisor: int, low: int, high: int) -> bool:
+    """Whether a multiple of `divisor` (of 0: only 0 itself) lies in `low..high`."""
+    return high // divisor * divisor >= low if divisor else low <= 0 <= high
