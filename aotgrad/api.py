@@ -13,6 +13,7 @@ Source of the design: torch's AOTAutograd (functorch, 2022), whose names and sig
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +23,9 @@ from torch import nn
 
 from aotgrad.backends.base import Compiler, FunctionBackend
 from aotgrad.capture.flatten import Arguments
-from aotgrad.convention import Dedupe
-from aotgrad.errors import CaptureError, UnsupportedAliasingError
-from aotgrad.guards import sharing_pattern
+from aotgrad.convention import Dedupe, MemorySharing
+from aotgrad.counters import counters
+from aotgrad.errors import CaptureError
 from aotgrad.ir import InputHint
 from aotgrad.lifting import LiftedModule
 from aotgrad.options import Options
@@ -32,6 +33,8 @@ from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.pipeline import Executable
 from aotgrad.plan_cache import PlanCache
 from aotgrad.recipe import Recipe
+
+log = logging.getLogger("aotgrad.guards")
 
 
 def aot_function(
@@ -172,38 +175,30 @@ def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe) -> Calla
 
     hints = [InputHint(k < len(tensors) or is_static(arg)) for k, arg in enumerate(everything)]
     executable = recipe.compile(run_flat, dedupe.enter(everything), dedupe.enter(hints))
-    storages = sharing_pattern(tensors_of(everything)) if mutates(executable) else None
-    return FlatCallable(executable, dedupe, tuple(tensors), storages)
+    return FlatCallable(mod, executable, dedupe, tuple(tensors), executable.sharing(dedupe.enter(everything)))
 
 
 @dataclass(frozen=True)
 class FlatCallable:
     """An executable with its module's own tensors bound.
 
-    `storages` is which inputs shared memory in the trace, if it mutates one: no frontend guards that.
+    `sharing` is how the arguments shared memory with mutated ones in the trace. No frontend guards the exact geometry of
+    that: a call in which it differs runs the module as it is.
     """
 
+    module: nn.Module
     executable: Executable
     dedupe: Dedupe
     tensors: tuple[torch.Tensor, ...]
-    storages: tuple[int, ...] | None
+    sharing: MemorySharing
 
-    def __call__(self, *args: Any) -> list[Any]:
-        everything = (*self.tensors, *args)
-        if self.storages is not None and sharing_pattern(tensors_of(everything)) != self.storages:
-            raise UnsupportedAliasingError(
-                "the compiled function changes an input in place, and other inputs share memory than when it was compiled; "
-                "pass clones, or call torch.compiler.reset() and then this call first"
-            )
-        return self.executable(self.dedupe.enter(everything))
-
-
-def tensors_of(args: Sequence[Any]) -> list[torch.Tensor]:
-    return [arg for arg in args if isinstance(arg, torch.Tensor)]
-
-
-def mutates(executable: Executable) -> bool:
-    return any(info is not None and info.mutation.data for info in executable.meta.inputs)
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        distinct = self.dedupe.enter((*self.tensors, *args))
+        if self.sharing.mutated and self.executable.sharing(distinct).groups != self.sharing.groups:
+            counters["fallbacks"] += 1
+            log.info("arguments overlap in another way than when they were compiled for; this call runs eagerly")
+            return self.module(*args)
+        return self.executable(distinct)
 
 
 def is_static(arg: Any) -> bool:

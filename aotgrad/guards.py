@@ -4,7 +4,7 @@ A plan holds for a call with the same structure and Python values (the key of it
 
     global state    grad mode, inference mode, autocast, default dtype, determinism
     tensors         type, dtype, device, layout, requires_grad, conj and neg bits, static sizes and strides, number
-    identity        which arguments are the same tensor; which share storage, if one of them is mutated
+    identity        which arguments are the same tensor; how they share memory with a mutated one
     leaves          whether a mutated input that requires grad is a leaf
     offsets         storage offsets, if a view is replayed by its absolute geometry
     shapes          the symbolic guards of the trace
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.convention import Dedupe
+from aotgrad.convention import Dedupe, MemorySharing
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PlanGuards:
     inference_mode: bool
     tensors: torch_compat.TensorGuard
     leaves: tuple[tuple[int, bool], ...]
-    storages: tuple[int, ...] | None
+    sharing: MemorySharing | None
     offsets: tuple[tuple[int, int], ...]
     shapes: Callable[[Sequence[Any]], bool] | None
 
@@ -49,7 +49,7 @@ class PlanGuards:
             and self.global_state.check()
             and torch.is_inference_mode_enabled() == self.inference_mode
             and all(tensors[k].is_leaf == is_leaf for k, is_leaf in self.leaves)
-            and (self.storages is None or sharing_pattern(tensors) == self.storages)
+            and (self.sharing is None or self.sharing.matches(tensors))
             and all(tensors[k].storage_offset() == offset for k, offset in self.offsets)
             and (self.shapes is None or self.shapes(tensors))
         )
@@ -67,17 +67,11 @@ class PlanGuards:
             return "inference mode"
         if any(distinct[k].is_leaf != is_leaf for k, is_leaf in self.leaves):
             return "a mutated input is a leaf in one call and not in the other"
-        if self.storages is not None and sharing_pattern(distinct) != self.storages:
-            return "other arguments share storage"
+        if self.sharing is not None and not self.sharing.matches(distinct):
+            return "other arguments share memory or a version counter with a mutated one"
         if any(distinct[k].storage_offset() != offset for k, offset in self.offsets):
             return "storage offset"
         return "" if self.check(tensors) else "symbolic shape guards"
-
-
-def sharing_pattern(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """For each tensor, the first position with the same storage."""
-    first: dict[int, int] = {}
-    return tuple(first.setdefault(torch_compat.storage_key(tensor), k) for k, tensor in enumerate(tensors))
 
 
 def structure_key(constants: Sequence[tuple[int, Any]], spec: Any, extra: Any) -> tuple:

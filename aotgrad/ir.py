@@ -69,12 +69,67 @@ class SymInput:
     value: torch.SymInt | torch.SymFloat | torch.SymBool
 
 
-InputSpec = Union[TensorInput, SymInput]
+@dataclass(frozen=True)
+class SyntheticBase(TensorInput):
+    """The memory that overlapping arguments have in common, as one flat tensor: a placeholder that is no argument.
+
+    It starts `start_bytes` after the first byte of input `member`. If it requires grad, its gradient is that of the
+    member, or (`through_base`) of the tensor that the member is a view of.
+    """
+
+    member: int
+    start_bytes: int
+    through_base: bool
+
+
+@dataclass(frozen=True)
+class MemberInput:
+    """An argument that overlaps others: it has no placeholder, and is made in the graph by `views` of `inputs[base]`.
+
+    Members of one `family` are views of one tensor in eager too: they share their gradient history and their version.
+    `attached`: their gradients flow to the synthetic base.
+    """
+
+    name: str
+    fake: torch.Tensor
+    requires_grad: bool
+    base: int
+    family: int
+    attached: bool
+    views: tuple[ViewStep, ...]
+
+
+InputSpec = Union[TensorInput, SymInput, MemberInput]
+
+
+@dataclass(frozen=True)
+class CallingConvention:
+    """What the graph gets, and how that makes the arguments of the function.
+
+    `inputs`: those with a placeholder, then the members of synthetic bases. Argument k of the function is
+    `inputs[order[k]]`. `shared_versions`: inputs which have one version counter, if a write to one is to be seen there.
+    """
+
+    inputs: tuple[InputSpec, ...]
+    order: tuple[int, ...]
+    shared_versions: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def plain(cls, inputs: Sequence[InputSpec]) -> CallingConvention:
+        """Every argument is an input of the graph."""
+        return cls(tuple(inputs), tuple(range(len(inputs))))
+
+    @property
+    def placeholder_count(self) -> int:
+        return sum(not isinstance(spec, MemberInput) for spec in self.inputs)
 
 
 @dataclass(frozen=True)
 class InputState:
-    """One functional input as it was before the function ran, to compare with afterwards."""
+    """One functional input as it was before the function ran, to compare with afterwards.
+
+    `grad_fn` is that of the tensor it is a view of, if it is one: its own changes with every write to that.
+    """
 
     version: int
     grad_fn: Any
@@ -88,11 +143,12 @@ class Capture:
     """A function that ran once on functional fake tensors, with the trace still open.
 
     `primals` are the placeholders' live values: gradients are taken with respect to them. `arguments` are what the
-    function was called with: the same tensors, except that an input which is not a leaf is a non-leaf here too.
+    function was called with, one an input: the same tensors, except that an input which is not a leaf is a non-leaf here
+    too.
     """
 
     trace: OpenTrace
-    inputs: tuple[InputSpec, ...]
+    convention: CallingConvention
     primals: tuple[Any, ...]
     arguments: tuple[Any, ...]
     before: tuple[InputState | None, ...]
@@ -101,10 +157,19 @@ class Capture:
     grad_mode_after: bool
 
     @property
+    def inputs(self) -> tuple[InputSpec, ...]:
+        return self.convention.inputs
+
+    @property
     def placeholders(self) -> tuple[fx.Node, ...]:
-        """The placeholder node of each input."""
+        """The placeholder nodes of the inputs that have one."""
         nodes = (node for node in self.trace.graph.nodes if node.op == "placeholder")
-        return tuple(itertools.islice(nodes, len(self.inputs)))
+        return tuple(itertools.islice(nodes, self.convention.placeholder_count))
+
+    def placeholder_of(self, index: int) -> fx.Node:
+        """The placeholder that input `index` is, or is a view of."""
+        spec = self.inputs[index]
+        return self.placeholders[spec.base if isinstance(spec, MemberInput) else index]
 
 
 class OpenTrace(Protocol):
@@ -297,8 +362,8 @@ class BaseInfo:
 class ViewAndMutationMeta:
     """What the function does to its inputs and what each of its outputs is.
 
-    `inputs[k]` is `None` for inputs that are not tensors. `grad_mode_after` is the grad mode that the function left
-    behind, or `None` if it did not change it.
+    `inputs[k]` is `None` for inputs that are not tensors, and for synthetic bases: their members say what happened.
+    `grad_mode_after` is the grad mode that the function left behind, or `None` if it did not change it.
     """
 
     inputs: tuple[InputAliasInfo | None, ...]

@@ -15,9 +15,10 @@ absorbing dense dimensions into the window leaves one or two, which a short sear
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, TypeVar
 
+T = TypeVar("T")
 SEARCH_STEPS = 20_000
 
 
@@ -116,3 +117,25 @@ class Search:
 def has_multiple(divisor: int, low: int, high: int) -> bool:
     """Whether a multiple of `divisor` (of 0: only 0 itself) lies in `low..high`."""
     return high // divisor * divisor >= low if divisor else low <= 0 <= high
+
+
+def linked_groups(items: Sequence[T], seeds: Collection[T], are_linked: Callable[[T, T], bool]) -> list[list[T]]:
+    """For each seed, the items that it is linked to, directly or through others; each group once, in the order of `items`.
+
+    >>> linked_groups([1, 8, 2, 9, 3, 4], [2, 3, 9], lambda a, b: abs(a - b) == 1)
+    [[1, 2, 3, 4], [8, 9]]
+    """
+    groups: list[list[T]] = []
+    for seed in items:
+        if seed in seeds and not any(seed in group for group in groups):
+            groups.append(reachable(items, seed, are_linked))
+    return groups
+
+
+def reachable(items: Sequence[T], seed: T, are_linked: Callable[[T, T], bool]) -> list[T]:
+    found, frontier = [seed], [seed]
+    while frontier:
+        item = frontier.pop()
+        new = [other for other in items if other not in found and are_linked(item, other)]
+        found, frontier = found + new, frontier + new
+    return [item for item in items if item in found]

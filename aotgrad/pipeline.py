@@ -20,8 +20,18 @@ from aotgrad.analysis import analyze
 from aotgrad.backends.base import Backend
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
 from aotgrad.capture.trace import FlatFunction, capture_function
-from aotgrad.convention import reject_mutated_overlap
-from aotgrad.ir import Capture, Compiled, InputHint, JointGraph, Partition, ViewAndMutationMeta
+from aotgrad.convention import MemorySharing, share_memory
+from aotgrad.ir import (
+    CallingConvention,
+    Capture,
+    Compiled,
+    InputAliasInfo,
+    InputHint,
+    InputSpec,
+    JointGraph,
+    Partition,
+    ViewAndMutationMeta,
+)
 from aotgrad.joint import build_joint
 from aotgrad.joint.passes import keep_input_mutations, tidy
 from aotgrad.options import Options
@@ -46,6 +56,20 @@ class Executable:
 
     def __call__(self, args: list) -> list:
         return self.call(args)
+
+    @property
+    def arguments(self) -> tuple[tuple[InputSpec, InputAliasInfo | None], ...]:
+        """What the trace assumed of each argument, and what happens to it."""
+        return tuple((self.capture.inputs[k], self.meta.inputs[k]) for k in self.capture.convention.order)
+
+    def sharing(self, args: Sequence[Any]) -> MemorySharing:
+        """How arguments share memory with those that the function changes."""
+        infos = [(index, info) for index, (_, info) in enumerate(self.arguments) if info is not None]
+        return MemorySharing.among(
+            args,
+            mutated=tuple(index for index, info in infos if info.mutation.data),
+            bumped=tuple(index for index, info in infos if info.version_bumps),
+        )
 
 
 def compile_flat(
@@ -72,12 +96,15 @@ def compile_flat(
         observe: called with (stage name, stage result) after every stage: it verifies, prints, times.
     """
     mode = find_fake_mode(args)
-    specs = make_input_specs(mode, args, hints)
-    capture = capture_function(function, specs, mode, backend.decompositions())
-    observe("capture", capture)
+    convention = CallingConvention.plain(make_input_specs(mode, args, hints))
+    capture = capture_function(function, convention, mode, backend.decompositions())
     meta = analyze(capture)
+    if sharing := MemorySharing.of(args, meta):  # rare: what is mutated shares memory with another argument
+        convention = share_memory(convention, args, sharing, mode)
+        capture = capture_function(function, convention, mode, backend.decompositions())
+        meta = analyze(capture)
+    observe("capture", capture)
     observe("analysis", meta)
-    reject_mutated_overlap(args, meta)
     joint = tidy(build_joint(capture, meta))
     if options.keep_input_mutations and not joint.differentiable:
         joint = keep_input_mutations(joint, meta)

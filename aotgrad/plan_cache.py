@@ -24,8 +24,8 @@ from aotgrad import torch_compat
 from aotgrad.capture.flatten import Arguments, FlatOutput
 from aotgrad.convention import Dedupe
 from aotgrad.counters import counters
-from aotgrad.guards import PlanGuards, sharing_pattern, structure_key
-from aotgrad.ir import InputHint, TensorInput
+from aotgrad.guards import PlanGuards, structure_key
+from aotgrad.ir import InputHint
 from aotgrad.pipeline import Executable
 from aotgrad.runtime.steps import MakeView, UpdateGeometry
 
@@ -178,7 +178,8 @@ class PlanCache:
 
 
 def traced_fake(plan: CachedPlan, position: int) -> torch.Tensor:
-    return plan.executable.capture.inputs[plan.guards.dedupe.positions[position]].fake
+    convention = plan.executable.capture.convention
+    return convention.inputs[convention.order[plan.guards.dedupe.positions[position]]].fake
 
 
 def differs(fake: torch.Tensor, tensor: torch.Tensor, dim: int) -> bool:
@@ -191,9 +192,8 @@ def differs(fake: torch.Tensor, tensor: torch.Tensor, dim: int) -> bool:
 
 def make_guards(executable: Executable, dedupe: Dedupe, tensors: Sequence[torch.Tensor]) -> PlanGuards:
     """The guards of a plan that was just traced for `tensors`."""
-    capture, meta = executable.capture, executable.meta
-    specs = [spec for spec in capture.inputs if isinstance(spec, TensorInput)]
-    mutated = [k for k, info in enumerate(meta.inputs) if info is not None and info.version_bumps + info.mutation.data]
+    specs, sharing = [spec for spec, _ in executable.arguments], executable.sharing(tensors)
+    changed = sorted({*sharing.mutated, *sharing.bumped})
     absolute = any(uses_geometry(step) for step in executable.plan.steps)
     fakes = [spec.fake for spec in specs]
     return PlanGuards(
@@ -201,8 +201,8 @@ def make_guards(executable: Executable, dedupe: Dedupe, tensors: Sequence[torch.
         global_state=torch_compat.global_state_guard(),
         inference_mode=torch.is_inference_mode_enabled(),
         tensors=torch_compat.TensorGuard(tensors, fakes),
-        leaves=tuple((k, tensors[k].is_leaf) for k in mutated if specs[k].requires_grad),
-        storages=sharing_pattern(tensors) if mutated else None,
+        leaves=tuple((k, tensors[k].is_leaf) for k in changed if specs[k].requires_grad),
+        sharing=sharing if changed else None,
         offsets=tuple((k, t.storage_offset()) for k, t in enumerate(tensors) if absolute and t.layout is torch.strided),
         shapes=torch_compat.shape_guards(fakes) if any(map(torch_compat.is_symbolic, fakes)) else None,
     )

@@ -28,6 +28,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._python_dispatch import _detect_infra_mode
 
 __all__ = [
     "FakeTensor",
@@ -146,9 +147,14 @@ def sharing_version(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """`tensor` with the version counter of `other`, if the two are the same memory: a write to one is seen at the other."""
     if tensor is other or tensor.dtype != other.dtype or storage_key(tensor) != storage_key(other):
         return tensor
-    version = version_of(other)
-    alias = other.detach().as_strided_(tensor.size(), tensor.stride(), tensor.storage_offset())
-    raise_version(other, version, 0)
+    return strided_alias(other, tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def strided_alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """Other elements of the storage of a tensor, detached, with the same version counter."""
+    version = version_of(tensor)
+    alias = tensor.detach().as_strided_(size, stride, offset)
+    raise_version(tensor, version, 0)
     return alias
 
 
@@ -166,6 +172,27 @@ def raise_version(tensor: torch.Tensor, version: int | None, bumps: int) -> None
     """Make the version counter `version + bumps`, as if that many in-place ops had run since."""
     if version is not None:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version + bumps,))
+
+
+CONJUGATE = torch.ops.aten._conj.default
+NEGATE = torch.ops.aten._neg_view.default
+"""Views that say "the conjugate" or "the negative" of their base, without computing it."""
+
+
+def share_version(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have one version counter: raises it for a moment."""
+    version, before = one._version, other._version
+    raise_version(one, version, 1)
+    shared = other._version != before
+    raise_version(one, version, 0)
+    return shared
+
+
+def flat_alias(tensor: torch.Tensor, start: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """`nbytes` of the storage of a tensor, from its byte `start`, as a flat tensor that autograd knows nothing of."""
+    storage = tensor.untyped_storage()[start : start + nbytes]
+    with torch.no_grad(), normal_mode():
+        return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage)
 
 
 def release_saved_tensors(ctx: Any) -> None:
@@ -210,10 +237,53 @@ def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any]) ->
             continue
         if type(value) in (torch.Tensor, torch.nn.Parameter):
             raise RuntimeError("mutating a non-functional tensor")
-        if 0 in strides(value) and any(
-            step == 0 and size > 1 for size, step in zip(value.size(), value.stride(), strict=True)
-        ):
+        if is_expanded(value):
             raise RuntimeError("writing through an expanded tensor")
+        if (torch.Tag.pointwise in op.tags or op is torch.ops.aten.copy_.default) and not is_symbolic(value):
+            for other in args:
+                if isinstance(other, torch.Tensor) and not is_symbolic(other) and partly_overlap(value, other):
+                    raise RuntimeError(PARTIAL_OVERLAP)
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether several elements are the same memory, by a stride of 0."""
+    steps = strides(tensor)
+    return 0 in steps and any(step == 0 and size > 1 for size, step in zip(tensor.size(), steps, strict=True))
+
+
+PARTIAL_OVERLAP = (
+    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
+    "Please clone() the tensor before performing the operation."
+)
+"""Eager's message."""
+
+
+def partly_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two dense tensors share memory, but not element by element: what eager refuses in a pointwise write."""
+    if storage_key(one) != storage_key(other) or 0 in (one.numel(), other.numel()):
+        return False
+    if not (is_dense(one) and is_dense(other)):
+        return False
+    start, end = byte_range(one)
+    other_start, other_end = byte_range(other)
+    if (start, end) == (other_start, other_end):
+        return one.stride() != other.stride()
+    return start < other_end and other_start < end
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie next to each other, in any order of the dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(strides(tensor), tensor.size(), strict=False)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return tensor.layout is torch.strided
+
+
+def byte_range(dense: torch.Tensor) -> tuple[int, int]:
+    start = dense.storage_offset() * dense.element_size()
+    return start, start + dense.numel() * dense.element_size()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -273,6 +343,12 @@ def is_effect_wrapper(target: Any) -> bool:
 def to_functional(fake: torch.Tensor) -> torch.Tensor:
     """A functional wrapper around a tracked fake tensor; needs the functional mode to be active."""
     return FunctionalTensor.to_functional(fake)
+
+
+def same_functional(tensor: torch.Tensor) -> torch.Tensor:
+    """Another functional wrapper of the same value: a write to one is a write to both; to autograd they are unrelated."""
+    mode = _detect_infra_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
+    return FunctionalTensor(tensor.elem, mode)
 
 
 def from_functional(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.capture.flatten import Arguments
 from aotgrad.errors import HigherOrderError
-from aotgrad.ir import AliasOfIntermediate, Capture, TensorInput, ViewAndMutationMeta
+from aotgrad.ir import AliasOfIntermediate, Capture, MemberInput, TensorInput, ViewAndMutationMeta
 from aotgrad.pipeline import Executable
 from aotgrad.plan_cache import PlanCache
 from aotgrad.runtime.recomputation import Gradients, Recomputation
@@ -47,6 +47,9 @@ class CapturedFunction:
         Raises:
             HigherOrderError: names the input.
         """
+        for index, spec in enumerate(self.capture.inputs):
+            if isinstance(spec, MemberInput):
+                reject_old_value(index)
         for slot in self.results:
             if isinstance(slot, UpdatedInput):
                 reject_old_value(slot.index)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import aotgrad
-from aotgrad.guards import hashable, sharing_pattern, structure_key
+from aotgrad.guards import hashable, structure_key
 
 
 def add(x, y=1, *, scale=1.0):
@@ -127,11 +127,6 @@ def test_why_a_plan_does_not_fit_is_said():
     assert "tensor argument 0" in plan.guards.why_not([torch.ones(3)])
     with torch.no_grad():
         assert "global state" in plan.guards.why_not([x])
-
-
-def test_sharing_pattern():
-    x, y = torch.ones(4), torch.ones(4)
-    assert sharing_pattern([x, y, x[1:], y.view(2, 2)]) == (0, 1, 0, 1)
 
 
 def test_keys_tell_values_apart_that_python_calls_equal():

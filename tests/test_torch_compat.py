@@ -166,6 +166,62 @@ def test_sharing_version_makes_a_write_to_one_seen_at_the_other():
     assert shared._version == x._version > before
 
 
+def test_strided_alias_sees_writes_and_leaves_the_version_alone():
+    x = torch.arange(4.0)
+    alias = compat.strided_alias(x, (2,), (2,), 1)
+    assert (alias.tolist(), x._version, alias._version) == ([1, 3], 0, 0)
+    x.add_(1)
+    assert (alias.tolist(), alias._version) == ([2, 4], 1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "partly"),
+    [
+        (lambda x: x[1:], lambda x: x[:-1], True),
+        (lambda x: x[1:], lambda x: x[1:], False),
+        (lambda x: x.view(2, 2), lambda x: x.view(2, 2).t(), True),
+        (lambda x: x[:2], lambda x: x[2:], False),
+        (lambda x: x[::2], lambda x: x[1:3], False),
+    ],
+)
+def test_partial_overlap_is_what_eager_refuses(one, other, partly):
+    x = torch.arange(4.0)
+    assert compat.partly_overlap(one(x), other(x)) == partly
+    if partly:
+        with pytest.raises(RuntimeError, match=compat.PARTIAL_OVERLAP[:90]):
+            one(x).add_(other(x))
+    else:
+        one(x).add_(other(x))
+
+
+def test_where_dense_and_expanded_tensors_lie():
+    x = torch.ones(2, 3)
+    assert compat.is_dense(x.t()) and not compat.is_dense(x[:, :2])
+    assert compat.byte_range(x[1]) == (12, 24)
+    assert compat.is_expanded(x[:1].expand(2, 3)) and not compat.is_expanded(x[:1])
+
+
+def test_share_version_tells_and_leaves_no_trace():
+    x = torch.ones(2)
+    assert compat.share_version(x, x[:1]) and compat.share_version(x, x.detach())
+    assert not compat.share_version(x, x.data) and not compat.share_version(x, torch.ones(2))
+    assert x._version == 0
+
+
+def test_flat_alias_is_a_part_of_the_storage():
+    x = torch.arange(6.0)
+    alias = compat.flat_alias(x.view(2, 3), 8, 12, torch.int32)
+    assert (alias.dtype, alias.size(), alias.storage_offset(), alias._base) == (torch.int32, (3,), 0, None)
+    alias.zero_()
+    assert (x.tolist(), x._version) == ([0, 1, 0, 0, 0, 5], 0)
+
+
+@pytest.mark.parametrize("view, lazy", [(compat.CONJUGATE, torch.Tensor.is_conj), (compat.NEGATE, torch.Tensor.is_neg)])
+def test_lazy_views(view, lazy):
+    x = torch.ones(2, dtype=torch.complex64)
+    assert lazy(view(x)) and view(x)._base is x
+
+
 def test_as_inference_is_the_same_memory():
     x = torch.arange(4.0).view(2, 2).t()
     inference = compat.as_inference(x)
@@ -390,6 +446,15 @@ def test_an_in_place_op_is_recorded_functionally(fake_mode):
     assert compat.proxy_node(current, trace.tracer).name == "mul"
     assert compat.any_functional([torch.ones(1), x])
     assert not compat.any_functional([torch.ones(1)])
+
+
+def test_same_functional_is_one_value_with_two_histories(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2))
+    with trace.active() as x:
+        same = compat.same_functional(x)
+        x.add_(1)
+        assert compat.proxy_node(compat.from_functional(same), trace.tracer).name == "add"
+    assert (x._version, same._version) == (1, 0)
 
 
 def test_a_value_that_the_trace_never_saw_has_no_node(fake_mode):

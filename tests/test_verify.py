@@ -89,13 +89,15 @@ def test_capture_counts_its_inputs(product):
 
 def test_capture_names_inputs_after_placeholders(product):
     first, second = product.capture.inputs
-    capture = replace(product.capture, inputs=(replace(first, name="x"), second))
+    convention = replace(product.capture.convention, inputs=(replace(first, name="x"), second))
+    capture = replace(product.capture, convention=convention)
     assert_broken("capture", capture, "input x has the placeholder primals_1")
 
 
 def test_capture_inputs_are_fake(product):
     first, second = product.capture.inputs
-    capture = replace(product.capture, inputs=(replace(first, fake=torch.ones(3)), second))
+    convention = replace(product.capture.convention, inputs=(replace(first, fake=torch.ones(3)), second))
+    capture = replace(product.capture, convention=convention)
     assert_broken("capture", capture, "input primals_1 is traced with a Tensor, not with a fake tensor")
 
 
@@ -359,7 +361,8 @@ def test_the_forward_runs_once_and_first(product):
     forward, *later = product.plan.steps
     for steps in ([forward, forward, *later], [*later, forward]):
         plan = replace(product.plan, steps=tuple(steps))
-        assert_broken("executable", replace(product, plan=plan), "a plan starts with the forward and runs it once")
+        message = "a plan makes the synthetic bases, then runs the forward, once"
+        assert_broken("executable", replace(product, plan=plan), message)
 
 
 def test_a_forward_with_results_is_run(product):

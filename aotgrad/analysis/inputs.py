@@ -9,17 +9,17 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.analysis.views import chain_from
 from aotgrad.errors import UnsupportedMutationError
-from aotgrad.ir import Capture, Geometry, InputAliasInfo, InputState, MutationType
+from aotgrad.ir import Capture, Geometry, InputAliasInfo, InputState, MutationType, SyntheticBase, TensorInput
 
 
 def analyze_inputs(capture: Capture) -> tuple[InputAliasInfo | None, ...]:
-    """One entry an input; `None` where the input is not a tensor."""
+    """One entry an input; `None` where the input is no argument, or no tensor."""
     return tuple(_analyze(capture, index) for index in range(len(capture.inputs)))
 
 
 def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
     before = capture.before[index]
-    if before is None:
+    if before is None or isinstance(capture.inputs[index], SyntheticBase):
         return None
     argument = capture.arguments[index]
     reject_replaced_storage(index, argument, before)
@@ -27,11 +27,16 @@ def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
     mutation = mutation_type(capture, index, before)
     return InputAliasInfo(
         mutation=mutation,
-        hidden_from_autograd=argument.grad_fn is before.grad_fn,
+        hidden_from_autograd=history_of(argument) is before.grad_fn,
         version_bumps=0 if argument.is_inference() else argument._version - before.version,
         requires_grad_after=argument.requires_grad,
         geometry=Geometry.of(argument) if mutation.metadata else None,
     )
+
+
+def history_of(argument: torch.Tensor) -> Any:
+    """The `grad_fn` of an argument, or of the tensor that it is a view of."""
+    return argument.grad_fn if argument._base is None else argument._base.grad_fn
 
 
 def reject_replaced_storage(index: int, argument: torch.Tensor, before: InputState) -> None:
@@ -60,7 +65,7 @@ def reject_changed_gradient_state(capture: Capture, index: int) -> None:
     spec, argument = capture.inputs[index], capture.arguments[index]
     if argument.grad_fn is None and argument.requires_grad != spec.requires_grad:
         how = "has its requires_grad changed, by `requires_grad_()` or `detach_()`"
-    elif capture.primals[index].is_leaf and capture.primals[index].grad is not None:
+    elif isinstance(spec, TensorInput) and capture.primals[index].is_leaf and capture.primals[index].grad is not None:
         how = "gets a gradient accumulated, by a `backward()` inside; use torch.autograd.grad and return the gradient"
     else:
         return
@@ -77,10 +82,13 @@ def statically_fits(tensor: torch.Tensor, storage_bytes: Any) -> bool:
 
 
 def mutation_type(capture: Capture, index: int, before: InputState) -> MutationType:
-    """Data was mutated if the current value is no view of the placeholder; metadata, if the geometry differs."""
-    placeholder = capture.placeholders[index]
+    """Data was mutated if the current value is no view of the placeholder; metadata, if the geometry differs.
+
+    A tensor whose elements overlap each other cannot have been written to: it only sees what was written to another one.
+    """
+    placeholder = capture.placeholder_of(index)
     root, _ = chain_from(capture.trace.node_of(capture.arguments[index]))
-    data = root is not placeholder
+    data = root is not placeholder and not torch_compat.is_expanded(capture.arguments[index])
     metadata = Geometry.of(capture.arguments[index]) != before.geometry
     return {
         (False, False): MutationType.NONE,

@@ -31,6 +31,7 @@ from aotgrad.ir import (
     InputAliasInfo,
     IsInput,
     IsOutput,
+    MemberInput,
     NonAlias,
     OutputAliasInfo,
     SymOutput,
@@ -68,7 +69,7 @@ class _Outputs:
         self.bases: list[BaseInfo] = []
 
     def classify(self) -> tuple[tuple[OutputAliasInfo, ...], tuple[BaseInfo, ...]]:
-        input_of_storage = first_positions([_storage_or_none(value) for value in self.capture.arguments])
+        owners = self.owners()
         fresh: dict[int, int] = {}
         first_of = first_positions([id(value) for value in self.capture.outputs])
         for position, value in enumerate(self.capture.outputs):
@@ -76,8 +77,8 @@ class _Outputs:
                 self.infos[position] = describe_value(position, value)
             elif (first := first_of[id(value)]) != position:
                 self.infos[position] = IsOutput(first)
-            elif (owner := input_of_storage.get(_storage_or_none(value))) is not None:
-                self.infos[position] = self.alias_of_input(position, value, owner)
+            elif found := owners.get(_storage_or_none(value)):
+                self.infos[position] = self.alias_of_input(position, value, found)
             else:
                 fresh[position] = _storage_or_none(value) or id(value)
         for group in group_by_key(fresh):
@@ -86,19 +87,42 @@ class _Outputs:
 
     # -- outputs that share memory with an input
 
-    def alias_of_input(self, position: int, value: torch.Tensor, owner: int) -> OutputAliasInfo:
-        same = [i for i, argument in enumerate(self.capture.arguments) if argument is value]
+    def owners(self) -> dict[int, tuple[int, ...]]:
+        """The arguments that lie in each storage."""
+        storages = {k: _storage_or_none(self.capture.arguments[k]) for k in sorted(self.capture.convention.order)}
+        groups = group_by_key({k: storage for k, storage in storages.items() if storage is not None})
+        return {storages[group[0]]: group for group in groups}
+
+    def alias_of_input(self, position: int, value: torch.Tensor, owners: Sequence[int]) -> OutputAliasInfo:
+        same = [k for k in owners if self.capture.arguments[k] is value]
         if same:
             return IsInput(same[0])
+        owner, steps = self.nearest(value, owners)
         argument = self.capture.arguments[owner]
-        current = self.capture.trace.node_of(argument)
-        root, steps = chain_from(self.capture.trace.node_of(value), stops={current})
         if is_custom_function_view(value, stop=argument.grad_fn):
-            replay = replay_of_chain(steps, False) if root is current else None
-            return CustomFunctionView(value.requires_grad, owner, replay)
-        if root is current:
-            return AliasOfInput(owner, self.replay(position, value, argument, steps))
-        return AliasOfInput(owner, self.replay_strided(position, value, argument))
+            return CustomFunctionView(value.requires_grad, owner, None if steps is None else replay_of_chain(steps, False))
+        if steps is None:
+            return AliasOfInput(owner, self.replay_strided(position, value, argument))
+        return AliasOfInput(owner, self.replay(position, value, argument, steps))
+
+    def nearest(self, value: torch.Tensor, owners: Sequence[int]) -> tuple[int, tuple[ViewStep, ...] | None]:
+        """The argument whose current value a view was recorded from, and how; else any that it shares memory with."""
+        node_of = self.capture.trace.node_of
+        for owner in owners:
+            current = node_of(self.capture.arguments[owner])
+            root, steps = chain_from(node_of(value), stops={current})
+            if root is current:
+                return owner, steps
+        for owner in self.members(owners):
+            base, prefix = chain_from(node_of(self.capture.arguments[owner]))
+            root, steps = chain_from(node_of(value))
+            if root is base and steps[: len(prefix)] == prefix:
+                return owner, steps[len(prefix) :]
+        return owners[0], None
+
+    def members(self, owners: Sequence[int]) -> list[int]:
+        """Members of a synthetic base are made of it anew after each write, so views of them are known by their chain."""
+        return [owner for owner in owners if isinstance(self.capture.inputs[owner], MemberInput)]
 
     # -- outputs that share memory with each other
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from aotgrad import torch_compat
-from aotgrad.ir import Geometry, InputSpec, InputState, TensorInput
+from aotgrad.ir import (
+    CallingConvention,
+    Geometry,
+    InputSpec,
+    InputState,
+    MemberInput,
+    SymInput,
+    TensorInput,
+    ViewStep,
+)
 
 
 class NonLeaf(torch.autograd.Function):
@@ -19,26 +32,50 @@ class NonLeaf(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, primal: torch.Tensor) -> torch.Tensor:
-        return torch_compat.to_functional(torch_compat.from_functional(primal))
+        return torch_compat.same_functional(primal)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
 
-def make_primal(spec: InputSpec) -> Any:
-    """The live value of a placeholder: a functional leaf, or the symbolic number itself."""
+def make_primals(inputs: Sequence[InputSpec]) -> list[Any]:
+    """The live values of the placeholders: functional leaves, or the symbolic numbers themselves."""
+    return [make_primal(spec) for spec in inputs if not isinstance(spec, MemberInput)]
+
+
+def make_primal(spec: TensorInput | SymInput) -> Any:
     if not isinstance(spec, TensorInput):
         return spec.value
     return torch_compat.to_functional(spec.fake).requires_grad_(spec.requires_grad)
 
 
+def make_arguments(inputs: Sequence[InputSpec], primals: Sequence[Any]) -> list[Any]:
+    """What the user's function gets for each input."""
+    arguments = [make_argument(spec, primal) for spec, primal in zip(inputs, primals, strict=False)]
+    families: dict[tuple[int, int], torch.Tensor] = {}
+    for spec in inputs[len(arguments) :]:
+        root = arguments[spec.base] if spec.attached else families.get((spec.base, spec.family))
+        if root is None:
+            root = families[spec.base, spec.family] = torch_compat.same_functional(primals[spec.base])
+        arguments.append(apply_views(spec.views, root))
+    return arguments
+
+
 def make_argument(spec: InputSpec, primal: Any) -> Any:
-    """What the user's function gets for `primal`."""
+    """The primal, or a tensor with a history where the input is not a leaf."""
     if isinstance(spec, TensorInput) and spec.requires_grad and not spec.is_leaf:
         with torch.enable_grad():
             return NonLeaf.apply(primal)
     return primal
+
+
+def apply_views(views: Sequence[ViewStep], base: torch.Tensor) -> torch.Tensor:
+    """The view of `base`, tracked by autograd whatever the grad mode."""
+    with torch.enable_grad():
+        for view in views:
+            base = view.op(base, *view.args)
+    return base
 
 
 def input_state(value: Any) -> InputState | None:
@@ -46,7 +83,48 @@ def input_state(value: Any) -> InputState | None:
     if not isinstance(value, torch.Tensor):
         return None
     version = 0 if value.is_inference() else value._version
+    history = owner_of(value).grad_fn
     if value.layout is not torch.strided:
-        return InputState(version, value.grad_fn, Geometry.of(value), None, None)
+        return InputState(version, history, Geometry.of(value), None, None)
     storage_bytes = value.untyped_storage().nbytes()
-    return InputState(version, value.grad_fn, Geometry.of(value), torch_compat.storage_id(value), storage_bytes)
+    return InputState(version, history, Geometry.of(value), torch_compat.storage_id(value), storage_bytes)
+
+
+def owner_of(value: torch.Tensor) -> torch.Tensor:
+    """The tensor that a view is a view of, or the tensor itself."""
+    return value if value._base is None else value._base
+
+
+class SharedVersions(TorchFunctionMode):
+    """Keeps version counters equal that are one counter in eager, though the trace has several tensors there."""
+
+    def __init__(self, classes: Sequence[Sequence[torch.Tensor]]) -> None:
+        super().__init__()
+        self.classes = classes
+        self.versions = [members[0]._version for members in classes]
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for k, members in enumerate(self.classes):
+            raised = sum(member._version - self.versions[k] for member in members)
+            if raised:
+                self.versions[k] += raised
+                for member in members:
+                    torch_compat.raise_version(member, self.versions[k], 0)
+        return result
+
+
+def shared_versions(convention: CallingConvention, arguments: Sequence[Any]) -> AbstractContextManager:
+    """`SharedVersions` for the inputs that need it."""
+    classes = [distinct_counters([arguments[k] for k in members]) for members in convention.shared_versions]
+    classes = [members for members in classes if len(members) > 1]
+    return SharedVersions(classes) if classes else contextlib.nullcontext()
+
+
+def distinct_counters(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """One tensor for each version counter."""
+    distinct: list[torch.Tensor] = []
+    for tensor in tensors:
+        if not any(torch_compat.share_version(tensor, other) for other in distinct):
+            distinct.append(tensor)
+    return distinct

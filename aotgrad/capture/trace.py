@@ -17,10 +17,10 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.capture.functional import input_state, make_argument, make_primal
+from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
 from aotgrad.capture.recorder import Recorder
 from aotgrad.errors import AOTGradError, CaptureError, add_note
-from aotgrad.ir import Capture, InputSpec, TensorInput
+from aotgrad.ir import CallingConvention, Capture, MemberInput, SymInput, TensorInput
 from aotgrad.torch_compat import FakeTensorMode, ProxyTorchDispatchMode
 
 FlatFunction = Callable[..., Sequence[Any]]
@@ -58,7 +58,7 @@ class Trace:
         finally:
             torch.clear_autocast_cache()
 
-    def add_input(self, spec: InputSpec) -> None:
+    def add_input(self, spec: TensorInput | SymInput) -> None:
         """A placeholder for `spec`, and its fake value tracked."""
         value = spec.fake if isinstance(spec, TensorInput) else spec.value
         self._track(self.graph.placeholder(spec.name), value)
@@ -115,16 +115,16 @@ def tangent_like(fake: torch.Tensor) -> torch.Tensor:
 
 def capture_function(
     function: FlatFunction,
-    specs: Sequence[InputSpec],
+    convention: CallingConvention,
     fake_mode: FakeTensorMode,
     decompositions: Mapping[Any, Callable],
 ) -> Capture:
     """Run `function` once on fake inputs.
 
     Args:
-        function: takes one value per spec, returns a flat sequence.
-        specs: from `fake.make_input_specs`.
-        fake_mode: the mode of the specs' fake tensors.
+        function: takes one value per argument, returns a flat sequence.
+        convention: the inputs, from `fake.make_input_specs`, and which of them the function takes.
+        fake_mode: the mode of the inputs' fake tensors.
         decompositions: op overload -> function, applied while recording.
 
     Raises:
@@ -134,13 +134,14 @@ def capture_function(
     trace = Trace(fake_mode, decompositions)
     grad_mode_before = torch.is_grad_enabled()
     with trace.active(), restored_grad_mode():
-        primals, arguments = _make_inputs(trace, specs)
+        primals, arguments = _make_inputs(trace, convention)
         before = tuple(input_state(value) for value in arguments)
         seed = torch.initial_seed()
-        outputs = tuple(run_user_function(function, arguments))
+        with shared_versions(convention, arguments):
+            outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         reject_seeding(trace.graph, seed)
         grad_mode_after = torch.is_grad_enabled()
-    return Capture(trace, tuple(specs), primals, arguments, before, outputs, grad_mode_before, grad_mode_after)
+    return Capture(trace, convention, primals, arguments, before, outputs, grad_mode_before, grad_mode_after)
 
 
 @contextlib.contextmanager
@@ -153,13 +154,13 @@ def restored_grad_mode() -> Iterator[None]:
         torch.set_grad_enabled(before)
 
 
-def _make_inputs(trace: Trace, specs: Sequence[InputSpec]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _make_inputs(trace: Trace, convention: CallingConvention) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     with torch_compat.hidden_tracing_modes():
-        for spec in specs:
-            trace.add_input(spec)
-    primals = tuple(make_primal(spec) for spec in specs)
-    arguments = tuple(make_argument(spec, primal) for spec, primal in zip(specs, primals, strict=True))
-    return primals, arguments
+        for spec in convention.inputs:
+            if not isinstance(spec, MemberInput):
+                trace.add_input(spec)
+    primals = make_primals(convention.inputs)
+    return tuple(primals), tuple(make_arguments(convention.inputs, primals))
 
 
 def run_user_function(function: FlatFunction, arguments: Sequence[Any]) -> Sequence[Any]:

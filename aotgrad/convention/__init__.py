@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aotgrad.convention.dedupe import Dedupe
-from aotgrad.convention.overlap import reject_mutated_overlap
+from aotgrad.convention.sharing import MemorySharing
+from aotgrad.convention.synthetic_base import share_memory
 
-__all__ = ["Dedupe", "reject_mutated_overlap"]
+__all__ = ["Dedupe", "MemorySharing", "share_memory"]

@@ -6,6 +6,7 @@
     f32[3] requires_grad        a leaf
     f32[3] nonleaf              requires grad, and has a history
     same 0                      the same object as argument 0
+    view 0 [3][1] 2             a view of argument 0, with this size, stride and offset
     3, 'mean', None             a Python literal
 
 Types are written as `printing.type_text` writes them, devices included (`f32[3]cuda:0`).
@@ -29,6 +30,8 @@ FLAGS = ("requires_grad", "nonleaf")
 TENSOR = re.compile(
     r"(?P<dtype>\w+)\[(?P<size>[\d, ]*)\](\[(?P<stride>[\d, ]*)\])?(?P<device>[a-z]+(:\d+)?)?(?P<flags>( \w+)*)"
 )
+
+VIEW = re.compile(r"view (?P<base>\d+) \[(?P<size>[\d, ]*)\]\[(?P<stride>[\d, ]*)\] (?P<offset>\d+)")
 
 
 class SpecError(ValueError):
@@ -100,16 +103,18 @@ def make_arguments(specs: Sequence[str]) -> tuple[Any, ...]:
 
 
 def make_argument(text: str, earlier: Sequence[Any] = ()) -> Any:
-    """The argument that `text` describes; `earlier` are those that `same` may name."""
+    """The argument that `text` describes; `earlier` are those that `same` and `view` may name."""
     tensor = TensorSpec.parse(text)
     if tensor is not None:
         return tensor.make()
     if (same := re.fullmatch(r"same (\d+)", text)) and int(same[1]) < len(earlier):
         return earlier[int(same[1])]
+    if (view := VIEW.fullmatch(text)) and int(view["base"]) < len(earlier):
+        return earlier[int(view["base"])].as_strided(numbers(view["size"]), numbers(view["stride"]), int(view["offset"]))
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
-        legal = "'f32[3, 4]', 'f32[3, 4][1, 3] requires_grad', 'i64[5]', 'same 0', '2.5', \"'mean'\""
+        legal = "'f32[3, 4]', 'f32[3, 4][1, 3] requires_grad', 'i64[5]', 'same 0', 'view 0 [3][1] 2', '2.5', \"'mean'\""
         raise SpecError(f"{text!r} describes no argument; these do: {legal}") from error
 
 

@@ -19,7 +19,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
-from aotgrad.ir import BackwardError, Capture, JointGraph, OpenTrace, TensorInput, ViewAndMutationMeta
+from aotgrad.ir import BackwardError, Capture, JointGraph, MemberInput, OpenTrace, TensorInput, ViewAndMutationMeta
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
@@ -55,13 +55,13 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta) -> JointGraph:
             _erase_all_but(capture.trace.graph, forward_nodes)
             failure = BackwardError(str(error), tuple(result.slot for result in outputs))
             backward = AppendedBackward((), (), failure)
-    primals = tuple(Primal(index) for index in range(len(capture.inputs)))
+    primals = tuple(map(Primal, range(capture.convention.placeholder_count)))
     gradients = tuple(Gradient(primal) for primal in primals) if backward.tangents else ()
     signature = GraphSignature(
         inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *gradients)
     )
     capture.trace.graph.output([*(result.node for result in results), *backward.gradients])
-    static, mutated = _static_inputs(capture), _mutated_inputs(meta)
+    static, mutated = _static_inputs(capture), _mutated_inputs(capture, meta)
     return JointGraph(capture.trace.module(), signature, static, mutated, backward.error)
 
 
@@ -151,7 +151,7 @@ def reject_foreign_leaves(capture: Capture, roots: Sequence[torch.Tensor]) -> No
 def _gradients(capture: Capture, outputs: Sequence[Result], tangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """One gradient a primal, `None` where there is none."""
     wanted = [i for i, spec in enumerate(capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
-    gradients: list[torch.Tensor | None] = [None] * len(capture.inputs)
+    gradients: list[torch.Tensor | None] = [None] * capture.convention.placeholder_count
     roots = [result.differentiable for result in outputs]
     reject_foreign_leaves(capture, roots)
     if not outputs or not wanted:
@@ -208,5 +208,8 @@ def _static_inputs(capture: Capture) -> frozenset[int]:
     return frozenset(i for i, spec in enumerate(capture.inputs) if isinstance(spec, TensorInput) and spec.is_static)
 
 
-def _mutated_inputs(meta: ViewAndMutationMeta) -> frozenset[int]:
-    return frozenset(i for i, info in enumerate(meta.inputs) if info is not None and info.mutation.data)
+def _mutated_inputs(capture: Capture, meta: ViewAndMutationMeta) -> frozenset[int]:
+    """The primals whose memory the epilogue overwrites."""
+    mutated = [index for index, info in enumerate(meta.inputs) if info is not None and info.mutation.data]
+    specs = [(index, capture.inputs[index]) for index in mutated]
+    return frozenset(spec.base if isinstance(spec, MemberInput) else index for index, spec in specs)

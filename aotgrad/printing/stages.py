@@ -26,6 +26,7 @@ from aotgrad.ir import (
     IsInput,
     IsOutput,
     JointGraph,
+    MemberInput,
     MutationType,
     NonAlias,
     OutputAliasInfo,
@@ -33,6 +34,7 @@ from aotgrad.ir import (
     SavedValue,
     SymInput,
     SymOutput,
+    SyntheticBase,
     TensorInput,
     UnsafeViewAlias,
     ViewAndMutationMeta,
@@ -92,17 +94,26 @@ def capture_text(capture: Capture) -> str:
     """The inputs, what was recorded, and the live values that the function returned."""
     notes = {spec.name: input_note(spec) for spec in capture.inputs}
     outputs = [f"{live_text(value)},  # output {k}" for k, value in enumerate(capture.outputs)]
-    lines = [*header("captured", capture.placeholders, notes), *indented(body_lines(capture.trace.graph))]
+    lines = [*header("captured", capture.placeholders, notes), *indented(member_lines(capture))]
+    lines += indented(body_lines(capture.trace.graph))
     lines += indented(bracketed("return", outputs))
     if capture.grad_mode_after != capture.grad_mode_before:
         lines.append(f"# leaves grad mode {on_off(capture.grad_mode_after)}")
     return "\n".join(lines)
 
 
+def member_lines(capture: Capture) -> list[str]:
+    """The arguments that are made of a synthetic base, and by which views."""
+    members = [spec for spec in capture.inputs if isinstance(spec, MemberInput)]
+    return [f"# {m.name}: {type_text(m.fake)} is {capture.inputs[m.base].name}{chain_text(m.views)}" for m in members]
+
+
 def input_note(spec: InputSpec) -> str:
     match spec:
         case SymInput():
             return "a Python number"
+        case SyntheticBase():
+            return "synthetic base" + (", requires grad" if spec.requires_grad else "")
         case TensorInput():
             gradient = ("leaf that requires grad" if spec.is_leaf else "not a leaf") if spec.requires_grad else ""
             return ", ".join(filter(None, ["parameter or buffer" if spec.is_static else "", gradient]))
@@ -135,7 +146,7 @@ def section(title: str, entries: Iterable[str]) -> list[str]:
 
 def input_alias_text(info: InputAliasInfo | None) -> str:
     if info is None:
-        return "not a tensor"
+        return "no tensor argument"
     return "; ".join(input_alias_parts(info))
 
 
@@ -178,9 +189,12 @@ def output_alias_text(info: OutputAliasInfo) -> str:
 
 def replay_text(replay: ViewReplay) -> str:
     """The chain of view ops, each behind an arrow, how it must be run, and why it is not simply the recorded one."""
-    chain = "".join(f" -> {step_text(step)}" for step in replay.steps)
     mode = "" if replay.grad_mode is None else f", under grad mode {on_off(replay.grad_mode)}"
-    return chain + mode + ("" if replay.reason == USUAL_REASON else f"  ({replay.reason})")
+    return chain_text(replay.steps) + mode + ("" if replay.reason == USUAL_REASON else f"  ({replay.reason})")
+
+
+def chain_text(steps: Iterable[ViewStep]) -> str:
+    return "".join(f" -> {step_text(step)}" for step in steps)
 
 
 def step_text(step: ViewStep) -> str:

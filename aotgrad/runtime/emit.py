@@ -22,12 +22,14 @@ from aotgrad.runtime.autograd import SENTINEL, Backward, FailingSegment, Segment
 from aotgrad.runtime.plan import Plan
 from aotgrad.runtime.recomputation import HigherOrder, Recomputation
 from aotgrad.runtime.steps import (
+    AliasBase,
     AsInference,
     Attach,
     AttachError,
     CopyBack,
     Forward,
     MakeAlias,
+    MakeBase,
     MakeView,
     RestoreGradMode,
     ReturnValue,
@@ -36,6 +38,7 @@ from aotgrad.runtime.steps import (
     Step,
     UpdateGeometry,
 )
+from aotgrad.runtime.synthetic_base import attached_base, memory_alias, synthetic_base
 from aotgrad.runtime.variants import VariantCache
 from aotgrad.slots import Tangent
 
@@ -61,6 +64,9 @@ def build(plan: Plan, source: str, compiled: Compiled, backward: Backward | None
         "as_inference": torch_compat.as_inference,
         "raise_version": torch_compat.raise_version,
         "forward": compiled.forward,
+        "synthetic_base": synthetic_base,
+        "attached_base": attached_base,
+        "memory_alias": memory_alias,
         "attach": Segment.apply,
         "attach_error": FailingSegment.apply,
         "sentinel": SENTINEL,
@@ -102,7 +108,7 @@ class _Emitter:
     def text(self) -> str:
         body = [line for step in self.plan.steps for line in self.lines(step)]
         returned = ", ".join(self.returned(step) for step in self.plan.steps if isinstance(step, ReturnValue))
-        unpack = [f"{tuple_of(self.plan.inputs)} = args"] if self.plan.inputs else []
+        unpack = [f"{tuple_of(self.plan.arguments)} = args"] if self.plan.arguments else []
         lines = [*unpack, "args.clear()", *self.versions(), *body, f"return [{returned}]"]
         return "\n".join(["def call(args):", *(f"    {line}" for line in lines), ""])
 
@@ -115,6 +121,8 @@ class _Emitter:
 
     def lines(self, step: Step) -> Iterator[str]:
         match step:
+            case MakeBase():
+                yield from make_base(step)
             case Forward():
                 yield from self.forward(step)
             case Attach():
@@ -127,6 +135,8 @@ class _Emitter:
                 yield f"{step.name} = as_inference({step.name})"
             case ShareVersion():
                 yield f"{step.name} = sharing_version({step.name}, {step.saved})"
+            case AliasBase():
+                yield f"{step.name} = memory_alias({step.member}, {step.start_bytes}, {step.numel})"
             case MakeAlias():
                 yield f"{step.name} = {step.target}.detach()"
             case AttachError():
@@ -227,6 +237,12 @@ class _Emitter:
         if symbol not in self.bound:
             self.bound.add(symbol)
             bindings.append(f"{symbol} = {find_symbol(symbol, self.plan.fakes)}")
+
+
+def make_base(step: MakeBase) -> Iterator[str]:
+    yield f"{step.name} = synthetic_base({step.member}, {step.start_bytes}, {step.nbytes}, {step.dtype})"
+    if step.root is not None:
+        yield f"{step.name} = attached_base({step.root}, {step.name})"
 
 
 def find_symbol(symbol: str, fakes: Sequence[tuple[str, Any]]) -> str:

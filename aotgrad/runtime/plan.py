@@ -26,23 +26,28 @@ from aotgrad.ir import (
     InputAliasInfo,
     IsInput,
     IsOutput,
+    MemberInput,
     MutationType,
     NonAlias,
     OutputAliasInfo,
     Partition,
+    SymInput,
     SymOutput,
+    SyntheticBase,
     TensorInput,
     UnsafeViewAlias,
     ViewAndMutationMeta,
     ViewReplay,
 )
 from aotgrad.runtime.steps import (
+    AliasBase,
     AsInference,
     Attach,
     AttachError,
     CopyBack,
     Forward,
     MakeAlias,
+    MakeBase,
     MakeView,
     RestoreGradMode,
     ReturnValue,
@@ -68,11 +73,11 @@ from aotgrad.slots import (
 class Plan:
     """What one call does.
 
-    `inputs` are the names of the arguments, `fakes` the traced value behind each name (for symbolic sizes), and
-    `gradient_inputs` the primals whose gradients the autograd node returns, in order.
+    `arguments` are the names of what the function is called with, `fakes` the traced value behind each name (for symbolic
+    sizes), and `gradient_inputs` the primals whose gradients the autograd node returns, in order.
     """
 
-    inputs: tuple[str, ...]
+    arguments: tuple[str, ...]
     steps: tuple[Step, ...]
     fakes: tuple[tuple[str, Any], ...]
     gradient_inputs: tuple[int, ...]
@@ -112,7 +117,7 @@ class _PlanBuilder:
         later = (
             *self.moved_versions(),
             *self.rewritten_versions(),
-            *self.shared_versions(),
+            *self.versions_of_saved(),
             *self.inference_results(),
             *self.custom_views(),
             *self.attach(),
@@ -120,8 +125,9 @@ class _PlanBuilder:
             *self.outputs(),
             *self.grad_mode(),
         )
-        forward = (self.forward(later),) if self.runs_forward() else ()
-        return Plan(self.inputs, (*forward, *later), self.fakes(), self.gradient_inputs())
+        forward = (*self.bases(), self.forward(later)) if self.runs_forward() else ()
+        arguments = tuple(self.inputs[index] for index in self.capture.convention.order)
+        return Plan(arguments, (*forward, *later), self.fakes(), self.gradient_inputs())
 
     def runs_forward(self) -> bool:
         """Not if the graph is empty: every output is an input or a view of one."""
@@ -131,12 +137,25 @@ class _PlanBuilder:
 
     # -- the forward graph and its autograd node
 
+    def bases(self) -> Iterator[MakeBase]:
+        for spec in self.capture.inputs:
+            if isinstance(spec, SyntheticBase):
+                member = self.inputs[spec.member]
+                root = f"{member}._base" if spec.through_base else member
+                nbytes, dtype = int(spec.fake.numel()) * spec.fake.element_size(), spec.fake.dtype
+                yield MakeBase(spec.name, member, spec.start_bytes, nbytes, dtype, root if spec.requires_grad else None)
+
+    @functools.cached_property
+    def primals(self) -> tuple[str, ...]:
+        """The inputs of the graph."""
+        return self.inputs[: self.capture.convention.placeholder_count]
+
     def forward(self, later: tuple[Step, ...]) -> Forward:
         used = {name for step in later for name in names_read(step)}
         symbols = {name for name, value in self.fakes() if torch_compat.is_symbolic_value(value)}
         release = tuple(name for name in self.inputs if name not in used | symbols)
         results = tuple(result_name(slot) for slot in self.signature.outputs)
-        return Forward(self.inputs, results, release, torch_compat.any_autocast_enabled(), self.random_devices())
+        return Forward(self.primals, results, release, torch_compat.any_autocast_enabled(), self.random_devices())
 
     def random_devices(self) -> tuple[str, ...]:
         if self.partition.backward is None:
@@ -155,7 +174,7 @@ class _PlanBuilder:
         sizes = tuple(result_name(slot) for slot in of_kind(self.signature.outputs, SavedSymInt))
         outputs = tuple(result_name(tangent.of) for tangent in tangents)
         layouts = tuple(self.tangent_layout(tangent) for tangent in tangents)
-        yield Attach(outputs, inputs, saved, sizes, layouts, self.inputs, self.mutated(), self.node_grad_mode())
+        yield Attach(outputs, inputs, saved, sizes, layouts, self.primals, self.mutated(), self.node_grad_mode())
 
     def attach_error(self, error: BackwardError) -> AttachError:
         outputs = tuple(result_name(slot) for slot in error.results)
@@ -176,6 +195,8 @@ class _PlanBuilder:
             return f"{slot.name}_before"
         if slot in self.saved_updates:
             return f"{self.saved_updates[slot]}_after"
+        if slot in self.saved_bases:
+            return f"{self.saved_bases[slot].name}_after"
         return slot.name if slot.name in self.inputs else result_name(slot)
 
     def tangent_layout(self, tangent: Tangent) -> TangentLayout:
@@ -209,6 +230,11 @@ class _PlanBuilder:
         """Inputs whose metadata alone is mutated."""
         infos = zip(self.inputs, self.meta.inputs, strict=True)
         return {name: info for name, info in infos if info is not None and not info.mutation.data and info.version_bumps}
+
+    @functools.cached_property
+    def shared_versions(self) -> frozenset[int]:
+        """Inputs whose version counter is that of another input too."""
+        return frozenset(index for inputs in self.capture.convention.shared_versions for index in inputs)
 
     def moved_versions(self) -> Iterator[Step]:
         """Versions rise before autograd saves a tensor whose data stays: its backward may use it.
@@ -249,8 +275,31 @@ class _PlanBuilder:
         for name in self.saved_updates.values():
             yield SetVersion(name, self.meta.inputs[self.inputs.index(name)].version_bumps)
             yield MakeAlias(f"{name}_after", name)
+        for base in self.saved_bases.values():
+            member = self.inputs[base.member]
+            yield SetVersion(member, self.meta.inputs[base.member].version_bumps)
+            yield AliasBase(f"{base.name}_after", member, base.start_bytes, int(base.fake.numel()))
 
-    def shared_versions(self) -> Iterator[ShareVersion]:
+    @functools.cached_property
+    def saved_bases(self) -> dict[Saved, SyntheticBase]:
+        """Saved values that are the new data of a synthetic base: its memory is saved, for the same reason."""
+        if self.partition.backward is None:
+            return {}
+        members = [(i, spec) for i, spec in enumerate(self.capture.inputs) if isinstance(spec, MemberInput)]
+        nodes = self.result_nodes
+        bases = {storage_node(nodes[UpdatedInput(i)]): spec.base for i, spec in members if UpdatedInput(i) in nodes}
+        found = {slot: bases[nodes[slot]] for slot in of_kind(self.signature.outputs, Saved) if nodes[slot] in bases}
+        specs = {slot: self.capture.inputs[k] for slot, k in found.items()}
+        return {slot: base for slot, base in specs.items() if self.is_whole(nodes[slot], base)}
+
+    def is_whole(self, node: Any, base: SyntheticBase) -> bool:
+        """Whether a value is laid out as the flat base, and the member that it is made of can be aliased as that."""
+        member, value = self.capture.inputs[base.member].fake, node.meta["val"]
+        bumps = self.meta.inputs[base.member].version_bumps
+        same = value.dtype == base.fake.dtype == member.dtype and value.size() == base.fake.size()
+        return bumps > 0 and same and not member.is_conj() and not member.is_neg()
+
+    def versions_of_saved(self) -> Iterator[ShareVersion]:
         """Results that are the same memory as a saved value: the caller's writes must be noticed by the backward."""
         if self.partition.backward is None:
             return
@@ -278,7 +327,8 @@ class _PlanBuilder:
             grad_mode = self.node_grad_mode() if info.carries_gradient else None
             yield CopyBack(name, result_name(UpdatedInput(index)), through, grad_mode)
         made = info.mutation.metadata + (copies and through != ".data")
-        moves_early = not info.mutation.data or name in self.saved_updates.values()
+        is_shared = isinstance(self.capture.inputs[index], MemberInput) or index in self.shared_versions
+        moves_early = not info.mutation.data or name in self.saved_updates.values() or is_shared
         if (made and moves_early) or made != info.version_bumps:
             yield SetVersion(name, info.version_bumps)
 
@@ -324,7 +374,7 @@ class _PlanBuilder:
 
     def fakes(self) -> tuple[tuple[str, Any], ...]:
         """Traced values by name: the inputs, then the forward's results."""
-        inputs = [(spec.name, spec.fake if isinstance(spec, TensorInput) else spec.value) for spec in self.capture.inputs]
+        inputs = [(spec.name, spec.value if isinstance(spec, SymInput) else spec.fake) for spec in self.capture.inputs]
         (output,) = self.partition.forward.module.graph.find_nodes(op="output")
         results = zip(self.signature.outputs, output.args[0], strict=True)
         named = [(result_name(slot), node.meta["val"]) for slot, node in results if hasattr(node, "meta")]
@@ -375,6 +425,8 @@ def names_read(step: Step) -> tuple[str, ...]:
             return (step.name, step.saved)
         case MakeAlias():
             return (step.target,)
+        case MakeBase() | AliasBase():
+            return (step.member,)
         case UpdateGeometry() | SetVersion():
             return (step.target,)
         case CopyBack():

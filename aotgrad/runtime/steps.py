@@ -1,5 +1,6 @@
 """The steps that a plan is made of: data, in the order in which they run. `emit.py` turns them into source text.
 
+MakeBase       the memory of overlapping inputs
 Forward        run the compiled forward                Attach         give its results their autograd nodes
 UpdateGeometry redo a metadata mutation of an input    CopyBack       write the new data of a mutated input
 SetVersion     make a version counter what eager's is  MakeView       replay a view on its base
@@ -11,7 +12,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Union
 
+import torch
+
 from aotgrad.ir import Geometry, ViewReplay
+
+
+@dataclass(frozen=True)
+class MakeBase:
+    """`name` = `nbytes` of the memory around `member`, from `start_bytes` after its first byte, as a flat tensor.
+
+    `root` is the tensor whose gradient is taken through it: the member, what it is a view of, or nothing.
+    """
+
+    name: str
+    member: str
+    start_bytes: int
+    nbytes: int
+    dtype: torch.dtype
+    root: str | None
 
 
 @dataclass(frozen=True)
@@ -82,6 +100,16 @@ class MakeAlias:
 
 
 @dataclass(frozen=True)
+class AliasBase:
+    """`name` = `numel` elements of memory from `start_bytes` after the first byte of `member`, with its version counter."""
+
+    name: str
+    member: str
+    start_bytes: int
+    numel: int
+
+
+@dataclass(frozen=True)
 class AsInference:
     """`name` becomes an inference tensor of the same memory."""
 
@@ -138,10 +166,12 @@ class RestoreGradMode:
 
 
 Step = Union[
+    MakeBase,
     Forward,
     Attach,
     AttachError,
     AsInference,
+    AliasBase,
     MakeAlias,
     ShareVersion,
     UpdateGeometry,

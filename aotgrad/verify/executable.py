@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aotgrad import torch_compat
 from aotgrad.ir import Compiled, JointGraph, Partition, ViewAndMutationMeta
 from aotgrad.printing import type_text
-from aotgrad.runtime.steps import Attach, AttachError, Forward, ReturnValue
+from aotgrad.runtime.steps import Attach, AttachError, Forward, MakeBase, ReturnValue
 from aotgrad.slots import Gradient, of_kind
 from aotgrad.verify.common import Problems, placeholder_values, results_of, same_slots, slot_list, value_of
 
@@ -60,7 +60,8 @@ def check_sizes(joint: JointGraph, meta: ViewAndMutationMeta) -> Problems:
         if not isinstance(gradient, Gradient) or value is None:
             continue
         info = meta.inputs[gradient.of.index]
-        allowed = [primals[gradient.of].size(), *([info.geometry.size] if info.geometry is not None else [])]
+        moved = None if info is None else info.geometry
+        allowed = [primals[gradient.of].size(), *([] if moved is None else [moved.size])]
         if not any(same_size(value.size(), size) for size in allowed):
             yield f"{gradient} is {type_text(value)} ({node.name}), the primal is {type_text(primals[gradient.of])}"
 
@@ -87,9 +88,9 @@ def check_steps(executable: Executable) -> Problems:
     returned = of_kind(steps, ReturnValue)
     if len(returned) != len(meta.outputs):
         yield f"the function has {len(meta.outputs)} outputs, the plan returns {len(returned)}"
-    forwards = len(of_kind(steps, Forward))
-    if forwards > 1 or (forwards == 1 and not isinstance(steps[0], Forward)):
-        yield "a plan starts with the forward and runs it once"
+    forwards, bases = len(of_kind(steps, Forward)), len(of_kind(steps, MakeBase))
+    if forwards > 1 or (forwards == 1 and not isinstance(steps[bases], Forward)):
+        yield "a plan makes the synthetic bases, then runs the forward, once"
     if forwards == 0 and partition.forward.signature.outputs:
         yield f"the plan does not run the forward, which returns {slot_list(partition.forward.signature.outputs)}"
     if partition.backward is None and of_kind(steps, Attach):

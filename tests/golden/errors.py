@@ -40,11 +40,11 @@ def unsupported_output():
 
 
 @error_case
-def mutated_overlap():
-    """Two inputs share memory, and one of them is changed."""
+def overlap_of_two_histories():
+    """Two inputs share memory that is changed, and each of them has a gradient history of its own."""
     add = aotgrad.aot_function(lambda x, y: x.mul_(2) + y, aotgrad.nop)
-    x = torch.ones(4)
-    add(x[:3], x[1:])
+    x = torch.ones(3, requires_grad=True) * 1
+    add(x, x.detach().requires_grad_())
 
 
 @error_case

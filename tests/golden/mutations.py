@@ -108,3 +108,30 @@ def saved_value_overwritten(x):
     y = x.exp()
     y.add_(1)
     return y
+
+
+@case("capture", "analysis", "joint", "runtime", args=["f32[4]", "view 0 [2][1] 1"])
+def overlapping_inputs(x, part):
+    """The second argument is a part of the first one, which changes: the graph gets the memory of both.
+
+    Each argument is made of it by its own size, stride and offset, so that a write to one is seen through the other.
+    """
+    x.mul_(2)
+    return part + 1
+
+
+@case("joint", "runtime", args=["f32[4] nonleaf", "view 0 [2][1] 1"])
+def overlapping_inputs_with_gradients(x, part):
+    """Gradients of the shared memory flow to the tensor that the arguments are views of.
+
+    What the backward needs of it is saved as the memory itself, with its version counter: a later write is noticed.
+    """
+    part.mul_(2)
+    return x.sin()
+
+
+@case("runtime", args=["f32[4] nonleaf", "view 0 [2][1] 0", "f32[2]"])
+def disjoint_inputs(halves, first, other):
+    """Memory that overlaps and that nobody writes to needs nothing, whatever else is written."""
+    other.add_(first)
+    return halves * 2

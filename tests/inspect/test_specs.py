@@ -63,3 +63,8 @@ def test_what_describes_no_argument_is_refused(text, message):
 
 def test_another_device():
     assert make_argument("f32[2]meta").device == torch.device("meta")
+
+
+def test_views_of_earlier_arguments():
+    base, view = make_arguments(["f32[6] nonleaf", "view 0 [2, 2][3, 1] 1"])
+    assert view._base is base and torch.equal(view, base.view(2, 3)[:, 1:])

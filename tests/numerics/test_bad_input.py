@@ -345,13 +345,20 @@ def without_names(message: str) -> str:
 
 
 @pytest.mark.parametrize("backend", AOT)
-def test_a_changed_input_that_overlaps_another(backend: str) -> None:
+def test_changed_memory_of_two_inputs_with_a_gradient_history_each(backend: str) -> None:
     def function(x, y):
         x.mul_(2)
         return x.sum() + y.sum()
 
-    base = plain(4)
-    assert_refused(function, (base, base[1:]), UnsupportedAliasingError, "input 0", "input 1", "clone", backend=backend)
+    x = non_leaf(4)
+    args = (x, x.detach()[1:].requires_grad_())
+    assert_refused(function, args, UnsupportedAliasingError, "inputs 0 and 1", "separate histories", backend=backend)
+
+
+def test_changed_memory_that_no_view_of_another_dtype_describes() -> None:
+    x = plain(6)
+    args = (x, x.view(torch.int32)[1:].as_strided((2, 2), (3, 2), 1))
+    assert_refused(lambda x, y: x.mul_(2) + y.sum(), args, UnsupportedAliasingError, "inputs 0, 1", "clones")
 
 
 def test_overlap_without_a_change_is_fine() -> None:

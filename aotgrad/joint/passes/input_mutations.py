@@ -15,10 +15,11 @@ def keep_input_mutations(joint: JointGraph, meta: ViewAndMutationMeta) -> JointG
     """End the graph with `copy_(primal, updated)` in place of returning `updated`, where only data was mutated."""
     graph = joint.module.graph
     (output,) = graph.find_nodes(op="output")
-    placeholders = list(graph.find_nodes(op="placeholder"))
+    placeholders = dict(enumerate(graph.find_nodes(op="placeholder")))
     kept_slots, kept_nodes = [], []
     for slot, node in zip(joint.signature.outputs, output.args[0], strict=True):
-        if isinstance(slot, UpdatedInput) and meta.inputs[slot.index].mutation is MutationType.DATA:
+        only_data = isinstance(slot, UpdatedInput) and meta.inputs[slot.index].mutation is MutationType.DATA
+        if only_data and slot.index in placeholders:
             append_copy(graph, output, placeholders[slot.index], node)
         else:
             kept_slots.append(slot)

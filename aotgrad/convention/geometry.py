@@ -1,0 +1,60 @@
+"""How a tensor is made of the flat memory that it lies in: the view ops, decided from integers.
+
+`as_strided` does it in one step where the dtypes are equal. Where they differ, the memory is viewed as the other dtype
+first, and functionalization refuses writes through an `as_strided` that comes second in a chain. Then rows are cut out of
+rows: slices and views of a grid, which exist for every geometry whose strides are nested.
+
+    size (2, 3), stride (8, 1), offset 9     flat[8:24].view(2, 8)[:, 1:4]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from aotgrad.ir import ViewStep
+
+aten = torch.ops.aten
+
+
+def step(op: torch._ops.OpOverload, *args: object) -> ViewStep:
+    return ViewStep(op, args, (), None)
+
+
+def strided(size: Sequence[int], stride: Sequence[int], offset: int) -> tuple[ViewStep, ...]:
+    """The geometry in one step."""
+    return (step(aten.as_strided.default, tuple(size), tuple(stride), offset),)
+
+
+def reinterpreted(base: torch.dtype, dtype: torch.dtype, differentiable: bool) -> tuple[ViewStep, ...]:
+    """The whole flat memory of dtype `base` as flat memory of `dtype`; by a view that carries gradients, if there is one."""
+    if differentiable and base.is_complex and dtype is base.to_real():
+        return (step(aten.view_as_real.default), step(aten.view.default, (-1,)))
+    if differentiable and dtype.is_complex and base is dtype.to_real():
+        return (step(aten.view.default, (-1, 2)), step(aten.view_as_complex.default))
+    return (step(aten.view.dtype, dtype),)
+
+
+def nested(size: Sequence[int], stride: Sequence[int], offset: int, length: int) -> tuple[ViewStep, ...] | None:
+    """The geometry within `length` flat elements as slices of rows of rows, or `None` if its strides are not nested."""
+    dims = sorted((d for d in range(len(size)) if size[d] > 1 and stride[d] > 0), key=lambda d: -stride[d])
+    steps: list[ViewStep] = []
+    for k, dim in enumerate(dims):
+        row, rest = divmod(offset, stride[dim])
+        reach = rest + 1 + sum((size[d] - 1) * stride[d] for d in dims[k + 1 :])
+        if reach > stride[dim] or (row + size[dim]) * stride[dim] > length:
+            return None
+        grid = (*(size[d] for d in dims[: k + 1]), stride[dim])
+        steps.append(step(aten.slice.Tensor, k, row * stride[dim], (row + size[dim]) * stride[dim]))
+        steps.append(step(aten.view.default, grid))
+        offset, length = rest, stride[dim]
+    return (*steps, step(aten.select.int, len(dims), offset), *arranged(size, dims))
+
+
+def arranged(size: Sequence[int], dims: Sequence[int]) -> tuple[ViewStep, ...]:
+    """From dimensions in the order of `dims` to the order of `size`, with those of size 1 or stride 0 put in."""
+    kept = sorted(dims)
+    steps = [step(aten.permute.default, tuple(dims.index(d) for d in kept))]
+    steps += [step(aten.unsqueeze.default, d) for d in range(len(size)) if d not in kept]
+    return (*steps, step(aten.expand.default, tuple(size)))

@@ -1,0 +1,173 @@
+"""Which arguments share memory or a version counter with one that is mutated: what a trace must know of.
+
+    t = torch.zeros(4); f(t[:3], t[1:], t[3:])      with f mutating its first argument
+    MemorySharing(groups=(Group(nbytes=16, starts=((0, 0), (1, 4)), ...),), counters=((0, 1, 2),))
+
+The third argument shares no element with the first, so it is not of the group; its version rises all the same. Whether two
+arguments overlap is decided exactly (`overlap.py`). In: real or fake tensors, and what the function does to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.errors import UnsupportedAliasingError
+from aotgrad.ir import ViewAndMutationMeta
+from aotgrad.overlap import ByteLayout, linked_groups, overlap
+
+ALIGNMENT = 16
+"""Bytes: the itemsize of the largest dtype. A base starts at a multiple of it, so that every dtype can view it."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Arguments that are views of one tensor, which is one of them unless `through_base`; `root` is the one to ask."""
+
+    members: tuple[int, ...]
+    root: int
+    through_base: bool
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """Arguments that overlap, directly or through one another, within `nbytes` of memory.
+
+    `starts`: (argument, its first byte from the start of that memory).
+    """
+
+    nbytes: int
+    starts: tuple[tuple[int, int], ...]
+    families: tuple[Family, ...]
+
+
+@dataclass(frozen=True)
+class MemorySharing:
+    """What of the arguments' memory a trace depends on, given which of them are mutated.
+
+    `mutated`: arguments whose data changes. `bumped`: those whose version rises. `counters`: arguments of which one is
+    bumped and that have one version counter.
+    """
+
+    mutated: tuple[int, ...] = ()
+    bumped: tuple[int, ...] = ()
+    groups: tuple[Group, ...] = ()
+    counters: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def of(cls, args: Sequence[Any], meta: ViewAndMutationMeta) -> MemorySharing:
+        """The sharing that matters to a function that was traced as if there were none."""
+        infos = [(index, info) for index, info in enumerate(meta.inputs) if info is not None]
+        mutated = tuple(index for index, info in infos if info.mutation.data)
+        bumped = tuple(index for index, info in infos if info.version_bumps)
+        return cls.among(args, mutated, bumped)
+
+    @classmethod
+    def among(cls, args: Sequence[Any], mutated: Collection[int], bumped: Collection[int]) -> MemorySharing:
+        """The sharing of `args`, of which `mutated` and `bumped` change."""
+        groups: list[Group] = []
+        counters: list[tuple[int, ...]] = []
+        for sharers in same_storage(args, {*mutated, *bumped}):
+            groups += [make_group(args, members) for members in overlapping(args, sharers, mutated)]
+            counters += same_counter(args, families_of(args, sharers), bumped)
+        return cls(tuple(mutated), tuple(bumped), tuple(groups), tuple(counters))
+
+    def __bool__(self) -> bool:
+        return bool(self.groups or self.counters)
+
+    def matches(self, args: Sequence[Any]) -> bool:
+        """Whether other arguments of the same function share in the same way."""
+        return MemorySharing.among(args, self.mutated, self.bumped) == self
+
+
+def same_storage(args: Sequence[Any], wanted: Collection[int]) -> list[list[int]]:
+    """The strided arguments that lie in the storage of a wanted one, for each storage with several of them."""
+    if not wanted:
+        return []
+    sharers: dict[int, list[int]] = {torch_compat.storage_key(args[index]): [] for index in wanted}
+    for index, arg in enumerate(args):
+        if isinstance(arg, torch.Tensor):
+            sharers.get(torch_compat.storage_key(arg), []).append(index)
+    return [indices for indices in sharers.values() if len(indices) > 1]
+
+
+def overlapping(args: Sequence[Any], sharers: Sequence[int], mutated: Collection[int]) -> list[list[int]]:
+    """The sharers of one storage that are connected to a mutated one by common elements."""
+    layouts = {index: layout_of(args[index]) for index in sharers}
+    groups = linked_groups(sharers, mutated, lambda one, other: overlap(layouts[one], layouts[other]))
+    return [members for members in groups if len(members) > 1]
+
+
+def layout_of(tensor: torch.Tensor) -> ByteLayout:
+    """Where a tensor lies in its storage. Symbolic sizes become numbers, with a guard."""
+    itemsize = tensor.element_size()
+    sizes, strides = tuple(map(int, tensor.size())), tuple(int(step) * itemsize for step in tensor.stride())
+    return ByteLayout(int(tensor.storage_offset()) * itemsize, sizes, strides, itemsize)
+
+
+def root_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a view is a view of, or the tensor itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def families_of(args: Sequence[Any], members: Sequence[int]) -> list[Family]:
+    """The members grouped by what they are views of. A member that is alone counts as its own root."""
+    by_root: dict[int, list[int]] = {}
+    for index in members:
+        by_root.setdefault(id(root_of(args[index])), []).append(index)
+    return [make_family(args, family) for family in by_root.values()]
+
+
+def make_family(args: Sequence[Any], members: Sequence[int]) -> Family:
+    own_root = next((index for index in members if args[index]._base is None), None)
+    root = members[0] if own_root is None else own_root
+    requires_grad = any(args[index].requires_grad for index in members)
+    return Family(tuple(members), root, own_root is None and len(members) > 1, requires_grad)
+
+
+def make_group(args: Sequence[Any], members: Sequence[int]) -> Group:
+    """The memory that the members, and the tensor that gets their gradient, lie in."""
+    families = tuple(families_of(args, members))
+    reject_several_histories(families)
+    roots = [args[family.root] for family in families if family.requires_grad]
+    layouts = [layout_of(args[index]) for index in members]
+    whole = [*layouts, *(layout_of(root_of(root)) for root in roots)]
+    start = min(layout.offset for layout in whole) // ALIGNMENT * ALIGNMENT
+    end = -(-max(layout.end for layout in whole) // ALIGNMENT) * ALIGNMENT
+    nbytes = min(end, int(args[members[0]].untyped_storage().nbytes())) - start
+    starts = tuple((index, layout.offset - start) for index, layout in zip(members, layouts, strict=True))
+    return Group(nbytes, starts, families)
+
+
+def reject_several_histories(families: Sequence[Family]) -> None:
+    """Raise if overlapping arguments require grad independently of one another.
+
+    Raises:
+        UnsupportedAliasingError: names both arguments.
+    """
+    histories = [family.root for family in families if family.requires_grad]
+    if len(histories) > 1:
+        raise UnsupportedAliasingError(
+            f"inputs {histories[0]} and {histories[1]} share memory, one of them or a third one is mutated, and both "
+            "require grad with separate histories (a detached alias on which requires_grad_() was called?); pass a clone()"
+        )
+
+
+def same_counter(args: Sequence[Any], families: Sequence[Family], bumped: Collection[int]) -> list[tuple[int, ...]]:
+    """The members that have one version counter with a bumped one."""
+    seeds = [family for family in families if set(family.members) & set(bumped)]
+    classes = linked_groups(families, seeds, lambda one, other: shares_version(args[one.root], args[other.root]))
+    counters = [tuple(sorted(index for family in merged for index in family.members)) for merged in classes]
+    return [members for members in counters if len(members) > 1]
+
+
+def shares_version(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two real tensors have one version counter; fake ones do not tell."""
+    if isinstance(one, torch_compat.FakeTensor) or one.is_inference() or other.is_inference():
+        return False
+    return one._version == other._version and torch_compat.share_version(one, other)

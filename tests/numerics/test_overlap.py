@@ -1,0 +1,247 @@
+"""Inputs that share memory, one of which is changed: the others see the change, and gradients reach the right ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aotgrad
+
+from .against_eager import assert_like_eager, compiled, leaf, non_leaf, plain
+from .cases import Case, Cases
+
+CASES = Cases()
+ORDER = "gradients of the elements that several inputs have in common are summed in another order"
+WRAPPED = "Dynamo wraps the error in one of its own"
+
+
+def cut(x, *slices):
+    return tuple(x[piece] for piece in slices)
+
+
+def scale_first(x, y):
+    x.mul_(2)
+    return x.sin(), y * 3, (x * 1).sum() + (y * y).sum()
+
+
+def add(name, make, function=scale_first, **expectations):
+    """A case of `function` under another name."""
+
+    def case(*args):
+        return function(*args)
+
+    case.__name__ = name
+    CASES.add(make, gradients_close=ORDER, **expectations)(case)
+
+
+HALVES = (slice(0, 5), slice(3, 8))
+
+# --- Where the inputs lie --------------------------------------------------------------------------------------------
+
+add("halves", lambda: cut(plain(8), *HALVES), inductor=True)
+add("halves_with_gradients", lambda: cut(non_leaf(8), *HALVES), inductor=True)
+add("the_whole_first", lambda: (lambda x: (x, x[2:]))(plain(5)))
+add("the_whole_first_with_gradients", lambda: (lambda x: (x, x[2:]))(non_leaf(5)))
+add("the_whole_last_with_gradients", lambda: (lambda x: (x[2:], x))(non_leaf(5)))
+add("strict_parts_of_a_superset", lambda: cut(non_leaf(12), slice(2, 6), slice(4, 9)))
+add("disjoint", lambda: cut(plain(8), slice(0, 3), slice(4, 8)))
+add("disjoint_with_gradients", lambda: cut(non_leaf(8), slice(0, 3), slice(4, 8)))
+add("disjoint_columns", lambda: (lambda x: (x[:, :2], x[:, 2:]))(non_leaf(3, 4)))
+add("overlapping_columns", lambda: (lambda x: (x[:, :3], x[:, 1:]))(non_leaf(3, 4)))
+add("transposed", lambda: (lambda x: (x.t(), x))(non_leaf(3, 4)))
+add("diagonal", lambda: (lambda x: (x.diagonal(), x[1:]))(non_leaf(3, 3)))
+add("every_other", lambda: cut(non_leaf(8), slice(0, 8, 2), slice(2, 7, 3)))
+add("expanded_reader", lambda: (lambda x: (x, x[:1].expand(4, 3)))(plain(2, 3)))
+add("offset_in_a_larger_storage", lambda: cut(plain(40)[13:], slice(0, 5), slice(4, 9)))
+add("one_element", lambda: (lambda x: (x[1], x))(non_leaf(3)))
+add("a_column_of_a_batch", lambda: (lambda x: (x[:, 1], x.view(-1)[2:9]))(non_leaf(4, 3)))
+
+# --- Other dtypes, conjugates, negatives -----------------------------------------------------------------------------
+
+
+def overwrite(x, y):
+    x.fill_(1)
+    return y * 1, x + 1
+
+
+add("bits_of_a_float", lambda: (lambda x: (x, x.view(torch.int32)))(plain(4)), overwrite)
+add("a_float_of_bits", lambda: (lambda x: (x.view(torch.int32), x[1:3]))(plain(4)), overwrite)
+add("bytes_of_a_matrix", lambda: (lambda x: (x, x.view(torch.int8)))(plain(3, 2)), overwrite)
+
+
+def complex_and_parts(x):
+    z = torch.view_as_complex(x)
+    return z, torch.view_as_real(z)
+
+
+def double_first(x, y):
+    x.mul_(2)
+    return (x * x).abs().sum() + (y * y).abs().sum()
+
+
+COMPLEX = "Dynamo gives complex inputs and their parts as unrelated tensors"
+add("parts_of_a_complex", lambda: complex_and_parts(non_leaf(3, 2)), double_first, without_dynamo=COMPLEX)
+add("a_complex_of_parts", lambda: complex_and_parts(non_leaf(3, 2))[::-1], double_first, without_dynamo=COMPLEX)
+add("conjugate", lambda: (lambda z: (z, z.conj()))(plain(3, dtype=torch.complex64)), double_first)
+add("imaginary_part", lambda: (lambda z: (z, z.imag))(plain(3, dtype=torch.complex64)), double_first)
+add("negative", lambda: (lambda z: (z, z.conj().imag))(plain(3, dtype=torch.complex64)), double_first)
+
+# --- Detached aliases ------------------------------------------------------------------------------------------------
+
+
+def change_second(x, y):
+    with torch.no_grad():
+        y.mul_(2)
+    return x * 3
+
+
+add("detached_alias", lambda: (lambda x: (x, x.detach()))(leaf(3)), change_second)
+add("part_of_a_detached_alias", lambda: (lambda x: (x, x.detach()[1:]))(non_leaf(3)), change_second)
+
+
+def saved_then_changed(x, y):
+    z = x.sin()
+    y.mul_(2)
+    return z
+
+
+add("detached_after_it_was_saved", lambda: (lambda x: (x, x.detach()))(leaf(3)), saved_then_changed, raises=RuntimeError)
+add("disjoint_after_it_was_saved", lambda: cut(non_leaf(8), HALVES[0], slice(5, 8)), saved_then_changed, raises=RuntimeError)
+
+
+def changed_then_saved(x, y):
+    y.mul_(2)
+    return x.sin()
+
+
+add("detached_before_it_is_saved", lambda: (lambda x: (x, x.detach()))(leaf(3)), changed_then_saved)
+add("disjoint_before_it_is_saved", lambda: cut(non_leaf(8), HALVES[0], slice(5, 8)), changed_then_saved)
+add("data_alias", lambda: (lambda x: (x, x.data))(plain(3)), change_second)
+
+# --- What the function does ------------------------------------------------------------------------------------------
+
+
+@CASES.add(lambda: cut(non_leaf(8), *HALVES), gradients_close=ORDER)
+def both_change(x, y):
+    x.mul_(2)
+    y.add_(x.detach().clone())
+    x.add_(1)
+    return x.sin() + y.cos()
+
+
+@CASES.add(lambda: cut(plain(8), *HALVES), raises=RuntimeError, without_dynamo=WRAPPED)
+def written_from_memory_that_is_partly_the_same(x, y):
+    y.add_(x)
+
+
+@CASES.add(lambda: cut(non_leaf(8), *HALVES), gradients_close=ORDER)
+def written_from_each_other(x, y):
+    x.copy_(y.flip(0))
+    return y * x
+
+
+@CASES.add(lambda: cut(non_leaf(8), *HALVES))
+def a_view_of_a_member_is_written(x, y):
+    x[3:].zero_()
+    return y.exp()
+
+
+@CASES.add(lambda: cut(non_leaf(8), *HALVES))
+def members_and_views_of_them_are_returned(x, y):
+    x.mul_(2)
+    return y, x, y[1:], x.view(5, 1)[2], y[1:]
+
+
+@CASES.add(lambda: (lambda x: (x, x.view(-1)[2:5]))(non_leaf(2, 3)), without_dynamo="t_() of an input breaks its graph")
+def a_member_is_transposed(x, y):
+    y.mul_(2)
+    x.t_()
+    return x * 1
+
+
+@CASES.add(lambda: (*cut(plain(8), *HALVES), *cut(plain(6), slice(0, 4), slice(2, 6)), leaf(5)))
+def two_groups_and_a_weight(a, b, c, d, weight):
+    b.mul_(2)
+    c.add_(b[:4])
+    return a * weight, d.sum()
+
+
+@CASES.add(lambda: cut(non_leaf(8), *HALVES), caller=lambda outputs, args: args[0].mul_(3) * args[1])
+def the_caller_goes_on(x, y):
+    x.mul_(2)
+    return x.sum()
+
+
+@CASES.add(lambda: cut(non_leaf(8), *HALVES), caller=lambda outputs, args: args[1].mul_(3).sum(), raises=RuntimeError)
+def the_caller_overwrites_what_was_saved(x, y):
+    x.mul_(2)
+    return (y * y).sum()
+
+
+@CASES.add(lambda: (lambda x: (x, x[1:]))(leaf(3)), raises=RuntimeError, without_dynamo=WRAPPED)
+def a_leaf_is_written(x, y):
+    y.mul_(2)
+    return x
+
+
+@CASES.add(lambda: (lambda x: (x, x[1:]))(leaf(3)))
+def a_leaf_is_written_under_no_grad(x, y):
+    with torch.no_grad():
+        y.mul_(2)
+    return x * 2
+
+
+@CASES.parametrize()
+def test_overlap(case: Case, backend: str) -> None:
+    case.check(backend)
+
+
+# --- Several calls ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["nop", "dynamo"])
+def test_each_pattern_of_overlap_is_right(backend: str) -> None:
+    under_test = compiled(scale_first, backend)
+    patterns = [
+        lambda: (non_leaf(5), non_leaf(5)),
+        lambda: cut(non_leaf(8), *HALVES),
+        lambda: cut(non_leaf(9), slice(0, 5), slice(2, 7)),
+        lambda: cut(non_leaf(12), slice(0, 5), slice(6, 11)),
+        lambda: (non_leaf(5),) * 2,
+        lambda: cut(non_leaf(8), *HALVES[::-1]),
+    ]
+    for make in (*patterns, *patterns):
+        assert_like_eager(scale_first, make, under_test, compilations=None, gradients_close=ORDER)
+
+
+def test_a_pattern_is_compiled_once() -> None:
+    under_test = aotgrad.aot_function(scale_first, aotgrad.nop)
+    for start in range(3):
+        under_test(*cut(plain(16)[start:], *HALVES))
+    assert len(under_test.plans()) <= 3  # where the pieces lie within 16 bytes is part of the pattern
+    under_test(*cut(plain(16)[4:], *HALVES))
+    assert len(under_test.plans()) <= 3
+
+
+def test_parameters_that_share_memory() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("history", torch.zeros(6))
+            self.register_buffer("recent", self.history[3:])
+
+        def forward(self, x):
+            self.recent.add_(x)
+            return self.history * 2
+
+    eager, module = Tied(), aotgrad.aot_module(Tied(), aotgrad.nop)
+    for _ in range(2):
+        assert torch.equal(module(torch.ones(3)), eager(torch.ones(3)))
+    assert torch.equal(module.history, eager.history) and module.recent._version == eager.recent._version
+
+
+def test_a_gradient_of_the_gradient_is_refused_where_the_old_value_is_gone() -> None:
+    x = leaf(8)
+    _, _, z = aotgrad.aot_function(scale_first, aotgrad.nop)(*cut(x * 1, *HALVES))
+    with pytest.raises(aotgrad.errors.HigherOrderError, match="clone"):
+        torch.autograd.grad(z, x, create_graph=True)
