@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.analysis.views import chain_from
+from aotgrad.analysis.views import chain_from, real_geometry
 from aotgrad.errors import UnsupportedMutationError
 from aotgrad.ir import Capture, Geometry, InputAliasInfo, InputState, MutationType, SyntheticBase, TensorInput
 
@@ -30,7 +30,7 @@ def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
         hidden_from_autograd=history_of(argument) is before.grad_fn,
         version_bumps=0 if argument.is_inference() else argument._version - before.version,
         requires_grad_after=argument.requires_grad,
-        geometry=Geometry.of(argument) if mutation.metadata else None,
+        geometry=real_geometry(capture, index, argument) if mutation.metadata else None,
     )
 
 

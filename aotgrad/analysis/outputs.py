@@ -9,7 +9,7 @@ the graph must return so that views which share memory in eager share it here.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,16 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.analysis.storage import first_positions, group_by_key
-from aotgrad.analysis.views import DETACH_STEP, chain_from, detaches, replay_by_geometry, replay_of_chain
+from aotgrad.analysis.views import (
+    DETACH_STEP,
+    chain_from,
+    detaches,
+    real_geometry,
+    replay_by_geometry,
+    replay_of_chain,
+    strided_step,
+    without_prefix,
+)
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError
 from aotgrad.ir import (
     AliasOfInput,
@@ -99,30 +108,46 @@ class _Outputs:
             return IsInput(same[0])
         owner, steps = self.nearest(value, owners)
         argument = self.capture.arguments[owner]
-        if is_custom_function_view(value, stop=argument.grad_fn):
+        if is_custom_function_view(value, stops=self.histories(argument)):
             return CustomFunctionView(value.requires_grad, owner, None if steps is None else replay_of_chain(steps, False))
         if steps is None:
-            return AliasOfInput(owner, self.replay_strided(position, value, argument))
+            geometry = real_geometry(self.capture, owner, value)
+            return AliasOfInput(owner, self.replay_strided(position, value, argument, geometry))
         return AliasOfInput(owner, self.replay(position, value, argument, steps))
+
+    def histories(self, argument: torch.Tensor) -> set[Any]:
+        """Where the histories of inputs begin: now for one of them, and before the function ran for all."""
+        return {argument.grad_fn, *(state.grad_fn for state in self.capture.before if state is not None)}
 
     def nearest(self, value: torch.Tensor, owners: Sequence[int]) -> tuple[int, tuple[ViewStep, ...] | None]:
         """The argument whose current value a view was recorded from, and how; else any that it shares memory with."""
-        node_of = self.capture.trace.node_of
-        for owner in owners:
-            current = node_of(self.capture.arguments[owner])
-            root, steps = chain_from(node_of(value), stops={current})
-            if root is current:
-                return owner, steps
-        for owner in self.members(owners):
-            base, prefix = chain_from(node_of(self.capture.arguments[owner]))
-            root, steps = chain_from(node_of(value))
-            if root is base and steps[: len(prefix)] == prefix:
-                return owner, steps[len(prefix) :]
+        for find in (self.chain_from_argument, self.chain_from_first_geometry):
+            for owner in owners:
+                if (steps := find(value, owner)) is not None:
+                    return owner, steps
         return owners[0], None
 
-    def members(self, owners: Sequence[int]) -> list[int]:
-        """Members of a synthetic base are made of it anew after each write, so views of them are known by their chain."""
-        return [owner for owner in owners if isinstance(self.capture.inputs[owner], MemberInput)]
+    def chain_from_argument(self, value: torch.Tensor, owner: int) -> tuple[ViewStep, ...] | None:
+        """The steps from an argument, as it is now, to a view of it.
+
+        After a write each view is recorded anew from what was written, so the chain to the argument is a part of it.
+        """
+        node_of = self.capture.trace.node_of
+        current = node_of(self.capture.arguments[owner])
+        root, steps = chain_from(node_of(value), stops={current})
+        if root is current:
+            return steps
+        base, prefix = chain_from(current)
+        return without_prefix(prefix, steps) if root is base else None
+
+    def chain_from_first_geometry(self, value: torch.Tensor, owner: int) -> tuple[ViewStep, ...] | None:
+        """The steps from an argument to a view that was made before the geometry of the argument changed."""
+        node_of, spec = self.capture.trace.node_of, self.capture.inputs[owner]
+        base, _ = chain_from(node_of(self.capture.arguments[owner]))
+        root, steps = chain_from(node_of(value))
+        prefix = spec.views if isinstance(spec, MemberInput) else ()
+        rest = without_prefix(prefix, steps) if root is base else None
+        return None if rest is None else (strided_step(Geometry.of(spec.fake)), *rest)
 
     # -- outputs that share memory with each other
 
@@ -133,7 +158,7 @@ class _Outputs:
         members = []
         for position in group:
             value = self.capture.outputs[position]
-            if is_custom_function_view(value, stop=None):
+            if is_custom_function_view(value, stops=set()):
                 self.infos[position] = CustomFunctionView(value.requires_grad, None, None)
             else:
                 members.append(position)
@@ -184,7 +209,10 @@ class _Outputs:
         value = self.capture.outputs[position]
         found, steps = chain_from(self.capture.trace.node_of(value), stops={root})
         remade = found is root
-        replay = self.replay(position, value, base, steps) if remade else self.replay_strided(position, value, base)
+        if remade:
+            replay = self.replay(position, value, base, steps)
+        else:
+            replay = self.replay_strided(position, value, base, Geometry.of(value))
         if output is None:
             return AliasOfIntermediate(len(self.bases) - 1, replay)
         return AliasOfIntermediateBaseIsUserOutput(output, replay)
@@ -198,7 +226,7 @@ class _Outputs:
             steps = (DETACH_STEP, *steps)
         return replay_of_chain(steps, self.grad_mode_for(position, value, base, detached or detaches(steps)))
 
-    def replay_strided(self, position: int, value: torch.Tensor, base: torch.Tensor) -> ViewReplay:
+    def replay_strided(self, position: int, value: torch.Tensor, base: torch.Tensor, geometry: Geometry) -> ViewReplay:
         if value.dtype != base.dtype:
             raise UnsupportedAliasingError(
                 f"output {position} shares memory with a tensor of another dtype ({value.dtype} and {base.dtype}) in a "
@@ -207,7 +235,7 @@ class _Outputs:
         detached = base.requires_grad and not value.requires_grad
         grad_mode = self.grad_mode_for(position, value, base, detached)
         reason = "its recorded chain does not start at the base's current value"
-        return replay_by_geometry(Geometry.of(value), detached, grad_mode, reason)
+        return replay_by_geometry(geometry, detached, grad_mode, reason)
 
     def grad_mode_for(self, position: int, value: torch.Tensor, base: torch.Tensor, detached: bool) -> bool | None:
         """The grad mode that gives the replayed view the same history; `None` if the caller's own does.
@@ -259,10 +287,10 @@ def describe_value(position: int, value: Any) -> OutputAliasInfo:
     )
 
 
-def is_custom_function_view(value: torch.Tensor, stop: Any) -> bool:
-    """Whether the history of an alias leads through a user's `autograd.Function` before it reaches `stop`."""
+def is_custom_function_view(value: torch.Tensor, stops: Collection[Any]) -> bool:
+    """Whether the history of an alias leads through a user's `autograd.Function` before it reaches one of `stops`."""
     node = value.grad_fn if value.requires_grad else None
-    while node is not None and node is not stop:
+    while node is not None and node not in stops:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return True
         if not _is_view_node(node):
@@ -272,7 +300,7 @@ def is_custom_function_view(value: torch.Tensor, stop: Any) -> bool:
 
 
 def _is_view_node(node: Any) -> bool:
-    return any(word in node.name() for word in VIEW_NODE_NAMES)
+    return node.name() != "CopySlices" and any(word in node.name() for word in VIEW_NODE_NAMES)
 
 
 VIEW_NODE_NAMES = (

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 import torch.fx as fx
 
-from aotgrad.ir import Geometry, ViewReplay, ViewStep
+from aotgrad.ir import Capture, Geometry, MemberInput, ViewReplay, ViewStep
 from aotgrad.torch_compat import is_view_op
 
 aten = torch.ops.aten
@@ -49,6 +50,27 @@ def chain_from(node: fx.Node, stops: Collection[fx.Node] = ()) -> tuple[fx.Node,
     return node, tuple(reversed(steps))
 
 
+def real_geometry(capture: Capture, index: int, value: torch.Tensor) -> Geometry:
+    """The geometry of an alias of input `index` in the storage that the input has at run time.
+
+    A member of a synthetic base lies in that while it is traced, and where it lay before in its own storage.
+    """
+    geometry, spec = Geometry.of(value), capture.inputs[index]
+    if not isinstance(spec, MemberInput):
+        return geometry
+    moved = geometry.offset - capture.before[index].geometry.offset
+    return replace(geometry, offset=spec.fake.storage_offset() + moved)
+
+
+def without_prefix(prefix: tuple[ViewStep, ...], steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...] | None:
+    """What is left of `steps` after `prefix`, or `None` if they begin otherwise. Symbolic sizes are compared as text."""
+    return steps[len(prefix) :] if repr(steps[: len(prefix)]) == repr(prefix) else None
+
+
+def strided_step(geometry: Geometry) -> ViewStep:
+    return ViewStep(aten.as_strided.default, (geometry.size, geometry.stride, geometry.offset), (), None)
+
+
 def replay_of_chain(steps: tuple[ViewStep, ...], grad_mode: bool | None) -> ViewReplay:
     return ViewReplay(steps, grad_mode, "recorded view chain")
 
@@ -56,8 +78,7 @@ def replay_of_chain(steps: tuple[ViewStep, ...], grad_mode: bool | None) -> View
 def replay_by_geometry(geometry: Geometry, detached: bool, grad_mode: bool | None, reason: str) -> ViewReplay:
     """The fallback: size, stride and offset within the shared storage, after a `detach` if the view is detached."""
     detach = (DETACH_STEP,) if detached else ()
-    step = ViewStep(aten.as_strided.default, (geometry.size, geometry.stride, geometry.offset), (), None)
-    return ViewReplay((*detach, step), grad_mode, f"as_strided, because {reason}")
+    return ViewReplay((*detach, strided_step(geometry)), grad_mode, f"as_strided, because {reason}")
 
 
 def detaches(steps: tuple[ViewStep, ...]) -> bool:

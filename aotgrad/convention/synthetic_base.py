@@ -71,9 +71,8 @@ def make_base(
     with mode:
         fake = torch.empty(group.nbytes // root.element_size(), dtype=root.dtype, device=root.device)
     start = -dict(group.starts)[family.root]
-    return SyntheticBase(
-        name, fake, family.requires_grad, root.is_leaf, False, position[family.root], start, family.through_base
-    )
+    is_leaf = root_of(root).is_leaf  # a view of a leaf may not be written to either
+    return SyntheticBase(name, fake, family.requires_grad, is_leaf, False, position[family.root], start, family.through_base)
 
 
 def make_members(

@@ -199,7 +199,8 @@ def test_a_broken_backward(compiler) -> None:
     assert x.grad is None
 
 
-def test_the_error_names_the_backend() -> None:
+def test_the_error_names_the_backend(monkeypatch) -> None:
+    monkeypatch.setattr(aotgrad.backends.registry, "_BACKENDS", dict(aotgrad.backends.registry._BACKENDS))
     aotgrad.backends.register("forgetful", fw_compiler=returns_too_few)
     torch._dynamo.reset()
     function = torch.compile(two_outputs, backend=aotgrad.DynamoBackend("forgetful"))
@@ -357,7 +358,7 @@ def test_changed_memory_of_two_inputs_with_a_gradient_history_each(backend: str)
 
 def test_changed_memory_that_no_view_of_another_dtype_describes() -> None:
     x = plain(6)
-    args = (x, x.view(torch.int32)[1:].as_strided((2, 2), (3, 2), 1))
+    args = (x, x.view(torch.int32).as_strided((2, 2), (3, 2), 0))
     assert_refused(lambda x, y: x.mul_(2) + y.sum(), args, UnsupportedAliasingError, "inputs 0, 1", "clones")
 
 

@@ -191,6 +191,20 @@ def a_leaf_is_written_under_no_grad(x, y):
     return x * 2
 
 
+@CASES.add(lambda: cut(plain(8)[1:], *HALVES), without_dynamo="unsqueeze_() of an input breaks its graph")
+def the_geometry_of_a_member_changes(x, y):
+    row = y[1:3]
+    y.mul_(2).unsqueeze_(0)
+    return row, y.unsqueeze(0), x.detach()
+
+
+@CASES.add(lambda: (plain(4)[1:],), without_dynamo="unsqueeze_() of an input breaks its graph")
+def views_of_an_input_that_has_new_data_and_a_new_geometry(x):
+    first = x[:2]
+    x.mul_(2).unsqueeze_(0)
+    return first, x.unsqueeze(0), x[0, 1:]
+
+
 @CASES.parametrize()
 def test_overlap(case: Case, backend: str) -> None:
     case.check(backend)
