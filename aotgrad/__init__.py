@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotgrad import backends, errors
+from aotgrad import backends, errors, passes
 from aotgrad.api import aot_function, aot_module, aot_module_simplified, clear_cache
 from aotgrad.backends import make_boxed_compiler, make_boxed_func, nop
 from aotgrad.counters import counters
@@ -30,4 +30,5 @@ __all__ = [
     "make_boxed_func",
     "min_cut_rematerialization_partition",
     "nop",
+    "passes",
 ]

@@ -30,7 +30,7 @@ from aotgrad.ir import InputHint
 from aotgrad.lifting import LiftedModule
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
-from aotgrad.pipeline import Executable
+from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache import PlanCache
 from aotgrad.recipe import Recipe
 
@@ -175,7 +175,19 @@ def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe) -> Calla
 
     hints = [InputHint(k < len(tensors) or is_static(arg)) for k, arg in enumerate(everything)]
     executable = recipe.compile(run_flat, dedupe.enter(everything), dedupe.enter(hints))
+    if isinstance(executable, SmallGraph):
+        return EagerModule(mod)
     return FlatCallable(mod, executable, dedupe, tuple(tensors), executable.sharing(dedupe.enter(everything)))
+
+
+@dataclass(frozen=True)
+class EagerModule:
+    """A module that was not worth compiling, with the calling convention of one that was."""
+
+    module: nn.Module
+
+    def __call__(self, *args: Any) -> list[Any]:
+        return list(self.module(*args))
 
 
 @dataclass(frozen=True)

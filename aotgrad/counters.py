@@ -4,7 +4,8 @@
     >>> aotgrad.counters["compilations"] >= 0
     True
 
-`compilations`: plans made. `graphs`: graphs handed to backends. `hits`, `misses`: calls that found a plan, or did not.
+`compilations`: plans made. `small_graphs`: functions that run as they are (option `min_graph_ops`). `graphs`: graphs handed
+to backends. `hits`, `misses`: calls that found a plan, or did not.
 """
 
 from __future__ import annotations

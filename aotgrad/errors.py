@@ -35,6 +35,10 @@ class BackendError(AOTGradError):
     """A backend broke its contract: not callable, or a wrong number or kind of results."""
 
 
+class PassError(AOTGradError):
+    """A pass raised, or returned a graph that cannot take the place of the one it got; the message names it."""
+
+
 class PartitionError(AOTGradError):
     """A partition function returned halves that do not compute the joint graph."""
 

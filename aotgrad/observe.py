@@ -2,6 +2,7 @@
 
 AOTGRAD_VERIFY=1                                            each stage is checked against its contract
 logging.getLogger("aotgrad.stages").setLevel("DEBUG")       each stage is printed, with the time it took
+logging.getLogger("aotgrad.passes").setLevel("DEBUG")       so is the graph after each pass
 
 with recorded() as stages:                                  and a program can ask for the texts
     f(x)
@@ -19,8 +20,11 @@ from typing import Any
 
 from aotgrad import printing, verify
 from aotgrad.counters import counters
+from aotgrad.ir import GraphHalf, JointGraph
+from aotgrad.passes import Pass
 
 log = logging.getLogger("aotgrad.stages")
+passes_log = logging.getLogger("aotgrad.passes")
 
 
 @dataclass(frozen=True)
@@ -55,16 +59,26 @@ class Observer:
 
     def __call__(self, stage: str, result: Any) -> None:
         elapsed_ns = time.perf_counter_ns() - self._last_ns
-        if stage == LAST_STAGE:
-            counters["compilations"] += 1
+        if stage in COUNTED:
+            counters[COUNTED[stage]] += 1
         if self.verify:
             verify.check(stage, result)
         if _recordings or log.isEnabledFor(logging.DEBUG):
             publish(Stage(stage, printing.text(result), elapsed_ns))
         self._last_ns = time.perf_counter_ns()
 
+    def after_pass(self, place: str, done: Pass, graph: JointGraph | GraphHalf, elapsed_ns: int) -> None:
+        """Called between two passes."""
+        if self.verify:
+            verify.check_pass(place, done.name, graph)
+        if passes_log.isEnabledFor(logging.DEBUG):
+            text = printing.text(graph)
+            passes_log.debug("%s pass %s, %.1f ms\n%s", place, done.name, elapsed_ns / 1e6, text)
+
 
 LAST_STAGE = "executable"
+COUNTED = {LAST_STAGE: "compilations", "small graph": "small_graphs"}
+"""The stages that end a compilation, and what counts them."""
 
 
 def publish(stage: Stage) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotgrad.errors import OptionError
+from aotgrad.passes.base import Pass
+from aotgrad.passes.registry import why_no_pass
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,10 @@ class Options:
         plan_limit: how many plans one function may have; further calls run eagerly.
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
         keep_input_mutations: in graphs without a backward, write mutated inputs inside the graph, not after it.
+        min_graph_ops: a graph with fewer ops runs the original function eagerly; 0 compiles every graph, `None` is the
+            backend's own number (see `docs/passes.md`). Counted are the ops of the forward that compute something.
+        joint_passes, forward_passes, backward_passes: passes to run besides the built-in and the registered ones, see
+            `aotgrad.passes`.
     """
 
     verify: bool = False
@@ -37,10 +43,17 @@ class Options:
     mode: str = "default"
     keep_input_mutations: bool = False
     plan_limit: int = 8
+    min_graph_ops: int | None = None
+    joint_passes: Sequence[Pass] = ()
+    forward_passes: Sequence[Pass] = ()
+    backward_passes: Sequence[Pass] = ()
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _check(field.name, getattr(self, field.name))
+        for name in LEGAL_VALUES:
+            _check(name, getattr(self, name))
+        for name in PASSES:
+            _check_passes(name, getattr(self, name))
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any] | None) -> Options:
@@ -50,9 +63,10 @@ class Options:
             OptionError: for an unknown name or a value that is not legal; the message lists the legal ones.
         """
         options = dict(options or {})
-        unknown = sorted(set(options) - LEGAL_VALUES.keys())
+        known = sorted(field.name for field in dataclasses.fields(cls))
+        unknown = sorted(set(options) - set(known))
         if unknown:
-            raise OptionError(f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(LEGAL_VALUES))}")
+            raise OptionError(f"unknown option {unknown[0]!r}; the options are {', '.join(known)}")
         defaults = {
             "enabled": os.environ.get("AOTGRAD_DISABLE") != "1",
             "verify": os.environ.get("AOTGRAD_VERIFY") == "1",
@@ -67,6 +81,7 @@ LEGAL_VALUES: dict[str, Sequence[Any]] = {
     "dynamic": (True, False, None),
     "enabled": (True, False),
     "keep_input_mutations": (True, False),
+    "min_graph_ops": range(1025),
     "mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "partitioner": ("min_cut", "save_all"),
     "plan_limit": range(1, 1025),
@@ -74,8 +89,26 @@ LEGAL_VALUES: dict[str, Sequence[Any]] = {
 }
 
 
+OPTIONAL = frozenset({"min_graph_ops"})
+"""Options that may also be `None`."""
+
+PASSES = ("joint_passes", "forward_passes", "backward_passes")
+
+
 def _check(name: str, value: Any) -> None:
+    if value is None and name in OPTIONAL:
+        return
     legal = LEGAL_VALUES[name]
     if not any(type(value) is type(choice) and value == choice for choice in legal):
         choices = f"{legal[0]} to {legal[-1]}" if isinstance(legal, range) else ", ".join(map(repr, legal))
-        raise OptionError(f"option {name!r} is {value!r}; legal values are {choices}")
+        raise OptionError(
+            f"option {name!r} is {value!r}; legal values are {choices}" + (", None" if name in OPTIONAL else "")
+        )
+
+
+def _check_passes(name: str, value: Any) -> None:
+    if not isinstance(value, (list, tuple)):
+        raise OptionError(f"option {name!r} is {value!r}; legal is a list of passes")
+    for each in value:
+        if (problem := why_no_pass(each)) is not None:
+            raise OptionError(f"option {name!r}: {problem}")

@@ -3,6 +3,7 @@
     capture     run the function once on fake inputs, under functionalization      capture/
     analysis    what happened to inputs, what outputs are aliases of               analysis/
     joint       the backward, appended to the same graph                           joint/
+    passes      the same graph, simpler; and passes of the user's own              passes/
     partition   forward and backward graph, and what is saved between them         partition/
     backends    each graph -> a callable                                           backends/
     runtime     a plan of steps around the callables -> one function               runtime/
@@ -13,18 +14,21 @@ No stage imports another; this module is the only one that knows them all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from aotgrad import passes
 from aotgrad.analysis import analyze
 from aotgrad.backends.base import Backend
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
 from aotgrad.capture.trace import FlatFunction, capture_function
 from aotgrad.convention import MemorySharing, share_memory
 from aotgrad.ir import (
+    BoxedCallable,
     CallingConvention,
     Capture,
     Compiled,
+    GraphHalf,
     InputAliasInfo,
     InputHint,
     InputSpec,
@@ -33,7 +37,6 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
 )
 from aotgrad.joint import build_joint
-from aotgrad.joint.passes import keep_input_mutations, tidy
 from aotgrad.options import Options
 from aotgrad.partition import partition as partition_joint
 from aotgrad.runtime.emit import build, emit, make_backward
@@ -42,20 +45,11 @@ from aotgrad.runtime.recomputation import HigherOrder
 
 
 @dataclass(frozen=True)
-class Executable:
-    """A compiled function and every stage that led to it. Call it with a list of arguments, which it clears."""
+class Traced:
+    """What is known of a function that was traced."""
 
     capture: Capture
     meta: ViewAndMutationMeta
-    joint: JointGraph
-    partition: Partition
-    compiled: Compiled
-    plan: Plan
-    source: str
-    call: Callable[[list], list]
-
-    def __call__(self, args: list) -> list:
-        return self.call(args)
 
     @property
     def arguments(self) -> tuple[tuple[InputSpec, InputAliasInfo | None], ...]:
@@ -72,6 +66,38 @@ class Executable:
         )
 
 
+@dataclass(frozen=True)
+class Executable(Traced):
+    """A compiled function and every stage that led to it. Call it with a list of arguments, which it clears."""
+
+    joint: JointGraph
+    partition: Partition
+    compiled: Compiled
+    plan: Plan
+    source: str
+    call: Callable[[list], list]
+
+    def __call__(self, args: list) -> list:
+        return self.call(args)
+
+
+@dataclass(frozen=True)
+class SmallGraph(Traced):
+    """A function that is not worth compiling: the original runs in its place.
+
+    `ops` is how many ops of it compute something, `limit` from how many on it is compiled.
+    """
+
+    ops: int
+    limit: int
+
+    @property
+    def source(self) -> str:
+        """What is printed of it."""
+        count = "1 op computes" if self.ops == 1 else f"{self.ops} ops compute"
+        return f"# {count} something, min_graph_ops is {self.limit}: the original function runs eagerly"
+
+
 def compile_flat(
     function: FlatFunction,
     args: Sequence[Any],
@@ -82,8 +108,9 @@ def compile_flat(
     options: Options,
     higher_order: Callable[[Capture, ViewAndMutationMeta, Partition], HigherOrder],
     observe: Callable[[str, Any], None],
-) -> Executable:
-    """Compile a function of flat tensors and symbolic numbers.
+    after_pass: passes.Hook,
+) -> Executable | SmallGraph:
+    """Compile a function of flat tensors and symbolic numbers, or find that it is not worth it.
 
     Args:
         function: called once, with fake functional tensors; returns a flat sequence.
@@ -94,6 +121,7 @@ def compile_flat(
         options: see `Options`.
         higher_order: makes what computes gradients of gradients, from the first stages' results.
         observe: called with (stage name, stage result) after every stage: it verifies, prints, times.
+        after_pass: the same between passes, called with (place, pass, graph, elapsed ns).
     """
     mode = find_fake_mode(args)
     convention = CallingConvention.plain(make_input_specs(mode, args, hints))
@@ -105,14 +133,23 @@ def compile_flat(
         meta = analyze(capture)
     observe("capture", capture)
     observe("analysis", meta)
-    joint = tidy(build_joint(capture, meta))
+    limit = backend.min_graph_ops if options.min_graph_ops is None else options.min_graph_ops
+    if (ops := count_ops(capture)) < limit:
+        small = SmallGraph(capture, meta, ops, limit)
+        observe("small graph", small)
+        return small
+    tidy = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
+    joint = tidy.run(build_joint(capture, meta), after_pass)
     if options.keep_input_mutations and not joint.differentiable:
-        joint = keep_input_mutations(joint, meta)
+        joint = passes.keep_input_mutations(joint, meta)
     joint = backend.prepare_joint(joint)
     observe("joint", joint)
     partition = partition_joint(joint, partition_fn)
+    forward = passes.pipeline("forward", (), options.forward_passes).run(partition.forward, after_pass)
+    partition = replace(partition, forward=forward)
     observe("partition", partition)
     compiled = backend.compile(partition, joint.static_inputs)
+    compiled = with_backward_passes(compiled, passes.pipeline("backward", (), options.backward_passes), after_pass)
     observe("compiled", compiled)
     plan = make_plan(capture, meta, partition, joint.backward_error)
     source = emit(plan)
@@ -121,3 +158,27 @@ def compile_flat(
     executable = Executable(capture, meta, joint, partition, compiled, plan, source, call)
     observe("executable", executable)
     return executable
+
+
+def count_ops(capture: Capture) -> int:
+    """How many ops of the function compute something."""
+    return sum(passes.computes(node) for node in capture.trace.graph.nodes)
+
+
+def with_backward_passes(compiled: Compiled, pipeline: passes.Pipeline, after_pass: passes.Hook) -> Compiled:
+    """`compiled` with passes over each backward graph, in the variant that is needed, before it is compiled."""
+    if not pipeline.passes or compiled.compile_backward is None:
+        return compiled
+    return replace(compiled, compile_backward=BackwardPasses(pipeline, compiled.compile_backward, after_pass))
+
+
+@dataclass(frozen=True)
+class BackwardPasses:
+    """Compiles a copy of a backward graph after passes over it: other variants are made from the graph as it was."""
+
+    pipeline: passes.Pipeline
+    compile: Callable[[GraphHalf], BoxedCallable]
+    after_pass: passes.Hook
+
+    def __call__(self, half: GraphHalf) -> BoxedCallable:
+        return self.compile(self.pipeline.run(passes.copy_half(half), self.after_pass))

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aotgrad import torch_compat
+from aotgrad import passes, torch_compat
 from aotgrad.capture.flatten import Arguments, FlatOutput
 from aotgrad.convention import Dedupe
 from aotgrad.counters import counters
 from aotgrad.guards import PlanGuards, structure_key
 from aotgrad.ir import InputHint
-from aotgrad.pipeline import Executable
+from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.runtime.steps import MakeView, UpdateGeometry
 
 if TYPE_CHECKING:
@@ -40,15 +40,18 @@ _thread = threading.local()
 class CachedPlan:
     """One plan with its guards; `hits` counts calls after the first, `compile_ns` is how long it took to make."""
 
-    executable: Executable
+    executable: Executable | SmallGraph
     guards: PlanGuards
     output: FlatOutput
     compile_ns: int
     hits: int = 0
 
-    def __call__(self, tensors: list[torch.Tensor]) -> Any:
+    def __call__(self, function: Callable, arguments: Arguments) -> Any:
+        """Run the plan, which was made for `function` and arguments like these."""
         _thread.last_executed = self
-        dedupe = self.guards.dedupe
+        if isinstance(self.executable, SmallGraph):
+            return function(*arguments.args, **arguments.kwargs)
+        dedupe, tensors = self.guards.dedupe, list(arguments.tensors)
         flat = self.executable(tensors if dedupe.is_identity else dedupe.enter(tensors))
         return self.output.unflatten(flat)
 
@@ -64,7 +67,7 @@ class PlanCache:
 
     recipe: Recipe
     name: str
-    check: Callable[[Executable], None] | None = None
+    check: Callable[[Executable | SmallGraph], None] | None = None
     entries: dict[tuple, list[CachedPlan]] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     warned: bool = False
@@ -88,17 +91,17 @@ class PlanCache:
         tensors = arguments.tensors
         if not self.recipe.options.enabled or torch_compat.any_functional(tensors):
             return function(*arguments.args, **arguments.kwargs)
-        key = structure_key(arguments.constants, arguments.spec, state)
+        key = structure_key(arguments.constants, arguments.spec, (state, passes.generation()))
         plan = self.find(key, tensors)
         if plan is not None:
             plan.hits += 1
             counters["hits"] += 1
-            return plan(list(tensors))
-        plan = self.make(key, function, arguments, static_count)
+        else:
+            plan = self.make(key, function, arguments, static_count)
         if plan is None:
             counters["fallbacks"] += 1
             return function(*arguments.args, **arguments.kwargs)
-        return plan(list(tensors))
+        return plan(function, arguments)
 
     def find(self, key: tuple, tensors: Sequence[torch.Tensor]) -> CachedPlan | None:
         for plan in self.entries.get(key, ()):
@@ -190,11 +193,12 @@ def differs(fake: torch.Tensor, tensor: torch.Tensor, dim: int) -> bool:
     return not isinstance(size, int) or size != tensor.size(dim)
 
 
-def make_guards(executable: Executable, dedupe: Dedupe, tensors: Sequence[torch.Tensor]) -> PlanGuards:
+def make_guards(executable: Executable | SmallGraph, dedupe: Dedupe, tensors: Sequence[torch.Tensor]) -> PlanGuards:
     """The guards of a plan that was just traced for `tensors`."""
     specs, sharing = [spec for spec, _ in executable.arguments], executable.sharing(tensors)
     changed = sorted({*sharing.mutated, *sharing.bumped})
-    absolute = any(uses_geometry(step) for step in executable.plan.steps)
+    steps = () if isinstance(executable, SmallGraph) else executable.plan.steps
+    absolute = any(uses_geometry(step) for step in steps)
     fakes = [spec.fake for spec in specs]
     return PlanGuards(
         dedupe=dedupe,

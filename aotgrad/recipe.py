@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aotgrad.backends.base import Backend
 from aotgrad.ir import Capture, InputHint, Partition, ViewAndMutationMeta
 from aotgrad.observe import Observer
 from aotgrad.options import Options
-from aotgrad.pipeline import Executable, compile_flat
+from aotgrad.pipeline import Executable, SmallGraph, compile_flat
 from aotgrad.plan_cache import PlanCache
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.vjp import CapturedFunction, CompiledVjp, check_old_values
@@ -25,7 +25,8 @@ class Recipe:
     partition_fn: Callable
     options: Options
 
-    def compile(self, function: Callable, args: Sequence[Any], hints: Sequence[InputHint]) -> Executable:
+    def compile(self, function: Callable, args: Sequence[Any], hints: Sequence[InputHint]) -> Executable | SmallGraph:
+        observer = Observer(self.options.verify)
         return compile_flat(
             function,
             args,
@@ -34,7 +35,8 @@ class Recipe:
             partition_fn=self.partition_fn,
             options=self.options,
             higher_order=functools.partial(self.higher_order, function),
-            observe=Observer(self.options.verify),
+            observe=observer,
+            after_pass=observer.after_pass,
         )
 
     def higher_order(
@@ -45,4 +47,5 @@ class Recipe:
         results = tuple(tangent.of for tangent in backward.signature.tangents) if backward else ()
         captured = CapturedFunction(function, capture, meta, results)
         name = f"vjp of {getattr(function, '__qualname__', 'a compiled function')}"
-        return CompiledVjp(captured, PlanCache(self, name, check=functools.partial(check_old_values, captured)))
+        whole = replace(self, options=self.options.replace(min_graph_ops=0))
+        return CompiledVjp(captured, PlanCache(whole, name, check=functools.partial(check_old_values, captured)))

@@ -55,6 +55,12 @@ below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 disable_autocast = torch._C._DisableAutocast
 """Context in which autocast is off for every device at once."""
 
+unsafe_view = torch.ops.aten._unsafe_view.default
+"""`view` of a tensor that nobody else reads: in its memory, though its schema does not say so."""
+
+cast = torch.ops.aten._to_copy.default
+"""What `to` is in a graph: a copy with another dtype, device or layout."""
+
 disable_dynamo = torch._dynamo.disable
 """Marks a callable that Dynamo must not trace into."""
 
@@ -552,6 +558,29 @@ def symbolic_text(value: Any) -> tuple[str, list[str]]:
 def is_symbol(value: Any, name: str) -> bool:
     """Whether a symbolic number is exactly the symbol `name`."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and str(value.node.expr) == name
+
+
+def expression_of(number: Any) -> Any:
+    """A symbolic number as an expression that equal ones have in common, a plain one as it is; adds no guard."""
+    return number.node.expr if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else number
+
+
+@contextlib.contextmanager
+def bare_evaluation() -> Iterator[None]:
+    """Ops run for real and as they are written, whatever modes, autocast or grad mode surround the compilation."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), normal_mode(), torch.no_grad(), disable_autocast():
+        yield
+
+
+def fake_mode_of(graph: fx.Graph) -> FakeTensorMode:
+    """The fake mode of the tensors in a graph; a new one if there are none."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return new_fake_mode()
 
 
 def reparametrized(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Any:

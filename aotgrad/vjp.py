@@ -21,7 +21,7 @@ from aotgrad import torch_compat
 from aotgrad.capture.flatten import Arguments
 from aotgrad.errors import HigherOrderError
 from aotgrad.ir import AliasOfIntermediate, Capture, MemberInput, TensorInput, ViewAndMutationMeta
-from aotgrad.pipeline import Executable
+from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache import PlanCache
 from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.slots import ForwardResult, IntermediateBase, UpdatedInput, UserOutput
@@ -79,7 +79,7 @@ class CompiledVjp:
             return self.cache.call(vjp, arguments, static_count=0, state=(defined, vjp.wanted))
 
 
-def check_old_values(function: CapturedFunction, executable: Executable) -> None:
+def check_old_values(function: CapturedFunction, executable: Executable | SmallGraph) -> None:
     """An input that the function changed holds its new value by now; raise if the vjp would read it."""
     placeholders = executable.capture.placeholders
     for index in function.mutated_inputs:

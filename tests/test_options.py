@@ -9,17 +9,17 @@ import torch
 
 import aotgrad
 from aotgrad.errors import OptionError
-from aotgrad.options import LEGAL_VALUES, Options
+from aotgrad.options import LEGAL_VALUES, PASSES, Options
 
 
 def test_every_option_has_legal_values_and_a_legal_default():
-    assert {field.name for field in dataclasses.fields(Options)} == LEGAL_VALUES.keys()
+    assert {field.name for field in dataclasses.fields(Options)} == {*LEGAL_VALUES, *PASSES}
     assert Options() == Options(**{field.name: field.default for field in dataclasses.fields(Options)})
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("partitioner", "greedy"), ("verify", 1), ("dynamic", "yes"), ("mode", None), ("plan_limit", 0), ("enabled", None)],
+    [("partitioner", "greedy"), ("verify", 1), ("dynamic", "yes"), ("mode", None), ("plan_limit", 0), ("min_graph_ops", -1)],
 )
 def test_an_illegal_value_is_refused_with_the_legal_ones(name, value):
     with pytest.raises(OptionError) as raised:

@@ -351,6 +351,41 @@ def test_questions_about_sizes_add_no_guard(fake_mode):
     assert compat.guard_count(fake) == 1
 
 
+def test_equal_symbolic_numbers_have_one_expression(fake_mode):
+    value = symbolic(fake_mode, 3, 3)
+    first, second = value.size()
+    assert compat.expression_of(first * 2) == compat.expression_of(2 * first) != compat.expression_of(second * 2)
+    assert compat.expression_of(5) == 5
+    assert compat.guard_count(value) == 0
+
+
+def test_a_bare_evaluation_is_real_and_exact(fake_mode):
+    a, b = torch.randn(2, 2, requires_grad=True), torch.randn(2, 2)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), fake_mode, compat.bare_evaluation():
+        product = aten.mm.default(a, b)
+    assert (type(product), product.dtype, product.requires_grad) == (torch.Tensor, torch.float32, False)
+    assert not product.is_inference()
+
+
+def test_the_fake_mode_of_a_graph(fake_mode):
+    graph = fx.Graph()
+    assert compat.fake_mode_of(graph) is not fake_mode
+    graph.placeholder("x").meta["val"] = fake_mode.from_tensor(torch.ones(1))
+    assert compat.fake_mode_of(graph) is fake_mode
+
+
+def test_an_unsafe_view_is_in_the_memory_of_its_argument():
+    x = torch.ones(4)
+    assert compat.unsafe_view(x, [2, 2]).data_ptr() == x.data_ptr()
+    assert not compat.is_view_op(compat.unsafe_view)
+
+
+def test_to_becomes_a_cast():
+    assert compat.cast(torch.ones(1), dtype=torch.float64).dtype == torch.float64
+    graph = torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.to(torch.float64))(torch.ones(1)).graph
+    assert [node.target for node in graph.nodes if node.op == "call_function"] == [compat.cast]
+
+
 def test_a_detached_fake_remembers_which_number_it_holds(fake_mode):
     fake = fake_mode.from_tensor(torch.tensor(3), static_shapes=True)
     with fake_mode:

@@ -30,6 +30,11 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def min_graph_ops(self) -> int:
+        """From how many computing ops on a graph is worth compiling, unless the option of that name says something else."""
+        ...
+
     def decompositions(self) -> Mapping[Any, Callable]: ...
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
@@ -41,13 +46,16 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class FunctionBackend:
-    """A backend made of plain functions `(gm, example_inputs) -> callable`."""
+    """A backend made of plain functions `(gm, example_inputs) -> callable`. They get every graph: whoever wrote them
+    expects to be called.
+    """
 
     name: str
     fw_compiler: Compiler
     bw_compiler: Compiler | None = None
     inference_compiler: Compiler | None = None
     decomposition_table: Mapping[Any, Callable] = field(default_factory=dict)
+    min_graph_ops: int = 0
 
     def __post_init__(self) -> None:
         if not callable(self.fw_compiler):

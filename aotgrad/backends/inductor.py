@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import CheckedArity, example_inputs
@@ -26,6 +25,7 @@ class InductorBackend:
 
     mode: str = "default"
     name: str = "inductor"
+    min_graph_ops: int = 0
 
     def decompositions(self) -> Mapping[Any, Callable]:
         """Inductor's, but for `detach`: a replayed view chain must know where it was cut off from autograd."""
@@ -33,11 +33,11 @@ class InductorBackend:
         return {op: function for op, function in table.items() if op is not torch.ops.aten.detach.default}
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
-        with torch_compat.inductor_context(fake_mode_of(joint.module), self.mode):
+        with torch_compat.inductor_context(torch_compat.fake_mode_of(joint.module.graph), self.mode):
             return replace(joint, module=torch_compat.inductor_joint_passes(joint.module))
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
-        with torch_compat.inductor_context(fake_mode_of(partition.forward.module), self.mode):
+        with torch_compat.inductor_context(torch_compat.fake_mode_of(partition.forward.module.graph), self.mode):
             shared = torch_compat.inductor_graph_settings(torch_compat.inductor_uses_cudagraphs())
             with torch_compat.reported_output_strides() as strides:
                 forward = self._forward(partition, static_inputs, shared)
@@ -56,7 +56,7 @@ class InductorBackend:
         """Compile a backward half that belongs to the forward which was compiled with `shared`."""
         mark_user_visible(half, ())
         static = [k for k, slot in enumerate(half.signature.inputs) if not isinstance(slot, Tangent)]
-        with torch_compat.inductor_context(fake_mode_of(half.module), self.mode):
+        with torch_compat.inductor_context(torch_compat.fake_mode_of(half.module.graph), self.mode):
             return self._compile(half, "backward", static_input_idxs=static, is_backward=True, **shared)
 
     def _compile(self, half: GraphHalf, role: str, **settings: Any) -> Callable:
@@ -99,15 +99,6 @@ def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None])
         actual = torch_compat.as_symints(value.fake_mode, reported_stride)
         if torch_compat.hints(value.stride()) != torch_compat.hints(actual):
             node.meta["val"] = value.as_strided(value.size(), actual)
-
-
-def fake_mode_of(module: fx.GraphModule) -> Any:
-    """The fake mode of the tensors in a graph."""
-    for node in module.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch_compat.FakeTensor):
-            return value.fake_mode
-    return torch_compat.new_fake_mode()
 
 
 inductor = InductorBackend()

@@ -1,4 +1,4 @@
-"""`Capture` + `ViewAndMutationMeta` -> `JointGraph`: the backward is appended to the forward's own graph, then tidied."""
+"""`Capture` + `ViewAndMutationMeta` -> `JointGraph`: the backward is appended to the forward's own graph."""
 
 from __future__ import annotations
 

@@ -83,6 +83,8 @@ def text(result: Any) -> str:
             return joint_text(result)
         case Partition():
             return partition_text(result)
+        case GraphHalf():
+            return half_text("half", result)
         case Compiled():
             return compiled_text(result)
         case HasSource():

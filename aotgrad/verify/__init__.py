@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from aotgrad.errors import ContractError
+from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.verify.analysis import check_meta
 from aotgrad.verify.capture import check_capture
-from aotgrad.verify.common import Problems
+from aotgrad.verify.common import Problems, check_graph
 from aotgrad.verify.executable import check_compiled, check_executable
 from aotgrad.verify.joint import check_joint
 from aotgrad.verify.partition import check_partition
@@ -29,6 +30,17 @@ CHECKS: dict[str, Callable[[Any], Problems]] = {
     "compiled": check_compiled,
     "executable": check_executable,
 }
+
+
+def check_pass(place: str, name: str, graph: JointGraph | GraphHalf) -> None:
+    """Check a graph after a pass.
+
+    Raises:
+        ContractError: names the pass and what is wrong.
+    """
+    found = check_joint(graph) if isinstance(graph, JointGraph) else check_graph(graph.module, graph.signature)
+    for problem in found:
+        raise ContractError(f"{place} pass {name}: {problem}")
 
 
 def check(stage: str, result: Any) -> None:

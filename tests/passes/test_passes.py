@@ -9,7 +9,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad.ir import JointGraph
-from aotgrad.joint.passes import eliminate_dead_code, keep_input_mutations, remove_detach, tidy
+from aotgrad.passes import JOINT, DeadCodeElimination, Pipeline, RemoveLeftovers, keep_input_mutations
 from aotgrad.slots import GraphSignature, Primal, UserOutput
 from tests.executables import executable_of
 
@@ -25,6 +25,10 @@ def joint_of(build) -> JointGraph:
     return JointGraph(fx.GraphModule({}, graph), signature, frozenset(), frozenset())
 
 
+def tidy(joint: JointGraph, *passes) -> JointGraph:
+    return Pipeline("joint", passes).run(joint, lambda *_: None)
+
+
 def targets(joint: JointGraph) -> list:
     return [node.target for node in joint.module.graph.nodes if node.op == "call_function"]
 
@@ -34,7 +38,7 @@ def test_dead_code_goes_with_all_that_only_it_needed():
         graph.call_function(aten.cos.default, (graph.call_function(aten.exp.default, (x,)),))
         return graph.call_function(aten.sin.default, (x,))
 
-    assert targets(eliminate_dead_code(joint_of(build))) == [aten.sin.default]
+    assert targets(tidy(joint_of(build), DeadCodeElimination())) == [aten.sin.default]
 
 
 @pytest.mark.parametrize("op", [aten.bernoulli.default, aten._assert_async.msg])
@@ -43,14 +47,14 @@ def test_random_ops_and_checks_stay(op):
         graph.call_function(op, (x,) if op is aten.bernoulli.default else (x, "message"))
         return graph.call_function(aten.sin.default, (x,))
 
-    assert targets(eliminate_dead_code(joint_of(build))) == [op, aten.sin.default]
+    assert targets(tidy(joint_of(build), DeadCodeElimination())) == [op, aten.sin.default]
 
 
 def test_detach_is_the_identity():
     def build(graph, x):
         return graph.call_function(aten.sin.default, (graph.call_function(aten.detach.default, (x,)),))
 
-    assert targets(eliminate_dead_code(remove_detach(joint_of(build)))) == [aten.sin.default]
+    assert targets(tidy(joint_of(build), RemoveLeftovers(), DeadCodeElimination())) == [aten.sin.default]
 
 
 def test_tidy_leaves_a_runnable_module():
@@ -59,7 +63,7 @@ def test_tidy_leaves_a_runnable_module():
         return graph.call_function(aten.detach.default, (graph.call_function(aten.sin.default, (x,)),))
 
     x = torch.randn(3)
-    assert torch.equal(tidy(joint_of(build)).module(x)[0], x.sin())
+    assert torch.equal(tidy(joint_of(build), *JOINT).module(x)[0], x.sin())
 
 
 def updates(x, y):

@@ -1,19 +1,30 @@
-"""Takes effectful ops (print, assert, error checks) out of their token wrappers: the order of nodes keeps their order."""
+"""Takes effectful ops (print, assert, error checks) out of their token wrappers: the order of nodes keeps their order.
+
+with_effects(token, print, "x")        ->      print("x")
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.ir import JointGraph
+from aotgrad.passes.base import AnyGraph
 
 
-def unwrap_effects(joint: JointGraph) -> JointGraph:
+@dataclass(frozen=True)
+class UnwrapEffects:
     """`with_effects(token, op, *args)` becomes `op(*args)`, marked as having a side effect so that it stays."""
-    for node in list(joint.module.graph.nodes):
-        if torch_compat.is_effect_wrapper(node.target):
-            unwrap(joint.module.graph, node)
-    return joint
+
+    name: ClassVar[str] = "unwrap_effects"
+
+    def apply(self, graph: AnyGraph) -> AnyGraph:
+        for node in list(graph.module.graph.nodes):
+            if torch_compat.is_effect_wrapper(node.target):
+                unwrap(graph.module.graph, node)
+        return graph
 
 
 def unwrap(graph: fx.Graph, node: fx.Node) -> None:

@@ -1,0 +1,58 @@
+"""Passes over graphs: each takes a graph with its signature and returns one that computes the same.
+
+JOINT            what every joint graph goes through before it is partitioned
+register(...)    passes of your own, on joint, forward or backward graphs
+"""
+
+from __future__ import annotations
+
+from aotgrad.passes.base import Hook, Pass, Pipeline
+from aotgrad.passes.common_subexpressions import CommonSubexpressionElimination
+from aotgrad.passes.constants import ConstantPropagation
+from aotgrad.passes.dead_code import DeadCodeElimination
+from aotgrad.passes.effects import UnwrapEffects
+from aotgrad.passes.functional import CheckFunctional
+from aotgrad.passes.input_mutations import keep_input_mutations
+from aotgrad.passes.leftovers import RemoveLeftovers
+from aotgrad.passes.ops import computes
+from aotgrad.passes.peephole import Peephole
+from aotgrad.passes.registry import generation, pipeline, register, registered, unregister
+from aotgrad.passes.rewrite import copy_half
+
+JOINT: tuple[Pass, ...] = (
+    UnwrapEffects(),
+    DeadCodeElimination(),
+    RemoveLeftovers(),
+    ConstantPropagation(),
+    Peephole(),
+    CommonSubexpressionElimination(),
+    DeadCodeElimination(),
+    CheckFunctional(),
+)
+"""The built-in passes of a joint graph, in order."""
+
+TIDY: tuple[Pass, ...] = (DeadCodeElimination(), CheckFunctional())
+"""What runs after passes that a user added to a joint graph."""
+
+__all__ = [
+    "JOINT",
+    "TIDY",
+    "CheckFunctional",
+    "CommonSubexpressionElimination",
+    "ConstantPropagation",
+    "DeadCodeElimination",
+    "Hook",
+    "Pass",
+    "Peephole",
+    "Pipeline",
+    "RemoveLeftovers",
+    "UnwrapEffects",
+    "computes",
+    "copy_half",
+    "generation",
+    "keep_input_mutations",
+    "pipeline",
+    "register",
+    "registered",
+    "unregister",
+]

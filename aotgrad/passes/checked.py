@@ -1,0 +1,137 @@
+"""Passes that somebody else wrote: what one returns is checked, and an error names it.
+
+A pass keeps the signature, the placeholders, the types of the outputs, and which inputs and outputs share memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.errors import PassError
+from aotgrad.ir import GraphHalf, JointGraph
+from aotgrad.passes.base import AnyGraph, Pass
+from aotgrad.passes.functional import writes
+from aotgrad.passes.memory import owners
+from aotgrad.passes.rewrite import fill_in_values
+from aotgrad.slots import GraphSignature
+
+
+@dataclass(frozen=True)
+class CheckedPass:
+    """`inner`, and a check of what it returns. `place` is where it runs."""
+
+    inner: Pass
+    place: str
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def apply(self, graph: AnyGraph) -> AnyGraph:
+        """The result of the pass.
+
+        Raises:
+            PassError: the pass raised, or what it returned cannot take the place of the graph.
+        """
+        before = Interface.of(graph)
+        graph.module.recompile()
+        try:
+            result = self.inner.apply(graph)
+        except Exception as error:
+            raise PassError(f"{self.place} pass {self.name!r} raised {type(error).__name__}: {error}") from error
+        if type(result) is not type(graph):
+            kind = type(result).__name__
+            raise PassError(f"{self.place} pass {self.name!r} returned a {kind}, not a {type(graph).__name__}")
+        for problem in problems(result, before):
+            raise PassError(f"{self.place} pass {self.name!r} broke the graph: {problem}")
+        return result
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What of a graph its surroundings rely on; `memory[k]` is the input or first output whose memory output k is in."""
+
+    signature: GraphSignature
+    placeholders: tuple[str, ...]
+    outputs: tuple[Any, ...]
+    memory: tuple[int | None, ...]
+    writers: frozenset[str]
+
+    @classmethod
+    def of(cls, graph: JointGraph | GraphHalf) -> Interface:
+        nodes = list(graph.module.graph.nodes)
+        results = nodes[-1].args[0]
+        placeholders = tuple(node.name for node in nodes if node.op == "placeholder")
+        writers = frozenset(node.name for node in nodes if writes(node.target))
+        values = tuple(node.meta.get("val") if isinstance(node, fx.Node) else node for node in results)
+        return cls(graph.signature, placeholders, values, sharing(nodes, results), writers)
+
+
+def sharing(nodes: list[fx.Node], results: Any) -> tuple[int | None, ...]:
+    """For each result a number that two share if their memory is the same; inputs come first. `None` for no tensor."""
+    owner = owners(nodes)
+    first: dict[fx.Node, int] = {}
+    for node in nodes:
+        if node.op == "placeholder":
+            first[node] = len(first)
+    count = len(first)
+    return tuple(
+        first.setdefault(owner[node], count + k) if isinstance(node, fx.Node) else None for k, node in enumerate(results)
+    )
+
+
+def problems(graph: JointGraph | GraphHalf, before: Interface) -> Iterator[str]:
+    """A sentence for everything that a pass must not change and did."""
+    try:
+        graph.module.graph.lint()
+        fill_in_values(graph.module)
+    except Exception as error:
+        yield f"it is not well formed: {error}"
+        return
+    now = Interface.of(graph)
+    if now.signature != before.signature:
+        yield "its signature changed"
+    elif now.placeholders != before.placeholders:
+        yield f"its placeholders are {', '.join(now.placeholders)}; they were {', '.join(before.placeholders)}"
+    elif len(now.outputs) != len(before.outputs):
+        yield f"it returns {len(now.outputs)} values; it returned {len(before.outputs)}"
+    else:
+        yield from (f"node {name} writes to its arguments" for name in sorted(now.writers - before.writers))
+        yield from changed_outputs(now, before)
+
+
+def changed_outputs(now: Interface, before: Interface) -> Iterator[str]:
+    for slot, value, expected in zip(now.signature.outputs, now.outputs, before.outputs, strict=True):
+        if not same_type(value, expected):
+            yield f"{slot} is {described(value)}; it was {described(expected)}"
+    for slot, number, expected in zip(now.signature.outputs, now.memory, before.memory, strict=True):
+        if number != expected:
+            yield f"{slot} shares memory with other inputs or outputs than before"
+
+
+def same_type(value: Any, expected: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return type(value) is type(expected)
+    if (value.dtype, value.device, value.layout, value.dim()) != (
+        expected.dtype,
+        expected.device,
+        expected.layout,
+        expected.dim(),
+    ):
+        return False
+    if not torch_compat.known_equal(value.size(), expected.size()):
+        return False
+    return torch_compat.known_equal(torch_compat.strides(value), torch_compat.strides(expected))
+
+
+def described(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return "None" if value is None else f"a {type(value).__name__}"
+    sizes, strides = ", ".join(map(str, value.size())), ", ".join(map(str, torch_compat.strides(value)))
+    return f"{str(value.dtype).removeprefix('torch.')}[{sizes}] with strides [{strides}]"

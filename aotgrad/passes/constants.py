@@ -1,0 +1,188 @@
+"""Computes at compile time what depends on numbers alone, and keeps equal constants once.
+
+    ones = ones([3, 3]); tril = tril(ones)          ->      _folded_0 = constant
+    zeros = zeros_like(primals_1)                   ->      zeros = full([3], 0)            reads nothing of the input
+
+A constant is what the op itself returns when it is run, once, so it has the bits that eager's has. Large ones are not made,
+and one whose elements are all equal is a `full`. An output is never a constant: the caller may write to it. Tensors that the
+function closes over are not constants, for the same reason; those that it makes from numbers (`torch.tensor([1, 2])`) are.
+
+`zeros_like` of something that depends on a tangent stays: without the tangent it is no tensor but `None`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.passes import ops
+from aotgrad.passes.base import AnyGraph
+from aotgrad.passes.memory import Memory
+from aotgrad.slots import Tangent
+
+aten = ops.aten
+
+
+@dataclass(frozen=True)
+class ConstantPropagation:
+    """Computes constants; `max_elements` is the largest that is kept, in elements."""
+
+    name: ClassVar[str] = "constants"
+    max_elements: int = 1 << 16
+
+    def apply(self, graph: AnyGraph) -> AnyGraph:
+        folding = Folding.of(graph, self.max_elements)
+        for node in graph.module.graph.nodes:
+            folding.visit(node)
+        return graph
+
+
+@dataclass
+class Folding:
+    """One run over a graph: `known` are the values that were computed, `pool` the constants by their bits."""
+
+    module: fx.GraphModule
+    memory: Memory
+    tangent_dependent: set[fx.Node]
+    max_elements: int
+    known: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
+    pool: dict[tuple, fx.Node] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: Any, max_elements: int) -> Folding:
+        pairs = zip(graph.signature.inputs, graph.module.graph.nodes, strict=False)
+        tangents = {node for slot, node in pairs if isinstance(slot, Tangent)}
+        for node in graph.module.graph.nodes:
+            if not tangents.isdisjoint(node.all_input_nodes):
+                tangents.add(node)
+        return cls(graph.module, Memory.of(graph), tangents, max_elements)
+
+    def visit(self, node: fx.Node) -> None:
+        """Compute a node that is made of constants, or hand constants to one that is not."""
+        if node.target in ops.CREATION_LIKE and node not in self.tangent_dependent:
+            self.forget_input(node)
+        if self.is_foldable(node):
+            value = self.evaluate(node)
+            if value is not None:
+                self.known[node] = value
+        elif node.op == "call_function" and not self.known.keys().isdisjoint(node.all_input_nodes):
+            node.args = fx.map_arg(node.args, lambda arg: self.constant_for(arg, node))
+            node.kwargs = fx.map_arg(node.kwargs, lambda arg: self.constant_for(arg, node))
+
+    def forget_input(self, node: fx.Node) -> None:
+        """Make `zeros_like(x)` and its kin a `full`, so that `x` need not be there."""
+        traced, value = node.meta["val"], filled_with(node)
+        pinned = node.kwargs.get("pin_memory")
+        if isinstance(value, fx.Node) or pinned or not is_small(traced, torch.inf) or not traced.is_contiguous():
+            return
+        node.target, node.args, node.kwargs = aten.full.default, (list(traced.size()), value), settings_of(traced)
+
+    def is_foldable(self, node: fx.Node) -> bool:
+        """Whether the node is computed from numbers and from constants known already, and is small."""
+        if not is_small(node.meta.get("val"), self.max_elements):
+            return False
+        if is_own_constant(node, self.module):
+            return True
+        if not ops.is_pure(node) or not ops.is_aten(node.target) or ops.is_absolute(node.target):
+            return False
+        sources = node.all_input_nodes
+        return bool(sources) and all(arg in self.known or self.is_made_of_numbers(arg) for arg in sources)
+
+    def is_made_of_numbers(self, node: fx.Node) -> bool:
+        """`ones([3])` and its kin: cheap to make, so kept as they are unless something is computed from them."""
+        is_creation = node.target in ops.CREATION and not node.all_input_nodes
+        return is_creation and is_small(node.meta.get("val"), self.max_elements)
+
+    def evaluate(self, node: fx.Node) -> torch.Tensor | None:
+        """What the node computes, or `None` if running it gives something else than was traced."""
+        if is_own_constant(node, self.module):
+            return getattr(self.module, node.args[0].target)
+        with torch_compat.bare_evaluation():
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self.value_of)
+            value = node.target(*args, **kwargs)
+        traced = node.meta["val"]
+        agrees = (value.size(), value.stride(), value.dtype) == (traced.size(), traced.stride(), traced.dtype)
+        return value if agrees else None
+
+    def value_of(self, node: fx.Node) -> torch.Tensor:
+        return self.known[node] if node in self.known else node.target(*node.args, **node.kwargs)
+
+    def constant_for(self, arg: fx.Node, reader: fx.Node) -> fx.Node:
+        """The node of a constant in place of `arg`, one for all that have equal bits; `arg` itself if it must stay."""
+        if arg not in self.known or self.memory.owner[arg] in self.memory.fixed:
+            return arg
+        value = self.known[arg]
+        key = pool_key(value)
+        if key not in self.pool:
+            self.pool[key] = self.uniform(arg, value, reader) or self.attribute(arg, value, reader)
+        return self.pool[key]
+
+    def uniform(self, node: fx.Node, value: torch.Tensor, reader: fx.Node) -> fx.Node | None:
+        """A `full` for a contiguous tensor whose elements have equal bits."""
+        if value.numel() < 2 or not value.is_contiguous() or value.dtype.is_complex or not has_equal_elements(value):
+            return None
+        number = value.reshape(-1)[0].item()
+        if number != number:  # There are many NaNs, and a number does not say which.
+            return None
+        with node.graph.inserting_before(reader):
+            new = node.graph.call_function(aten.full.default, (list(value.size()), number), settings_of(value))
+        new.meta = {**node.meta}
+        return new
+
+    def attribute(self, node: fx.Node, value: torch.Tensor, reader: fx.Node) -> fx.Node:
+        name = f"_folded_{len(self.pool)}"
+        self.module.register_buffer(name, value)
+        with node.graph.inserting_before(reader):
+            new = node.graph.get_attr(name)
+        new.meta = {**node.meta}
+        return new
+
+
+def settings_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """What a creation op is told besides sizes."""
+    return {"dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device, "pin_memory": False}
+
+
+def filled_with(node: fx.Node) -> Any:
+    """The number that every element is, of a node in `CREATION_LIKE`."""
+    if node.target in (aten.zeros_like.default, aten.new_zeros.default):
+        return 0
+    if node.target in (aten.ones_like.default, aten.new_ones.default):
+        return 1
+    return node.args[2] if node.target is aten.new_full.default else node.args[1]
+
+
+def is_small(value: Any, max_elements: float) -> bool:
+    """Whether a traced value is a plain tensor of known size with no more elements than that."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or torch_compat.is_symbolic(value):
+        return False
+    is_plain = not value.is_conj() and not value.is_neg() and value.device.type != "meta"
+    return is_plain and value.numel() <= max_elements
+
+
+def is_own_constant(node: fx.Node, module: fx.GraphModule) -> bool:
+    """Whether the node copies a tensor that the function makes from Python numbers."""
+    if node.target is not aten.lift_fresh_copy.default or node.args[0].op != "get_attr":
+        return False
+    return type(getattr(module, node.args[0].target)) is torch.Tensor
+
+
+def pool_key(value: torch.Tensor) -> tuple:
+    return (value.dtype, value.device, value.size(), value.stride(), bytes_of(value))
+
+
+def has_equal_elements(value: torch.Tensor) -> bool:
+    """Whether all elements have the same bits."""
+    data = bytes_of(value)
+    return data == data[: value.element_size()] * value.numel()
+
+
+def bytes_of(value: torch.Tensor) -> bytes:
+    """The elements' bits, in the order of their indices."""
+    dense = value.detach().cpu().contiguous()
+    return ctypes.string_at(dense.data_ptr(), dense.nbytes) if dense.numel() else b""

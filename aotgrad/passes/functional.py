@@ -1,0 +1,34 @@
+"""Checks that a graph which should be functional is: nothing in it writes to its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from aotgrad.errors import PassError
+from aotgrad.passes import ops
+from aotgrad.passes.base import AnyGraph
+
+
+@dataclass(frozen=True)
+class CheckFunctional:
+    """Raises for a graph with an op that writes; changes nothing."""
+
+    name: ClassVar[str] = "functional"
+
+    def apply(self, graph: AnyGraph) -> AnyGraph:
+        """`graph` itself.
+
+        Raises:
+            PassError: names the node and its op.
+        """
+        for node in graph.module.graph.nodes:
+            if writes(node.target):
+                raise PassError(
+                    f"node {node.name} ({node.target}) writes to its arguments; the graph must be functional here"
+                )
+        return graph
+
+
+def writes(target: Any) -> bool:
+    return ops.is_aten(target) and target._schema.is_mutable

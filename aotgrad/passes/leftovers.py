@@ -1,0 +1,59 @@
+"""Removes what functionalization and the tape leave behind: calls that copy or wrap a value, and nothing else.
+
+detach(x)                             ->  x       a graph below autograd has no history to cut
+clone(x), copy(new_empty(...), x)     ->  x       where x is laid out like the copy, and nobody else can see either
+slice_scatter(y, x) of all of y       ->  x       what `y[:] = x` becomes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch.fx as fx
+
+from aotgrad.passes import ops, rewrite
+from aotgrad.passes.base import AnyGraph
+from aotgrad.passes.memory import Memory
+
+aten = ops.aten
+
+
+@dataclass(frozen=True)
+class RemoveLeftovers:
+    """Removes `detach`, and copies that nobody can tell from the original."""
+
+    name: ClassVar[str] = "leftovers"
+
+    def apply(self, graph: AnyGraph) -> AnyGraph:
+        for node in graph.module.graph.find_nodes(op="call_function", target=aten.detach.default):
+            node.replace_all_uses_with(node.args[0])
+        memory = Memory.of(graph)
+        rewrite.replace(graph.module.graph, lambda node: original(node, memory))
+        return graph
+
+
+def original(node: fx.Node, memory: Memory) -> fx.Node | None:
+    """What a copy was made of, if it can stand for the copy."""
+    copied = COPIES.get(node.target)
+    source = copied(node) if copied is not None else None
+    if not isinstance(source, fx.Node) or not rewrite.same_value_type(node, source):
+        return None
+    return source if memory.may_replace(node, source) else None
+
+
+def first_argument(node: fx.Node) -> Any:
+    return node.args[0]
+
+
+def second_argument(node: fx.Node) -> Any:
+    return node.args[1]
+
+
+COPIES: dict[Any, Callable[[fx.Node], Any]] = {
+    aten.clone.default: first_argument,
+    aten.copy.default: second_argument,
+    aten.slice_scatter.default: second_argument,
+}
+"""The argument whose elements the result has, if sizes, strides and dtype are equal."""

@@ -1,0 +1,77 @@
+"""Whose memory each value is in, and which replacements a caller could notice.
+
+In: a graph with its signature. Out: `Memory`. A caller sees which outputs share memory with each other and with inputs, and
+whether a backward complains that a saved value was changed. So a value in memory of its own may be replaced by an equal one
+elsewhere only if
+
+    its memory is not that of an output                  an output that was fresh stays fresh
+    the other memory is not in the caller's hands        where a backward follows: what is saved must not be an input or
+                                                         output that was not saved before, the caller may change it
+
+A value may always be replaced by another one in the same memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch.fx as fx
+
+from aotgrad.ir import GraphHalf, JointGraph
+from aotgrad.passes import ops
+from aotgrad.slots import FORWARD_RESULTS, Primal
+
+
+@dataclass(frozen=True)
+class Memory:
+    """`owner`: the node that each node's memory belongs to. `fixed`: owners that must not be replaced.
+
+    `held`: owners that the caller can write to between the forward and the backward.
+    """
+
+    owner: dict[fx.Node, fx.Node]
+    fixed: frozenset[fx.Node]
+    held: frozenset[fx.Node]
+
+    @classmethod
+    def of(cls, graph: JointGraph | GraphHalf) -> Memory:
+        nodes = list(graph.module.graph.nodes)
+        owner = owners(nodes)
+        results = nodes[-1].args[0]
+        by_slot = [*zip(graph.signature.inputs, nodes, strict=False), *zip(graph.signature.outputs, results, strict=True)]
+        opaque = {owner[arg] for node in nodes if ops.is_opaque(node) for arg in node.all_input_nodes}
+        absolute = {owner[arg] for node in nodes if ops.is_absolute(node.target) for arg in node.all_input_nodes}
+        outputs = {owner[node] for node in results if isinstance(node, fx.Node)}
+        held = {owner[node] for slot, node in by_slot if isinstance(slot, (Primal, *FORWARD_RESULTS)) and node in owner}
+        crosses = bool(graph.signature.tangents or graph.signature.saved)
+        fixed = with_tuples(nodes, outputs | opaque | absolute)
+        return cls(owner, fixed, with_tuples(nodes, held | opaque) if crosses else frozenset())
+
+    def may_replace(self, old: fx.Node, new: fx.Node) -> bool:
+        """Whether nobody can tell that `new`, which has the same value, stands where `old` was."""
+        ours, theirs = self.owner.get(old, old), self.owner.get(new, new)
+        return ours is theirs or (ours not in self.fixed and theirs not in self.held)
+
+
+def owners(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
+    owner: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        viewed = viewed_node(node)
+        owner[node] = node if viewed is None else owner[viewed]
+    return owner
+
+
+def with_tuples(nodes: Iterable[fx.Node], owned: set[fx.Node]) -> frozenset[fx.Node]:
+    """`owned`, and the ops that made one of them as an item of a tuple."""
+    return frozenset(owned) | {node.args[0] for node in nodes if node.target is operator.getitem and node in owned}
+
+
+def viewed_node(node: fx.Node) -> fx.Node | None:
+    """The argument whose memory the node's result is in, or `None` if it is in memory of its own."""
+    first = node.args[0] if node.op == "call_function" and node.args else None
+    if not isinstance(first, fx.Node):
+        return None
+    is_item = node.target is operator.getitem and ops.is_view(first.target)
+    return first if is_item or ops.is_view(node.target) else None

@@ -1,0 +1,84 @@
+"""Passes that users add: for every compilation (`register`), or by the options of one.
+
+aotgrad.passes.register(MyPass())                                  on every joint graph from now on
+aotgrad.passes.register(MyPass(), place="backward")
+aotgrad.aot_function(f, compiler, options={"joint_passes": [MyPass()]})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aotgrad.errors import OptionError
+from aotgrad.passes.base import PLACES, Pass, Pipeline
+from aotgrad.passes.checked import CheckedPass
+
+_registered: dict[str, dict[str, Pass]] = {place: {} for place in PLACES}
+_generations = [0]
+
+
+def register(new: Pass, *, place: str = "joint") -> Pass:
+    """Run a pass in every later compilation; another one with its name in that place is replaced.
+
+    Plans that exist are not used again: the next call compiles with the pass. What `torch.compile` has compiled stays until
+    `torch.compiler.reset()`.
+
+    Args:
+        new: a frozen dataclass with a `name` and `apply(graph) -> graph`.
+        place: `"joint"`: before the joint graph is partitioned; `"forward"`, `"backward"`: before the backend compiles it.
+
+    Raises:
+        OptionError: `place` is none of the three, or `new` is no pass.
+
+    Example:
+        >>> register(CommonSubexpressionElimination(), place="backward").name
+        'cse'
+        >>> unregister("cse", place="backward")
+    """
+    check_place(place)
+    if (problem := why_no_pass(new)) is not None:
+        raise OptionError(problem)
+    replace(place, {**_registered[place], new.name: new})
+    return new
+
+
+def unregister(name: str, *, place: str = "joint") -> None:
+    """Undo `register`; an unknown name is ignored."""
+    check_place(place)
+    replace(place, {key: each for key, each in _registered[place].items() if key != name})
+
+
+def replace(place: str, passes: dict[str, Pass]) -> None:
+    _registered[place] = passes
+    _generations[:] = [_generations[-1] + 1]
+
+
+def registered(place: str = "joint") -> tuple[Pass, ...]:
+    """The registered passes of one place, in the order of their registration."""
+    check_place(place)
+    return tuple(_registered[place].values())
+
+
+def generation() -> int:
+    """A number that is another one after every `register` and `unregister`: plans belong to one of them."""
+    return _generations[-1]
+
+
+def check_place(place: str) -> None:
+    if place not in PLACES:
+        raise OptionError(f"place is {place!r}; passes run at {', '.join(map(repr, PLACES))}")
+
+
+def why_no_pass(value: object) -> str | None:
+    """What keeps `value` from being a pass; `None` if it is one."""
+    if isinstance(value, type):
+        return f"{value.__name__} is a class; a pass is an instance of it"
+    if not isinstance(getattr(value, "name", None), str) or not callable(getattr(value, "apply", None)):
+        return f"{value!r} is no pass: it needs a name and apply(graph) -> graph"
+    return None
+
+
+def pipeline(place: str, built_in: Iterable[Pass], given: Iterable[Pass], afterwards: Iterable[Pass] = ()) -> Pipeline:
+    """The built-in passes of a place, then the registered and the given ones, checked, and what tidies up after them."""
+    added = tuple(CheckedPass(each, place) for each in (*registered(place), *given))
+    return Pipeline(place, (*built_in, *added, *(afterwards if added else ())))

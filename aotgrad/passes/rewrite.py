@@ -1,0 +1,68 @@
+"""Rewriting a graph in one sweep: each node is visited once, after its arguments were replaced.
+
+    replace(graph, visit)        visit(node) returns the earlier node that `node` equals, or None
+
+The results of the graph keep their nodes: a node that is returned goes on being returned, whatever stands in elsewhere.
+That way an output never becomes the same tensor as an input or another output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.ir import GraphHalf
+
+
+def replace(graph: fx.Graph, visit: Callable[[fx.Node], fx.Node | None]) -> None:
+    """Visit each node in order; where `visit` returns another node, later nodes read that one."""
+    replaced: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            return
+        if not replaced.keys().isdisjoint(node.all_input_nodes):
+            node.args = fx.map_arg(node.args, lambda arg: replaced.get(arg, arg))
+            node.kwargs = fx.map_arg(node.kwargs, lambda arg: replaced.get(arg, arg))
+        other = visit(node)
+        if other is not None:
+            replaced[node] = other
+
+
+def copy_half(half: GraphHalf) -> GraphHalf:
+    """The same half with a graph of its own."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(half.module.graph, {}))
+    return dataclasses.replace(half, module=fx.GraphModule(half.module, graph))
+
+
+def fill_in_values(module: fx.GraphModule) -> None:
+    """Give nodes that were added without a traced value (`meta["val"]`) the one that their arguments lead to."""
+    for node in module.graph.nodes:
+        if node.op == "call_function" and "val" not in node.meta:
+            node.meta["val"] = traced_value(node)
+
+
+def traced_value(node: fx.Node) -> Any:
+    """What the node returns for the traced values of its arguments."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta.get("val"))
+    with torch_compat.bare_evaluation(), torch_compat.fake_mode_of(node.graph):
+        return node.target(*args, **kwargs)
+
+
+def same_value_type(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two traced tensors agree in all but their values and where they lie."""
+    a, b = one.meta.get("val"), other.meta.get("val")
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dim() != b.dim():
+        return False
+    if a.layout is not torch.strided or b.layout is not torch.strided or kind(a) != kind(b):
+        return False
+    return torch_compat.known_equal((*a.size(), *a.stride()), (*b.size(), *b.stride()))
+
+
+def kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (type(tensor), tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
