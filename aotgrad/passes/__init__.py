@@ -7,6 +7,7 @@ register(...)    passes of your own, on joint, forward or backward graphs
 from __future__ import annotations
 
 from aotgrad.passes.base import Hook, Pass, Pipeline
+from aotgrad.passes.batch_mm import BatchMM
 from aotgrad.passes.common_subexpressions import CommonSubexpressionElimination
 from aotgrad.passes.constants import ConstantPropagation
 from aotgrad.passes.dead_code import DeadCodeElimination
@@ -37,6 +38,7 @@ TIDY: tuple[Pass, ...] = (DeadCodeElimination(), CheckFunctional())
 __all__ = [
     "JOINT",
     "TIDY",
+    "BatchMM",
     "CheckFunctional",
     "CommonSubexpressionElimination",
     "ConstantPropagation",

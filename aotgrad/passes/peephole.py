@@ -17,7 +17,7 @@ Two views of one tensor with equal sizes, strides and offset are the same value,
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,9 +25,11 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
 from aotgrad.passes.memory import Memory
+from aotgrad.slots import Gradient
 
 aten = ops.aten
 
@@ -47,8 +49,21 @@ class Peephole:
                 join(node)
             return views.visit(node) or operand(node, memory)
 
-        rewrite.replace(graph.module.graph, visit)
+        return_originals(graph, rewrite.replace(graph.module.graph, visit))
         return graph
+
+
+def return_originals(graph: JointGraph | GraphHalf, replaced: Mapping[fx.Node, fx.Node]) -> None:
+    """Return gradients by the nodes that stand for theirs, each node once, and no input: `t(t(mm))` is returned as `mm`."""
+    (output,) = graph.module.graph.find_nodes(op="output")
+    results = list(output.args[0])
+    taken = set(results)
+    for position, slot in enumerate(graph.signature.outputs):
+        original = replaced.get(results[position])
+        if isinstance(slot, Gradient) and original is not None and original.op != "placeholder" and original not in taken:
+            results[position] = original
+            taken.add(original)
+    output.args = (results,)
 
 
 # --- Views -----------------------------------------------------------------------------------------------------------

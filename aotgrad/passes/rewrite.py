@@ -19,18 +19,19 @@ from aotgrad import torch_compat
 from aotgrad.ir import GraphHalf
 
 
-def replace(graph: fx.Graph, visit: Callable[[fx.Node], fx.Node | None]) -> None:
-    """Visit each node in order; where `visit` returns another node, later nodes read that one."""
+def replace(graph: fx.Graph, visit: Callable[[fx.Node], fx.Node | None]) -> dict[fx.Node, fx.Node]:
+    """Visit each node in order; where `visit` returns another node, later nodes read that one. Returns what was replaced."""
     replaced: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "output":
-            return
+            break
         if not replaced.keys().isdisjoint(node.all_input_nodes):
             node.args = fx.map_arg(node.args, lambda arg: replaced.get(arg, arg))
             node.kwargs = fx.map_arg(node.kwargs, lambda arg: replaced.get(arg, arg))
         other = visit(node)
         if other is not None:
             replaced[node] = other
+    return replaced
 
 
 def copy_half(half: GraphHalf) -> GraphHalf:

@@ -19,12 +19,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 
 import aotgrad
+from aotgrad import passes
 from aotgrad.backends.eager import compile_eager
 from aotgrad.inspect.specs import make_arguments
+from aotgrad.ir import JointGraph
 from aotgrad.observe import recorded
+from aotgrad.passes import Pass
+from aotgrad.printing import text as stage_text
 
 STAGES = {"capture": "capture", "analysis": "analysis", "joint": "joint", "partition": "partition", "runtime": "executable"}
 """The folders of expect/, and the stage whose text is there."""
@@ -93,6 +98,38 @@ def setting_text(value: Any) -> str:
     return getattr(value, "__name__", str(value))
 
 
+@dataclass(frozen=True)
+class PassCase(Case):
+    """What one pass makes of the joint graph, as the passes before it leave it. Dead nodes are not shown."""
+
+    changed_by: Pass
+
+    def text(self, folder: str) -> str:
+        joint = self.joint_before()
+        before = stage_text(joint)
+        after = passes.Pipeline("joint", (self.changed_by, passes.DeadCodeElimination())).run(joint, lambda *_: None)
+        parts = [
+            self.header(),
+            self.source(),
+            "--- before ---",
+            before,
+            f"--- after {self.changed_by} ---",
+            stage_text(after),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def joint_before(self) -> JointGraph:
+        """The joint graph after the built-in passes that run earlier, without dead nodes."""
+        names = [each.name for each in passes.JOINT]
+        count = names.index(self.changed_by.name, 2) if self.changed_by.name in names else len(names)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(passes, "JOINT", (*passes.JOINT[:count], passes.DeadCodeElimination()))
+            compiled = self.compiled()
+            compiled(*self.make_args())
+        (plan,) = compiled.plans()
+        return plan.executable.joint
+
+
 CASES: dict[str, Case] = {}
 
 
@@ -118,6 +155,18 @@ def case(
         assert name not in CASES, f"two golden cases are called {name}"
         assert set(folders) <= STAGES.keys(), f"the folders of {name} are {folders}"
         CASES[name] = Case(function, folders, tuple(args), tuple(helpers), around, options)
+        return function
+
+    return add
+
+
+def pass_case(changed_by: Pass, *, args: Sequence[str], **options: Any) -> Callable[[Any], Any]:
+    """Make the decorated function a case of expect/passes/: what `changed_by` does to its joint graph."""
+
+    def add(function: Any) -> Any:
+        name = function.__name__
+        assert name not in CASES, f"two golden cases are called {name}"
+        CASES[name] = PassCase(function, ("passes",), tuple(args), (), contextlib.nullcontext, options, changed_by)
         return function
 
     return add

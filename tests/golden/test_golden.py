@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden import errors, graphs, kinds, modes, mutations, outputs
+from tests.golden import errors, graphs, kinds, modes, mutations, outputs, passes
 from tests.golden.cases import CASES, ERROR_CASES, error_text
 from tests.golden.harness import Golden, literal_names, names_on_disk, repeated
 from tests.numerics.against_eager import assert_like_eager
 
-CASE_MODULES = (errors, graphs, kinds, modes, mutations, outputs)
+CASE_MODULES = (errors, graphs, kinds, modes, mutations, outputs, passes)
 TESTS = Path(__file__).parents[1]
 PAIRS = [(folder, case) for case in CASES.values() for folder in case.folders]
 CASE_NAMES = [f"{folder}/{case.name}" for folder, case in PAIRS] + [f"errors/{name}" for name in ERROR_CASES]

@@ -1,0 +1,179 @@
+"""Batches small matrix products: one call of the library in place of many.
+
+    a = mm(x, w1); b = mm(y, w2)  (equal shapes)     ->      p = bmm(stack([x, y]), stack([w1, w2])); a, b = p[0], p[1]
+    a = mm(x, w); b = mm(y, w)                       ->      p = mm(cat([x, y]), w); a, b = the rows of p
+
+Not among the passes that always run: the library may sum a larger product in another order, so results can differ from
+eager's in the last bits. Ask for it where that is fine:
+
+    options={"joint_passes": [aotgrad.passes.BatchMM()]}
+
+Products are batched if none needs another, which is read off their *level*: how many products are on the longest way to
+one. All operands must be there at the first product of a batch, but for views, which are made earlier then.
+
+Source: TorchScript's `BatchMM` (torch/csrc/jit/passes/batch_mm.cpp); DyNet's on-the-fly batching (Neubig et al., 2017).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.ir import GraphHalf, JointGraph
+from aotgrad.passes import ops
+from aotgrad.passes.base import AnyGraph
+from aotgrad.passes.memory import Memory, viewed_node
+from aotgrad.slots import Tangent
+
+aten = ops.aten
+
+
+@dataclass(frozen=True)
+class BatchMM:
+    """Batches `mm`s of at most `max_flops` multiplications each, where at least `min_batch` fit together."""
+
+    name: ClassVar[str] = "batch_mm"
+    max_flops: int = 1 << 18
+    min_batch: int = 2
+
+    def apply(self, graph: AnyGraph) -> AnyGraph:
+        batching = Batching.of(graph, self.min_batch)
+        products = self.products(graph)
+        left = batching.run(products, right_operand, batching.write_rows)
+        batching.run(left, shapes, batching.write_stacks)
+        return graph
+
+    def products(self, graph: JointGraph | GraphHalf) -> list[fx.Node]:
+        """The small products in memory that nobody outside sees, in order."""
+        memory = Memory.of(graph)
+        found = graph.module.graph.find_nodes(op="call_function", target=aten.mm.default)
+        return [node for node in found if flops_of(node) <= self.max_flops and memory.owner[node] not in memory.fixed]
+
+
+def flops_of(node: fx.Node) -> float:
+    """Multiplications of a product; infinite for symbolic sizes."""
+    left, right = (arg.meta["val"] for arg in node.args)
+    if torch_compat.is_symbolic(left) or torch_compat.is_symbolic(right):
+        return float("inf")
+    return left.size(0) * left.size(1) * right.size(1)
+
+
+def right_operand(node: fx.Node) -> Any:
+    return node.args[1]
+
+
+def shapes(node: fx.Node) -> Any:
+    return tuple(tuple(arg.meta["val"].size()) for arg in node.args)
+
+
+@dataclass
+class Batching:
+    """One run over a graph.
+
+    `position`: the order of nodes; what is written for a batch stands where its first product was. `tangents`: which
+    tangents a node depends on, as bits. Products of different tangents are not batched: one may be undefined alone.
+    """
+
+    graph: fx.Graph
+    min_batch: int
+    position: dict[fx.Node, int]
+    tangents: dict[fx.Node, int]
+
+    @classmethod
+    def of(cls, graph: JointGraph | GraphHalf, min_batch: int) -> Batching:
+        nodes = list(graph.module.graph.nodes)
+        slots = zip(graph.signature.inputs, nodes, strict=False)
+        tangents = {node: 1 << index for index, (slot, node) in enumerate(slots) if isinstance(slot, Tangent)}
+        for node in nodes:
+            tangents.setdefault(node, functools.reduce(operator.or_, map(tangents.__getitem__, node.all_input_nodes), 0))
+        return cls(graph.module.graph, min_batch, {node: index for index, node in enumerate(nodes)}, tangents)
+
+    def run(self, products: Sequence[fx.Node], key: Callable, write: Callable) -> list[fx.Node]:
+        """Batch independent products with equal keys; returns those that are left."""
+        level = levels(self.graph)
+        groups: dict[Hashable, list[fx.Node]] = {}
+        for node in products:
+            value = node.meta["val"]
+            together = (level[node], self.tangents[node], value.dtype, value.device, key(node))
+            groups.setdefault(together, []).append(node)
+        left: list[fx.Node] = []
+        for group in groups.values():
+            batch = [node for node in group if all(self.is_there(arg, group[0]) for arg in node.args)]
+            if len(batch) < self.min_batch:
+                left += group
+                continue
+            left += [node for node in group if node not in set(batch)]
+            self.replace(batch, write)
+        return left
+
+    def replace(self, batch: Sequence[fx.Node], write: Callable) -> None:
+        for node in batch:
+            for arg in node.args:
+                self.hoist(arg, batch[0])
+        with self.graph.inserting_before(batch[0]):
+            results = write(batch)
+        for node, result in zip(batch, results, strict=True):
+            node.replace_all_uses_with(result)
+            self.graph.erase_node(node)
+
+    # -- having the operands in time
+
+    def is_there(self, node: Any, reader: fx.Node) -> bool:
+        """Whether `node` stands before `reader`, or is a view of what does."""
+        while self.position[node] > self.position[reader]:
+            viewed = viewed_node(node)
+            if viewed is None or len(node.all_input_nodes) > 1:
+                return False
+            node = viewed
+        return True
+
+    def hoist(self, node: Any, reader: fx.Node) -> None:
+        """Move `node`, and the views that it is made of, before `reader`."""
+        late: list[fx.Node] = []
+        while self.position[node] > self.position[reader]:
+            late.append(node)
+            node = node.args[0]
+        for view in reversed(late):
+            reader.prepend(view)
+            self.position[view] = self.position[reader]
+
+    # -- writing a batch
+
+    def write_rows(self, batch: Sequence[fx.Node]) -> list[fx.Node]:
+        """One product of all the rows; each result is a block of rows, laid out as its own product was."""
+        rows = [node.meta["val"].size(0) for node in batch]
+        stacked = self.call(batch[0], aten.cat.default, [node.args[0] for node in batch])
+        product = self.call(batch[0], aten.mm.default, stacked, batch[0].args[1])
+        pieces = self.call(batch[0], aten.split_with_sizes.default, product, rows)
+        return [self.call(node, operator.getitem, pieces, index) for index, node in enumerate(batch)]
+
+    def write_stacks(self, batch: Sequence[fx.Node]) -> list[fx.Node]:
+        """One batched product; each result is one of its matrices."""
+        left, right = (self.call(batch[0], aten.stack.default, [node.args[side] for node in batch]) for side in (0, 1))
+        product = self.call(batch[0], aten.bmm.default, left, right)
+        return [self.call(node, aten.select.int, product, 0, index) for index, node in enumerate(batch)]
+
+    def call(self, like: fx.Node, target: Any, *args: Any) -> fx.Node:
+        """A call with its traced value, where the graph is being written, with the origin of `like`."""
+        name = "getitem" if target is operator.getitem else str(target).split(".")[1]
+        new = self.graph.create_node("call_function", target, args, name=name)
+        values = fx.map_arg(args, lambda arg: arg.meta["val"])
+        with torch_compat.bare_evaluation(), like.meta["val"].fake_mode:
+            new.meta = {**like.meta, "val": target(*values)}
+        self.position[new], self.tangents[new] = self.position[like], self.tangents[like]
+        return new
+
+
+def levels(graph: fx.Graph) -> dict[fx.Node, int]:
+    """For each node, how many products are on the longest way to it, itself included."""
+    level: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        before = max((level[arg] for arg in node.all_input_nodes), default=0)
+        level[node] = before + (node.target is aten.mm.default)
+    return level

@@ -1,0 +1,122 @@
+"""Random small functions, compiled with every built-in pass, against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.numerics.against_eager import Scenario, assert_like_eager, leaf, non_leaf, plain, random_cotangent
+
+NO_CONTEXT = torch.enable_grad
+
+UNARY: tuple[Callable[[Tensor], Tensor], ...] = (
+    torch.sin,
+    torch.tanh,
+    torch.clone,
+    torch.relu,
+    torch.zeros_like,
+    torch.ones_like,
+    lambda x: x * 1,
+    lambda x: x + 0,
+    lambda x: x - 0,
+    lambda x: x / 1.0,
+    lambda x: x**1,
+    lambda x: x + -0.0,
+    lambda x: x.double().float(),
+    lambda x: x.bfloat16().float(),
+    lambda x: x.double().bfloat16().double().float(),
+    lambda x: x.detach(),
+    lambda x: x.t().t() * 2,
+    lambda x: x.view(6).view(2, 3).cos(),
+    lambda x: x.t().contiguous().t().sin(),
+    lambda x: x.expand(2, 3) * x[:, :],
+    lambda x: x.view(1, 6).expand(2, 6).sum(0).view(2, 3),
+    lambda x: x * torch.ones(2, 3).tril() + torch.arange(6.0).view(2, 3),
+    lambda x: x * torch.tensor([1.0, 2.0, 3.0]),
+    lambda x: torch.cat([x[:1].sin(), x[1:].sin()]),
+    lambda x: overwritten(x, x.exp()),
+    lambda x: scaled_in_place(x),
+)
+
+BINARY: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    torch.add,
+    torch.mul,
+    torch.where,
+    lambda x, y: x @ y.t() @ y,
+    lambda x, y: torch.where(x > 0, x, y),
+    lambda x, y: overwritten(torch.empty_like(x), y) + x,
+    lambda x, y: torch.stack([x, y]).unbind()[1],
+)
+BINARY = tuple(op for op in BINARY if op is not torch.where)
+
+
+def overwritten(x: Tensor, y: Tensor) -> Tensor:
+    z = x.clone()
+    z[:] = y
+    return z * z
+
+
+def scaled_in_place(x: Tensor) -> Tensor:
+    y = x * 1
+    y.view(-1)[::2].mul_(3)
+    return y
+
+
+@dataclass(frozen=True)
+class Program:
+    """Values are numbered: two inputs, then the result of each step. `steps`: (op, operand, operand)."""
+
+    steps: tuple[tuple[int, int, int], ...]
+    outputs: tuple[int, ...]
+
+    def __call__(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        values = [x, y]
+        for op, first, second in self.steps:
+            a, b = values[first % len(values)], values[second % len(values)]
+            values.append(UNARY[op](a) if op < len(UNARY) else BINARY[op - len(UNARY)](a, b))
+        return [values[2 + index % len(self.steps)] for index in self.outputs]
+
+
+OPS = st.integers(0, len(UNARY) + len(BINARY) - 1)
+PROGRAMS = st.builds(
+    Program,
+    st.lists(st.tuples(OPS, st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8).map(tuple),
+    st.lists(st.integers(0, 9), min_size=1, max_size=3, unique_by=lambda k: k).map(tuple),
+)
+
+
+def write_to_first(outputs: list[Tensor], args: tuple) -> None:
+    """What a caller may do between the forward and the backward."""
+    with torch.no_grad():
+        outputs[0].mul_(2)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(PROGRAMS, st.booleans())
+def test_gradients_and_outputs(program, second_requires_grad):
+    def make_args():
+        return leaf(2, 3), (non_leaf if second_requires_grad else plain)(2, 3)
+
+    assert_like_eager(program, make_args, "eager")
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(PROGRAMS)
+def test_no_gradients(program):
+    assert_like_eager(program, lambda: (plain(2, 3), plain(2, 3)), "interpreter")
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(PROGRAMS)
+def test_outputs_that_the_caller_changes(program):
+    def make_args():
+        return leaf(2, 3), plain(2, 3)
+
+    scenario = Scenario(make_args, torch.enable_grad, write_to_first, random_cotangent)
+    raised = scenario.run(program, seed=1, catch=True).facts.get("raised")
+    assert_like_eager(program, make_args, "eager", caller=write_to_first, raises=raised)
