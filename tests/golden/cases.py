@@ -108,22 +108,16 @@ class PassCase(Case):
         joint = self.joint_before()
         before = stage_text(joint)
         after = passes.Pipeline("joint", (self.changed_by, passes.DeadCodeElimination())).run(joint, lambda *_: None)
-        parts = [
-            self.header(),
-            self.source(),
-            "--- before ---",
-            before,
-            f"--- after {self.changed_by} ---",
-            stage_text(after),
-        ]
-        return "\n\n".join(parts) + "\n"
+        graphs = ["--- before ---", before, f"--- after {self.changed_by} ---", stage_text(after)]
+        return "\n\n".join([self.header(), self.source(), *graphs]) + "\n"
 
     def joint_before(self) -> JointGraph:
         """The joint graph after the built-in passes that run earlier, without dead nodes."""
         names = [each.name for each in passes.JOINT]
-        count = names.index(self.changed_by.name, 2) if self.changed_by.name in names else len(names)
+        earlier = passes.JOINT[: names.index(self.changed_by.name)] if self.changed_by.name in names else passes.JOINT
+        is_tidy = self.changed_by.name != passes.DeadCodeElimination.name
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(passes, "JOINT", (*passes.JOINT[:count], passes.DeadCodeElimination()))
+            patch.setattr(passes, "JOINT", (*earlier, *([passes.DeadCodeElimination()] if is_tidy else [])))
             compiled = self.compiled()
             compiled(*self.make_args())
         (plan,) = compiled.plans()

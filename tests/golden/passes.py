@@ -102,7 +102,7 @@ def not_the_same(x):
     return torch.rand_like(x) + torch.rand_like(x), x.exp(), x.exp()
 
 
-@pass_case(BatchMM(), args=["f32[4, 3]", "f32[4, 3]", "f32[3, 2]", "f32[3, 2]"])
-def small_products(x, y, w, v):
-    """Products with one right operand share its columns; then products of equal shapes become one batch."""
-    return (x @ w).sin() + (y @ w), (x @ v).sin() + (y.exp() @ w.exp()).sin()
+@pass_case(BatchMM(), args=["f32[4, 3]", "f32[4, 3]", "f32[3, 2]", "f32[3, 2]", "f32[2, 3]"])
+def small_products(x, y, w, v, u):
+    """Products with one right operand are one product of all rows; then those of equal shapes become one batch."""
+    return (x @ w).sin() + (y @ w).cos(), (x @ v).sin() + (y @ u.t()).cos()
