@@ -48,7 +48,7 @@ BINARY: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda x, y: x @ y.t() @ y,
     lambda x, y: torch.where(x > 0, x, y),
     lambda x, y: overwritten(torch.empty_like(x), y) + x,
-    lambda x, y: torch.stack([x, y]).unbind()[1],
+    lambda x, y: torch.stack([x, y]).unbind()[1] * x.split(2)[0],
 )
 
 
@@ -93,7 +93,7 @@ def write_to_first(outputs: list[Tensor], args: tuple) -> None:
         outputs[0].mul_(2)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(PROGRAMS, st.booleans())
 def test_gradients_and_outputs(program, second_requires_grad):
     def make_args():
@@ -102,13 +102,16 @@ def test_gradients_and_outputs(program, second_requires_grad):
     assert_like_eager(program, make_args, "eager", raises=what_eager_raises(program, make_args, None))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(PROGRAMS)
 def test_no_gradients(program):
-    assert_like_eager(program, lambda: (plain(2, 3), plain(2, 3)), "interpreter")
+    def make_args():
+        return plain(2, 3), plain(2, 3)
+
+    assert_like_eager(program, make_args, "interpreter", raises=what_eager_raises(program, make_args, None))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(PROGRAMS)
 def test_outputs_that_the_caller_changes(program):
     def make_args():

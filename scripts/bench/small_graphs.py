@@ -1,0 +1,116 @@
+"""Measure from how many ops on a graph is worth compiling: the ground for the default of `min_graph_ops`.
+
+    python scripts/bench/small_graphs.py
+    python scripts/bench/small_graphs.py --ops 1 2 3 --markdown small_graphs.md
+
+A function of a few ops goes through `torch.compile(backend="aotgrad")` twice: compiled by Inductor (`min_graph_ops=0`), and
+left alone, so that Dynamo's graph runs eagerly. Both pay for Dynamo's guards, in one process and in turns. Ratios are left
+alone over compiled: above 1, compiling saves time. The last column is what the compilation cost, with cold caches.
+"""
+
+import argparse
+import datetime
+import platform
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from tabulate import tabulate
+from timing import median_seconds
+from torch import Tensor
+from torch._inductor.utils import fresh_cache
+
+Function = Callable[[Tensor, Tensor], Tensor]
+
+SIZES = (64, 16_384, 1_048_576)
+ALONE, COMPILED = 1024, 0
+CHAIN = (torch.mul, torch.sin, torch.add, torch.tanh, torch.sub, torch.sigmoid, torch.mul, torch.cos)
+
+
+def chain(count: int) -> Function:
+    """`count` pointwise ops, one after the other."""
+
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        for op in CHAIN[:count]:
+            x = op(x) if op in (torch.sin, torch.tanh, torch.sigmoid, torch.cos) else op(x, y)
+        return x
+
+    return run
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """One op that no compiler makes faster."""
+    side = int(x.numel() ** 0.5)
+    return x.view(side, side) @ y.view(side, side)
+
+
+def compiled(function: Function, min_graph_ops: int) -> Function:
+    torch._dynamo.reset()
+    return torch.compile(
+        function, backend="aotgrad", fullgraph=True, dynamic=False, options={"min_graph_ops": min_graph_ops}
+    )
+
+
+def forward(function: Function, inputs: tuple[Tensor, Tensor]) -> None:
+    with torch.no_grad():
+        function(*inputs)
+
+
+def train(function: Function, inputs: tuple[Tensor, Tensor]) -> None:
+    result = function(*inputs)
+    result.backward(torch.ones_like(result))
+
+
+def cells(function: Function, size: int, run: Callable) -> tuple[list[str], float]:
+    """Time left alone, time compiled, their ratio; and the seconds that compiling took."""
+    inputs = torch.randn(size, requires_grad=True), torch.randn(size, requires_grad=True)
+    alone = compiled(function, ALONE)
+    run(alone, inputs)
+    with fresh_cache():
+        fast = compiled(function, COMPILED)
+        started = time.perf_counter()
+        run(fast, inputs)
+        cold = time.perf_counter() - started
+        seconds = median_seconds({"alone": partial(run, alone, inputs), "compiled": partial(run, fast, inputs)})
+    microseconds = [seconds["alone"] * 1e6, seconds["compiled"] * 1e6]
+    return [*(f"{value:.1f}" for value in microseconds), f"{microseconds[0] / microseconds[1]:.2f}"], cold
+
+
+def table(counts: list[int]) -> str:
+    functions: dict[str, Function] = {f"{count} pointwise": chain(count) for count in counts}
+    functions = {"1 matrix product": product, **functions}
+    rows = []
+    for size in SIZES:
+        for name, function in functions.items():
+            inference, _ = cells(function, size, forward)
+            training, cold = cells(function, size, train)
+            rows.append([f"{name}, {size} elements", *inference, *training, f"{cold:.1f}"])
+            print("  ".join(rows[-1]), flush=True)
+    headers = ["", "forward, alone (µs)", "compiled", "ratio", "with backward, alone", "compiled", "ratio", "compile (s)"]
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 7))
+
+
+def header() -> str:
+    return (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
+        f"{torch.get_num_threads()} thread(s), {datetime.date.today()}; medians; ratio = left alone / compiled"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", nargs="+", type=int, default=[1, 2, 3, 4, 8], choices=range(1, len(CHAIN) + 1))
+    parser.add_argument("--threads", type=int, default=1, help="one is the least noisy (default: %(default)s)")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to a file, too")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    text = f"{header()}\n\n{table(arguments.ops)}\n"
+    print(text)
+    if arguments.markdown:
+        arguments.markdown.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
