@@ -18,6 +18,7 @@ from aotgrad.passes.base import AnyGraph
 from aotgrad.passes.memory import Memory
 
 aten = ops.aten
+DETACH = aten.detach.default
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,17 @@ class RemoveLeftovers:
     name: ClassVar[str] = "leftovers"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
-        for node in graph.module.graph.find_nodes(op="call_function", target=aten.detach.default):
-            node.replace_all_uses_with(node.args[0])
         memory = Memory.of(graph)
         rewrite.replace(graph.module.graph, lambda node: original(node, memory))
+        (output,) = graph.module.graph.find_nodes(op="output")
+        output.args = fx.map_arg(output.args, lambda arg: arg.args[0] if arg.target is DETACH else arg)
         return graph
 
 
-def original(node: fx.Node, memory: Memory) -> fx.Node | None:
+def original(node: fx.Node, memory: Memory) -> Any:
     """What a copy was made of, if it can stand for the copy."""
+    if node.target is DETACH:
+        return node.args[0]
     copied = COPIES.get(node.target)
     source = copied(node) if copied is not None else None
     if not isinstance(source, fx.Node) or not rewrite.same_value_type(node, source):

@@ -75,6 +75,7 @@ def compiled(function: Function, backend: str, *, dynamic: bool = False, **optio
     if backend in COMPILERS:
         return aotgrad.aot_function(function, COMPILERS[backend], dynamic=dynamic, **options)
     torch._dynamo.reset()
+    options["options"] = {"min_graph_ops": 0, **options.get("options", {})}
     return torch.compile(function, backend=DYNAMO_BACKENDS[backend], fullgraph=True, dynamic=dynamic, **options)
 
 
