@@ -52,8 +52,9 @@ class BatchMM:
     def products(self, graph: JointGraph | GraphHalf) -> list[fx.Node]:
         """The small products in memory that nobody outside sees, in order."""
         memory = Memory.of(graph)
+        seen = memory.fixed | memory.absolute
         found = graph.module.graph.find_nodes(op="call_function", target=aten.mm.default)
-        return [node for node in found if flops_of(node) <= self.max_flops and memory.owner[node] not in memory.fixed]
+        return [node for node in found if flops_of(node) <= self.max_flops and memory.owner[node] not in seen]
 
 
 def flops_of(node: fx.Node) -> float:

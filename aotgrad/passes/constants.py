@@ -114,7 +114,8 @@ class Folding:
 
     def constant_for(self, arg: fx.Node, reader: fx.Node) -> fx.Node:
         """The node of a constant in place of `arg`, one for all that have equal bits; `arg` itself if it must stay."""
-        if arg not in self.known or self.memory.owner[arg] in self.memory.fixed:
+        memory = self.memory
+        if arg not in self.known or memory.owner[arg] in memory.fixed or memory.owner[arg] in memory.absolute:
             return arg
         value = self.known[arg]
         key = pool_key(value)

@@ -28,12 +28,14 @@ from aotgrad.slots import FORWARD_RESULTS, Primal
 class Memory:
     """`owner`: the node that each node's memory belongs to. `fixed`: owners that must not be replaced.
 
-    `held`: owners that the caller can write to between the forward and the backward.
+    `held`: owners that the caller can write to between the forward and the backward. `absolute`: owners that are read by
+    position in their storage, wherever the value itself starts.
     """
 
     owner: dict[fx.Node, fx.Node]
     fixed: frozenset[fx.Node]
     held: frozenset[fx.Node]
+    absolute: frozenset[fx.Node]
 
     @classmethod
     def of(cls, graph: JointGraph | GraphHalf) -> Memory:
@@ -42,16 +44,18 @@ class Memory:
         results = nodes[-1].args[0]
         by_slot = [*zip(graph.signature.inputs, nodes, strict=False), *zip(graph.signature.outputs, results, strict=True)]
         opaque = {owner[arg] for node in nodes if ops.is_opaque(node) for arg in node.all_input_nodes}
-        absolute = {owner[arg] for node in nodes if ops.is_absolute(node.target) for arg in node.all_input_nodes}
+        absolute = {owner[node.args[0]] for node in nodes if ops.is_absolute(node.target)}
         outputs = {owner[node] for node in results if isinstance(node, fx.Node)}
         held = {owner[node] for slot, node in by_slot if isinstance(slot, (Primal, *FORWARD_RESULTS)) and node in owner}
         crosses = bool(graph.signature.tangents or graph.signature.saved)
-        fixed = with_tuples(nodes, outputs | opaque | absolute)
-        return cls(owner, fixed, with_tuples(nodes, held | opaque) if crosses else frozenset())
+        fixed = with_tuples(nodes, outputs | opaque)
+        return cls(owner, fixed, with_tuples(nodes, held | opaque) if crosses else frozenset(), frozenset(absolute))
 
     def may_replace(self, old: fx.Node, new: fx.Node) -> bool:
         """Whether nobody can tell that `new`, which has the same value, stands where `old` was."""
         ours, theirs = self.owner.get(old, old), self.owner.get(new, new)
+        if ours in self.absolute and not (ours is old and theirs is new and new.op == "call_function"):
+            return ours is theirs
         return ours is theirs or (ours not in self.fixed and theirs not in self.held)
 
 
