@@ -20,9 +20,6 @@ from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
 from aotgrad.passes.memory import Memory
 
-RECOMPUTE_TAGS = ("recompute", "ac_graph_id")
-"""What selective activation checkpointing writes into `meta`."""
-
 
 @dataclass(frozen=True)
 class CommonSubexpressionElimination:
@@ -47,8 +44,7 @@ def expression(node: fx.Node) -> Hashable | None:
     """Equal for two nodes that compute the same; `None` for a node that stands for itself only."""
     if not ops.is_pure(node):
         return None
-    tags = tuple(node.meta.get(tag) for tag in RECOMPUTE_TAGS)
-    key = (node.target, argument(node.args), argument(node.kwargs), tags)
+    key = (node.target, argument(node.args), argument(node.kwargs), rewrite.recompute_policy(node))
     try:
         hash(key)
     except TypeError:  # An argument that cannot be compared by value.

@@ -41,7 +41,7 @@ def original(node: fx.Node, memory: Memory) -> Any:
         return node.args[0]
     copied = COPIES.get(node.target)
     source = copied(node) if copied is not None else None
-    if not isinstance(source, fx.Node) or not rewrite.same_value_type(node, source):
+    if not isinstance(source, fx.Node) or not rewrite.alike(node, source):
         return None
     return source if memory.may_replace(node, source) else None
 

@@ -199,7 +199,7 @@ def operand(node: fx.Node, memory: Memory) -> fx.Node | None:
     """The operand that the node's result equals bit for bit, if it can stand for the result."""
     rule = OPERANDS.get(node.target)
     source = rule(node) if rule is not None else None
-    if not isinstance(source, fx.Node) or not rewrite.same_value_type(node, source):
+    if not isinstance(source, fx.Node) or not rewrite.alike(node, source):
         return None
     return source if memory.may_replace(node, source) else None
 

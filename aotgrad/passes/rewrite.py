@@ -9,6 +9,7 @@ That way an output never becomes the same tensor as an input or another output.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -44,8 +45,12 @@ def copy_half(half: GraphHalf) -> GraphHalf:
 def fill_in_values(module: fx.GraphModule) -> None:
     """Give nodes that were added without a traced value (`meta["val"]`) the one that their arguments lead to."""
     for node in module.graph.nodes:
-        if node.op == "call_function" and "val" not in node.meta:
+        if "val" in node.meta:
+            continue
+        if node.op == "call_function":
             node.meta["val"] = traced_value(node)
+        elif node.op == "get_attr" and isinstance(constant := operator.attrgetter(node.target)(module), torch.Tensor):
+            node.meta["val"] = torch_compat.fake_mode_of(module.graph).from_tensor(constant, static_shapes=True)
 
 
 def traced_value(node: fx.Node) -> Any:
@@ -55,8 +60,22 @@ def traced_value(node: fx.Node) -> Any:
         return node.target(*args, **kwargs)
 
 
+RECOMPUTE_TAGS = ("recompute", "ac_graph_id")
+"""What selective activation checkpointing writes into `meta`."""
+
+
+def recompute_policy(node: fx.Node) -> tuple[Any, ...]:
+    """Equal for nodes that selective activation checkpointing treats alike."""
+    return tuple(node.meta.get(tag) for tag in RECOMPUTE_TAGS)
+
+
+def alike(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes differ in nothing but their values and where these lie."""
+    return recompute_policy(one) == recompute_policy(other) and same_value_type(one, other)
+
+
 def same_value_type(one: fx.Node, other: fx.Node) -> bool:
-    """Whether two traced tensors agree in all but their values and where they lie."""
+    """Whether two traced tensors agree in dtype, device, sizes and strides."""
     a, b = one.meta.get("val"), other.meta.get("val")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dim() != b.dim():
         return False

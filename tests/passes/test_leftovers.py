@@ -57,6 +57,15 @@ def test_a_copy_with_another_layout_stays(op, arguments, kwargs):
     assert len({"clone", "copy"} & set(names(tidied(inference_graph(build), *PASSES)))) == 1
 
 
+def test_a_copy_that_checkpointing_treats_differently_stays():
+    def build(graph, x):
+        copy = graph.call_function(aten.clone.default, (graph.call_function(aten.sin.default, (x,)),))
+        copy.meta["recompute"] = "must save"
+        return graph.call_function(aten.cos.default, (copy,))
+
+    assert names(tidied(inference_graph(build), *PASSES)) == ["sin", "clone", "cos"]
+
+
 def test_a_cast_by_copy_stays():
     def function(x):
         y = torch.empty(3, dtype=torch.float64)

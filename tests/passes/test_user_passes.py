@@ -135,6 +135,24 @@ def test_what_a_pass_adds_gets_its_traced_value():
     )
 
 
+def test_a_pass_may_add_a_constant():
+    @dataclass(frozen=True)
+    class AddOne:
+        name: ClassVar[str] = "add_one"
+
+        def apply(self, graph):
+            graph.module.register_buffer("one", torch.ones(()))
+            (sin,) = graph.module.graph.find_nodes(op="call_function", target=aten.sin.default)
+            with graph.module.graph.inserting_before(sin):
+                one = graph.module.graph.get_attr("one")
+                sin.args = (graph.module.graph.call_function(aten.add.Tensor, (sin.args[0], one)),)
+            return graph
+
+    x = torch.randn(3)
+    function = aotgrad.aot_function(torch.sin, aotgrad.nop, options={"joint_passes": [AddOne()]})
+    assert torch.equal(function(x), (x + 1).sin())
+
+
 def test_registered_passes_run_before_those_of_the_options(registry):
     order: list[str] = []
 
