@@ -13,7 +13,6 @@ Source of the design: torch's AOTAutograd (functorch, 2022), whose names and sig
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,18 +22,16 @@ from torch import nn
 
 from aotgrad.backends.base import Compiler, FunctionBackend
 from aotgrad.capture.flatten import Arguments
-from aotgrad.convention import Dedupe, MemorySharing
-from aotgrad.counters import counters
+from aotgrad.convention import Dedupe
 from aotgrad.errors import CaptureError
 from aotgrad.ir import InputHint
-from aotgrad.lifting import LiftedModule
+from aotgrad.lifting import LiftedModule, ModuleArguments
+from aotgrad.memory import MemoryGuard
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.pipeline import Executable, SmallGraph
-from aotgrad.plan_cache import PlanCache
+from aotgrad.plan_cache import PlanCache, State
 from aotgrad.recipe import Recipe
-
-log = logging.getLogger("aotgrad.guards")
 
 
 def aot_function(
@@ -76,12 +73,29 @@ def aot_function(
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     cache = PlanCache(Recipe(backend, partition_fn, Options.from_mapping(given)), name)
 
+    state = state_of(fn)
+
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        return cache.call(fn, Arguments.of(args, kwargs), num_params_buffers)
+        if torch.compiler.is_dynamo_compiling():
+            return fn(*args, **kwargs)
+        arguments = Arguments.of(args, kwargs)
+        if cache.runs_eagerly(arguments.tensors):
+            return fn(*args, **kwargs)
+        return cache.call(fn, arguments, num_params_buffers, state())
 
     compiled.plan_cache, compiled.plans = cache, cache.plans
     return compiled
+
+
+def state_of(fn: Callable) -> Callable[[], State]:
+    """Reads what a call of `fn` depends on besides its arguments: the attributes of a module, if it is one."""
+    owner = getattr(fn, "__self__", fn)
+    if not isinstance(owner, nn.Module):
+        constant = State(fn)
+        return lambda: constant
+    lifted = LiftedModule(owner)
+    return lambda: State(fn, lifted.read()[1], lambda: lifted.read()[1])
 
 
 def clear_cache(compiled: Callable) -> None:
@@ -106,13 +120,16 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         ['weight', 'bias']
     """
     lifted = LiftedModule(mod)
-    function = aot_function(lifted.forward, *args, **kwargs)
-    cache: PlanCache = function.plan_cache
+    cache: PlanCache = aot_function(lifted.forward, *args, **kwargs).plan_cache
+    cache.name = type(mod).__qualname__
+    eager = functools.partial(type(mod).forward, mod)
 
     def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
-        tensors = lifted.tensors()
-        arguments = Arguments.of((tensors, *inputs), options)
-        return cache.call(lifted.forward, arguments, len(tensors), lifted.state_key())
+        if torch.compiler.is_dynamo_compiling() or cache.runs_eagerly(inputs):
+            return eager(*inputs, **options)
+        tensors, value = lifted.read()
+        state = State(eager, value, lambda: lifted.read()[1])
+        return cache.call(lifted.forward, ModuleArguments.after(tensors, inputs, options), len(tensors), state)
 
     def deepcopy(self: nn.Module, memo: dict) -> nn.Module:
         import copy
@@ -161,14 +178,12 @@ def aot_module_simplified(
 def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe) -> Callable:
     """The compiled flat forward of `mod`, for inputs that a frontend guards."""
     lifted = LiftedModule(mod)
-    tensors = list(lifted.tensors().values())
+    tensors, _ = lifted.read()
     everything = [*tensors, *args]
     dedupe = Dedupe.of(everything)
-    names = list(lifted.tensors())
 
     def run_flat(*distinct: Any) -> Sequence[Any]:
-        flat = dedupe.exit(distinct)
-        result = lifted.forward(dict(zip(names, flat, strict=False)), *flat[len(names) :])
+        result = lifted.forward(*dedupe.exit(distinct))
         if not isinstance(result, (list, tuple)):
             raise CaptureError(f"the module returned a {type(result).__name__}; a flat list or tuple is needed")
         return result
@@ -177,7 +192,9 @@ def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe) -> Calla
     executable = recipe.compile(run_flat, dedupe.enter(everything), dedupe.enter(hints))
     if isinstance(executable, SmallGraph):
         return EagerModule(mod)
-    return FlatCallable(mod, executable, dedupe, tuple(tensors), executable.sharing(dedupe.enter(everything)))
+    sharing = executable.sharing(dedupe.enter(everything))
+    memory = MemoryGuard(dedupe.enter(everything), sharing, counters=False) if sharing.mutated else None
+    return FlatCallable(executable, dedupe, tuple(tensors), memory, lifted, PlanCache(recipe, type(mod).__qualname__))
 
 
 @dataclass(frozen=True)
@@ -194,22 +211,23 @@ class EagerModule:
 class FlatCallable:
     """An executable with its module's own tensors bound.
 
-    `sharing` is how the arguments shared memory with mutated ones in the trace. No frontend guards the exact geometry of
-    that: a call in which it differs runs the module as it is.
+    `memory` is which inputs shared memory in the trace, if it changes one of them. No frontend guards that, and asking for
+    every pair of inputs would be slow there: a call with another pattern finds its plan among `others`.
     """
 
-    module: nn.Module
     executable: Executable
     dedupe: Dedupe
     tensors: tuple[torch.Tensor, ...]
-    sharing: MemorySharing
+    memory: MemoryGuard | None
+    module: LiftedModule
+    others: PlanCache
 
     def __call__(self, *args: Any) -> Sequence[Any]:
-        distinct = self.dedupe.enter((*self.tensors, *args))
-        if self.sharing.mutated and self.executable.sharing(distinct).groups != self.sharing.groups:
-            counters["fallbacks"] += 1
-            log.info("arguments overlap in another way than when they were compiled for; this call runs eagerly")
-            return self.module(*args)
+        everything = (*self.tensors, *args)
+        distinct = self.dedupe.enter(everything)
+        if self.memory is not None and not self.memory(distinct):
+            arguments = Arguments.of(everything, {})
+            return self.others.call(self.module.forward, arguments, len(self.tensors), State(self.module.forward))
         return self.executable(distinct)
 
 

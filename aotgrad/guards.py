@@ -2,11 +2,12 @@
 
 A plan holds for a call with the same structure and Python values (the key of its cache entry, `structure_key`), for which
 
-    global state    grad mode, inference mode, autocast, default dtype, determinism
+    global state    grad mode, inference mode, autocast, default dtype and device, determinism, attention kernels
     tensors         type, dtype, device, layout, requires_grad, conj and neg bits, static sizes and strides, number
-    identity        which arguments are the same tensor; how they share memory with a mutated one
-    leaves          whether a mutated input that requires grad is a leaf
-    offsets         storage offsets, if a view is replayed by its absolute geometry
+    identity        which arguments are the same tensor
+    memory          how arguments share elements and version counters with one that the plan changes
+    facts           is it a leaf, where the plan changes it or the function asked; its storage offset, where a view is
+                    replayed by its absolute geometry or the function asked; has it a gradient, where the function asked
     shapes          the symbolic guards of the trace
 
 are as they were. The check of all tensors is one C++ call.
@@ -14,15 +15,17 @@ are as they were. The check of all tensors is one C++ call.
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.convention import Dedupe, MemorySharing
+from aotgrad.convention import Dedupe
+from aotgrad.memory import MemoryGuard
+from aotgrad.reads import FACTS
+from aotgrad.values import snapshot
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,11 @@ class PlanGuards:
     """The conditions of one plan. Positions are those of the distinct tensors."""
 
     dedupe: Dedupe
-    global_state: Any
-    inference_mode: bool
+    global_state: torch_compat.GlobalState
     tensors: torch_compat.TensorGuard
-    leaves: tuple[tuple[int, bool], ...]
-    sharing: MemorySharing | None
-    offsets: tuple[tuple[int, int], ...]
-    shapes: Callable[[Sequence[Any]], bool] | None
+    memory: MemoryGuard | None
+    facts: tuple[tuple[int, str, Any], ...]
+    shapes: torch_compat.ShapeGuards | None
 
     def check(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the plan is right for these arguments, now."""
@@ -47,10 +48,8 @@ class PlanGuards:
         return (
             self.tensors(*tensors)
             and self.global_state.check()
-            and torch.is_inference_mode_enabled() == self.inference_mode
-            and all(tensors[k].is_leaf == is_leaf for k, is_leaf in self.leaves)
-            and (self.sharing is None or self.sharing.matches(tensors))
-            and all(tensors[k].storage_offset() == offset for k, offset in self.offsets)
+            and (self.memory is None or self.memory(tensors))
+            and (not self.facts or all(FACTS[name](tensors[k]) == value for k, name, value in self.facts))
             and (self.shapes is None or self.shapes(tensors))
         )
 
@@ -63,40 +62,27 @@ class PlanGuards:
             return reason
         if not self.global_state.check():
             return f"global state: {self.global_state.reason()}"
-        if torch.is_inference_mode_enabled() != self.inference_mode:
-            return "inference mode"
-        if any(distinct[k].is_leaf != is_leaf for k, is_leaf in self.leaves):
-            return "a mutated input is a leaf in one call and not in the other"
-        if self.sharing is not None and not self.sharing.matches(distinct):
-            return "other arguments share memory or a version counter with a mutated one"
-        if any(distinct[k].storage_offset() != offset for k, offset in self.offsets):
-            return "storage offset"
-        return "" if self.check(tensors) else "symbolic shape guards"
+        if self.memory is not None and not self.memory(distinct):
+            return "other arguments share memory or a version counter with a changed one"
+        for k, name, value in self.facts:
+            if (now := FACTS[name](distinct[k])) != value:
+                return f"tensor argument {k}: {name}: {now}, not {value}"
+        return "" if self.shapes is None or self.shapes(distinct) else f"symbolic sizes: not {self.shapes.text}"
+
+    def lines(self) -> Iterator[str]:
+        """What is checked, a line each, for people."""
+        if not self.dedupe.is_identity:
+            yield f"the same tensors, by position among the distinct ones: {self.dedupe.positions}"
+        yield from self.tensors.lines()
+        if self.memory is not None:
+            groups = ", ".join(map(str, self.memory.groups())) or "none"
+            yield f"tensors that share memory with a changed one ({', '.join(map(str, self.memory.changed))}): {groups}"
+        yield from (f"tensor {k}: {name}: {value}" for k, name, value in self.facts)
+        if self.shapes is not None:
+            yield f"sizes: {self.shapes.text}"
+        yield f"global state: {self.global_state.text}"
 
 
 def structure_key(constants: Sequence[tuple[int, Any]], spec: Any, extra: Any) -> tuple:
     """The Python side of a call, hashable; `1`, `1.0` and `True` differ."""
-    return (spec, tuple((position, type(value), hashable(value)) for position, value in constants), extra)
-
-
-def hashable(value: Any) -> Any:
-    """What an argument counts as: itself if it can be hashed by value, else its pickled content.
-
-    A value that can be neither hashed nor pickled equals nothing, itself at the next call included: it may have changed.
-    """
-    if isinstance(value, float):
-        return value.hex()
-    if callable(value) or (type(value).__hash__ not in (None, object.__hash__) and is_hashable(value)):
-        return value
-    try:
-        return pickle.dumps(value)
-    except Exception:  # whatever an object's own __reduce__ raises
-        return object()
-
-
-def is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
+    return (spec, tuple((position, snapshot(value)) for position, value in constants), extra)

@@ -1,66 +1,279 @@
-"""A module's parameters and buffers as arguments of its forward."""
+"""A module's parameters and buffers as arguments of its forward, and its other state as part of what a plan depends on.
+
+    lifted = LiftedModule(model)
+    tensors, state = lifted.read()              parameters, then buffers; everything else that a trace may have read
+    lifted.forward(*tensors, x)                 model(x) with those tensors
+
+Reading is cheap while nothing of the module was assigned: the versions of its dictionaries say so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx as fx
+import torch.utils._pytree as pytree
 from torch import nn
 
 from aotgrad import torch_compat
+from aotgrad.capture.flatten import Arguments
 from aotgrad.errors import CaptureError
+from aotgrad.locks import COMPILING
 from aotgrad.torch_compat import fx_traceback
+from aotgrad.values import Same, Seen, is_constant, snapshot
 
-PLAIN_TYPES = frozenset({bool, int, float, str, type(None)})
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+TABLES = ("_parameters", "_buffers")
+# No part of the state: read above, without a meaning for the forward, or, in recurrent modules, derived from parameters.
+SKIPPED = frozenset({*HOOKS, *HOOK_FLAGS, *TABLES, "_modules", "_non_persistent_buffers_set", "_flat_weights"})
+SKIPPED |= {"_flat_weight_refs", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"}
+SKIPPED |= {"_load_state_dict_post_hooks"}
 
 
-def plain_state(module: nn.Module) -> tuple:
+@dataclass(frozen=True)
+class ModuleArguments(Arguments):
+    """The arguments of a module's forward, after `count` of its own tensors."""
+
+    count: int
+
+    @classmethod
+    def after(cls, tensors: Sequence[torch.Tensor], args: tuple, kwargs: dict[str, Any]) -> ModuleArguments:
+        inner = Arguments.of(args, kwargs)
+        return cls(args, kwargs, (*tensors, *inner.tensors), inner.constants, inner.spec, len(tensors))
+
+    def rebuild(self, tensors: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
+        args, kwargs = super().rebuild(tensors[self.count :])
+        return (*tensors[: self.count], *args), kwargs
+
+
+class HashedOnce:
+    """A large hashable value: its hash is computed once, and it is compared with itself at once."""
+
+    __slots__ = ("hash", "value")
+
+    def __init__(self, value: Hashable) -> None:
+        self.value, self.hash = value, hash(value)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, HashedOnce) and self.hash == other.hash and self.value == other.value
+
+
+class Watched:
+    """What has to be looked at to see that no attribute in a module tree was assigned or changed.
+
+    `filled` and `empty` are dictionaries, `volatile` the objects that are compared by content: lists, sets and whatever
+    has state outside of a dictionary.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.filled: list[dict] = []
+        self.empty: list[dict] = []
+        self.volatile: list[Any] = []
+        self.seen = {id(module) for module in modules}
+        for module in modules:
+            self.add_dict(module.__dict__)
+            for name in (*HOOKS, *TABLES, "_modules"):
+                self.add_dict(module.__dict__[name])
+            for name, value in module.__dict__.items():
+                if name not in SKIPPED:
+                    self.add(value)
+
+    def add_dict(self, table: dict) -> None:
+        (self.filled if table else self.empty).append(table)
+
+    def add(self, value: Any) -> None:
+        if is_constant(value) or id(value) in self.seen:
+            return
+        self.seen.add(id(value))
+        if type(value) in (dict, OrderedDict):
+            self.add_dict(value)
+            self.add_all(value.values())
+        elif type(value) in (tuple, frozenset):
+            self.add_all(value)
+        elif type(value).__reduce_ex__ is object.__reduce_ex__ and type(value).__reduce__ is object.__reduce__:
+            self.add_object(value)
+        else:
+            self.volatile.append(value)
+
+    def add_all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            self.add(value)
+
+    def add_object(self, value: Any) -> None:
+        """An object that keeps its state in its dictionary, or else is compared by content."""
+        if hasattr(value, "__dict__") and type(value).__itemsize__ == 0 and not has_slots(type(value)):
+            self.add_dict(value.__dict__)
+            self.add_all(value.__dict__.values())
+        else:
+            self.volatile.append(value)
+
+
+def has_slots(kind: type) -> bool:
+    return any(getattr(base, "__slots__", ()) for base in kind.__mro__)
+
+
+class ModuleState:
+    """Everything of a module tree that a trace may read, but values of tensors: attributes, hooks, structure, classes.
+
+    `value` is hashable, and equal for equal state; `is_current()` says cheaply whether it need not be read again.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = dict(module.named_modules())
+        self.modules = list(named.values())
+        self.seen: Seen = {id(part): (part, ("module", name)) for name, part in named.items()}
+        everywhere = tuple(tuple(map(Same, hooks.values())) for hooks in torch_compat.global_module_hooks())
+        self.value = HashedOnce((everywhere, *(own_state(part, self.content) for part in self.modules)))
+        self.slots = [slot for table in TABLES for name, part in named.items() for slot in tensor_slots(name, part, table)]
+        self.places = [(slot.table, slot.key) for slot in self.slots]
+        self.classes = list(map(type, self.modules))
+        watched = Watched(self.modules)
+        watched.add_all(torch_compat.global_module_hooks())
+        self.filled, self.empty = watched.filled, watched.empty
+        self.versions = list(map(torch_compat.dict_version, self.filled))
+        self.volatile = [(value, self.content(value)) for value in watched.volatile]
+
+    def content(self, value: Any) -> Hashable:
+        return snapshot(value, dict(self.seen))
+
+    def is_current(self) -> bool:
+        return (
+            list(map(torch_compat.dict_version, self.filled)) == self.versions
+            and not any(self.empty)
+            and list(map(type, self.modules)) == self.classes
+            and all(self.content(value) == before for value, before in self.volatile)
+        )
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters, then buffers; what is there under several names comes several times."""
+        return [table[key] for table, key in self.places]
+
+
+class Slot(NamedTuple):
+    """Where a module keeps a parameter or buffer."""
+
+    name: str
+    table: dict[str, torch.Tensor]
+    key: str
+
+
+def tensor_slots(name: str, module: nn.Module, table: str) -> Iterator[Slot]:
+    prefix = f"{name}." if name else ""
+    for key, tensor in module.__dict__[table].items():
+        if tensor is not None:
+            yield Slot(prefix + key, module.__dict__[table], key)
+
+
+def own_state(module: nn.Module, content: Callable[[Any], Hashable]) -> Hashable:
+    """The state of one module without its parts."""
     attributes = module.__dict__
-    values = tuple(value for value in attributes.values() if type(value) in PLAIN_TYPES)
-    hooks = tuple(id(hook) for name in HOOKS for hook in attributes[name].values())
-    return (id(module), values, hooks)
+    values = tuple((name, content(value)) for name, value in attributes.items() if name not in SKIPPED)
+    hooks = tuple(hooks_of(attributes, name) for name in HOOKS)
+    tables = tuple((key, tensor is None) for table in TABLES for key, tensor in attributes[table].items())
+    parts = tuple((name, content(part)) for name, part in attributes["_modules"].items())
+    return (type(module), values, hooks, tables, parts)
+
+
+def hooks_of(attributes: Mapping[str, Any], name: str) -> Hashable:
+    """The hooks in order, each with its flags; a hook that is removed and registered again is the same hook."""
+    flags = [attributes[flag] for flag in HOOK_FLAGS if flag.startswith(name)]
+    return tuple((Same(hook), *(key in flag for flag in flags)) for key, hook in attributes[name].items())
 
 
 class LiftedModule:
-    """`forward(tensors, *args)` runs the module with its parameters and buffers replaced by `tensors`."""
+    """`forward(*tensors, *args)` runs the module with its parameters and buffers replaced by `tensors`."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self.state: ModuleState | None = None
+        self.swaps = 0  # odd while a trace has its own tensors in the module
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters, then buffers, each tensor once under its first name."""
-        return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+    def read(self) -> tuple[list[torch.Tensor], Hashable]:
+        """The module's tensors and its other state. Waits while another thread traces the module."""
+        while True:
+            swaps = self.swaps
+            if swaps % 2 == 0:
+                state = self.current_state()
+                tensors = state.tensors()
+                if swaps == self.swaps:
+                    return tensors, state.value
+            with COMPILING:
+                pass
 
-    def state_key(self) -> tuple:
-        """What of the module's Python state changes the trace: plain attributes (`training`, `p`, ...) and hooks."""
-        return tuple(plain_state(module) for module in self.module.modules())
+    def current_state(self) -> ModuleState:
+        state = self.state
+        if state is None or not state.is_current():
+            state = self.state = ModuleState(self.module)
+        return state
 
-    def forward(self, tensors: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        with torch_compat.reparametrized(self.module, tensors):
+    def forward(self, *everything: Any, **kwargs: Any) -> Any:
+        slots = self.current_state().slots
+        tensors, args = everything[: len(slots)], everything[len(slots) :]
+        with self.replaced(slots, tensors):
             result = self.run(*args, **kwargs)
-            self.check_not_reassigned(tensors)
+            check_not_reassigned(slots, tensors)
+        check_keeps_no_traced(self.module)
         return result
 
+    @contextlib.contextmanager
+    def replaced(self, slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        before = [slot.table[slot.key] for slot in slots]
+        self.swaps += 1
+        try:
+            put(slots, tensors)
+            yield
+        finally:
+            put(slots, before)
+            self.swaps += 1
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """A graph module is interpreted, so that the nodes recorded keep its stack traces."""
+        """The module's own forward. A graph module is interpreted: the nodes recorded keep its stack traces."""
         if isinstance(self.module, fx.GraphModule):
             with fx_traceback.preserve_node_meta():
                 return fx.Interpreter(self.module).run(*args)
         return type(self.module).forward(self.module, *args, **kwargs)
 
-    def check_not_reassigned(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """A buffer that was bound to a new tensor would be lost: only in-place changes reach the caller.
 
-        Raises:
-            CaptureError: names the parameter or buffer.
-        """
-        for name, tensor in tensors.items():
-            owner, _, attribute = name.rpartition(".")
-            if getattr(self.module.get_submodule(owner), attribute) is not tensor:
+def put(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> None:
+    for slot, tensor in zip(slots, tensors, strict=True):
+        slot.table[slot.key] = tensor
+
+
+def check_not_reassigned(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> None:
+    """A buffer that was bound to a new tensor would be lost: only in-place changes reach the caller.
+
+    Raises:
+        CaptureError: names the parameter or buffer.
+    """
+    for slot, tensor in zip(slots, tensors, strict=True):
+        if slot.table.get(slot.key) is not tensor:
+            raise CaptureError(
+                f"the forward assigns a new tensor to {slot.name!r}; a compiled module can only change it in place: "
+                f"self.{slot.key}.copy_(...)"
+            )
+
+
+def check_keeps_no_traced(module: nn.Module) -> None:
+    """A tensor of the trace that is kept in an attribute would not be there, with its value, after later calls.
+
+    Raises:
+        CaptureError: names the attribute.
+    """
+    for name, part in module.named_modules():
+        for key, value in part.__dict__.items():
+            if key not in SKIPPED - set(TABLES) and any(map(torch_compat.is_traced, pytree.tree_leaves(value))):
+                attribute = f"{name}.{key}" if name else key
                 raise CaptureError(
-                    f"the forward assigns a new tensor to {name!r}; a compiled module can only change it in place: "
-                    f"self.{attribute}.copy_(...)"
+                    f"the forward keeps a tensor in {attribute!r}; a compiled module sets no attributes: return the tensor"
                 )

@@ -15,6 +15,7 @@ absorbing dense dimensions into the window leaves one or two, which a short sear
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -139,3 +140,25 @@ def reachable(items: Sequence[T], seed: T, are_linked: Callable[[T, T], bool]) -
         new = [other for other in items if other not in found and are_linked(item, other)]
         found, frontier = found + new, frontier + new
     return [item for item in items if item in found]
+
+
+def overlapping_pairs(layouts: Sequence[ByteLayout | None], written: Sequence[int]) -> frozenset[tuple[int, int]]:
+    """Which tensors share memory with one that is written to: pairs of positions, the smaller first.
+
+    Args:
+        layouts: of all tensors; `None` for one that has no memory of its own kind.
+        written: positions of those that are written to.
+
+    >>> first, second = ByteLayout(0, (4,), (4,), 4), ByteLayout(12, (4,), (4,), 4)
+    >>> overlapping_pairs([first, second, second], [0])
+    frozenset({(0, 1), (0, 2)})
+    """
+    present = {k: layout for k, layout in enumerate(layouts) if layout is not None}
+    by_start = sorted((layout.offset, k) for k, layout in present.items())
+    longest = max((layout.end - layout.offset for layout in present.values()), default=0)
+    pairs = set()
+    for k in present.keys() & set(written):
+        low, high = present[k].offset - longest, present[k].end
+        near = by_start[bisect_left(by_start, (low, -1)) : bisect_left(by_start, (high, -1))]
+        pairs.update((min(j, k), max(j, k)) for _, j in near if j != k and overlap(present[k], present[j]))
+    return frozenset(pairs)

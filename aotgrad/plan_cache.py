@@ -14,7 +14,9 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +26,42 @@ from aotgrad import passes, torch_compat
 from aotgrad.capture.flatten import Arguments, FlatOutput
 from aotgrad.convention import Dedupe
 from aotgrad.counters import counters
+from aotgrad.errors import CaptureError
 from aotgrad.guards import PlanGuards, structure_key
 from aotgrad.ir import InputHint
+from aotgrad.locks import COMPILING
+from aotgrad.memory import MemoryGuard
 from aotgrad.pipeline import Executable, SmallGraph
+from aotgrad.reads import FACTS, Reads
 from aotgrad.runtime.steps import MakeView, UpdateGeometry
 
 if TYPE_CHECKING:
     from aotgrad.recipe import Recipe
 
+DISABLED = "the option `enabled` is off"
+OBSERVED = "a trace, mode or transform watches every op"
+TOO_MANY = "the limit of plans is reached"
+
 log = logging.getLogger("aotgrad.guards")
 _thread = threading.local()
 
 
-@dataclass
+@dataclass(frozen=True)
+class State:
+    """What a call depends on besides its arguments.
+
+    Attributes:
+        eager: the function that runs in place of a plan, with the user's arguments.
+        value: hashable.
+        reread: gives `value` again after a trace, which may have changed it.
+    """
+
+    eager: Callable[..., Any]
+    value: Hashable = None
+    reread: Callable[[], Hashable] = lambda: None
+
+
+@dataclass(eq=False)
 class CachedPlan:
     """One plan with its guards; `hits` counts calls after the first, `compile_ns` is how long it took to make."""
 
@@ -46,19 +71,20 @@ class CachedPlan:
     compile_ns: int
     hits: int = 0
 
-    def __call__(self, function: Callable, arguments: Arguments) -> Any:
-        """Run the plan, which was made for `function` and arguments like these."""
-        _thread.last_executed = self
+    def __call__(self, state: State, arguments: Arguments) -> Any:
+        """Run the plan, which was made for arguments like these."""
+        _thread.last_executed = weakref.ref(self)
         if isinstance(self.executable, SmallGraph):
-            return function(*arguments.args, **arguments.kwargs)
+            return state.eager(*arguments.args, **arguments.kwargs)
         dedupe, tensors = self.guards.dedupe, list(arguments.tensors)
         flat = self.executable(tensors if dedupe.is_identity else dedupe.enter(tensors))
         return self.output.unflatten(flat)
 
 
 def last_executed() -> CachedPlan | None:
-    """The plan that ran last in this thread."""
-    return getattr(_thread, "last_executed", None)
+    """The plan that ran last in this thread, as long as its function is alive."""
+    plan = getattr(_thread, "last_executed", None)
+    return None if plan is None else plan()
 
 
 @dataclass
@@ -69,39 +95,48 @@ class PlanCache:
     name: str
     check: Callable[[Executable | SmallGraph], None] | None = None
     entries: dict[tuple, list[CachedPlan]] = field(default_factory=dict)
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    fallbacks: Counter[str] = field(default_factory=Counter)
     warned: bool = False
 
     def plans(self) -> list[CachedPlan]:
         return [plan for entry in list(self.entries.values()) for plan in entry]
 
     def clear(self) -> None:
-        with self.lock:
+        with COMPILING:
             self.entries.clear()
             self.warned = False
 
-    def call(self, function: Callable, arguments: Arguments, static_count: int, state: Any = None) -> Any:
+    def runs_eagerly(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether no plan is looked for: options, or every op of the call matters to someone else."""
+        if not self.recipe.options.enabled:
+            self.fallbacks[DISABLED] += 1
+        elif torch_compat.ops_are_observed(tensors):
+            self.fallbacks[OBSERVED] += 1
+        else:
+            return False
+        return True
+
+    def call(self, function: Callable, arguments: Arguments, static_count: int, state: State) -> Any:
         """Run the plan for these arguments, after making it if there is none.
 
         Args:
             function: takes the nested arguments.
             static_count: how many leading tensors are parameters or buffers.
-            state: what else the trace depends on, hashable.
+            state: what else the trace depends on.
         """
         tensors = arguments.tensors
-        if not self.recipe.options.enabled or torch_compat.any_functional(tensors):
-            return function(*arguments.args, **arguments.kwargs)
-        key = structure_key(arguments.constants, arguments.spec, (state, passes.generation()))
+        key = structure_key(arguments.constants, arguments.spec, (state.value, passes.generation()))
         plan = self.find(key, tensors)
         if plan is not None:
             plan.hits += 1
             counters["hits"] += 1
         else:
-            plan = self.make(key, function, arguments, static_count)
+            plan = self.make(key, function, arguments, static_count, state)
         if plan is None:
             counters["fallbacks"] += 1
-            return function(*arguments.args, **arguments.kwargs)
-        return plan(function, arguments)
+            self.fallbacks[TOO_MANY] += 1
+            return state.eager(*arguments.args, **arguments.kwargs)
+        return plan(state, arguments)
 
     def find(self, key: tuple, tensors: Sequence[torch.Tensor]) -> CachedPlan | None:
         for plan in self.entries.get(key, ()):
@@ -109,9 +144,11 @@ class PlanCache:
                 return plan
         return None
 
-    def make(self, key: tuple, function: Callable, arguments: Arguments, static_count: int) -> CachedPlan | None:
+    def make(
+        self, key: tuple, function: Callable, arguments: Arguments, static_count: int, state: State
+    ) -> CachedPlan | None:
         """Compile a plan, or `None` if there are too many already."""
-        with self.lock:
+        with COMPILING:
             plan = self.find(key, arguments.tensors)
             if plan is not None:
                 return plan
@@ -121,23 +158,31 @@ class PlanCache:
                 self.warn_once(key, arguments.tensors)
                 return None
             plan = self.compile(key, function, arguments, static_count)
+            if structure_key(arguments.constants, arguments.spec, (state.reread(), passes.generation())) != key:
+                key = (object(),)  # the function changes what the plan depends on: each call has to change it again
             self.entries[key] = [plan, *self.entries.get(key, ())]
             return plan
 
     def compile(self, key: tuple, function: Callable, arguments: Arguments, static_count: int) -> CachedPlan:
         start_ns = time.perf_counter_ns()
-        dedupe, output = Dedupe.of(arguments.tensors), FlatOutput()
+        dedupe, output, reads = Dedupe.of(arguments.tensors), FlatOutput(), Reads()
 
         def run_flat(*distinct: torch.Tensor) -> list[Any]:
+            torch_compat.mark_parameters(distinct, tensors)
             args, kwargs = arguments.rebuild(dedupe.exit(distinct))
-            return output.flatten(function(*args, **kwargs))
+            before = Arguments.of(args, kwargs)
+            with reads.of(distinct):
+                result = function(*args, **kwargs)
+            check_containers(before, Arguments.of(args, kwargs))
+            return output.flatten(result)
 
         tensors = dedupe.enter(arguments.tensors)
         hints = dedupe.enter(self.hints(key, arguments.tensors, static_count))
         executable = self.recipe.compile(run_flat, tensors, hints)
+        reads.check(tensors)
         if self.check is not None:
             self.check(executable)
-        guards = make_guards(executable, dedupe, tensors)
+        guards = make_guards(executable, dedupe, tensors, reads)
         return CachedPlan(executable, guards, output, time.perf_counter_ns() - start_ns)
 
     # -- which sizes are symbolic
@@ -148,6 +193,8 @@ class PlanCache:
 
     def hint(self, position: int, tensor: torch.Tensor, static: bool, earlier: Sequence[CachedPlan]) -> InputHint:
         """`dynamic=True`: every size of what is no parameter; `None`: sizes that differ from an earlier plan's."""
+        if tensor.is_conj() or tensor.is_neg():
+            return InputHint(static, frozenset())  # torch makes symbolic fakes of these with other strides
         dims = torch_compat.dims_marked_dynamic(tensor)
         if self.recipe.options.dynamic and not static:
             dims = frozenset(range(tensor.dim()))
@@ -180,6 +227,20 @@ class PlanCache:
             )
 
 
+def check_containers(before: Arguments, after: Arguments) -> None:
+    """Raise if the function changed a list or dict that it was given: the caller's own would not change.
+
+    Raises:
+        CaptureError
+    """
+    leaves = [[*map(id, given.tensors), *(id(value) for _, value in given.constants)] for given in (before, after)]
+    if before.spec != after.spec or leaves[0] != leaves[1]:
+        raise CaptureError(
+            "the function changes a list, dict or other container that it was given, which later calls would not do; "
+            "make a new one and return it"
+        )
+
+
 def traced_fake(plan: CachedPlan, position: int) -> torch.Tensor:
     convention = plan.executable.capture.convention
     return convention.inputs[convention.order[plan.guards.dedupe.positions[position]]].fake
@@ -193,23 +254,32 @@ def differs(fake: torch.Tensor, tensor: torch.Tensor, dim: int) -> bool:
     return not isinstance(size, int) or size != tensor.size(dim)
 
 
-def make_guards(executable: Executable | SmallGraph, dedupe: Dedupe, tensors: Sequence[torch.Tensor]) -> PlanGuards:
+def make_guards(
+    executable: Executable | SmallGraph, dedupe: Dedupe, tensors: Sequence[torch.Tensor], reads: Reads
+) -> PlanGuards:
     """The guards of a plan that was just traced for `tensors`."""
-    specs, sharing = [spec for spec, _ in executable.arguments], executable.sharing(tensors)
-    changed = sorted({*sharing.mutated, *sharing.bumped})
-    steps = () if isinstance(executable, SmallGraph) else executable.plan.steps
-    absolute = any(uses_geometry(step) for step in steps)
-    fakes = [spec.fake for spec in specs]
+    fakes = [spec.fake for spec, _ in executable.arguments]
+    sharing = executable.sharing(tensors)
+    memory = MemoryGuard(tensors, sharing) if sharing.mutated or sharing.bumped else None
+    wanted = reads.found | facts_needed(executable, tensors, memory)
     return PlanGuards(
         dedupe=dedupe,
-        global_state=torch_compat.global_state_guard(),
-        inference_mode=torch.is_inference_mode_enabled(),
+        global_state=torch_compat.GlobalState(),
         tensors=torch_compat.TensorGuard(tensors, fakes),
-        leaves=tuple((k, tensors[k].is_leaf) for k in changed if specs[k].requires_grad),
-        sharing=sharing if changed else None,
-        offsets=tuple((k, t.storage_offset()) for k, t in enumerate(tensors) if absolute and t.layout is torch.strided),
+        memory=memory,
+        facts=tuple((k, name, FACTS[name](tensors[k])) for name, k in sorted(wanted)),
         shapes=torch_compat.shape_guards(fakes) if any(map(torch_compat.is_symbolic, fakes)) else None,
     )
+
+
+def facts_needed(
+    executable: Executable | SmallGraph, tensors: Sequence[torch.Tensor], memory: MemoryGuard | None
+) -> set[tuple[str, int]]:
+    """What a plan depends on besides the graph: it writes to leaves, or lays tensors out by absolute offset."""
+    leaves = {k for k in memory.changed if tensors[k].requires_grad} if memory is not None else set()
+    absolute = isinstance(executable, Executable) and any(map(uses_geometry, executable.plan.steps))
+    offsets = {k for k, tensor in enumerate(tensors) if absolute and tensor.layout is torch.strided}
+    return {*(("is a leaf", k) for k in leaves), *(("storage offset", k) for k in offsets)}
 
 
 def uses_geometry(step: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
@@ -28,6 +30,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _detect_infra_mode
 
 __all__ = [
@@ -60,6 +63,16 @@ unsafe_view = torch.ops.aten._unsafe_view.default
 
 cast = torch.ops.aten._to_copy.default
 """What `to` is in a graph: a copy with another dtype, device or layout."""
+
+dict_version = torch._C._dynamo.guards.dict_version
+"""A number that changes whenever a dictionary does."""
+
+HISTORY_GETTERS: dict[Callable, str] = {
+    torch.Tensor._version.__get__: "._version",
+    torch.Tensor._base.__get__: "._base",
+    torch.Tensor._is_view: "._is_view()",
+}
+"""How a function asks a tensor where it comes from, and what it wrote to do so."""
 
 disable_dynamo = torch._dynamo.disable
 """Marks a callable that Dynamo must not trace into."""
@@ -445,16 +458,23 @@ def dynamo_symbolic_context(context: TracingContext | None, tensor: torch.Tensor
     return context.tensor_to_context.get(tensor) if context is not None else None
 
 
-def shape_guards(fakes: Sequence[FakeTensor]) -> Callable[[Sequence[Any]], bool] | None:
-    """A function that evaluates the symbolic guards of a trace on real tensors, or `None` if it has none."""
-    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+class ShapeGuards:
+    """The symbolic guards of a trace, evaluated on real tensors. `text` is their source: `t0` is tensor 0."""
 
+    def __init__(self, text: str, count: int) -> None:
+        from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+        self.text = re.sub(r"L\['(t\d+)'\]", r"\1", text)
+        self.holds = eval(f"lambda {', '.join(f't{k}' for k in range(count))}: {self.text}", dict(SYMPY_INTERP))
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return self.holds(*tensors)
+
+
+def shape_guards(fakes: Sequence[FakeTensor]) -> ShapeGuards | None:
+    """The symbolic guards of the trace of `fakes`, or `None` if it has none."""
     text = fakes[0].fake_mode.shape_env.produce_guards_expression(fakes, ignore_static=False)
-    if not text:
-        return None
-    holds = eval(f"lambda L: {text}", dict(SYMPY_INTERP))
-    names = [f"t{position}" for position in range(len(fakes))]
-    return lambda tensors: holds(dict(zip(names, tensors, strict=True)))
+    return ShapeGuards(text, len(fakes)) if text else None
 
 
 class TensorGuard:
@@ -466,7 +486,7 @@ class TensorGuard:
     def __init__(self, tensors: Sequence[torch.Tensor], fakes: Sequence[FakeTensor]) -> None:
         from torch._C._dynamo.guards import TensorGuards
 
-        self.count = len(tensors)
+        self.count, self.fakes = len(tensors), fakes
         self.sparse = tuple((k, _sparse_key(t)) for k, t in enumerate(tensors) if t.layout is not torch.strided)
         self.strided = tuple(k for k, t in enumerate(tensors) if t.layout is torch.strided)
         sizes = [[_static(size) for size in fakes[k].size()] for k in self.strided]
@@ -476,7 +496,7 @@ class TensorGuard:
         self.check = self.guards.check if self.guards and not self.sparse else self.check_mixed
 
     def check_mixed(self, *tensors: torch.Tensor) -> bool:
-        if any(_sparse_key(tensors[k]) != key for k, key in self.sparse):
+        if any(_sparse_key(tensors[k]) != key for k, key in self.sparse) or len(set(map(id, tensors))) != len(tensors):
             return False
         return self.guards is None or self.guards.check(*(tensors[k] for k in self.strided))
 
@@ -494,8 +514,20 @@ class TensorGuard:
         names = [f"tensor argument {k}" for k in self.strided]
         return str(self.guards.check_verbose(*(tensors[k] for k in self.strided), tensor_check_names=names))
 
+    def lines(self) -> Iterator[str]:
+        """What is checked of each tensor."""
+        for k, fake in enumerate(self.fakes):
+            layout = f"strides {tuple(fake.stride())}" if fake.layout is torch.strided else str(fake.layout)
+            flags = [name for name in ("requires_grad", "is_conj", "is_neg") if _flag(fake, name)]
+            yield " ".join([f"tensor {k}: {fake.dtype} {tuple(fake.shape)} {layout} {fake.device}", *flags])
+
     def check_strided(self, tensors: Sequence[torch.Tensor]) -> bool:
         return self.guards is None or self.guards.check(*(tensors[k] for k in self.strided))
+
+
+def _flag(tensor: torch.Tensor, name: str) -> bool:
+    flag = getattr(tensor, name)
+    return flag() if callable(flag) else flag
 
 
 def _static(size: Any) -> int | None:
@@ -508,21 +540,92 @@ def _sparse_key(tensor: torch.Tensor) -> tuple:
     return (type(tensor), tuple(tensor.shape), *flags, tensor.layout is torch.sparse_coo and tensor.is_coalesced())
 
 
-def global_state_guard() -> Any:
-    """An object whose `check()` says whether grad mode, autocast, default dtype, ... are as they are now."""
-    from torch._C._dynamo.guards import GlobalStateGuard
+class GlobalState:
+    """The global state that a trace depends on, as it is now; `check()` says whether it is that again.
 
-    return GlobalStateGuard()
+    Grad mode, inference mode, autocast of every device, default dtype and device, determinism, attention kernels, ...
+    """
+
+    def __init__(self) -> None:
+        from torch._C._dynamo.guards import GlobalStateGuard
+
+        self.native = GlobalStateGuard()
+        self.flags = self.read_flags()
+        self.text = self.describe()
+
+    def check(self) -> bool:
+        return bool(self.native.check()) and self.read_flags() == self.flags
+
+    @staticmethod
+    def read_flags() -> tuple:
+        """What the native guard leaves out."""
+        return (
+            torch._C.is_inference_mode_enabled(),
+            torch._C._get_flash_sdp_enabled(),
+            torch._C._get_mem_efficient_sdp_enabled(),
+            torch._C._get_math_sdp_enabled(),
+            torch._C._get_cudnn_sdp_enabled(),
+            torch._C._len_torch_function_stack() and default_devices(),
+        )
+
+    @staticmethod
+    def describe() -> str:
+        """The current state in words, as far as people change it."""
+        modes = ["grad" if torch.is_grad_enabled() else "no grad"]
+        modes += ["inference"] if torch.is_inference_mode_enabled() else []
+        modes += ["autocast"] if any_autocast_enabled() else []
+        modes += ["deterministic"] if torch.are_deterministic_algorithms_enabled() else []
+        return ", ".join([*modes, f"default dtype {torch.get_default_dtype()}", *default_devices()])
+
+    def reason(self) -> str:
+        """What differs; empty if nothing does."""
+        native = [] if self.native.check() else [str(self.native.reason()).strip()]
+        names = ("inference mode", *(f"{kernel} attention" for kernel in ("flash", "memory-efficient", "math", "cudnn")))
+        flags = zip((*names, "default device"), self.flags, self.read_flags(), strict=True)
+        return ", ".join([*native, *(name for name, before, now in flags if before != now)])
+
+
+def default_devices() -> tuple[str, ...]:
+    """The devices of `torch.set_default_device` and of `with torch.device(...)` blocks that are open, outermost first."""
+    return tuple(str(mode.device) for mode in function_modes() if isinstance(mode, DeviceContext))
+
+
+def function_modes() -> list[Any]:
+    return [torch._C._get_function_stack_at(k) for k in range(torch._C._len_torch_function_stack())]
+
+
+def only_places_tensors(mode: Any) -> bool:
+    """Whether a function mode is a default device that a trace can use; on the meta device, constants cannot be traced."""
+    return isinstance(mode, DeviceContext) and mode.device.type != "meta"
+
+
+def ops_are_observed(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether every op of this call matters to someone: a trace, a mode of the user, `vmap` or `grad`, forward-mode AD."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+        or (torch._C._len_torch_function_stack() and not all(map(only_places_tensors, function_modes())))
+        or not {FunctionalTensor, FakeTensor}.isdisjoint(map(type, tensors))
+    )
+
+
+def mark_parameters(traced: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+    """Make a traced tensor count as `nn.Parameter` for `isinstance` where the real one does."""
+    for value, tensor in zip(traced, tensors, strict=True):
+        if isinstance(tensor, torch.nn.Parameter):
+            value._is_param = True
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value belongs to a trace."""
+    return isinstance(value, (FunctionalTensor, FakeTensor))
 
 
 def storage_key(tensor: torch.Tensor) -> int:
     """`storage_id`, or the identity of a tensor that has no single storage."""
     return storage_id(tensor) if tensor.layout is torch.strided else -id(tensor)
-
-
-def any_functional(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a trace of ours is running and these are its tensors."""
-    return FunctionalTensor in map(type, tensors)
 
 
 def any_autocast_enabled() -> bool:
@@ -583,11 +686,11 @@ def fake_mode_of(graph: fx.Graph) -> FakeTensorMode:
     return new_fake_mode()
 
 
-def reparametrized(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Context in which the module's parameters and buffers are `tensors`; tied ones stay tied."""
-    from torch.nn.utils import stateless
-
-    return stateless._reparametrize_module(module, dict(tensors), tie_weights=True)
+def global_module_hooks() -> list[dict]:
+    """The tables of hooks that every module calls."""
+    module = torch.nn.modules.module
+    names = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return [getattr(module, f"_global_{name}") for name in names]
 
 
 # --- Inductor --------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from aotgrad.capture.flatten import Arguments
 from aotgrad.errors import HigherOrderError
 from aotgrad.ir import AliasOfIntermediate, Capture, MemberInput, TensorInput, ViewAndMutationMeta
 from aotgrad.pipeline import Executable, SmallGraph
-from aotgrad.plan_cache import PlanCache
+from aotgrad.plan_cache import PlanCache, State
 from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.slots import ForwardResult, IntermediateBase, UpdatedInput, UserOutput
 
@@ -76,7 +76,9 @@ class CompiledVjp:
         vjp = VectorJacobianProduct(self.function, defined, tuple(wanted))
         arguments = Arguments.of((*call.primals, *(tangents[k] for k in defined)), {})
         with torch_compat.random_state_of(call.random_state), torch_compat.disable_autocast():
-            return self.cache.call(vjp, arguments, static_count=0, state=(defined, vjp.wanted))
+            if self.cache.runs_eagerly(arguments.tensors):
+                return vjp(*arguments.args)
+            return self.cache.call(vjp, arguments, static_count=0, state=State(vjp, vjp.key, lambda: vjp.key))
 
 
 def check_old_values(function: CapturedFunction, executable: Executable | SmallGraph) -> None:
@@ -102,6 +104,10 @@ class VectorJacobianProduct:
     function: CapturedFunction
     defined: tuple[int, ...]
     wanted: tuple[bool, ...]
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+        return (self.defined, self.wanted)
 
     def __call__(self, *arguments: Any) -> list[torch.Tensor | None]:
         count = len(self.function.capture.inputs)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aotgrad import overlap as module
-from aotgrad.overlap import ByteLayout, Term, hits_window, overlap
+from aotgrad.overlap import ByteLayout, Term, hits_window, overlap, overlapping_pairs
 
 
 def bytes_of(layout: ByteLayout) -> set[int]:
@@ -81,3 +81,16 @@ def test_a_search_that_takes_too_long_says_that_memory_is_shared(monkeypatch):
     assert not hits_window(strides, 4065, 4068)
     monkeypatch.setattr(module, "SEARCH_STEPS", 5)
     assert hits_window(strides, 4065, 4068)
+
+
+def test_pairs_that_involve_a_written_tensor():
+    rng = random.Random(0)
+    found = 0
+    for _ in range(300):
+        layouts = [random_layout(rng, 12) if rng.random() < 0.9 else None for _ in range(6)]
+        written = [k for k in range(6) if rng.random() < 0.4]
+        memory = [bytes_of(layout) if layout else set() for layout in layouts]
+        pairs = [(j, k) for k in range(6) for j in range(k) if {j, k} & set(written) and memory[j] & memory[k]]
+        assert overlapping_pairs(layouts, written) == set(pairs)
+        found += len(pairs)
+    assert found > 100

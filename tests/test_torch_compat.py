@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import contextlib
 from pathlib import Path
 
@@ -108,13 +109,39 @@ def test_random_state_of_nothing_changes_nothing():
         assert torch.equal(torch.rand(2), expected)
 
 
-def test_reparametrized_keeps_tied_parameters_tied():
-    module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    module[1].weight = module[0].weight
-    original, replacement = module[0].weight, torch.zeros(2, 2)
-    with compat.reparametrized(module, {"0.weight": replacement}):
-        assert module[0].weight is module[1].weight is replacement
-    assert module[0].weight is module[1].weight is original
+def test_the_hooks_of_all_modules():
+    tables = compat.global_module_hooks()
+    assert [dict(table) for table in tables] == [{}] * 4
+    handle = nn.modules.module.register_module_forward_hook(print)
+    assert list(tables[0].values()) == [print]
+    handle.remove()
+
+
+@pytest.mark.parametrize("make", [dict, collections.OrderedDict])
+def test_the_version_of_a_dictionary_changes_with_it(make):
+    table, other = make(), make()
+    versions = set()
+    for change in (lambda: table.update(a=1), lambda: table.update(a=2), lambda: table.pop("a"), lambda: table.clear()):
+        change()
+        versions.add(compat.dict_version(table))
+        assert compat.dict_version(table) == compat.dict_version(table) != compat.dict_version(other)
+    assert len(versions) >= 3
+
+
+def test_the_questions_after_the_history_of_a_tensor():
+    assert sorted(compat.HISTORY_GETTERS.values()) == ["._base", "._is_view()", "._version"]
+    x = torch.ones(2)
+    y = x[1:]
+    answers = [[getter(tensor) for getter in compat.HISTORY_GETTERS] for tensor in (x, y)]
+    assert answers == [[0, None, False], [0, x, True]]
+
+
+def test_a_traced_parameter_is_a_parameter(fake_mode):
+    fakes = [fake_mode.from_tensor(torch.ones(1)) for _ in range(2)]
+    compat.mark_parameters(fakes, [nn.Parameter(torch.ones(1)), torch.ones(1)])
+    assert [isinstance(fake, nn.Parameter) for fake in fakes] == [True, False]
+    assert compat.is_traced(fakes[0])
+    assert not compat.is_traced(torch.ones(1))
 
 
 # --- storages, versions and the autograd graph -----------------------------------------------------------------------
@@ -410,6 +437,8 @@ def test_shape_guards_are_evaluated_on_real_tensors(fake_mode):
     holds = compat.shape_guards(fakes)
     assert holds([torch.ones(6)])
     assert not holds([torch.ones(5)])
+    assert "t0.size()[0]" in holds.text
+    assert isinstance(holds, compat.ShapeGuards)
 
 
 def test_tensor_guards_compare_metadata_and_leave_symbolic_sizes_out(fake_mode):
@@ -432,14 +461,73 @@ def test_tensor_guards_of_sparse_tensors():
     assert guard.failure([torch.eye(3).to_sparse(), dense]) == "a sparse tensor differs"
 
 
-def test_the_global_state_guard_sees_grad_mode_autocast_and_dtype():
-    guard = compat.global_state_guard()
-    assert guard.check()
-    for context in (torch.no_grad(), torch.autocast("cpu", torch.bfloat16)):
-        with context:
-            assert not guard.check()
-            assert guard.reason()
-    assert guard.check()
+@contextlib.contextmanager
+def default_dtype():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+CHANGED_STATE = {
+    "grad_mode": torch.no_grad,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default_dtype": default_dtype,
+    "inference mode": torch.inference_mode,
+    "default device": lambda: torch.device("meta"),
+    "math attention": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED_STATE)
+def test_the_global_state_tells_what_changed(what):
+    state = compat.GlobalState()
+    assert state.check()
+    assert state.reason() == ""
+    assert state.text == f"grad, default dtype {torch.get_default_dtype()}"
+    with CHANGED_STATE[what]():
+        assert not state.check()
+        assert what in state.reason()
+    assert state.check()
+
+
+def test_modes_that_make_tensors_elsewhere():
+    assert compat.default_devices() == ()
+    with torch.device("meta"), torch.device("cpu"):
+        assert compat.default_devices() == ("meta", "cpu")
+        assert len(compat.function_modes()) == 2
+
+
+class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class FunctionMode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [DispatchMode, FunctionMode, torch.autograd.forward_ad.dual_level])
+def test_someone_watches_the_ops(mode):
+    assert not compat.ops_are_observed([torch.ones(1)])
+    with mode():
+        assert compat.ops_are_observed([torch.ones(1)])
+    with torch.device("cpu"):
+        assert compat.only_places_tensors(compat.function_modes()[0])
+        assert not compat.ops_are_observed([torch.ones(1)])
+
+
+def test_a_transform_or_trace_watches_the_ops(fake_mode):
+    seen = []
+
+    def function(x):
+        seen.append(compat.ops_are_observed([x]))
+        return x.sum()
+
+    torch.vmap(function)(torch.ones(2, 2))
+    torch.func.grad(function)(torch.ones(2))
+    function(fake_mode.from_tensor(torch.ones(2)))
+    assert seen == [True] * 3
 
 
 # --- tracing ---------------------------------------------------------------------------------------------------------
@@ -479,8 +567,8 @@ def test_an_in_place_op_is_recorded_functionally(fake_mode):
         current = compat.from_functional(x)
     assert trace.recorded() == ["aten.mul.Tensor"]
     assert compat.proxy_node(current, trace.tracer).name == "mul"
-    assert compat.any_functional([torch.ones(1), x])
-    assert not compat.any_functional([torch.ones(1)])
+    assert compat.ops_are_observed([torch.ones(1), x])
+    assert not compat.ops_are_observed([torch.ones(1)])
 
 
 def test_same_functional_is_one_value_with_two_histories(fake_mode):

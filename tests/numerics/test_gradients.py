@@ -134,8 +134,9 @@ def test_the_function_runs_once_per_compilation() -> None:
     assert len(runs) == 1
 
 
-def test_other_sharing_of_memory_in_a_later_call_under_dynamo() -> None:
+def test_other_sharing_of_memory_in_a_later_call_is_compiled_anew_under_dynamo() -> None:
     torch._dynamo.reset()
+    aotgrad.counters.clear()
 
     def function(x, y):
         x.add_(1)
@@ -147,3 +148,4 @@ def test_other_sharing_of_memory_in_a_later_call_under_dynamo() -> None:
         expected, actual = torch.arange(6.0), torch.arange(6.0)
         assert torch.equal(compiled(actual[:3], actual[cut : cut + 3]), function(expected[:3], expected[cut : cut + 3]))
         assert torch.equal(actual, expected)
+    assert (aotgrad.counters["compilations"], aotgrad.counters["fallbacks"]) == (3, 0)

@@ -1,0 +1,82 @@
+"""What a function reads of its arguments that is no part of the graph: each becomes a guard, or an error.
+
+reads = Reads()
+with reads.of(arguments):
+    function(*arguments)
+reads.positions("storage offset")           the arguments whose storage offset decided what was traced
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from aotgrad import torch_compat
+from aotgrad.errors import CaptureError
+
+FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "is a leaf": operator.attrgetter("is_leaf"),
+    "storage offset": torch.Tensor.storage_offset,
+    "has a gradient": lambda tensor: tensor.grad is not None,
+}
+"""What of a tensor the graph does not show, by name, and how to ask for it."""
+
+GUARDED: dict[Callable, str] = {
+    torch.Tensor.is_leaf.__get__: "is a leaf",
+    torch.Tensor.storage_offset: "storage offset",
+    torch.Tensor.grad.__get__: "has a gradient",
+}
+
+
+class Reads:
+    """Which arguments a function asked for which property."""
+
+    def __init__(self) -> None:
+        self.found: set[tuple[str, int]] = set()
+
+    def positions(self, name: str) -> list[int]:
+        return sorted(position for what, position in self.found if what == name)
+
+    @contextlib.contextmanager
+    def of(self, arguments: Sequence[Any]) -> Iterator[None]:
+        """Inside, note what is read of `arguments`."""
+        with Reader(self, arguments):
+            yield
+
+    def check(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise if something was read that a trace does not have.
+
+        Raises:
+            CaptureError: names the argument.
+        """
+        for position in self.positions("has a gradient"):
+            if tensors[position].grad is not None:
+                refuse(".grad", position)
+
+
+class Reader(TorchFunctionMode):
+    def __init__(self, reads: Reads, arguments: Sequence[Any]) -> None:
+        super().__init__()
+        self.reads = reads
+        self.position_of = {id(argument): k for k, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)}
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if args and (position := self.position_of.get(id(args[0]))) is not None:
+            if func in GUARDED:
+                self.reads.found.add((GUARDED[func], position))
+            elif func in torch_compat.HISTORY_GETTERS:
+                refuse(torch_compat.HISTORY_GETTERS[func], position)
+        return func(*args, **(kwargs or {}))
+
+
+def refuse(what: str, position: int) -> None:
+    """Raises CaptureError: a traced tensor has another value of `what` than the caller's."""
+    raise CaptureError(
+        f"the function reads {what} of input {position}, which a traced tensor does not have; read it outside of the "
+        "compiled function, and pass what follows from it as an argument"
+    )
