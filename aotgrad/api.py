@@ -23,6 +23,7 @@ from torch import nn
 from aotgrad.backends.base import Compiler, FunctionBackend
 from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
+from aotgrad.debug_state import debug_state
 from aotgrad.errors import CaptureError
 from aotgrad.ir import InputHint
 from aotgrad.lifting import LiftedModule, ModuleArguments
@@ -63,7 +64,8 @@ def aot_function(
 
     Returns:
         A function with the signature, name and docstring of `fn`. Arguments of another kind (shape, dtype,
-        `requires_grad`, a Python value, ...) compile another plan.
+        `requires_grad`, a Python value, ...) compile another plan. Its attribute `plans()` lists the plans,
+        `debug_state()` gives them with their graphs, guards and source, to print.
 
     Raises:
         CaptureError, BackendError, OptionError: at the first call that needs a plan (options: at once).
@@ -85,6 +87,7 @@ def aot_function(
         return cache.call(fn, arguments, num_params_buffers, state())
 
     compiled.plan_cache, compiled.plans = cache, cache.plans
+    compiled.debug_state = functools.partial(debug_state, cache)
     return compiled
 
 
@@ -141,6 +144,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         "__deepcopy__": deepcopy,
         "plan_cache": cache,
         "plans": staticmethod(cache.plans),
+        "debug_state": staticmethod(functools.partial(debug_state, cache)),
     }
     compiled_class = type(f"AOT{type(mod).__name__}", (type(mod),), members)
     module = compiled_class.__new__(compiled_class)

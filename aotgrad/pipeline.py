@@ -39,6 +39,7 @@ from aotgrad.ir import (
 from aotgrad.joint import build_joint
 from aotgrad.options import Options
 from aotgrad.partition import partition as partition_joint
+from aotgrad.runtime.autograd import Backward
 from aotgrad.runtime.emit import build, emit, make_backward
 from aotgrad.runtime.plan import Plan, make_plan
 from aotgrad.runtime.recomputation import HigherOrder
@@ -75,6 +76,7 @@ class Executable(Traced):
     compiled: Compiled
     plan: Plan
     source: str
+    backward: Backward | None
     call: Callable[[list], list]
 
     def __call__(self, args: list) -> list:
@@ -155,7 +157,7 @@ def compile_flat(
     source = emit(plan)
     backward = make_backward(plan, partition, compiled, higher_order(capture, meta, partition))
     call = build(plan, source, compiled, backward)
-    executable = Executable(capture, meta, joint, partition, compiled, plan, source, call)
+    executable = Executable(capture, meta, joint, partition, compiled, plan, source, backward, call)
     observe("executable", executable)
     return executable
 

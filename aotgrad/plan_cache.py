@@ -165,6 +165,7 @@ class PlanCache:
 
     def compile(self, key: tuple, function: Callable, arguments: Arguments, static_count: int) -> CachedPlan:
         start_ns = time.perf_counter_ns()
+        reject_own_rules(arguments.tensors)
         dedupe, output, reads = Dedupe.of(arguments.tensors), FlatOutput(), Reads()
 
         def run_flat(*distinct: torch.Tensor) -> list[Any]:
@@ -224,6 +225,20 @@ class PlanCache:
                 f"{self.name} has {len(self.plans())} plans, the limit (option plan_limit); calls that none of them fits "
                 f"run eagerly. What keeps changing: {self.reason(key, tensors)}",
                 stacklevel=2,
+            )
+
+
+def reject_own_rules(tensors: Sequence[torch.Tensor]) -> None:
+    """Raise if an argument has rules for operations that a trace does not see.
+
+    Raises:
+        CaptureError: names the argument and its class.
+    """
+    for position, tensor in enumerate(tensors):
+        if tensor.layout is torch.strided and torch_compat.has_own_function_rules(type(tensor)):
+            raise CaptureError(
+                f"tensor argument {position} is a {type(tensor).__name__}, whose __torch_function__ a trace does not call; "
+                "pass a plain tensor, x.as_subclass(torch.Tensor)"
             )
 
 

@@ -487,6 +487,7 @@ class TensorGuard:
         from torch._C._dynamo.guards import TensorGuards
 
         self.count, self.fakes = len(tensors), fakes
+        self.flags = [_flags(tensor) for tensor in tensors]
         self.sparse = tuple((k, _sparse_key(t)) for k, t in enumerate(tensors) if t.layout is not torch.strided)
         self.strided = tuple(k for k, t in enumerate(tensors) if t.layout is torch.strided)
         sizes = [[_static(size) for size in fakes[k].size()] for k in self.strided]
@@ -516,18 +517,23 @@ class TensorGuard:
 
     def lines(self) -> Iterator[str]:
         """What is checked of each tensor."""
-        for k, fake in enumerate(self.fakes):
+        for k, (fake, flags) in enumerate(zip(self.fakes, self.flags, strict=True)):
             layout = f"strides {tuple(fake.stride())}" if fake.layout is torch.strided else str(fake.layout)
-            flags = [name for name in ("requires_grad", "is_conj", "is_neg") if _flag(fake, name)]
             yield " ".join([f"tensor {k}: {fake.dtype} {tuple(fake.shape)} {layout} {fake.device}", *flags])
 
     def check_strided(self, tensors: Sequence[torch.Tensor]) -> bool:
         return self.guards is None or self.guards.check(*(tensors[k] for k in self.strided))
 
 
-def _flag(tensor: torch.Tensor, name: str) -> bool:
-    flag = getattr(tensor, name)
-    return flag() if callable(flag) else flag
+def _flags(tensor: torch.Tensor) -> list[str]:
+    """What is special about a tensor, in words."""
+    special = {
+        type(tensor).__name__: type(tensor) is not torch.Tensor,
+        "requires_grad": tensor.requires_grad,
+        "conjugate": tensor.is_conj(),
+        "negative": tensor.is_neg(),
+    }
+    return [name for name, holds in special.items() if holds]
 
 
 def _static(size: Any) -> int | None:
@@ -609,6 +615,12 @@ def ops_are_observed(tensors: Sequence[torch.Tensor]) -> bool:
         or (torch._C._len_torch_function_stack() and not all(map(only_places_tensors, function_modes())))
         or not {FunctionalTensor, FakeTensor}.isdisjoint(map(type, tensors))
     )
+
+
+def has_own_function_rules(kind: type[torch.Tensor]) -> bool:
+    """Whether a class of tensors defines what functions of torch do with it."""
+    rules = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    return rules not in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
 
 
 def mark_parameters(traced: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:

@@ -99,9 +99,7 @@ def test_shared_elements_count_if_an_argument_is_changed(dynamic):
     compiled(torch.ones(4), torch.ones(4))
     (plan,) = compiled.plans()
     assert not plan.guards.check([base[:4], base[2:]])
-    assert (
-        plan.guards.why_not([base[:4], base[2:]]).startswith("other arguments share memory")
-    )
+    assert plan.guards.why_not([base[:4], base[2:]]).startswith("other arguments share memory")
     assert plan.guards.check([base[:4], torch.ones(4)])
 
 

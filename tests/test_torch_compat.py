@@ -136,6 +136,19 @@ def test_the_questions_after_the_history_of_a_tensor():
     assert answers == [[0, None, False], [0, x, True]]
 
 
+def test_classes_of_tensors_with_rules_of_their_own():
+    class Plain(torch.Tensor):
+        pass
+
+    class Own(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return super().__torch_function__(func, types, args, kwargs)
+
+    classes = (torch.Tensor, nn.Parameter, Plain, Own)
+    assert [compat.has_own_function_rules(kind) for kind in classes] == [False, False, False, True]
+
+
 def test_a_traced_parameter_is_a_parameter(fake_mode):
     fakes = [fake_mode.from_tensor(torch.ones(1)) for _ in range(2)]
     compat.mark_parameters(fakes, [nn.Parameter(torch.ones(1)), torch.ones(1)])

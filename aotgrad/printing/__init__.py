@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
+from aotgrad.printing.graphs import graph_text
 from aotgrad.printing.stages import text
 from aotgrad.printing.types import type_text
 
-__all__ = ["text", "type_text"]
+__all__ = ["graph_text", "text", "type_text"]

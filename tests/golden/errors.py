@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import aotgrad
@@ -75,6 +76,144 @@ def replaced_storage():
         x.data = y
 
     aotgrad.aot_function(swap, aotgrad.nop)(torch.ones(3), torch.zeros(3))
+
+
+@error_case
+def read_as_an_array():
+    """The values of a tensor are read while tracing."""
+    aotgrad.aot_function(lambda x: x * float(x.detach().numpy()[0]), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def memory_in_two_storages():
+    """Two tensors made from one NumPy array, one of which is changed."""
+    array = torch.zeros(3).numpy()
+    x, y = torch.from_numpy(array), torch.from_numpy(array)
+    aotgrad.aot_function(lambda x, y: x.add_(1) + y, aotgrad.nop)(x, y)
+
+
+@error_case
+def resized_beyond_its_storage():
+    """An input is made larger than its storage."""
+    aotgrad.aot_function(lambda x: x.resize_(100).zero_(), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def freed_storage():
+    """The storage of an input is freed inside."""
+
+    def free(x):
+        y = x * 2
+        x.untyped_storage().resize_(0)
+        return y
+
+    aotgrad.aot_function(free, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def requires_grad_changed():
+    """An input is told to require grad."""
+    aotgrad.aot_function(lambda x: x.requires_grad_() * 2, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def backward_inside():
+    """A gradient is accumulated in an input."""
+
+    def step(x):
+        (x * x).sum().backward()
+        return x * 2
+
+    aotgrad.aot_function(step, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def history_of_an_argument():
+    """A traced tensor has no history but its own."""
+    aotgrad.aot_function(lambda x: x * x._version, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def changed_container():
+    """A dictionary that is an argument is changed."""
+
+    def keep(cache, x):
+        cache["x"] = x * 2
+        return x
+
+    aotgrad.aot_function(keep, aotgrad.nop)({}, torch.ones(3))
+
+
+@error_case
+def kept_tensor():
+    """A module keeps a tensor in an attribute."""
+
+    class Keeping(nn.Module):
+        def forward(self, x):
+            self.last = x * 2
+            return x
+
+    aotgrad.aot_module(Keeping(), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def seeded_inside():
+    """The random generator is seeded while tracing."""
+
+    def draw(x):
+        torch.manual_seed(3)
+        return x * torch.rand(3)
+
+    aotgrad.aot_function(draw, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def checkpoint_with_dropout():
+    """A checkpoint restores the random state, which a graph cannot."""
+
+    def block(x):
+        return torch.utils.checkpoint.checkpoint(lambda y: nn.functional.dropout(y, 0.5), x, use_reentrant=False)
+
+    aotgrad.aot_function(block, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def detached_alias_that_requires_grad():
+    """A detached alias of an input starts a history of its own."""
+
+    def split_off(x):
+        y = x.detach().requires_grad_()
+        return y * 2, y
+
+    aotgrad.aot_function(split_off, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def new_leaf():
+    """A new leaf that requires grad is returned."""
+    aotgrad.aot_function(lambda x: (x * 2, torch.ones(3, requires_grad=True)), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def gradient_through_an_old_value():
+    """A gradient of a gradient needs what an input was before the call changed it."""
+    x = torch.ones(4, requires_grad=True)
+    y = x * 1
+    scale = aotgrad.aot_function(lambda first, whole: (first.mul_(2), whole.sin())[1], aotgrad.nop)
+    torch.autograd.grad(scale(y[:2], y).sum(), x, create_graph=True)
+
+
+@error_case
+def subclass():
+    """A tensor subclass with rules of its own."""
+
+    class Doubled(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            result = super().__torch_function__(func, types, args, kwargs)
+            return result * 2 if func is torch.Tensor.sin else result
+
+    aotgrad.aot_function(lambda x: x.sin(), aotgrad.nop)(torch.ones(3).as_subclass(Doubled))
 
 
 @error_case
