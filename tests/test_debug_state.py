@@ -26,7 +26,7 @@ def trained(calls=1):
 
 
 def test_plans_with_hits_guards_graphs_and_source():
-    compiled, x, w = trained(calls=3)
+    compiled, *_ = trained(calls=3)
     state = compiled.debug_state()
     assert (state.name, state.plan_limit, state.fallbacks) == ("two_heads", 8, {})
     (plan,) = state.plans

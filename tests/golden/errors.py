@@ -189,6 +189,26 @@ def detached_alias_that_requires_grad():
 
 
 @error_case
+def dtypes_without_a_view():
+    """Two inputs of different dtypes share memory at places that no view of one describes."""
+    x = torch.ones(6)
+    y = x.view(torch.int32)[1:].as_strided((2, 2), (2, 2), 1)
+    aotgrad.aot_function(lambda x, y: x.mul_(2) + y.sum(), aotgrad.nop)(x, y)
+
+
+@error_case
+def stopped_gradient():
+    """A view of a view that was made under no_grad."""
+
+    def middle(x):
+        with torch.no_grad():
+            y = x[1:]
+        return y[1:], x * 2
+
+    aotgrad.aot_function(middle, aotgrad.nop)(torch.ones(4, requires_grad=True))
+
+
+@error_case
 def new_leaf():
     """A new leaf that requires grad is returned."""
     aotgrad.aot_function(lambda x: (x * 2, torch.ones(3, requires_grad=True)), aotgrad.nop)(torch.ones(3))

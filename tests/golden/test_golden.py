@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,22 @@ def test_every_expect_file_belongs_to_a_test():
 
 def test_every_name_is_used_once():
     assert repeated([*CASE_NAMES, *literal_names(TESTS)]) == []
+
+
+README_ROWS = re.findall(
+    r"^\| .* \| `(\w+)` \| \[(.*)\]\(expect/errors/(\w+)\.expect\) \|$", (TESTS.parent / "README.md").read_text(), re.M
+)
+
+
+def test_the_table_of_what_is_refused_is_read():
+    assert len(README_ROWS) > 20
+
+
+@pytest.mark.parametrize(("error", "message", "name"), README_ROWS, ids=[name for *_, name in README_ROWS])
+def test_the_messages_in_the_readme_are_real(error, message, name):
+    _, raised = (TESTS.parent / f"expect/errors/{name}.expect").read_text().split("--- raises ---")
+    assert raised.strip().startswith(f"{error}: ")
+    assert message in raised
 
 
 # --- the harness itself ----------------------------------------------------------------------------------------------
