@@ -14,7 +14,7 @@ import torch.fx as fx
 from tabulate import tabulate
 
 from aotgrad.ir import GraphHalf
-from aotgrad.pipeline import Executable
+from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache import CachedPlan, PlanCache
 from aotgrad.printing import graph_text
 from aotgrad.runtime.variants import VariantKey
@@ -83,7 +83,10 @@ def plan_state(plan: CachedPlan) -> PlanState:
     )
 
 
-def halves(executable: Executable) -> Iterator[tuple[str, GraphHalf]]:
+def halves(executable: Executable | SmallGraph) -> Iterator[tuple[str, GraphHalf]]:
+    """The graphs of a plan; none if the original function runs in its place."""
+    if isinstance(executable, SmallGraph):
+        return
     yield "joint", GraphHalf(executable.joint.module, executable.joint.signature)
     yield "forward", executable.partition.forward
     if executable.backward is not None:

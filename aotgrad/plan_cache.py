@@ -159,6 +159,7 @@ class PlanCache:
                 return None
             plan = self.compile(key, function, arguments, static_count)
             if structure_key(arguments.constants, arguments.spec, (state.reread(), passes.generation())) != key:
+                reject_second_run(plan)
                 key = (object(),)  # the function changes what the plan depends on: each call has to change it again
             self.entries[key] = [plan, *self.entries.get(key, ())]
             return plan
@@ -226,6 +227,19 @@ class PlanCache:
                 f"run eagerly. What keeps changing: {self.reason(key, tensors)}",
                 stacklevel=2,
             )
+
+
+def reject_second_run(plan: CachedPlan) -> None:
+    """Raise if the function, which changed an attribute or object while it was traced, would run once more.
+
+    Raises:
+        CaptureError
+    """
+    if isinstance(plan.executable, SmallGraph):
+        raise CaptureError(
+            "the function changes an attribute of a module or an object that it was given, and its graph is too small to be "
+            "compiled, so it would do so twice; set the option min_graph_ops to 0"
+        )
 
 
 def reject_own_rules(tensors: Sequence[torch.Tensor]) -> None:

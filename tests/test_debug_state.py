@@ -84,6 +84,26 @@ def test_modules_have_it_too():
     assert (state.name, len(state.plans)) == ("Linear", 1)
 
 
+def test_a_graph_that_is_too_small_to_compile():
+    compiled = aotgrad.aot_function(torch.sin, aotgrad.nop, options={"min_graph_ops": 5})
+    assert torch.equal(compiled(torch.ones(1)), torch.ones(1).sin())
+    (plan,) = compiled.debug_state().plans
+    assert plan.graphs == {}
+    assert "the original function runs eagerly" in str(plan)
+
+
+def test_a_small_graph_does_nothing_twice():
+    def count(x, calls):
+        calls.n += 1
+        return x * 2
+
+    calls = type("Calls", (), {})()
+    calls.n = 0
+    compiled = aotgrad.aot_function(count, aotgrad.nop, options={"min_graph_ops": 5})
+    with pytest.raises(aotgrad.errors.CaptureError, match="set the option min_graph_ops to 0"):
+        compiled(torch.ones(1), calls)
+
+
 def without_times(state):
     return dataclasses.replace(state, plans=tuple(dataclasses.replace(p, compile_ms=12.5) for p in state.plans))
 
