@@ -39,7 +39,7 @@ from aotgrad.ir import (
 from aotgrad.joint import build_joint
 from aotgrad.options import Options
 from aotgrad.partition import partition as partition_joint
-from aotgrad.runtime.emit import build, emit, make_backward
+from aotgrad.runtime.emit import build, emit, make_backwards
 from aotgrad.runtime.plan import Plan, make_plan
 from aotgrad.runtime.recomputation import HigherOrder
 
@@ -106,7 +106,7 @@ def compile_flat(
     backend: Backend,
     partition_fn: Callable,
     options: Options,
-    higher_order: Callable[[Capture, ViewAndMutationMeta, Partition], HigherOrder],
+    higher_order: Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder],
     observe: Callable[[str, Any], None],
     after_pass: passes.Hook,
 ) -> Executable | SmallGraph:
@@ -139,7 +139,7 @@ def compile_flat(
         observe("small graph", small)
         return small
     tidy = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
-    joint = tidy.run(build_joint(capture, meta), after_pass)
+    joint = tidy.run(build_joint(capture, meta, options.grad_segments), after_pass)
     if options.keep_input_mutations and not joint.differentiable:
         joint = passes.keep_input_mutations(joint, meta)
     joint = backend.prepare_joint(joint)
@@ -151,10 +151,10 @@ def compile_flat(
     compiled = backend.compile(partition, joint.static_inputs)
     compiled = with_backward_passes(compiled, passes.pipeline("backward", (), options.backward_passes), after_pass)
     observe("compiled", compiled)
-    plan = make_plan(capture, meta, partition, joint.backward_error)
+    plan = make_plan(capture, meta, partition, joint)
     source = emit(plan)
-    backward = make_backward(plan, partition, compiled, higher_order(capture, meta, partition))
-    call = build(plan, source, compiled, backward)
+    backwards = make_backwards(plan, compiled, joint.segments, higher_order(capture, meta, joint))
+    call = build(plan, source, compiled, backwards)
     executable = Executable(capture, meta, joint, partition, compiled, plan, source, call)
     observe("executable", executable)
     return executable

@@ -108,6 +108,17 @@ def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
+    """Where the gradient of a tensor that requires grad arrives: an autograd node and the position of its input."""
+    edge = torch.autograd.graph.get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def has_hooks(value: Any) -> bool:
+    """Whether a tensor has gradient hooks."""
+    return bool(getattr(value, "_backward_hooks", None))
+
+
 def edges_of_running_node() -> tuple[Any, ...]:
     """The autograd nodes that the node whose backward is running passes gradients to; `None` where none is needed."""
     return tuple(function for function, _ in torch._C._current_autograd_node().next_functions)

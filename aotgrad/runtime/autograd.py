@@ -6,15 +6,17 @@ asks the engine which gradients are wanted, sees which tangents are defined, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.runtime.recomputation import HigherOrder, Recomputation
+from aotgrad.ir import GraphHalf
+from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.runtime.variants import VariantCache, VariantKey
+from aotgrad.slots import Tangent
 
 SENTINEL = torch.zeros((), requires_grad=True)
 SENTINEL_NODE = torch.autograd.graph.get_gradient_edge(SENTINEL).node
@@ -28,18 +30,35 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward of a plan: its variants at first order, and how higher orders are computed."""
+    """What the autograd node of a segment runs: variants of its graph, and for higher orders another function.
+
+    `gradient_positions` are where the graph returns the gradients of the node's inputs, `formats` the dtype and device of
+    each tangent.
+    """
 
     variants: VariantCache
-    higher_order: HigherOrder
+    higher_order: Callable[[Recomputation, Gradients, Sequence[bool]], Gradients]
     gradient_positions: tuple[int, ...]
     full: VariantKey
     formats: tuple[tuple[torch.dtype, torch.device], ...]
+
+    @classmethod
+    def of(cls, variants: VariantCache, higher_order: Callable[..., Gradients]) -> Backward:
+        outputs = variants.full.signature.outputs
+        positions = tuple(outputs.index(gradient) for gradient in variants.gradients)
+        return cls(variants, higher_order, positions, variants.full_key(), tangent_formats(variants.full))
 
     def with_zeros(self, tangents: Sequence[torch.Tensor | None], layouts: Sequence[Layout]) -> list[torch.Tensor]:
         """`tangents` with zeros for those that are undefined."""
         triples = zip(tangents, layouts, self.formats, strict=True)
         return [zeros(layout, *format) if tangent is None else tangent for tangent, layout, format in triples]
+
+
+def tangent_formats(half: GraphHalf) -> tuple[tuple[torch.dtype, torch.device], ...]:
+    """Dtype and device of each tangent."""
+    slots = zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True)
+    values = [node.meta["val"] for slot, node in slots if isinstance(slot, Tangent)]
+    return tuple((value.dtype, value.device) for value in values)
 
 
 @dataclass(slots=True)
@@ -119,6 +138,11 @@ def unpack_and_release(ctx: Any) -> tuple[torch.Tensor, ...]:
     if not torch_compat.graph_is_retained():
         ctx.recomputation = None
     return saved
+
+
+def stand_in(size: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """A tensor of one element's memory whose gradient has the given type."""
+    return torch.empty_strided(size, (0,) * len(size), dtype=dtype, device=device)
 
 
 def zeros(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

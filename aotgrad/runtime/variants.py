@@ -18,7 +18,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
-from aotgrad.slots import Gradient, GraphSignature, Primal
+from aotgrad.slots import Gradient, GraphSignature
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Variant:
 
 @dataclass
 class VariantCache:
-    """The variants of one backward graph. `gradient_inputs` are the primals whose gradients its node returns."""
+    """The variants of one backward graph. `gradients` are those that its node returns, in order."""
 
     full: GraphHalf
     compile: Callable[[GraphHalf], BoxedCallable]
-    gradient_inputs: tuple[int, ...]
+    gradients: tuple[Gradient, ...]
     variants: dict[VariantKey, Variant] = field(default_factory=dict)
 
     def get(self, key: VariantKey) -> Variant:
@@ -69,7 +69,7 @@ class VariantCache:
         return variant
 
     def full_key(self) -> VariantKey:
-        return VariantKey((True,) * len(self.full.signature.tangents), (True,) * len(self.gradient_inputs))
+        return VariantKey((True,) * len(self.full.signature.tangents), (True,) * len(self.gradients))
 
     def make(self, key: VariantKey) -> Variant:
         """Compile the variant of `key`.
@@ -80,7 +80,7 @@ class VariantCache:
             return self.compiled(self.full)
         try:
             guards = guards_of(self.full)
-            variant = self.compiled(specialize(self.full, key, self.gradient_inputs))
+            variant = self.compiled(specialize(self.full, key, self.gradients))
             return variant if guards_of(self.full) == guards else self.on_zeros(key)
         except CannotMaterialize:
             return self.on_zeros(key)
@@ -108,13 +108,13 @@ def guards_of(half: GraphHalf) -> int:
     return max((torch_compat.guard_count(value) for value in values if isinstance(value, torch.Tensor)), default=0)
 
 
-def specialize(full: GraphHalf, key: VariantKey, gradient_inputs: Sequence[int]) -> GraphHalf:
+def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) -> GraphHalf:
     """`full` without undefined tangents, unwanted gradients, and everything that only they needed.
 
     Raises:
         CannotMaterialize: zeros of symbolic size would be needed.
     """
-    wanted = {Gradient(Primal(p)) for p, is_wanted in zip(gradient_inputs, key.gradients, strict=True) if is_wanted}
+    wanted = {gradient for gradient, is_wanted in zip(gradients, key.gradients, strict=True) if is_wanted}
     graph, placeholders = copy_graph(full)
     tangents = dict(zip(full.signature.tangents, key.tangents, strict=True))
     undefined = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]

@@ -11,7 +11,7 @@ from aotgrad import torch_compat
 from aotgrad.ir import Compiled, JointGraph, Partition, ViewAndMutationMeta
 from aotgrad.printing import type_text
 from aotgrad.runtime.steps import Attach, AttachError, Forward, MakeBase, ReturnValue
-from aotgrad.slots import Gradient, of_kind
+from aotgrad.slots import Gradient, Primal, of_kind
 from aotgrad.verify.common import Problems, placeholder_values, results_of, same_slots, slot_list, value_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def check_sizes(joint: JointGraph, meta: ViewAndMutationMeta) -> Problems:
     primals = dict(zip(joint.signature.inputs, placeholder_values(joint.module), strict=True))
     for gradient, node in zip(joint.signature.outputs, results_of(joint.module), strict=True):
         value = value_of(node)
-        if not isinstance(gradient, Gradient) or value is None:
+        if not isinstance(gradient, Gradient) or not isinstance(gradient.of, Primal) or value is None:
             continue
         info = meta.inputs[gradient.of.index]
         moved = None if info is None else info.geometry
@@ -97,6 +97,8 @@ def check_steps(executable: Executable) -> Problems:
         yield "a plan without a backward attaches autograd nodes"
     if partition.backward is not None and not of_kind(steps, Attach):
         yield "the plan attaches the backward to nothing"
+    elif partition.backward is not None and len(of_kind(steps, Attach)) != len(executable.joint.segments):
+        yield f"the backward has {len(executable.joint.segments)} segments, the plan {len(of_kind(steps, Attach))} nodes"
     if (executable.joint.backward_error is not None) != bool(of_kind(steps, AttachError)):
         yield "the error of the backward and the step that raises it do not come together"
 
