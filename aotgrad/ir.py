@@ -396,7 +396,8 @@ class BackwardSegment:
     """What one autograd node of the compiled function gets and returns.
 
     Every tangent of the joint graph belongs to one segment. A gradient of a result or a cut is added to the tangent that
-    a later segment gets for it.
+    a later segment gets for it. Gradients are in the order of the node's inputs: one for which the engine runs the hooks of
+    leaves as in eager.
     """
 
     tangents: tuple[Tangent, ...]

@@ -139,6 +139,27 @@ def is_wanted(node: Any) -> bool:
         return True
 
 
+def are_wanted(nodes: Sequence[Any]) -> tuple[bool, ...]:
+    """`is_wanted` for each node. Its exception is slow: after two of them, leaves are asked in another way."""
+    answers = []
+    for position, node in enumerate(nodes):
+        answers.append(is_wanted(node))
+        if answers[-1] and hasattr(node, "variable") and sum(answers) > 1:
+            rest = nodes[position + 1 :]
+            leaves = [other for other in rest if hasattr(other, "variable")]
+            wanted = dict(zip(leaves, leaves_wanted(leaves), strict=True))
+            return (*answers, *(wanted[other] if other in wanted else is_wanted(other) for other in rest))
+    return tuple(answers)
+
+
+def leaves_wanted(nodes: Sequence[Any]) -> list[bool]:
+    """`is_wanted` for the nodes of leaves: the node of a view passes a gradient on only if the engine wants it."""
+    leaves = [node.variable for node in nodes]
+    with torch.enable_grad():
+        views = [leaf.view_as(leaf).grad_fn for leaf in leaves]
+    return [view(leaf) is not None for view, leaf in zip(views, leaves, strict=True)]
+
+
 def random_state(device_types: Sequence[str]) -> Any:
     """The state of the random generators, to run the same random ops again."""
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}

@@ -13,7 +13,7 @@ graph and, summed by the engine at run time, tangents.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from aotgrad.ir import (
     TensorInput,
     ViewAndMutationMeta,
 )
-from aotgrad.joint.segments import CutBackward, Edge, Segmentation, find_segments
+from aotgrad.joint.segments import CutBackward, Edge, Segmentation, arranged, find_segments
 from aotgrad.slots import (
     Cut,
     ForwardResult,
@@ -100,15 +100,16 @@ def _append_backward(capture: Capture, outputs: Sequence[Result], grad_segments:
         return AppendedBackward({}, {}, ())
     segmentation = _segmentation(capture, outputs, grad_segments)
     tangents = {Tangent(result.slot): _add_tangent(capture.trace, k, result) for k, result in enumerate(outputs)}
-    if segmentation is None:
-        found = _gradients(capture, outputs, list(tangents.values()))
-        gradients = {Gradient(Primal(k)): gradient for k, gradient in enumerate(found)}
-        flowing = tuple(slot for slot, gradient in gradients.items() if gradient is not None)
-        segments = (BackwardSegment(tuple(tangents), flowing),)
-    else:
-        cuts, gradients = _gradients_of_segments(capture, outputs, tangents, segmentation)
-        segments = _backward_segments(outputs, [*tangents, *cuts], list(gradients), segmentation)
-        tangents = {**tangents, **cuts}
+    with arrivals(capture.primals) as arrived:
+        if segmentation is None:
+            found = _gradients(capture, outputs, list(tangents.values()))
+            gradients = {Gradient(Primal(k)): gradient for k, gradient in enumerate(found)}
+            entry = dict.fromkeys(tangents, 0)
+        else:
+            cuts, gradients = _gradients_of_segments(capture, outputs, tangents, segmentation)
+            tangents = {**tangents, **cuts}
+            entry = _segments_of_tangents(outputs, tangents, segmentation)
+    segments = _backward_segments(entry, [slot for slot, value in gradients.items() if value is not None], arrived)
     _reject_recomputed_randomness(capture, list(tangents.values()))
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
     return AppendedBackward(tangents, nodes, segments)
@@ -157,19 +158,43 @@ def _rank(gradient: Gradient) -> tuple[int, int, int, int]:
     return gradient.segment, kind, gradient.of.index, gradient.term
 
 
+def _segments_of_tangents(
+    outputs: Sequence[Result], tangents: Iterable[Tangent], segmentation: Segmentation
+) -> dict[Tangent, int]:
+    edges = {target: edge for edge, target in segmentation.targets.items()}
+    edges.update({result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs})
+    return {tangent: segmentation.segment_of[edges[tangent.of][0]] for tangent in tangents}
+
+
 def _backward_segments(
-    outputs: Sequence[Result], tangents: Sequence[Tangent], gradients: Sequence[Gradient], segmentation: Segmentation
+    entry: Mapping[Tangent, int], gradients: Sequence[Gradient], arrived: Sequence[int]
 ) -> tuple[BackwardSegment, ...]:
-    entry = {target: segmentation.segment_of.get(edge[0]) for edge, target in segmentation.targets.items()}
-    for result in outputs:
-        entry[result.slot] = segmentation.segment_of[torch_compat.gradient_edge(result.differentiable)[0]]
+    """The segments, from the one that each tangent belongs to, and the order in which gradients arrived at primals."""
+
+    def order(gradient: Gradient) -> tuple[bool, int]:
+        primal = isinstance(gradient.of, Primal)
+        return primal, arrived.index(gradient.of.index) if primal else 0
+
     return tuple(
         BackwardSegment(
-            tuple(tangent for tangent in tangents if entry[tangent.of] == segment),
-            tuple(gradient for gradient in gradients if gradient.segment == segment),
+            tuple(tangent for tangent, number in entry.items() if number == segment),
+            tuple(arranged(sorted((g for g in gradients if (g.segment or 0) == segment), key=order))),
         )
-        for segment in range(segmentation.count)
+        for segment in range(max(entry.values()) + 1)
     )
+
+
+@contextlib.contextmanager
+def arrivals(primals: Sequence[Any]) -> Iterator[list[int]]:
+    """The indices of primals in the order in which the backward inside has all of their gradients."""
+    arrived: list[int] = []
+    watched = [k for k, primal in enumerate(primals) if isinstance(primal, torch.Tensor) and primal.requires_grad]
+    handles = [primals[k].register_hook(lambda _, k=k: arrived.append(k)) for k in watched]
+    try:
+        yield arrived
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _reject_recomputed_randomness(capture: Capture, tangents: Sequence[torch.Tensor]) -> None:

@@ -172,6 +172,40 @@ def numbered(keys: Mapping[Item, Any], successors: Mapping[Item, Sequence[Item]]
     return {item: number[key] for item, key in keys.items()}
 
 
+def engine_order(count: int) -> list[int]:
+    """The order in which the engine's queue gives back `count` tasks of equal priority, by when they were put in.
+
+    It is a binary heap, as in libstdc++: the first comes out first, then ties are not broken by age.
+    """
+    heap, order = list(range(count)), []
+    while heap:
+        order.append(heap[0])
+        last = heap.pop()
+        if heap:
+            sift_in(heap, last)
+    return order
+
+
+def sift_in(heap: list[int], last: int) -> None:
+    """Fill the hole at the root of a heap of equals: it moves down, to the right, and `last` fills it there."""
+    hole = 0
+    while 2 * hole + 2 < len(heap):
+        heap[hole] = heap[2 * hole + 2]
+        hole = 2 * hole + 2
+    if 2 * hole + 1 < len(heap):
+        heap[hole] = heap[2 * hole + 1]
+        hole = 2 * hole + 1
+    heap[hole] = last
+
+
+def arranged(items: Sequence[Item]) -> list[Item]:
+    """An order to put items in, after a first one, so that the engine's queue gives them back in theirs."""
+    places: list[Any] = [None] * len(items)
+    for item, place in zip(items, engine_order(len(items) + 1)[1:], strict=True):
+        places[place - 1] = item
+    return places
+
+
 # --- Cutting ---------------------------------------------------------------------------------------------------------
 
 

@@ -78,7 +78,7 @@ class SegmentCall:
 
 
 class Segment(torch.autograd.Function):
-    """One autograd node: its outputs were computed before, its inputs are the differentiable primals."""
+    """The autograd node of one segment: its outputs were computed before, its inputs are what it has gradients for."""
 
     @staticmethod
     def forward(ctx: Any, call: SegmentCall, sentinel: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -92,16 +92,19 @@ class Segment(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         plan: Backward = ctx.plan
-        key = variant_key(plan.full, tangents)
         if torch.is_grad_enabled():
-            return (None, None, *plan.higher_order(recomputation_of(ctx), tangents, key.gradients))
-        saved = unpack_and_release(ctx) if ctx.saves else ()
-        variant = plan.variants.get(key)
-        ready = [as_traced(t, layout) for t, layout in zip(tangents, ctx.layouts, strict=True)]
-        if variant.undefined:
-            ready = plan.with_zeros(ready, ctx.layouts)
+            wanted = variant_key(plan.full, tangents).gradients
+            gradients = plan.higher_order(recomputation_of(ctx), tangents, wanted)
+            release(ctx)
+            return (None, None, *gradients)
+        variant = plan.variants.whole
+        if variant is None or not is_usual(tangents):
+            variant = plan.variants.get(variant_key(plan.full, tangents))
+        values = [*ctx.sizes, *unpack_and_release(ctx)]
+        ready = [as_traced(tangent, layout) for tangent, layout in zip(tangents, ctx.layouts, strict=True)]
+        values += plan.with_zeros(ready, ctx.layouts) if variant.undefined else ready
         with torch_compat.below_autograd(), torch_compat.disable_autocast():
-            gradients = variant([*ctx.sizes, *saved, *ready])
+            gradients = variant(values)
         return (None, None, *(gradients[position] for position in plan.gradient_positions))
 
 
@@ -132,12 +135,18 @@ def recomputation_of(ctx: Any) -> Recomputation:
 
 
 def unpack_and_release(ctx: Any) -> tuple[torch.Tensor, ...]:
-    """The saved tensors; unless the graph is retained, the node lets go of them and of its inputs."""
-    saved = ctx.saved_tensors
-    torch_compat.release_saved_tensors(ctx)
-    if not torch_compat.graph_is_retained():
-        ctx.recomputation = None
+    """The saved tensors, which the node lets go of."""
+    saved = ctx.saved_tensors if ctx.saves else ()
+    release(ctx)
     return saved
+
+
+def release(ctx: Any) -> None:
+    """Let go of what a node saved, unless the graph is retained. As in eager, what saves nothing can run again."""
+    if ctx.saves:
+        torch_compat.release_saved_tensors(ctx)
+        if not torch_compat.graph_is_retained():
+            ctx.recomputation = None
 
 
 def stand_in(size: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -149,14 +158,19 @@ def zeros(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Ten
     return torch.empty_strided(*layout, dtype=dtype, device=device).zero_()
 
 
+def is_usual(tangents: Sequence[torch.Tensor | None]) -> bool:
+    """Whether every tangent is defined and every gradient wanted."""
+    for tangent in tangents:
+        if tangent is None:
+            return False
+    return torch_compat.is_wanted(SENTINEL_NODE)
+
+
 def variant_key(full: VariantKey, tangents: Sequence[torch.Tensor | None]) -> VariantKey:
-    """The key of the running node: `full` itself in the usual case."""
+    """The key of the running node."""
     gradients = full.gradients
     if not torch_compat.is_wanted(SENTINEL_NODE):
-        edges = torch_compat.edges_of_running_node()[1:]
-        gradients = tuple(torch_compat.is_wanted(edge) for edge in edges)
-    elif not any(tangent is None for tangent in tangents):
-        return full
+        gradients = torch_compat.are_wanted(torch_compat.edges_of_running_node()[1:])
     return VariantKey(tuple(tangent is not None for tangent in tangents), gradients)
 
 

@@ -37,17 +37,21 @@ class VariantKey:
 class Variant:
     """A backward graph for one key and how to call it.
 
-    `inputs` are positions in the full graph's inputs. The results are those of the full graph; `undefined` are those that
-    are dropped after the call, in a variant that could not be specialised and runs on real zeros.
+    `inputs` are positions in the full graph's inputs, `None` if it takes all. The results are those of the full graph;
+    `undefined` are those that are dropped after the call, in a variant that could not be specialised and runs on real
+    zeros.
     """
 
     half: GraphHalf
     run: BoxedCallable
-    inputs: tuple[int, ...]
+    inputs: tuple[int, ...] | None
     undefined: frozenset[int] = frozenset()
 
-    def __call__(self, values: Sequence[Any]) -> Sequence[torch.Tensor | None]:
-        results = self.run([values[position] for position in self.inputs])
+    def __call__(self, values: list[Any]) -> Sequence[torch.Tensor | None]:
+        """Runs on the full graph's inputs. Clears the list, so that each value can be freed at its last use."""
+        if self.inputs is not None:
+            values[:] = [values[position] for position in self.inputs]
+        results = self.run(values)
         if not self.undefined:
             return results
         return [None if k in self.undefined else result for k, result in enumerate(results)]
@@ -55,17 +59,23 @@ class Variant:
 
 @dataclass
 class VariantCache:
-    """The variants of one backward graph. `gradients` are those that its node returns, in order."""
+    """The variants of one backward graph. `gradients` are those that its node returns, in order.
+
+    `whole` is the variant of the usual case, every tangent and every gradient; `None` until it is needed.
+    """
 
     full: GraphHalf
     compile: Callable[[GraphHalf], BoxedCallable]
     gradients: tuple[Gradient, ...]
     variants: dict[VariantKey, Variant] = field(default_factory=dict)
+    whole: Variant | None = None
 
     def get(self, key: VariantKey) -> Variant:
         variant = self.variants.get(key)
         if variant is None:
             variant = self.variants[key] = self.make(key)
+            if key.is_full:
+                self.whole = variant
         return variant
 
     def full_key(self) -> VariantKey:
@@ -88,7 +98,8 @@ class VariantCache:
     def compiled(self, half: GraphHalf) -> Variant:
         position_of = {slot: position for position, slot in enumerate(self.full.signature.inputs)}
         inputs = tuple(position_of[slot] for slot in half.signature.inputs)
-        return Variant(half, self.compile(half), inputs)
+        takes_all = half.signature.inputs == self.full.signature.inputs
+        return Variant(half, self.compile(half), None if takes_all else inputs)
 
     def on_zeros(self, key: VariantKey) -> Variant:
         """The full graph, called with real zeros for undefined tangents."""
