@@ -116,9 +116,15 @@ def _append_backward(capture: Capture, outputs: Sequence[Result], grad_segments:
 
 
 def _segmentation(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> Segmentation | None:
-    """`None` if the backward is one segment: there is one result, or hooks of an input want its whole gradient."""
+    """`None` if the backward is one segment.
+
+    That is so if there is one result, and must be so if hooks of an input want its whole gradient, or inputs that require
+    grad are views of one memory.
+    """
     is_one = len(outputs) == 1 and grad_segments == 1
-    if is_one or any(torch_compat.has_hooks(value) for value in (*capture.primals, *capture.arguments)):
+    shares_memory = any(isinstance(spec, MemberInput) and spec.requires_grad for spec in capture.inputs)
+    has_hooks = any(torch_compat.has_hooks(value) for value in (*capture.primals, *capture.arguments))
+    if is_one or shares_memory or has_hooks:
         return None
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
     return find_segments(results, _input_edges(capture, outputs), grad_segments)
@@ -126,7 +132,8 @@ def _segmentation(capture: Capture, outputs: Sequence[Result], grad_segments: in
 
 def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Primal]:
     """Where the gradient of each primal arrives: at the leaf, or where the history of the argument starts."""
-    histories = {before.grad_fn: k for k, before in enumerate(capture.before) if before is not None and before.grad_fn}
+    entered = enumerate(capture.before[: len(capture.primals)])
+    histories = {before.grad_fn: k for k, before in entered if before is not None and before.grad_fn}
     leaves = {id(primal): k for k, primal in enumerate(capture.primals)}
     edges = {(node, 0): Primal(k) for node, k in histories.items()}
     for node in autograd_nodes(result.differentiable for result in outputs):

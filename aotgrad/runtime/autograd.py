@@ -102,7 +102,7 @@ class Segment(torch.autograd.Function):
             variant = plan.variants.get(variant_key(plan.full, tangents))
         values = [*ctx.sizes, *unpack_and_release(ctx)]
         ready = [as_traced(tangent, layout) for tangent, layout in zip(tangents, ctx.layouts, strict=True)]
-        values += plan.with_zeros(ready, ctx.layouts) if variant.undefined else ready
+        values += plan.with_zeros(ready, ctx.layouts) if variant.undefined is not None else ready
         with torch_compat.below_autograd(), torch_compat.disable_autocast():
             gradients = variant(values)
         return (None, None, *(gradients[position] for position in plan.gradient_positions))

@@ -39,13 +39,13 @@ class Variant:
 
     `inputs` are positions in the full graph's inputs, `None` if it takes all. The results are those of the full graph;
     `undefined` are those that are dropped after the call, in a variant that could not be specialised and runs on real
-    zeros.
+    zeros; `None` in others.
     """
 
     half: GraphHalf
     run: BoxedCallable
     inputs: tuple[int, ...] | None
-    undefined: frozenset[int] = frozenset()
+    undefined: frozenset[int] | None = None
 
     def __call__(self, values: list[Any]) -> Sequence[torch.Tensor | None]:
         """Runs on the full graph's inputs. Clears the list, so that each value can be freed at its last use."""

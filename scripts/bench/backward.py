@@ -245,7 +245,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def peak_of_fused_step(model: nn.Module, x: Tensor) -> int:
-    """Peak memory of a step in which each parameter is updated, and its gradient let go, as soon as the gradient is there."""
+    """Peak memory of a step in which each parameter is updated, and its gradient let go, when the gradient is there."""
 
     def update(parameter: Tensor) -> None:
         with torch.no_grad():
