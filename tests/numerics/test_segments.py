@@ -213,6 +213,21 @@ def test_symbolic_sizes(program):
     assert len(plan.executable.joint.segments) > 1
 
 
+@pytest.mark.xfail(strict=True, reason="a custom function gets zeros for an undefined gradient beside a defined one")
+def test_a_custom_function_gets_zeros_where_native_ones_get_nothing():
+    def gradients(function: Callable) -> list[Tensor | None]:
+        x, y, _ = inputs()
+        function(x, y)[1].sum().backward()
+        return [x.grad, y.grad]
+
+    class Separate(TwoOutputs):
+        @staticmethod
+        def backward(ctx, product, total):
+            return product * 2, total * 3
+
+    assert_same(gradients(aotgrad.aot_function(Separate.apply, compile_eager)), gradients(Separate.apply))
+
+
 # --- freed memory ----------------------------------------------------------------------------------------------------
 
 
