@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aotgrad import torch_compat
-from aotgrad.ir import Compiled, JointGraph, Partition, ViewAndMutationMeta
+from aotgrad.ir import BackwardSegment, Compiled, GraphHalf, JointGraph, Partition, ViewAndMutationMeta
 from aotgrad.printing import type_text
 from aotgrad.runtime.steps import Attach, AttachError, Forward, MakeBase, ReturnValue
 from aotgrad.slots import Gradient, Primal, of_kind
@@ -32,6 +32,7 @@ def check_executable(executable: Executable) -> Problems:
     yield from check_halves_against_joint(executable.joint, executable.partition)
     yield from check_sizes(executable.joint, executable.meta)
     yield from check_arity(executable.partition, executable.compiled)
+    yield from check_segments(executable.joint.segments, executable.plan.segments)
     yield from check_steps(executable)
     yield from check_source(executable.source, executable.call.__globals__)
     for name, value in executable.call.__globals__.items():
@@ -50,6 +51,19 @@ def check_halves_against_joint(joint: JointGraph, partition: Partition) -> Probl
         backward = partition.backward.signature
         yield from same_slots("the backward's tangents", backward.tangents, "the joint's", joint.signature.tangents)
         yield from same_slots("the backward's outputs", backward.outputs, "the gradients", joint.signature.gradients)
+
+
+def check_segments(segments: Sequence[BackwardSegment], halves: Sequence[GraphHalf]) -> Problems:
+    """Each autograd node has a graph, which gets the tangents of its segment and computes its gradients."""
+    if len(segments) != len(halves):
+        yield f"the backward has {len(segments)} segments and {len(halves)} graphs"
+        return
+    for number, (segment, half) in enumerate(zip(segments, halves, strict=True)):
+        name = f"segment {number}"
+        yield from same_slots(f"the tangents of the graph of {name}", half.signature.tangents, "its own", segment.tangents)
+        for gradient in segment.gradients:
+            if gradient not in half.signature.outputs:
+                yield f"the graph of {name} does not compute the {gradient}"
 
 
 def check_sizes(joint: JointGraph, meta: ViewAndMutationMeta) -> Problems:

@@ -93,7 +93,7 @@ def one_head_used(function: Function, inputs: Sequence[Tensor]) -> Backward:
 
 
 def measure_heads() -> Table:
-    inputs = [torch.randn(256, 256, requires_grad=True) for _ in range(17)]
+    inputs = [torch.randn(512, 512, requires_grad=True) for _ in range(17)]
     forwards = {name: partial(one_head_used, function, inputs) for name, function in candidates(heads).items()}
     return against_eager("8 heads of two matrix products, one used", forwards)
 

@@ -228,6 +228,33 @@ def test_a_custom_function_gets_zeros_where_native_ones_get_nothing():
     assert_same(gradients(aotgrad.aot_function(Separate.apply, compile_eager)), gradients(Separate.apply))
 
 
+class CountProducts(torch.utils._python_dispatch.TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return func(*args, **(kwargs or {}))
+
+
+def products_in_backward(function: Callable, root: int, wanted: Sequence[int]) -> int:
+    arguments = inputs()
+    outputs = function(*arguments)
+    pool = [*outputs, *arguments]
+    with CountProducts() as products:
+        torch.autograd.grad(outputs[root].sum(), [pool[k] for k in wanted], allow_unused=True)
+    return products.count
+
+
+@pytest.mark.parametrize("program", [chained, checkpointed, heads], ids=lambda program: program.__name__)
+def test_no_more_matrix_products_than_in_eager(program):
+    under_test = aotgrad.aot_function(program, compile_eager)
+    count = len(program(*inputs()))
+    for root, first, second in itertools.product(range(count), range(count + 3), range(count + 3)):
+        wanted = sorted({first, second})
+        found = products_in_backward(under_test, root, wanted)
+        assert found <= products_in_backward(program, root, wanted)
+
+
 # --- freed memory ----------------------------------------------------------------------------------------------------
 
 
@@ -375,14 +402,6 @@ def order_of_gradients(model: nn.Module, x: Tensor, **options: Any) -> tuple[lis
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     return seen, counts, gradients
-
-
-class CountProducts(torch.utils._python_dispatch.TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-        return func(*args, **(kwargs or {}))
 
 
 def test_streamed_gradients_come_while_the_backward_goes_on():
