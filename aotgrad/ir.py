@@ -397,11 +397,12 @@ class BackwardSegment:
 
     Every tangent of the joint graph belongs to one segment. A gradient of a result or a cut is added to the tangent that
     a later segment gets for it. Gradients are in the order of the node's inputs: one for which the engine runs the hooks of
-    leaves as in eager.
+    leaves as in eager. `materialize`: an undefined tangent beside a defined one is zeros, as for a custom function.
     """
 
     tangents: tuple[Tangent, ...]
     gradients: tuple[Gradient, ...]
+    materialize: bool = False
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def _append_backward(capture: Capture, outputs: Sequence[Result], grad_segments:
     segmentation = _segmentation(capture, outputs, grad_segments)
     tangents = {Tangent(result.slot): _add_tangent(capture.trace, k, result) for k, result in enumerate(outputs)}
     with arrivals(capture.primals) as arrived:
-        if segmentation is None:
+        if segmentation is None or segmentation.count == 1:
             found = _gradients(capture, outputs, list(tangents.values()))
             gradients = {Gradient(Primal(k)): gradient for k, gradient in enumerate(found)}
             entry = dict.fromkeys(tangents, 0)
@@ -109,14 +109,15 @@ def _append_backward(capture: Capture, outputs: Sequence[Result], grad_segments:
             cuts, gradients = _gradients_of_segments(capture, outputs, tangents, segmentation)
             tangents = {**tangents, **cuts}
             entry = _segments_of_tangents(outputs, tangents, segmentation)
-    segments = _backward_segments(entry, [slot for slot, value in gradients.items() if value is not None], arrived)
+    flowing = [slot for slot, value in gradients.items() if value is not None]
+    segments = _backward_segments(entry, flowing, arrived, segmentation.materialized if segmentation else frozenset())
     _reject_recomputed_randomness(capture, list(tangents.values()))
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
     return AppendedBackward(tangents, nodes, segments)
 
 
 def _segmentation(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> Segmentation | None:
-    """`None` if the backward is one segment.
+    """`None` if it is known at once that the backward is one segment.
 
     That is so if there is one result, and must be so if hooks of an input want its whole gradient, or inputs that require
     grad are views of one memory.
@@ -174,7 +175,7 @@ def _segments_of_tangents(
 
 
 def _backward_segments(
-    entry: Mapping[Tangent, int], gradients: Sequence[Gradient], arrived: Sequence[int]
+    entry: Mapping[Tangent, int], gradients: Sequence[Gradient], arrived: Sequence[int], materialized: frozenset[int]
 ) -> tuple[BackwardSegment, ...]:
     """The segments, from the one that each tangent belongs to, and the order in which gradients arrived at primals."""
 
@@ -186,6 +187,7 @@ def _backward_segments(
         BackwardSegment(
             tuple(tangent for tangent, number in entry.items() if number == segment),
             tuple(arranged(sorted((g for g in gradients if (g.segment or 0) == segment), key=order))),
+            segment in materialized,
         )
         for segment in range(max(entry.values()) + 1)
     )

@@ -40,12 +40,14 @@ AUTO_SEGMENTS, AUTO_NODES = 8, 64
 class Segmentation:
     """The segment of each autograd node, numbered so that gradients flow to higher numbers, and what edges mean.
 
-    `targets` are the edges that a gradient may leave a segment through.
+    `targets` are the edges that a gradient may leave a segment through. `materialized` are segments of a single node that
+    gets zeros for an undefined gradient beside a defined one.
     """
 
     segment_of: Mapping[Any, int]
     targets: Mapping[Edge, GradientTarget]
     count: int
+    materialized: frozenset[int]
 
     def leaves(self, node: Any, edge: Edge) -> bool:
         """Whether a gradient that `node` passes to `edge` leaves its segment."""
@@ -55,7 +57,7 @@ class Segmentation:
 def find_segments(
     results: Mapping[ForwardResult, Edge], inputs: Mapping[Edge, Primal], chunks: int | str
 ) -> Segmentation | None:
-    """The segments of the graph between results and inputs, or `None` if it is a single one.
+    """The segments of the graph between results and inputs, or `None` if a result is an input: nothing can be cut there.
 
     Args:
         results: where the gradient of each result enters.
@@ -69,11 +71,27 @@ def find_segments(
     order = topological_order(successors, successors.__getitem__, lambda node: -torch_compat.node_sequence_nr(node))
     reached = dependence(order, successors, [node for node, _ in roots])
     chunk = chunks_of_equal_length(order, resolved(chunks, len(order)))
-    segment_of = numbered({node: (reached[node], chunk[node]) for node in order}, successors)
+    alone = nodes_that_get_zeros(order, reached, roots)
+    level = levels(order, successors, alone)
+    keys = {node: (reached[node], chunk[node], level[node], node if node in alone else None) for node in order}
+    segment_of = numbered(keys, successors)
     count = len(set(segment_of.values()))
-    if count == 1:
-        return None
-    return Segmentation(segment_of, targets_of(order, segment_of, results, inputs), count)
+    targets = targets_of(order, segment_of, results, inputs)
+    return Segmentation(segment_of, targets, count, frozenset(segment_of[node] for node in alone))
+
+
+def nodes_that_get_zeros(order: Sequence[Any], reached: Mapping[Any, int], roots: Sequence[Edge]) -> set[Any]:
+    """The nodes of custom functions of whose outputs a backward may use some and not others: their backward gets zeros."""
+    arriving: dict[Any, dict[int, int]] = {}
+    for k, (node, position) in enumerate(roots):
+        masks = arriving.setdefault(node, {})
+        masks[position] = masks.get(position, 0) | 1 << k
+    for node in order:
+        for successor, position in edges_of(node):
+            masks = arriving.setdefault(successor, {})
+            masks[position] = masks.get(position, 0) | reached[node]
+    custom = (node for node in order if isinstance(node, torch.autograd.function.BackwardCFunction))
+    return {node for node in custom if len(set(arriving[node].values())) > 1}
 
 
 def resolved(chunks: int | str, nodes: int) -> int:
@@ -153,6 +171,16 @@ def dependence(order: Sequence[Item], successors: Mapping[Item, Sequence[Item]],
         for successor in successors[item]:
             masks[successor] |= masks[item]
     return masks
+
+
+def levels(order: Sequence[Item], successors: Mapping[Item, Sequence[Item]], alone: set[Item]) -> dict[Item, int]:
+    """How many steps into and out of an item of `alone` lead to each item, at most. `order` is topological."""
+    level = dict.fromkeys(order, 0)
+    for item in order:
+        for successor in successors[item]:
+            step = (item in alone) + (successor in alone)
+            level[successor] = max(level[successor], level[item] + step)
+    return level
 
 
 def chunks_of_equal_length(order: Sequence[Item], count: int) -> dict[Item, int]:

@@ -33,7 +33,7 @@ class Backward:
     """What the autograd node of a segment runs: variants of its graph, and for higher orders another function.
 
     `gradient_positions` are where the graph returns the gradients of the node's inputs, `formats` the dtype and device of
-    each tangent.
+    each tangent. `materialize`: the node gets zeros for undefined tangents.
     """
 
     variants: VariantCache
@@ -41,12 +41,14 @@ class Backward:
     gradient_positions: tuple[int, ...]
     full: VariantKey
     formats: tuple[tuple[torch.dtype, torch.device], ...]
+    materialize: bool
 
     @classmethod
-    def of(cls, variants: VariantCache, higher_order: Callable[..., Gradients]) -> Backward:
+    def of(cls, variants: VariantCache, higher_order: Callable[..., Gradients], materialize: bool) -> Backward:
         outputs = variants.full.signature.outputs
         positions = tuple(outputs.index(gradient) for gradient in variants.gradients)
-        return cls(variants, higher_order, positions, variants.full_key(), tangent_formats(variants.full))
+        formats = tangent_formats(variants.full)
+        return cls(variants, higher_order, positions, variants.full_key(), formats, materialize)
 
     def with_zeros(self, tangents: Sequence[torch.Tensor | None], layouts: Sequence[Layout]) -> list[torch.Tensor]:
         """`tangents` with zeros for those that are undefined."""
@@ -82,7 +84,7 @@ class Segment(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: SegmentCall, sentinel: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(call.backward.materialize)
         if call.saved:
             ctx.save_for_backward(*call.saved)
         ctx.plan, ctx.sizes, ctx.layouts, ctx.saves = call.backward, call.sizes, call.layouts, bool(call.saved)

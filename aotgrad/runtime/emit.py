@@ -94,7 +94,7 @@ def make_backwards(
         variants = VariantCache(half, compiled.compile_backward, segment.gradients)
         if symbolic:
             variants.get(variants.full_key())  # now, while guards that this adds are still read
-        backwards.append(Backward.of(variants, functools.partial(higher_order, number)))
+        backwards.append(Backward.of(variants, functools.partial(higher_order, number), segment.materialize))
     return backwards
 
 

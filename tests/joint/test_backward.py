@@ -71,6 +71,30 @@ def test_terms_that_are_not_the_first_of_a_sum_are_passed_on_one_by_one():
     assert signature.gradients == (Gradient(Primal(0), 0), Gradient(Primal(0), 1), Gradient(Primal(0), 1, term=1))
 
 
+def test_a_custom_function_that_may_get_zeros_is_a_segment_by_itself():
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2, x * 3
+
+        @staticmethod
+        def backward(ctx, one, other):
+            return one * 2 + other * 3
+
+    def function(x):
+        one, other = Both.apply(x.sin())
+        return one.exp(), other.exp()
+
+    segments = executable_of(function, "f32[2] requires_grad").joint.segments
+    assert [(len(segment.tangents), segment.materialize) for segment in segments] == [
+        (1, False),
+        (1, False),
+        (2, True),
+        (1, False),
+    ]
+    assert not any(s.materialize for s in executable_of(lambda x: sum(Both.apply(x)), "f32[2] requires_grad").joint.segments)
+
+
 def test_hooks_of_an_input_keep_the_backward_in_one_segment():
     def function(x):
         x.register_hook(lambda gradient: gradient * 10)

@@ -10,6 +10,7 @@ from aotgrad.joint.segments import (
     chunks_of_equal_length,
     dependence,
     engine_order,
+    levels,
     numbered,
     resolved,
     topological_order,
@@ -42,6 +43,12 @@ def test_a_segment_comes_after_all_that_pass_gradients_to_it_though_a_node_of_it
     following = {"a": ["t1"], "b": ["t2"], "t1": ["t2"], "t2": []}
     number = numbered({"a": "a", "t1": "t", "b": "b", "t2": "t"}, following)
     assert number["a"] < number["t1"] and number["b"] < number["t2"]
+
+
+def test_an_item_that_stands_alone_is_between_two_levels():
+    following = {"a": ["f", "d"], "f": ["c"], "d": ["c"], "c": []}
+    assert levels(["a", "f", "d", "c"], following, {"f"}) == {"a": 0, "f": 1, "d": 0, "c": 2}
+    assert set(levels(["a", "f", "d", "c"], following, set()).values()) == {0}
 
 
 def test_chunks_have_about_the_same_length():
