@@ -89,13 +89,14 @@ def halves(executable: Executable | SmallGraph) -> Iterator[tuple[str, GraphHalf
         return
     yield "joint", GraphHalf(executable.joint.module, executable.joint.signature)
     yield "forward", executable.partition.forward
-    if executable.backward is not None:
-        for key, variant in list(executable.backward.variants.variants.items()):
-            yield variant_name(key), variant.half
+    for number, backward in enumerate(executable.backwards):
+        name = "backward" if len(executable.backwards) == 1 else f"backward {number}"
+        for key, variant in list(backward.variants.variants.items()):
+            yield variant_name(name, key), variant.half
 
 
-def variant_name(key: VariantKey) -> str:
-    """`backward`, with the tangents that are undefined and the gradients that are not wanted."""
+def variant_name(name: str, key: VariantKey) -> str:
+    """The name of a backward, with the tangents that are undefined and the gradients that are not wanted."""
     undefined = [f"tangent {k}" for k, is_defined in enumerate(key.tangents) if not is_defined]
     unwanted = [f"gradient {k}" for k, is_wanted in enumerate(key.gradients) if not is_wanted]
-    return " without ".join(["backward", *([", ".join([*undefined, *unwanted])] if undefined or unwanted else [])])
+    return " without ".join([name, *([", ".join([*undefined, *unwanted])] if undefined or unwanted else [])])

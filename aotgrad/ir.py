@@ -17,7 +17,7 @@ from typing import Any, Protocol, Union
 import torch
 import torch.fx as fx
 
-from aotgrad.slots import ForwardResult, GraphSignature, Saved, SavedSymInt
+from aotgrad.slots import ForwardResult, Gradient, GraphSignature, Saved, SavedSymInt, Tangent
 
 
 @dataclass(frozen=True)
@@ -392,13 +392,27 @@ class BackwardError:
 
 
 @dataclass(frozen=True)
+class BackwardSegment:
+    """What one autograd node of the compiled function gets and returns.
+
+    Every tangent of the joint graph belongs to one segment. A gradient of a result or a cut is added to the tangent that
+    a later segment gets for it. Gradients are in the order of the node's inputs: one for which the engine runs the hooks of
+    leaves as in eager. `materialize`: an undefined tangent beside a defined one is zeros, as for a custom function.
+    """
+
+    tangents: tuple[Tangent, ...]
+    gradients: tuple[Gradient, ...]
+    materialize: bool = False
+
+
+@dataclass(frozen=True)
 class JointGraph:
     """One functional FX graph, `signature` says what its placeholders and outputs are.
 
     With `signature.tangents == ()` there is no backward: an inference graph. `static_inputs` are the primals whose
     memory outlives the call at one address (parameters, buffers); `mutated_inputs` those whose data the epilogue
-    overwrites, so their old value may not be read after the forward. With a `backward_error` the graph is the forward
-    alone, and a backward through it raises.
+    overwrites, so their old value may not be read after the forward. `segments` are the parts of the backward, in the
+    order in which they run. With a `backward_error` the graph is the forward alone, and a backward through it raises.
     """
 
     module: fx.GraphModule
@@ -406,6 +420,7 @@ class JointGraph:
     static_inputs: frozenset[int]
     mutated_inputs: frozenset[int]
     backward_error: BackwardError | None = None
+    segments: tuple[BackwardSegment, ...] = ()
 
     @property
     def differentiable(self) -> bool:

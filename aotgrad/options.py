@@ -26,6 +26,8 @@ class Options:
         dynamic: `True`: sizes of tensor arguments are symbolic, so one plan serves many shapes; `None`: those that
             change between calls; `False`: none. For `aot_function` and `aot_module`; Dynamo decides for itself.
         enabled: `False` runs the original function eagerly, to see whether aotgrad is at fault (`AOTGRAD_DISABLE=1`).
+        grad_segments: 1 to 64: into how many segments, one after the other, a backward is cut, so that gradients, their
+            hooks and optimizers in hooks come while it goes on; `"auto"`: 8 for long ones.
         partitioner: `"min_cut"` or `"save_all"`: what the forward saves for the backward.
         plan_limit: how many plans one function may have; further calls run eagerly.
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
@@ -39,6 +41,7 @@ class Options:
     verify: bool = False
     dynamic: bool | None = False
     enabled: bool = True
+    grad_segments: int | str = 1
     partitioner: str = "min_cut"
     mode: str = "default"
     keep_input_mutations: bool = False
@@ -80,6 +83,7 @@ class Options:
 LEGAL_VALUES: dict[str, Sequence[Any]] = {
     "dynamic": (True, False, None),
     "enabled": (True, False),
+    "grad_segments": (*range(1, 65), "auto"),
     "keep_input_mutations": (True, False),
     "min_graph_ops": range(1025),
     "mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
@@ -100,10 +104,14 @@ def _check(name: str, value: Any) -> None:
         return
     legal = LEGAL_VALUES[name]
     if not any(type(value) is type(choice) and value == choice for choice in legal):
-        choices = f"{legal[0]} to {legal[-1]}" if isinstance(legal, range) else ", ".join(map(repr, legal))
-        raise OptionError(
-            f"option {name!r} is {value!r}; legal values are {choices}" + (", None" if name in OPTIONAL else "")
-        )
+        raise OptionError(f"option {name!r} is {value!r}; legal values are {listed(legal, name in OPTIONAL)}")
+
+
+def listed(legal: Sequence[Any], or_none: bool) -> str:
+    """The legal values as text; a range of numbers by its ends."""
+    numbers = [choice for choice in legal if type(choice) is int]
+    others = [repr(choice) for choice in legal if type(choice) is not int] + ["None"] * or_none
+    return ", ".join([f"{numbers[0]} to {numbers[-1]}", *others] if numbers else others)
 
 
 def _check_passes(name: str, value: Any) -> None:

@@ -40,7 +40,7 @@ from aotgrad.joint import build_joint
 from aotgrad.options import Options
 from aotgrad.partition import partition as partition_joint
 from aotgrad.runtime.autograd import Backward
-from aotgrad.runtime.emit import build, emit, make_backward
+from aotgrad.runtime.emit import build, emit, make_backwards
 from aotgrad.runtime.plan import Plan, make_plan
 from aotgrad.runtime.recomputation import HigherOrder
 
@@ -76,7 +76,7 @@ class Executable(Traced):
     compiled: Compiled
     plan: Plan
     source: str
-    backward: Backward | None
+    backwards: list[Backward]
     call: Callable[[list], list]
 
     def __call__(self, args: list) -> list:
@@ -108,7 +108,7 @@ def compile_flat(
     backend: Backend,
     partition_fn: Callable,
     options: Options,
-    higher_order: Callable[[Capture, ViewAndMutationMeta, Partition], HigherOrder],
+    higher_order: Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder],
     observe: Callable[[str, Any], None],
     after_pass: passes.Hook,
 ) -> Executable | SmallGraph:
@@ -141,7 +141,7 @@ def compile_flat(
         observe("small graph", small)
         return small
     tidy = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
-    joint = tidy.run(build_joint(capture, meta), after_pass)
+    joint = tidy.run(build_joint(capture, meta, options.grad_segments), after_pass)
     if options.keep_input_mutations and not joint.differentiable:
         joint = passes.keep_input_mutations(joint, meta)
     joint = backend.prepare_joint(joint)
@@ -153,11 +153,11 @@ def compile_flat(
     compiled = backend.compile(partition, joint.static_inputs)
     compiled = with_backward_passes(compiled, passes.pipeline("backward", (), options.backward_passes), after_pass)
     observe("compiled", compiled)
-    plan = make_plan(capture, meta, partition, joint.backward_error)
+    plan = make_plan(capture, meta, partition, joint)
     source = emit(plan)
-    backward = make_backward(plan, partition, compiled, higher_order(capture, meta, partition))
-    call = build(plan, source, compiled, backward)
-    executable = Executable(capture, meta, joint, partition, compiled, plan, source, backward, call)
+    backwards = make_backwards(plan, compiled, joint.segments, higher_order(capture, meta, joint))
+    call = build(plan, source, compiled, backwards)
+    executable = Executable(capture, meta, joint, partition, compiled, plan, source, backwards, call)
     observe("executable", executable)
     return executable
 

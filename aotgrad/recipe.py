@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aotgrad.backends.base import Backend
-from aotgrad.ir import Capture, InputHint, Partition, ViewAndMutationMeta
+from aotgrad.ir import Capture, InputHint, JointGraph, ViewAndMutationMeta
 from aotgrad.observe import Observer
 from aotgrad.options import Options
 from aotgrad.pipeline import Executable, SmallGraph, compile_flat
@@ -40,12 +40,10 @@ class Recipe:
         )
 
     def higher_order(
-        self, function: Callable, capture: Capture, meta: ViewAndMutationMeta, partition: Partition
+        self, function: Callable, capture: Capture, meta: ViewAndMutationMeta, joint: JointGraph
     ) -> HigherOrder:
         """The gradients of gradients of a function that was just captured; compiled when first asked for."""
-        backward = partition.backward
-        results = tuple(tangent.of for tangent in backward.signature.tangents) if backward else ()
-        captured = CapturedFunction(function, capture, meta, results)
+        captured = CapturedFunction(function, capture, meta, joint.segments, self.options.grad_segments)
         name = f"vjp of {getattr(function, '__qualname__', 'a compiled function')}"
         whole = replace(self, options=self.options.replace(min_graph_ops=0))
         return CompiledVjp(captured, PlanCache(whole, name, check=functools.partial(check_old_values, captured)))

@@ -6,6 +6,8 @@ Graph layouts are made and read in this file only, so no other code counts posit
     forward graph    primals...                          -> updated inputs, user outputs, intermediate bases, saved values
     backward graph   saved symints, saved tensors, tangents -> one gradient per primal
     joint graph      primals, tangents                   -> updated inputs, user outputs, intermediate bases, gradients
+
+A backward of several segments (`ir.BackwardSegment`) has tangents of cuts too, and gradients of results and cuts.
 """
 
 from __future__ import annotations
@@ -57,14 +59,25 @@ class IntermediateBase:
         return f"intermediate base {self.index}"
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A value inside the function at which its backward is cut into segments; nobody outside sees it."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"cut {self.index}"
+
+
 ForwardResult = Union[UpdatedInput, UserOutput, IntermediateBase]
+GradientTarget = Union[Primal, ForwardResult, Cut]
 
 
 @dataclass(frozen=True)
 class Tangent:
-    """The incoming gradient of one forward result."""
+    """The incoming gradient of one forward result, or of a cut."""
 
-    of: ForwardResult
+    of: ForwardResult | Cut
 
     def __str__(self) -> str:
         return f"tangent of {self.of}"
@@ -92,12 +105,19 @@ class SavedSymInt:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of one primal; the graph returns `None` there if it has none."""
+    """The gradient of one primal; the graph returns `None` there if it has none.
 
-    of: Primal
+    In a backward of several segments: one term that `segment` contributes to it, or to the tangent of another segment.
+    """
+
+    of: GradientTarget
+    segment: int | None = None
+    term: int = 0
 
     def __str__(self) -> str:
-        return f"gradient of {self.of}"
+        segment = "" if self.segment is None else f" from segment {self.segment}"
+        term = f", term {self.term}" if self.term else ""
+        return f"gradient of {self.of}{segment}{term}"
 
 
 InputSlot = Union[Primal, Tangent, Saved, SavedSymInt]

@@ -121,6 +121,17 @@ def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
+    """Where the gradient of a tensor that requires grad arrives: an autograd node and the position of its input."""
+    edge = torch.autograd.graph.get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def has_hooks(value: Any) -> bool:
+    """Whether a tensor has gradient hooks."""
+    return bool(getattr(value, "_backward_hooks", None))
+
+
 def edges_of_running_node() -> tuple[Any, ...]:
     """The autograd nodes that the node whose backward is running passes gradients to; `None` where none is needed."""
     return tuple(function for function, _ in torch._C._current_autograd_node().next_functions)
@@ -139,6 +150,27 @@ def is_wanted(node: Any) -> bool:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:  # raised for a leaf whose gradient `autograd.grad` captures
         return True
+
+
+def are_wanted(nodes: Sequence[Any]) -> tuple[bool, ...]:
+    """`is_wanted` for each node. Its exception is slow: after two of them, leaves are asked in another way."""
+    answers = []
+    for position, node in enumerate(nodes):
+        answers.append(is_wanted(node))
+        if answers[-1] and hasattr(node, "variable") and sum(answers) > 1:
+            rest = nodes[position + 1 :]
+            leaves = [other for other in rest if hasattr(other, "variable")]
+            wanted = dict(zip(leaves, leaves_wanted(leaves), strict=True))
+            return (*answers, *(wanted[other] if other in wanted else is_wanted(other) for other in rest))
+    return tuple(answers)
+
+
+def leaves_wanted(nodes: Sequence[Any]) -> list[bool]:
+    """`is_wanted` for the nodes of leaves: the node of a view passes a gradient on only if the engine wants it."""
+    leaves = [node.variable for node in nodes]
+    with torch.enable_grad():
+        views = [leaf.view_as(leaf).grad_fn for leaf in leaves]
+    return [view(leaf) is not None for view, leaf in zip(views, leaves, strict=True)]
 
 
 def random_state(device_types: Sequence[str]) -> Any:

@@ -11,7 +11,7 @@ Known limits: an input whose old value is needed but was changed by the call rai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,26 +20,29 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.capture.flatten import Arguments
 from aotgrad.errors import HigherOrderError
-from aotgrad.ir import AliasOfIntermediate, Capture, MemberInput, TensorInput, ViewAndMutationMeta
+from aotgrad.ir import AliasOfIntermediate, BackwardSegment, Capture, MemberInput, TensorInput, ViewAndMutationMeta
+from aotgrad.joint.segments import CutBackward, find_segments
 from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache import PlanCache, State
 from aotgrad.runtime.recomputation import Gradients, Recomputation
-from aotgrad.slots import ForwardResult, IntermediateBase, UpdatedInput, UserOutput
+from aotgrad.slots import Cut, ForwardResult, Gradient, IntermediateBase, Primal, UpdatedInput, UserOutput
 
 
 @dataclass(frozen=True)
 class CapturedFunction:
-    """A function with what a first trace found out about it. `results` are the forward results that have tangents."""
+    """A function with what a first trace found out about it. `grad_segments` is the option that it was traced with."""
 
     call: Callable[..., Sequence[Any]]
     capture: Capture
     meta: ViewAndMutationMeta
-    results: tuple[ForwardResult, ...]
+    segments: tuple[BackwardSegment, ...]
+    grad_segments: int | str
 
     @property
-    def differentiable_inputs(self) -> list[int]:
-        specs = enumerate(self.capture.inputs)
-        return [index for index, spec in specs if isinstance(spec, TensorInput) and spec.requires_grad]
+    def results(self) -> list[ForwardResult]:
+        """The forward results that have tangents, in the order of the tangents."""
+        slots = [tangent.of for segment in self.segments for tangent in segment.tangents]
+        return sorted((slot for slot in slots if not isinstance(slot, Cut)), key=rank)
 
     def reject_lost_inputs(self) -> None:
         """Raise if an input that gradients flow to or through is another tensor by now.
@@ -69,11 +72,11 @@ class CompiledVjp:
     function: CapturedFunction
     cache: PlanCache
 
-    def __call__(self, call: Recomputation, tangents: Gradients, wanted: Sequence[bool]) -> Gradients:
+    def __call__(self, segment: int, call: Recomputation, tangents: Gradients, wanted: Sequence[bool]) -> Gradients:
         call.check_unchanged()
         self.function.reject_lost_inputs()
         defined = tuple(k for k, tangent in enumerate(tangents) if tangent is not None)
-        vjp = VectorJacobianProduct(self.function, defined, tuple(wanted))
+        vjp = VectorJacobianProduct(self.function, segment, defined, tuple(wanted))
         arguments = Arguments.of((*call.primals, *(tangents[k] for k in defined)), {})
         with torch_compat.random_state_of(call.random_state), torch_compat.disable_autocast():
             if self.cache.runs_eagerly(arguments.tensors):
@@ -99,23 +102,25 @@ def reject_old_value(index: int) -> None:
 
 @dataclass(frozen=True)
 class VectorJacobianProduct:
-    """The function that is traced: runs the original one, then differentiates it."""
+    """The function that is traced: runs the original one, then differentiates one segment of it."""
 
     function: CapturedFunction
+    segment: int
     defined: tuple[int, ...]
     wanted: tuple[bool, ...]
 
     @property
-    def key(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        return (self.defined, self.wanted)
+    def key(self) -> tuple[int, tuple[int, ...], tuple[bool, ...]]:
+        return (self.segment, self.defined, self.wanted)
 
     def __call__(self, *arguments: Any) -> list[torch.Tensor | None]:
         count = len(self.function.capture.inputs)
         primals, tangents = list(arguments[:count]), arguments[count:]
         with torch.enable_grad():
-            outputs = self.function.call(*self.protected(primals))
-            roots = [self.root(self.function.results[k], outputs) for k in self.defined]
-            return self.gradients(roots, primals, tangents)
+            inputs = self.protected(primals)
+            outputs = self.function.call(*inputs)
+            live = {slot: self.root(slot, outputs) for slot in self.function.results}
+            return self.gradients(live, inputs, tangents)
 
     def protected(self, primals: Sequence[Any]) -> list[Any]:
         """Clones of the inputs that the function changes: it has changed them once already."""
@@ -134,10 +139,53 @@ class VectorJacobianProduct:
         raise AssertionError(slot)
 
     def gradients(
-        self, roots: Sequence[torch.Tensor], primals: Sequence[Any], tangents: Sequence[torch.Tensor]
+        self, live: dict[ForwardResult, torch.Tensor], inputs: Sequence[Any], tangents: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
-        inputs = self.function.differentiable_inputs
-        wanted = [index for index, is_wanted in zip(inputs, self.wanted, strict=True) if is_wanted]
-        found = torch.autograd.grad(roots, [primals[i] for i in wanted], tangents, create_graph=True, allow_unused=True)
-        by_index = dict(zip(wanted, found, strict=True))
-        return [by_index.get(index) for index in inputs]
+        """What the segment passes on, `None` where that is not wanted."""
+        segment = self.function.segments[self.segment]
+        slots = [segment.tangents[k].of for k in self.defined]
+        wanted = [gradient for gradient, is_wanted in zip(segment.gradients, self.wanted, strict=True) if is_wanted]
+        if len(self.function.segments) == 1:
+            found = gradients_of_all(live, inputs, slots, wanted, tangents)
+        else:
+            found = gradients_of_segments(self.function, live, inputs, slots, tangents)
+        return [found.get(gradient) if gradient in wanted else None for gradient in segment.gradients]
+
+
+Live = dict[ForwardResult, torch.Tensor]
+Found = Mapping[Gradient, torch.Tensor | None]
+
+
+def gradients_of_all(
+    live: Live, inputs: Sequence[Any], slots: Sequence[Any], wanted: Sequence[Any], tangents: Sequence[torch.Tensor]
+) -> Found:
+    """The gradients of wanted primals, in a backward of one segment."""
+    roots, leaves = [live[slot] for slot in slots], [inputs[gradient.of.index] for gradient in wanted]
+    found = torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
+    return dict(zip(wanted, found, strict=True))
+
+
+def gradients_of_segments(
+    function: CapturedFunction,
+    live: Live,
+    inputs: Sequence[Any],
+    slots: Sequence[Any],
+    tangents: Sequence[torch.Tensor],
+) -> Found:
+    """What segments pass on whose tangents are given: the graph is cut as it was when the function was first traced."""
+    with_grad = [k for k, spec in enumerate(function.capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
+    edges = {slot: torch_compat.gradient_edge(tensor) for slot, tensor in live.items()}
+    starts = {torch_compat.gradient_edge(inputs[k]): Primal(k) for k in with_grad}
+    segmentation = find_segments(edges, starts, function.grad_segments)
+    assert segmentation is not None, "the function ran otherwise than when it was first traced"
+    entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
+    roots = [torch.autograd.graph.GradientEdge(*entries[slot]) for slot in slots]
+    with CutBackward(segmentation, lambda cut, gradient: None) as cut_backward:
+        leaves = [inputs[k] for k in with_grad]
+        torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
+    return cut_backward.terms()
+
+
+def rank(slot: ForwardResult) -> tuple[int, int]:
+    """The order of forward results."""
+    return (UpdatedInput, UserOutput, IntermediateBase).index(type(slot)), slot.index

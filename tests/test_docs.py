@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 from pathlib import Path
 
@@ -22,6 +23,16 @@ def test_an_example_runs(source):
 
 def test_there_are_examples():
     assert len(EXAMPLES) >= 2
+
+
+def test_the_examples_of_gradients_run():
+    failed, attempted = doctest.testfile(str(DOCS / "gradients.md"), module_relative=False)
+    assert failed == 0 and attempted > 20
+
+
+def test_every_point_of_gradients_has_an_example():
+    _, *sections = re.split(r"^## (?=\d)", (DOCS / "gradients.md").read_text(), flags=re.MULTILINE)
+    assert all(">>> " in section for section in sections)
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)

@@ -6,6 +6,7 @@ import ast
 import collections
 import contextlib
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -315,6 +316,50 @@ def test_the_engine_says_which_gradients_it_wants():
     assert Watching.seen["wanted"] == [True, True]
     Watching.apply(x, torch.ones(1)).backward()
     assert Watching.seen["wanted"] == [True, False]
+
+
+class AskingForMany(torch.autograd.Function):
+    answers: ClassVar[tuple] = ()
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        return inputs[0].clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        edges = compat.edges_of_running_node()
+        assert compat.leaves_wanted(edges[:8]) == [compat.is_wanted(edge) for edge in edges[:8]]
+        AskingForMany.answers = (compat.are_wanted(edges), tuple(map(compat.is_wanted, edges)))
+        return (grad,) * len(edges)
+
+
+@pytest.mark.parametrize("wanted", [[], [0], [8], [0, 3, 4, 9], [1, 2, 6], list(range(10))])
+def test_the_engine_says_the_same_for_many_leaves_at_once(wanted):
+    inputs = [torch.ones(2, requires_grad=True) for _ in range(8)]
+    inputs += [torch.ones(2, requires_grad=True).sin(), torch.ones(2, requires_grad=True).cos(), torch.ones(2)]
+    y = AskingForMany.apply(*inputs)
+    if wanted:
+        torch.autograd.grad(y.sum(), [inputs[k] for k in wanted], allow_unused=True)
+        expected = tuple(k in wanted for k in range(11))
+    else:
+        y.sum().backward()
+        expected = (True,) * 10 + (False,)
+    assert AskingForMany.answers == (expected, expected)
+
+
+def test_where_a_gradient_arrives():
+    x = torch.ones(2, requires_grad=True)
+    first, second = x.unbind()
+    assert compat.gradient_edge(second) == (first.grad_fn, 1)
+
+
+def test_hooks_of_a_tensor_are_seen():
+    x = torch.ones(2, requires_grad=True)
+    assert not compat.has_hooks(x)
+    handle = x.register_hook(lambda gradient: None)
+    assert compat.has_hooks(x)
+    handle.remove()
+    assert not compat.has_hooks(x)
 
 
 def test_the_engine_says_whether_the_graph_is_retained():

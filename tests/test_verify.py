@@ -38,6 +38,17 @@ def product():
 
 
 @pytest.fixture
+def trunk():
+    """Two heads on a trunk: three segments."""
+
+    def function(x):
+        h = x.tanh()
+        return h.sin(), h.cos()
+
+    return executable_of(function, "f32[3] requires_grad")
+
+
+@pytest.fixture
 def update():
     """An input that is overwritten and one that is transposed, without a backward."""
 
@@ -65,7 +76,7 @@ def assert_broken(stage: str, result: Any, message: str) -> None:
         verify.check(stage, result)
 
 
-@pytest.mark.parametrize("name", ["product", "update", "views"])
+@pytest.mark.parametrize("name", ["product", "trunk", "update", "views"])
 def test_stages_that_are_right_pass(request, name):
     executable = request.getfixturevalue(name)
     verify.check("capture", executable.capture)
@@ -232,6 +243,31 @@ def test_a_tangent_belongs_to_a_result(product):
     assert_broken("joint", joint, "tangent of output 5: the graph returns no output 5")
 
 
+def test_each_tangent_belongs_to_a_segment(trunk):
+    _, *rest = trunk.joint.segments
+    message = "the tangents of segments are tangent of output 0, tangent of cut 0; they must be"
+    assert_broken("joint", replace(trunk.joint, segments=tuple(rest)), message)
+
+
+def test_each_gradient_is_one_of_a_segment(trunk):
+    head, *rest = trunk.joint.segments
+    joint = replace(trunk.joint, segments=(replace(head, gradients=()), *rest))
+    assert_broken("joint", joint, "the gradients of segments are gradient of cut 0 from segment 1,")
+
+
+def test_a_segment_lists_its_own_gradients(trunk):
+    one, other, last = trunk.joint.segments
+    swapped = (replace(one, gradients=other.gradients), replace(other, gradients=one.gradients), last)
+    assert_broken("joint", replace(trunk.joint, segments=swapped), "segment 0 lists the gradient of cut 0 from segment 1")
+
+
+def test_gradients_go_to_later_segments(trunk):
+    one, other, last = trunk.joint.segments
+    segments = (replace(one, tangents=last.tangents), other, replace(last, tangents=one.tangents))
+    message = "the gradient of cut 0 from segment 0 goes to no later segment"
+    assert_broken("joint", replace(trunk.joint, segments=segments), message)
+
+
 def test_a_joint_graph_writes_nothing(product):
     joint = with_copied_graph(product.joint)
     node_named(joint, "mul").target = aten.mul_.Tensor
@@ -328,6 +364,26 @@ def test_the_halves_belong_to_the_joint_graph(product):
     joint = replace(product.joint, signature=GraphSignature((Primal(0), *product.joint.signature.inputs[2:]), ()))
     message = "the forward's inputs and the joint graph's primals differ: missing none, surplus primal 1"
     assert_broken("executable", replace(product, joint=joint), message)
+
+
+def test_each_autograd_node_has_a_graph(trunk):
+    plan = replace(trunk.plan, segments=trunk.plan.segments[1:])
+    assert_broken("executable", replace(trunk, plan=plan), "the backward has 3 segments and 2 graphs")
+
+
+def test_the_graph_of_a_segment_gets_its_tangents(trunk):
+    one, other, last = trunk.plan.segments
+    plan = replace(trunk.plan, segments=(other, one, last))
+    message = "the tangents of the graph of segment 0 and its own differ: missing tangent of output 1"
+    assert_broken("executable", replace(trunk, plan=plan), message)
+
+
+def test_the_graph_of_a_segment_computes_its_gradients(trunk):
+    one, other, last = trunk.plan.segments
+    changed = replace(one, signature=GraphSignature(one.signature.inputs, other.signature.outputs))
+    plan = replace(trunk.plan, segments=(changed, other, last))
+    message = "the graph of segment 0 does not compute the gradient of cut 0 from segment 0"
+    assert_broken("executable", replace(trunk, plan=plan), message)
 
 
 def test_a_gradient_has_the_size_of_its_primal(product):

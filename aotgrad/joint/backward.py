@@ -5,12 +5,15 @@ node gets the stack trace of the forward op whose derivative it is.
 
     forward   primals_1 -> sin                 results: output 0
     joint     + tangents_1, cos(primals_1) * tangents_1      + gradient of primal 0
+
+Several results make several segments (`segments.py`): the gradients that go from one to another become outputs of the joint
+graph and, summed by the engine at run time, tangents.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +22,19 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
-from aotgrad.ir import BackwardError, Capture, JointGraph, MemberInput, OpenTrace, TensorInput, ViewAndMutationMeta
+from aotgrad.ir import (
+    BackwardError,
+    BackwardSegment,
+    Capture,
+    JointGraph,
+    MemberInput,
+    OpenTrace,
+    TensorInput,
+    ViewAndMutationMeta,
+)
+from aotgrad.joint.segments import CutBackward, Edge, Segmentation, arranged, find_segments
 from aotgrad.slots import (
+    Cut,
     ForwardResult,
     Gradient,
     GraphSignature,
@@ -41,28 +55,30 @@ class Result:
     differentiable: torch.Tensor | None
 
 
-def build_joint(capture: Capture, meta: ViewAndMutationMeta) -> JointGraph:
-    """The joint graph, or the plain forward graph if nothing in it requires grad."""
+def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int | str = 1) -> JointGraph:
+    """The joint graph, or the plain forward graph if nothing in it requires grad.
+
+    `grad_segments`: into how many segments, one after the other, the backward is cut; see `Options`.
+    """
     with capture.trace.active():
         results = [_result(capture, meta, slot) for slot in meta.forward_results()]
         outputs = [result for result in results if result.differentiable is not None]
         forward_nodes = set(capture.trace.graph.nodes)
         try:
-            backward = _append_backward(capture, outputs)
+            backward = _append_backward(capture, outputs, grad_segments)
         except RuntimeError as error:
             if OVERWRITTEN not in str(error):
                 raise
             _erase_all_but(capture.trace.graph, forward_nodes)
             failure = BackwardError(str(error), tuple(result.slot for result in outputs))
-            backward = AppendedBackward((), (), failure)
+            backward = AppendedBackward({}, {}, (), failure)
     primals = tuple(map(Primal, range(capture.convention.placeholder_count)))
-    gradients = tuple(Gradient(primal) for primal in primals) if backward.tangents else ()
     signature = GraphSignature(
-        inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *gradients)
+        inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *backward.gradients)
     )
-    capture.trace.graph.output([*(result.node for result in results), *backward.gradients])
+    capture.trace.graph.output([*(result.node for result in results), *backward.gradients.values()])
     static, mutated = _static_inputs(capture), _mutated_inputs(capture, meta)
-    return JointGraph(capture.trace.module(), signature, static, mutated, backward.error)
+    return JointGraph(capture.trace.module(), signature, static, mutated, backward.error, backward.segments)
 
 
 OVERWRITTEN = "modified by an inplace operation"
@@ -71,21 +87,123 @@ OVERWRITTEN = "modified by an inplace operation"
 
 @dataclass(frozen=True)
 class AppendedBackward:
-    """The tangents of a backward, and the node of each primal's gradient or `None`. All empty if there is none."""
+    """The live tensor of each tangent, and the node of each gradient or `None`. All empty if there is no backward."""
 
-    tangents: tuple[Tangent, ...]
-    gradients: tuple[fx.Node | None, ...]
+    tangents: dict[Tangent, torch.Tensor]
+    gradients: dict[Gradient, fx.Node | None]
+    segments: tuple[BackwardSegment, ...]
     error: BackwardError | None = None
 
 
-def _append_backward(capture: Capture, outputs: Sequence[Result]) -> AppendedBackward:
+def _append_backward(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> AppendedBackward:
     if not outputs:
-        return AppendedBackward((), ())
-    tangents = [_add_tangent(capture.trace, position, result) for position, result in enumerate(outputs)]
-    gradients = _gradients(capture, outputs, tangents)
-    _reject_recomputed_randomness(capture, tangents)
-    nodes = tuple(None if gradient is None else capture.trace.node_of(gradient) for gradient in gradients)
-    return AppendedBackward(tuple(Tangent(result.slot) for result in outputs), nodes)
+        return AppendedBackward({}, {}, ())
+    segmentation = _segmentation(capture, outputs, grad_segments)
+    tangents = {Tangent(result.slot): _add_tangent(capture.trace, k, result) for k, result in enumerate(outputs)}
+    with arrivals(capture.primals) as arrived:
+        if segmentation is None or segmentation.count == 1:
+            found = _gradients(capture, outputs, list(tangents.values()))
+            gradients = {Gradient(Primal(k)): gradient for k, gradient in enumerate(found)}
+            entry = dict.fromkeys(tangents, 0)
+        else:
+            cuts, gradients = _gradients_of_segments(capture, outputs, tangents, segmentation)
+            tangents = {**tangents, **cuts}
+            entry = _segments_of_tangents(outputs, tangents, segmentation)
+    flowing = [slot for slot, value in gradients.items() if value is not None]
+    segments = _backward_segments(entry, flowing, arrived, segmentation.materialized if segmentation else frozenset())
+    _reject_recomputed_randomness(capture, list(tangents.values()))
+    nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
+    return AppendedBackward(tangents, nodes, segments)
+
+
+def _segmentation(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> Segmentation | None:
+    """`None` if it is known at once that the backward is one segment.
+
+    That is so if there is one result, and must be so if hooks of an input want its whole gradient, or inputs that require
+    grad are views of one memory.
+    """
+    is_one = len(outputs) == 1 and grad_segments == 1
+    shares_memory = any(isinstance(spec, MemberInput) and spec.requires_grad for spec in capture.inputs)
+    has_hooks = any(torch_compat.has_hooks(value) for value in (*capture.primals, *capture.arguments))
+    if is_one or shares_memory or has_hooks:
+        return None
+    results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
+    return find_segments(results, _input_edges(capture, outputs), grad_segments)
+
+
+def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Primal]:
+    """Where the gradient of each primal arrives: at the leaf, or where the history of the argument starts."""
+    entered = enumerate(capture.before[: len(capture.primals)])
+    histories = {before.grad_fn: k for k, before in entered if before is not None and before.grad_fn}
+    leaves = {id(primal): k for k, primal in enumerate(capture.primals)}
+    edges = {(node, 0): Primal(k) for node, k in histories.items()}
+    for node in autograd_nodes(result.differentiable for result in outputs):
+        if (leaf := getattr(node, "variable", None)) is not None and id(leaf) in leaves:
+            edges[node, 0] = Primal(leaves[id(leaf)])
+    return edges
+
+
+def _gradients_of_segments(
+    capture: Capture, outputs: Sequence[Result], tangents: dict[Tangent, torch.Tensor], segmentation: Segmentation
+) -> tuple[dict[Tangent, torch.Tensor], dict[Gradient, torch.Tensor]]:
+    """The tangents of the cuts, and what each segment passes on."""
+    cuts: dict[Tangent, torch.Tensor] = {}
+
+    def enter(cut: Cut, gradient: torch.Tensor) -> torch.Tensor:
+        name = f"tangents_{len(tangents) + len(cuts) + 1}"
+        return cuts.setdefault(Tangent(cut), capture.trace.add_placeholder(name, gradient))
+
+    with CutBackward(segmentation, enter) as cut_backward:
+        _gradients(capture, outputs, list(tangents.values()))
+    with eager_dtypes(), attributed_to_forward(capture.trace, ()):
+        terms = cut_backward.terms()
+    return cuts, {gradient: terms[gradient] for gradient in sorted(terms, key=_rank)}
+
+
+def _rank(gradient: Gradient) -> tuple[int, int, int, int]:
+    """Segments in order; of one, the gradients of primals first, then those of results, then those of cuts."""
+    kind = (Primal, UpdatedInput, UserOutput, IntermediateBase, Cut).index(type(gradient.of))
+    return gradient.segment, kind, gradient.of.index, gradient.term
+
+
+def _segments_of_tangents(
+    outputs: Sequence[Result], tangents: Iterable[Tangent], segmentation: Segmentation
+) -> dict[Tangent, int]:
+    edges = {target: edge for edge, target in segmentation.targets.items()}
+    edges.update({result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs})
+    return {tangent: segmentation.segment_of[edges[tangent.of][0]] for tangent in tangents}
+
+
+def _backward_segments(
+    entry: Mapping[Tangent, int], gradients: Sequence[Gradient], arrived: Sequence[int], materialized: frozenset[int]
+) -> tuple[BackwardSegment, ...]:
+    """The segments, from the one that each tangent belongs to, and the order in which gradients arrived at primals."""
+
+    def order(gradient: Gradient) -> tuple[bool, int]:
+        primal = isinstance(gradient.of, Primal)
+        return primal, arrived.index(gradient.of.index) if primal else 0
+
+    return tuple(
+        BackwardSegment(
+            tuple(tangent for tangent, number in entry.items() if number == segment),
+            tuple(arranged(sorted((g for g in gradients if (g.segment or 0) == segment), key=order))),
+            segment in materialized,
+        )
+        for segment in range(max(entry.values()) + 1)
+    )
+
+
+@contextlib.contextmanager
+def arrivals(primals: Sequence[Any]) -> Iterator[list[int]]:
+    """The indices of primals in the order in which the backward inside has all of their gradients."""
+    arrived: list[int] = []
+    watched = [k for k, primal in enumerate(primals) if isinstance(primal, torch.Tensor) and primal.requires_grad]
+    handles = [primals[k].register_hook(lambda _, k=k: arrived.append(k)) for k in watched]
+    try:
+        yield arrived
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _reject_recomputed_randomness(capture: Capture, tangents: Sequence[torch.Tensor]) -> None:

@@ -1,12 +1,13 @@
 """Stage -> text: for logs, golden files and error notes. Equal stages give equal text: no addresses, no absolute paths.
 
-`text` takes what any stage returns; `type_text` writes the type of one value. Graphs are in `graphs`, types in `types`.
+`text` takes what any stage returns, `segments_text` and `variant_text` what a backward is made of. `type_text` writes the
+type of one value. Graphs are in `graphs`, types in `types`.
 """
 
 from __future__ import annotations
 
 from aotgrad.printing.graphs import graph_text
-from aotgrad.printing.stages import text
+from aotgrad.printing.stages import segments_text, text, variant_text
 from aotgrad.printing.types import type_text
 
-__all__ = ["graph_text", "text", "type_text"]
+__all__ = ["graph_text", "segments_text", "text", "type_text", "variant_text"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -248,6 +248,22 @@ def partition_text(partition: Partition) -> str:
 
 def half_text(name: str, half: GraphHalf) -> str:
     return graph_text(name, half.module, half.signature)
+
+
+def segments_text(segments: Sequence[GraphHalf]) -> str:
+    """The graph of each segment of a backward, in the order in which they run."""
+    if len(segments) == 1:
+        return half_text("backward", segments[0])
+    return "\n\n".join(half_text(f"segment_{number}", half) for number, half in enumerate(segments))
+
+
+def variant_text(full: GraphHalf, variant: GraphHalf) -> str:
+    """A variant of a segment's graph: what it does without, and what is left."""
+    results = zip(full.signature.outputs, results_of(full.module), results_of(variant.module), strict=True)
+    dropped = [slot for slot, before, after in results if before is not None and after is None]
+    undefined = [tangent for tangent in full.signature.tangents if tangent not in variant.signature.inputs]
+    without = ", ".join(map(str, (*undefined, *dropped))) or "nothing"
+    return f"# without {without}\n{half_text('variant', variant)}"
 
 
 SAVED_HEADERS = ("value", "type", "bytes", "reason", "line")

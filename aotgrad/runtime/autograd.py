@@ -6,15 +6,17 @@ asks the engine which gradients are wanted, sees which tangents are defined, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.runtime.recomputation import HigherOrder, Recomputation
+from aotgrad.ir import GraphHalf
+from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.runtime.variants import VariantCache, VariantKey
+from aotgrad.slots import Tangent
 
 SENTINEL = torch.zeros((), requires_grad=True)
 SENTINEL_NODE = torch.autograd.graph.get_gradient_edge(SENTINEL).node
@@ -28,18 +30,37 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward of a plan: its variants at first order, and how higher orders are computed."""
+    """What the autograd node of a segment runs: variants of its graph, and for higher orders another function.
+
+    `gradient_positions` are where the graph returns the gradients of the node's inputs, `formats` the dtype and device of
+    each tangent. `materialize`: the node gets zeros for undefined tangents.
+    """
 
     variants: VariantCache
-    higher_order: HigherOrder
+    higher_order: Callable[[Recomputation, Gradients, Sequence[bool]], Gradients]
     gradient_positions: tuple[int, ...]
     full: VariantKey
     formats: tuple[tuple[torch.dtype, torch.device], ...]
+    materialize: bool
+
+    @classmethod
+    def of(cls, variants: VariantCache, higher_order: Callable[..., Gradients], materialize: bool) -> Backward:
+        outputs = variants.full.signature.outputs
+        positions = tuple(outputs.index(gradient) for gradient in variants.gradients)
+        formats = tangent_formats(variants.full)
+        return cls(variants, higher_order, positions, variants.full_key(), formats, materialize)
 
     def with_zeros(self, tangents: Sequence[torch.Tensor | None], layouts: Sequence[Layout]) -> list[torch.Tensor]:
         """`tangents` with zeros for those that are undefined."""
         triples = zip(tangents, layouts, self.formats, strict=True)
         return [zeros(layout, *format) if tangent is None else tangent for tangent, layout, format in triples]
+
+
+def tangent_formats(half: GraphHalf) -> tuple[tuple[torch.dtype, torch.device], ...]:
+    """Dtype and device of each tangent."""
+    slots = zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True)
+    values = [node.meta["val"] for slot, node in slots if isinstance(slot, Tangent)]
+    return tuple((value.dtype, value.device) for value in values)
 
 
 @dataclass(slots=True)
@@ -59,11 +80,11 @@ class SegmentCall:
 
 
 class Segment(torch.autograd.Function):
-    """One autograd node: its outputs were computed before, its inputs are the differentiable primals."""
+    """The autograd node of one segment: its outputs were computed before, its inputs are what it has gradients for."""
 
     @staticmethod
     def forward(ctx: Any, call: SegmentCall, sentinel: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(call.backward.materialize)
         if call.saved:
             ctx.save_for_backward(*call.saved)
         ctx.plan, ctx.sizes, ctx.layouts, ctx.saves = call.backward, call.sizes, call.layouts, bool(call.saved)
@@ -73,16 +94,19 @@ class Segment(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         plan: Backward = ctx.plan
-        key = variant_key(plan.full, tangents)
         if torch.is_grad_enabled():
-            return (None, None, *plan.higher_order(recomputation_of(ctx), tangents, key.gradients))
-        saved = unpack_and_release(ctx) if ctx.saves else ()
-        variant = plan.variants.get(key)
-        ready = [as_traced(t, layout) for t, layout in zip(tangents, ctx.layouts, strict=True)]
-        if variant.undefined:
-            ready = plan.with_zeros(ready, ctx.layouts)
+            wanted = variant_key(plan.full, tangents).gradients
+            gradients = plan.higher_order(recomputation_of(ctx), tangents, wanted)
+            release(ctx)
+            return (None, None, *gradients)
+        variant = plan.variants.whole
+        if variant is None or not is_usual(tangents):
+            variant = plan.variants.get(variant_key(plan.full, tangents))
+        values = [*ctx.sizes, *unpack_and_release(ctx)]
+        ready = [as_traced(tangent, layout) for tangent, layout in zip(tangents, ctx.layouts, strict=True)]
+        values += plan.with_zeros(ready, ctx.layouts) if variant.undefined is not None else ready
         with torch_compat.below_autograd(), torch_compat.disable_autocast():
-            gradients = variant([*ctx.sizes, *saved, *ready])
+            gradients = variant(values)
         return (None, None, *(gradients[position] for position in plan.gradient_positions))
 
 
@@ -113,26 +137,42 @@ def recomputation_of(ctx: Any) -> Recomputation:
 
 
 def unpack_and_release(ctx: Any) -> tuple[torch.Tensor, ...]:
-    """The saved tensors; unless the graph is retained, the node lets go of them and of its inputs."""
-    saved = ctx.saved_tensors
-    torch_compat.release_saved_tensors(ctx)
-    if not torch_compat.graph_is_retained():
-        ctx.recomputation = None
+    """The saved tensors, which the node lets go of."""
+    saved = ctx.saved_tensors if ctx.saves else ()
+    release(ctx)
     return saved
+
+
+def release(ctx: Any) -> None:
+    """Let go of what a node saved, unless the graph is retained. As in eager, what saves nothing can run again."""
+    if ctx.saves:
+        torch_compat.release_saved_tensors(ctx)
+        if not torch_compat.graph_is_retained():
+            ctx.recomputation = None
+
+
+def stand_in(size: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """A tensor of one element's memory whose gradient has the given type."""
+    return torch.empty_strided(size, (0,) * len(size), dtype=dtype, device=device)
 
 
 def zeros(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(*layout, dtype=dtype, device=device).zero_()
 
 
+def is_usual(tangents: Sequence[torch.Tensor | None]) -> bool:
+    """Whether every tangent is defined and every gradient wanted."""
+    for tangent in tangents:
+        if tangent is None:
+            return False
+    return torch_compat.is_wanted(SENTINEL_NODE)
+
+
 def variant_key(full: VariantKey, tangents: Sequence[torch.Tensor | None]) -> VariantKey:
-    """The key of the running node: `full` itself in the usual case."""
+    """The key of the running node."""
     gradients = full.gradients
     if not torch_compat.is_wanted(SENTINEL_NODE):
-        edges = torch_compat.edges_of_running_node()[1:]
-        gradients = tuple(torch_compat.is_wanted(edge) for edge in edges)
-    elif not any(tangent is None for tangent in tangents):
-        return full
+        gradients = torch_compat.are_wanted(torch_compat.edges_of_running_node()[1:])
     return VariantKey(tuple(tangent is not None for tangent in tangents), gradients)
 
 

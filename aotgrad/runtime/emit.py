@@ -11,14 +11,15 @@ def call(args):
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.ir import Compiled, GraphHalf, Partition, ViewStep
-from aotgrad.runtime.autograd import SENTINEL, Backward, FailingSegment, Segment, SegmentCall
+from aotgrad.ir import BackwardSegment, Compiled, ViewStep
+from aotgrad.runtime.autograd import SENTINEL, Backward, FailingSegment, Segment, SegmentCall, stand_in
 from aotgrad.runtime.plan import Plan
 from aotgrad.runtime.recomputation import HigherOrder, Recomputation
 from aotgrad.runtime.steps import (
@@ -28,8 +29,10 @@ from aotgrad.runtime.steps import (
     AttachError,
     CopyBack,
     Forward,
+    KeepInputs,
     MakeAlias,
     MakeBase,
+    MakeCut,
     MakeView,
     RestoreGradMode,
     ReturnValue,
@@ -40,7 +43,7 @@ from aotgrad.runtime.steps import (
 )
 from aotgrad.runtime.synthetic_base import attached_base, memory_alias, synthetic_base
 from aotgrad.runtime.variants import VariantCache
-from aotgrad.slots import Tangent
+from aotgrad.slots import of_kind
 
 LITERALS = (type(None), bool, int, str)
 
@@ -50,8 +53,8 @@ def emit(plan: Plan) -> str:
     return _Emitter(plan).text()
 
 
-def build(plan: Plan, source: str, compiled: Compiled, backward: Backward | None) -> Callable[[list], list]:
-    """The function that `source` defines, with the compiled graphs bound."""
+def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backward]) -> Callable[[list], list]:
+    """The function that `source` defines, with the compiled graphs bound; `backwards` has one entry a segment."""
     constants = [step.value for step in plan.steps if isinstance(step, ReturnValue) and not step.is_name]
     namespace = {
         "torch": torch,
@@ -73,29 +76,26 @@ def build(plan: Plan, source: str, compiled: Compiled, backward: Backward | None
         "SegmentCall": SegmentCall,
         "Recomputation": Recomputation,
         "random_state": torch_compat.random_state,
-        "backward": backward,
+        "stand_in": stand_in,
+        **dict(zip((step.backward for step in reversed(of_kind(plan.steps, Attach))), backwards, strict=True)),
         **{f"constant_{k}": value for k, value in enumerate(constants)},
     }
     exec(compile(source, f"<aotgrad plan {compiled.backend}>", "exec"), namespace)
     return namespace["call"]
 
 
-def make_backward(plan: Plan, partition: Partition, compiled: Compiled, higher_order: HigherOrder) -> Backward | None:
-    """What the autograd node of the plan runs, or `None` if it has none."""
-    half = partition.backward
-    if half is None:
-        return None
-    variants = VariantCache(half, compiled.compile_backward, plan.gradient_inputs)
-    if any(torch_compat.is_symbolic_value(value) for _, value in plan.fakes):
-        variants.get(variants.full_key())  # now, while guards that this adds are still read
-    return Backward(variants, higher_order, plan.gradient_inputs, variants.full_key(), tangent_formats(half))
-
-
-def tangent_formats(half: GraphHalf) -> tuple[tuple[torch.dtype, torch.device], ...]:
-    """Dtype and device of each tangent."""
-    slots = zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True)
-    values = [node.meta["val"] for slot, node in slots if isinstance(slot, Tangent)]
-    return tuple((value.dtype, value.device) for value in values)
+def make_backwards(
+    plan: Plan, compiled: Compiled, segments: Sequence[BackwardSegment], higher_order: HigherOrder
+) -> list[Backward]:
+    """What the autograd node of each segment runs."""
+    symbolic = any(torch_compat.is_symbolic_value(value) for _, value in plan.fakes)
+    backwards = []
+    for number, (half, segment) in enumerate(zip(plan.segments, segments, strict=bool(plan.segments))):
+        variants = VariantCache(half, compiled.compile_backward, segment.gradients)
+        if symbolic:
+            variants.get(variants.full_key())  # now, while guards that this adds are still read
+        backwards.append(Backward.of(variants, functools.partial(higher_order, number), segment.materialize))
+    return backwards
 
 
 class _Emitter:
@@ -125,6 +125,10 @@ class _Emitter:
                 yield from make_base(step)
             case Forward():
                 yield from self.forward(step)
+            case KeepInputs():
+                yield self.keep_inputs(step)
+            case MakeCut():
+                yield from self.make_cut(step)
             case Attach():
                 yield from self.attach(step)
             case UpdateGeometry():
@@ -163,18 +167,24 @@ class _Emitter:
         yield f"    {results}forward(inputs)"
 
     def attach(self, step: Attach) -> Iterator[str]:
-        layouts = [(layout.size, layout.stride) for layout in step.tangents]
-        text, bindings = self.render(tuple(layouts))
+        text, bindings = self.render(tuple((layout.size, layout.stride) for layout in step.tangents))
         yield from bindings
         saved, sizes = f"({tuple_of(step.saved)})", f"({tuple_of(step.sizes)})"
+        yield f"node = SegmentCall({step.backward}, ({tuple_of(step.outputs)}), {saved}, {sizes}, {text}, recomputation)"
+        call = f"{tuple_of(step.outputs)} = attach({', '.join(('node', 'sentinel', *step.inputs))})"
+        yield from in_grad_mode(step.grad_mode, [call])
+
+    def keep_inputs(self, step: KeepInputs) -> str:
         state = "state" if self.draws_random_numbers() else "None"
         tensors = {name for name, value in self.plan.fakes if isinstance(value, torch.Tensor)}
         watched = tensors.difference(step.mutated)
         versions = ", ".join(f"version_of({name})" if name in watched else "None" for name in step.primals)
-        yield f"recomputation = Recomputation(({tuple_of(step.primals)}), [{versions}], {state})"
-        yield f"node = SegmentCall(backward, ({tuple_of(step.outputs)}), {saved}, {sizes}, {text}, recomputation)"
-        call = f"{tuple_of(step.outputs)} = attach({', '.join(('node', 'sentinel', *step.inputs))})"
-        yield from in_grad_mode(step.grad_mode, [call])
+        return f"recomputation = Recomputation(({tuple_of(step.primals)}), [{versions}], {state})"
+
+    def make_cut(self, step: MakeCut) -> Iterator[str]:
+        size, bindings = self.render(step.size)
+        yield from bindings
+        yield f"{step.name} = stand_in({size}, {step.dtype}, {str(step.device)!r})"
 
     def node_inputs(self, step: AttachError) -> tuple[str, ...]:
         return (f"({tuple_of(step.outputs)})", "sentinel", *step.inputs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,11 @@ from aotgrad.ir import (
     Capture,
     ConstantOutput,
     CustomFunctionView,
+    GraphHalf,
     InputAliasInfo,
     IsInput,
     IsOutput,
+    JointGraph,
     MemberInput,
     MutationType,
     NonAlias,
@@ -39,6 +41,7 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
     ViewReplay,
 )
+from aotgrad.runtime.segments import segment_halves
 from aotgrad.runtime.steps import (
     AliasBase,
     AsInference,
@@ -46,8 +49,10 @@ from aotgrad.runtime.steps import (
     AttachError,
     CopyBack,
     Forward,
+    KeepInputs,
     MakeAlias,
     MakeBase,
+    MakeCut,
     MakeView,
     RestoreGradMode,
     ReturnValue,
@@ -58,11 +63,13 @@ from aotgrad.runtime.steps import (
     UpdateGeometry,
 )
 from aotgrad.slots import (
+    Cut,
+    GradientTarget,
     GraphSignature,
     IntermediateBase,
+    Primal,
     Saved,
     SavedSymInt,
-    Tangent,
     UpdatedInput,
     UserOutput,
     of_kind,
@@ -74,18 +81,18 @@ class Plan:
     """What one call does.
 
     `arguments` are the names of what the function is called with, `fakes` the traced value behind each name (for symbolic
-    sizes), and `gradient_inputs` the primals whose gradients the autograd node returns, in order.
+    sizes), and `segments` the backward graph of each autograd node.
     """
 
     arguments: tuple[str, ...]
     steps: tuple[Step, ...]
     fakes: tuple[tuple[str, Any], ...]
-    gradient_inputs: tuple[int, ...]
+    segments: tuple[GraphHalf, ...]
 
 
-def make_plan(capture: Capture, meta: ViewAndMutationMeta, partition: Partition, error: BackwardError | None = None) -> Plan:
-    """The plan of one compiled function; `error` is what a backward raises, if the joint graph has none for that."""
-    return _PlanBuilder(capture, meta, partition, error).build()
+def make_plan(capture: Capture, meta: ViewAndMutationMeta, partition: Partition, joint: JointGraph) -> Plan:
+    """The plan of one compiled function."""
+    return _PlanBuilder(capture, meta, partition, joint).build()
 
 
 def result_name(slot: Any) -> str:
@@ -97,16 +104,18 @@ def result_name(slot: Any) -> str:
             return f"output_{index}"
         case IntermediateBase(index):
             return f"base_{index}"
+        case Cut(index):
+            return f"cut_{index}"
         case Saved(name) | SavedSymInt(name):
             return f"saved_{name}"
     raise AssertionError(slot)
 
 
 class _PlanBuilder:
-    def __init__(
-        self, capture: Capture, meta: ViewAndMutationMeta, partition: Partition, error: BackwardError | None
-    ) -> None:
-        self.error = error
+    def __init__(self, capture: Capture, meta: ViewAndMutationMeta, partition: Partition, joint: JointGraph) -> None:
+        self.error = joint.backward_error
+        self.segments = joint.segments
+        self.halves = segment_halves(partition.backward, joint.segments) if partition.backward is not None else ()
         self.capture = capture
         self.meta = meta
         self.partition = partition
@@ -121,13 +130,13 @@ class _PlanBuilder:
             *self.inference_results(),
             *self.custom_views(),
             *self.attach(),
-            *self.mutations(),
+            *self.mutations(set(self.mutated_early())),
             *self.outputs(),
             *self.grad_mode(),
         )
         forward = (*self.bases(), self.forward(later)) if self.runs_forward() else ()
         arguments = tuple(self.inputs[index] for index in self.capture.convention.order)
-        return Plan(arguments, (*forward, *later), self.fakes(), self.gradient_inputs())
+        return Plan(arguments, (*forward, *later), self.fakes(), self.halves)
 
     def runs_forward(self) -> bool:
         """Not if the graph is empty: every output is an input or a view of one."""
@@ -163,18 +172,50 @@ class _PlanBuilder:
         nodes = self.partition.forward.module.graph.nodes
         return tuple(sorted({device_type(node) for node in nodes if is_random(node)}))
 
-    def attach(self) -> Iterator[Attach]:
+    def attach(self) -> Iterator[Step]:
+        """One node a segment; those that run last in a backward are made first."""
         if self.error is not None:
             yield self.attach_error(self.error)
         if self.partition.backward is None:
             return
-        tangents = self.partition.backward.signature.tangents
-        inputs = tuple(self.inputs[index] for index in self.gradient_inputs())
-        saved = tuple(self.own_name(slot) for slot in of_kind(self.signature.outputs, Saved))
-        sizes = tuple(result_name(slot) for slot in of_kind(self.signature.outputs, SavedSymInt))
-        outputs = tuple(result_name(tangent.of) for tangent in tangents)
-        layouts = tuple(self.tangent_layout(tangent) for tangent in tangents)
-        yield Attach(outputs, inputs, saved, sizes, layouts, self.primals, self.mutated(), self.node_grad_mode())
+        yield KeepInputs(self.primals, self.mutated())
+        written: set[int] = set()
+        for number in reversed(range(len(self.segments))):
+            for index in self.updated_targets(number):
+                if index not in written:
+                    yield from self.mutate(index, self.meta.inputs[index])
+            written.update(self.updated_targets(number))
+            yield from self.attach_segment(number)
+
+    def attach_segment(self, number: int) -> Iterator[Step]:
+        segment, half = self.segments[number], self.halves[number]
+        fakes = dict(zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True))
+        tangents = {tangent: fakes[tangent].meta["val"] for tangent in segment.tangents}
+        for tangent, fake in tangents.items():
+            if isinstance(tangent.of, Cut):
+                yield MakeCut(result_name(tangent.of), tuple(fake.size()), fake.dtype, fake.device)
+        yield Attach(
+            "backward" if len(self.segments) == 1 else f"backward_{number}",
+            outputs=tuple(result_name(tangent.of) for tangent in tangents),
+            inputs=tuple(self.target_name(gradient.of) for gradient in segment.gradients),
+            saved=tuple(self.own_name(slot) for slot in of_kind(half.signature.inputs, Saved)),
+            sizes=tuple(result_name(slot) for slot in of_kind(half.signature.inputs, SavedSymInt)),
+            tangents=tuple(TangentLayout(tuple(fake.size()), tuple(fake.stride())) for fake in tangents.values()),
+            grad_mode=self.node_grad_mode(),
+        )
+
+    def target_name(self, target: GradientTarget) -> str:
+        """The variable whose gradient a segment returns; an updated input has been written by then."""
+        return self.inputs[target.index] if isinstance(target, (Primal, UpdatedInput)) else result_name(target)
+
+    def updated_targets(self, number: int) -> list[int]:
+        """The inputs through whose new value a segment passes gradients on."""
+        targets = (gradient.of for gradient in self.segments[number].gradients)
+        return list(dict.fromkeys(target.index for target in targets if isinstance(target, UpdatedInput)))
+
+    def mutated_early(self) -> Iterator[int]:
+        for number in range(len(self.segments)):
+            yield from self.updated_targets(number)
 
     def attach_error(self, error: BackwardError) -> AttachError:
         outputs = tuple(result_name(slot) for slot in error.results)
@@ -198,15 +239,6 @@ class _PlanBuilder:
         if slot in self.saved_bases:
             return f"{self.saved_bases[slot].name}_after"
         return slot.name if slot.name in self.inputs else result_name(slot)
-
-    def tangent_layout(self, tangent: Tangent) -> TangentLayout:
-        backward = self.partition.backward
-        placeholders = [node for node in backward.module.graph.nodes if node.op == "placeholder"]
-        fake = placeholders[backward.signature.input_position(tangent)].meta["val"]
-        return TangentLayout(tuple(fake.size()), tuple(fake.stride()))
-
-    def gradient_inputs(self) -> tuple[int, ...]:
-        return self.differentiable_inputs() if self.partition.backward is not None else ()
 
     def differentiable_inputs(self) -> tuple[int, ...]:
         specs = enumerate(self.capture.inputs)
@@ -310,9 +342,13 @@ class _PlanBuilder:
             if owner is not None and owner.name not in self.inputs and nodes[slot] is not nodes[owner]:
                 yield ShareVersion(result_name(slot), result_name(owner))
 
-    def mutations(self) -> Iterator[Step]:
+    def mutations(self, done: Collection[int]) -> Iterator[Step]:
         for index, info in enumerate(self.meta.inputs):
-            if info is not None and info.version_bumps + info.mutation.data + info.mutation.metadata > 0:
+            if (
+                index not in done
+                and info is not None
+                and info.version_bumps + info.mutation.data + info.mutation.metadata > 0
+            ):
                 yield from self.mutate(index, info)
 
     def mutate(self, index: int, info: InputAliasInfo) -> Iterator[Step]:
@@ -416,7 +452,9 @@ def names_read(step: Step) -> tuple[str, ...]:
     """The variables that a step uses."""
     match step:
         case Attach():
-            return (*step.outputs, *step.inputs, *step.saved, *step.sizes, *step.primals)
+            return (*step.outputs, *step.inputs, *step.saved, *step.sizes)
+        case KeepInputs():
+            return step.primals
         case AttachError():
             return (*step.outputs, *step.inputs)
         case AsInference():

@@ -38,5 +38,5 @@ class Recomputation:
 
 
 Gradients = Sequence[torch.Tensor | None]
-HigherOrder = Callable[[Recomputation, Gradients, Sequence[bool]], Gradients]
-"""(recomputation, tangents, wanted) -> differentiable gradients, `None` where not wanted or undefined."""
+HigherOrder = Callable[[int, Recomputation, Gradients, Sequence[bool]], Gradients]
+"""(segment, recomputation, tangents, wanted) -> differentiable gradients, `None` where not wanted or undefined."""

@@ -56,20 +56,37 @@ class TangentLayout:
 
 
 @dataclass(frozen=True)
-class Attach:
-    """Make `outputs` the outputs of one autograd node whose inputs are `inputs`.
+class KeepInputs:
+    """Keep `primals` for gradients of gradients; those in `mutated` change after this step."""
 
-    `primals` are kept for gradients of gradients; those in `mutated` change after this step. `grad_mode` is the mode that
-    the node must be made in, or `None` if the caller's is right.
+    primals: tuple[str, ...]
+    mutated: frozenset[str]
+
+
+@dataclass(frozen=True)
+class MakeCut:
+    """`name` = a tensor that stands for a value inside the function, to carry its gradient from segment to segment."""
+
+    name: str
+    size: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Attach:
+    """Make `outputs` the outputs of the autograd node of one segment, whose inputs are `inputs`.
+
+    `backward` names what the node runs. `grad_mode` is the mode that the node must be made in, or `None` if the caller's is
+    right.
     """
 
+    backward: str
     outputs: tuple[str, ...]
     inputs: tuple[str, ...]
     saved: tuple[str, ...]
     sizes: tuple[str, ...]
     tangents: tuple[TangentLayout, ...]
-    primals: tuple[str, ...]
-    mutated: frozenset[str]
     grad_mode: bool | None
 
 
@@ -168,6 +185,8 @@ class RestoreGradMode:
 Step = Union[
     MakeBase,
     Forward,
+    KeepInputs,
+    MakeCut,
     Attach,
     AttachError,
     AsInference,

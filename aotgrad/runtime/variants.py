@@ -18,7 +18,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
-from aotgrad.slots import Gradient, GraphSignature, Primal
+from aotgrad.slots import Gradient, GraphSignature
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,21 @@ class VariantKey:
 class Variant:
     """A backward graph for one key and how to call it.
 
-    `inputs` are positions in the full graph's inputs. The results are those of the full graph; `undefined` are those that
-    are dropped after the call, in a variant that could not be specialised and runs on real zeros.
+    `inputs` are positions in the full graph's inputs, `None` if it takes all. The results are those of the full graph;
+    `undefined` are those that are dropped after the call, in a variant that could not be specialised and runs on real
+    zeros; `None` in others.
     """
 
     half: GraphHalf
     run: BoxedCallable
-    inputs: tuple[int, ...]
-    undefined: frozenset[int] = frozenset()
+    inputs: tuple[int, ...] | None
+    undefined: frozenset[int] | None = None
 
-    def __call__(self, values: Sequence[Any]) -> Sequence[torch.Tensor | None]:
-        results = self.run([values[position] for position in self.inputs])
+    def __call__(self, values: list[Any]) -> Sequence[torch.Tensor | None]:
+        """Runs on the full graph's inputs. Clears the list, so that each value can be freed at its last use."""
+        if self.inputs is not None:
+            values[:] = [values[position] for position in self.inputs]
+        results = self.run(values)
         if not self.undefined:
             return results
         return [None if k in self.undefined else result for k, result in enumerate(results)]
@@ -55,21 +59,27 @@ class Variant:
 
 @dataclass
 class VariantCache:
-    """The variants of one backward graph. `gradient_inputs` are the primals whose gradients its node returns."""
+    """The variants of one backward graph. `gradients` are those that its node returns, in order.
+
+    `whole` is the variant of the usual case, every tangent and every gradient; `None` until it is needed.
+    """
 
     full: GraphHalf
     compile: Callable[[GraphHalf], BoxedCallable]
-    gradient_inputs: tuple[int, ...]
+    gradients: tuple[Gradient, ...]
     variants: dict[VariantKey, Variant] = field(default_factory=dict)
+    whole: Variant | None = None
 
     def get(self, key: VariantKey) -> Variant:
         variant = self.variants.get(key)
         if variant is None:
             variant = self.variants[key] = self.make(key)
+            if key.is_full:
+                self.whole = variant
         return variant
 
     def full_key(self) -> VariantKey:
-        return VariantKey((True,) * len(self.full.signature.tangents), (True,) * len(self.gradient_inputs))
+        return VariantKey((True,) * len(self.full.signature.tangents), (True,) * len(self.gradients))
 
     def make(self, key: VariantKey) -> Variant:
         """Compile the variant of `key`.
@@ -80,7 +90,7 @@ class VariantCache:
             return self.compiled(self.full)
         try:
             guards = guards_of(self.full)
-            variant = self.compiled(specialize(self.full, key, self.gradient_inputs))
+            variant = self.compiled(specialize(self.full, key, self.gradients))
             return variant if guards_of(self.full) == guards else self.on_zeros(key)
         except CannotMaterialize:
             return self.on_zeros(key)
@@ -88,7 +98,8 @@ class VariantCache:
     def compiled(self, half: GraphHalf) -> Variant:
         position_of = {slot: position for position, slot in enumerate(self.full.signature.inputs)}
         inputs = tuple(position_of[slot] for slot in half.signature.inputs)
-        return Variant(half, self.compile(half), inputs)
+        takes_all = half.signature.inputs == self.full.signature.inputs
+        return Variant(half, self.compile(half), None if takes_all else inputs)
 
     def on_zeros(self, key: VariantKey) -> Variant:
         """The full graph, called with real zeros for undefined tangents."""
@@ -108,13 +119,13 @@ def guards_of(half: GraphHalf) -> int:
     return max((torch_compat.guard_count(value) for value in values if isinstance(value, torch.Tensor)), default=0)
 
 
-def specialize(full: GraphHalf, key: VariantKey, gradient_inputs: Sequence[int]) -> GraphHalf:
+def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) -> GraphHalf:
     """`full` without undefined tangents, unwanted gradients, and everything that only they needed.
 
     Raises:
         CannotMaterialize: zeros of symbolic size would be needed.
     """
-    wanted = {Gradient(Primal(p)) for p, is_wanted in zip(gradient_inputs, key.gradients, strict=True) if is_wanted}
+    wanted = {gradient for gradient, is_wanted in zip(gradients, key.gradients, strict=True) if is_wanted}
     graph, placeholders = copy_graph(full)
     tangents = dict(zip(full.signature.tangents, key.tangents, strict=True))
     undefined = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aotgrad import torch_compat
-from aotgrad.ir import Compiled, JointGraph, Partition, ViewAndMutationMeta
+from aotgrad.ir import BackwardSegment, Compiled, GraphHalf, JointGraph, Partition, ViewAndMutationMeta
 from aotgrad.printing import type_text
 from aotgrad.runtime.steps import Attach, AttachError, Forward, MakeBase, ReturnValue
-from aotgrad.slots import Gradient, of_kind
+from aotgrad.slots import Gradient, Primal, of_kind
 from aotgrad.verify.common import Problems, placeholder_values, results_of, same_slots, slot_list, value_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def check_executable(executable: Executable) -> Problems:
     yield from check_halves_against_joint(executable.joint, executable.partition)
     yield from check_sizes(executable.joint, executable.meta)
     yield from check_arity(executable.partition, executable.compiled)
+    yield from check_segments(executable.joint.segments, executable.plan.segments)
     yield from check_steps(executable)
     yield from check_source(executable.source, executable.call.__globals__)
     for name, value in executable.call.__globals__.items():
@@ -52,12 +53,25 @@ def check_halves_against_joint(joint: JointGraph, partition: Partition) -> Probl
         yield from same_slots("the backward's outputs", backward.outputs, "the gradients", joint.signature.gradients)
 
 
+def check_segments(segments: Sequence[BackwardSegment], halves: Sequence[GraphHalf]) -> Problems:
+    """Each autograd node has a graph, which gets the tangents of its segment and computes its gradients."""
+    if len(segments) != len(halves):
+        yield f"the backward has {len(segments)} segments and {len(halves)} graphs"
+        return
+    for number, (segment, half) in enumerate(zip(segments, halves, strict=True)):
+        name = f"segment {number}"
+        yield from same_slots(f"the tangents of the graph of {name}", half.signature.tangents, "its own", segment.tangents)
+        for gradient in segment.gradients:
+            if gradient not in half.signature.outputs:
+                yield f"the graph of {name} does not compute the {gradient}"
+
+
 def check_sizes(joint: JointGraph, meta: ViewAndMutationMeta) -> Problems:
     """A gradient has the size of its primal, or the one that the call left it with."""
     primals = dict(zip(joint.signature.inputs, placeholder_values(joint.module), strict=True))
     for gradient, node in zip(joint.signature.outputs, results_of(joint.module), strict=True):
         value = value_of(node)
-        if not isinstance(gradient, Gradient) or value is None:
+        if not isinstance(gradient, Gradient) or not isinstance(gradient.of, Primal) or value is None:
             continue
         info = meta.inputs[gradient.of.index]
         moved = None if info is None else info.geometry
@@ -97,6 +111,8 @@ def check_steps(executable: Executable) -> Problems:
         yield "a plan without a backward attaches autograd nodes"
     if partition.backward is not None and not of_kind(steps, Attach):
         yield "the plan attaches the backward to nothing"
+    elif partition.backward is not None and len(of_kind(steps, Attach)) != len(executable.joint.segments):
+        yield f"the backward has {len(executable.joint.segments)} segments, the plan {len(of_kind(steps, Attach))} nodes"
     if (executable.joint.backward_error is not None) != bool(of_kind(steps, AttachError)):
         yield "the error of the backward and the step that raises it do not come together"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.fx as fx
 
 from aotgrad.ir import JointGraph
 from aotgrad.printing import type_text
-from aotgrad.slots import Gradient, GraphSignature, Primal
+from aotgrad.slots import Cut, Gradient, GraphSignature, Primal, Tangent
 from aotgrad.verify.common import (
     Problems,
     check_graph,
@@ -34,10 +35,12 @@ def check_joint(joint: JointGraph) -> Problems:
     yield from check_results(signature)
     yield from check_backward_error(joint)
     yield from check_functional(joint)
+    yield from check_segments(joint)
     types = dict(zip(signature.inputs, placeholder_values(joint.module), strict=True))
     for gradient, node in zip(signature.outputs, results_of(joint.module), strict=True):
         if isinstance(gradient, Gradient):
-            yield from check_gradient(gradient, node, types[gradient.of])
+            like = types[gradient.of if isinstance(gradient.of, Primal) else Tangent(gradient.of)]
+            yield from check_gradient(gradient, node, like)
 
 
 def check_names(module: fx.GraphModule, signature: GraphSignature) -> Problems:
@@ -50,16 +53,41 @@ def check_names(module: fx.GraphModule, signature: GraphSignature) -> Problems:
 
 
 def check_results(signature: GraphSignature) -> Problems:
-    """Results, then one gradient a primal if there is a backward; a tangent belongs to a result."""
-    gradients = tuple(Gradient(primal) for primal in signature.primals) if signature.tangents else ()
-    expected = (*signature.forward_results, *gradients)
+    """Results, then gradients if there is a backward; a tangent belongs to a result or a cut."""
+    expected = (*signature.forward_results, *(signature.gradients if signature.tangents else ()))
     if signature.outputs != expected:
         yield f"the outputs are {slot_list(signature.outputs)}; they must be {slot_list(expected)}"
     yield from without_repeats("result", signature.forward_results)
     yield from without_repeats("tangent", signature.tangents)
+    yield from without_repeats("gradient", signature.gradients)
     for tangent in signature.tangents:
-        if tangent.of not in signature.forward_results:
+        if tangent.of not in signature.forward_results and not isinstance(tangent.of, Cut):
             yield f"{tangent}: the graph returns no {tangent.of}"
+
+
+def check_segments(joint: JointGraph) -> Problems:
+    """Each tangent belongs to one segment, and gradients go to primals and to later segments.
+
+    A backward of one segment has one gradient a primal; some may be `None`, which are not the segment's.
+    """
+    signature, segments = joint.signature, joint.segments
+    yield from same_set("tangents of segments", [t for s in segments for t in s.tangents], signature.tangents)
+    if len(segments) == 1:
+        yield from same_set("gradients", signature.gradients, tuple(map(Gradient, signature.primals)))
+    elif segments:
+        yield from same_set("gradients of segments", [g for s in segments for g in s.gradients], signature.gradients)
+    segment_of = {tangent.of: number for number, segment in enumerate(segments) for tangent in segment.tangents}
+    for number, segment in enumerate(segments):
+        for gradient in segment.gradients:
+            if gradient.segment != (number if len(segments) > 1 else None):
+                yield f"segment {number} lists the {gradient}"
+            elif not isinstance(gradient.of, Primal) and segment_of.get(gradient.of, -1) <= number:
+                yield f"the {gradient} goes to no later segment"
+
+
+def same_set(what: str, found: Sequence[Any], expected: Sequence[Any]) -> Problems:
+    if len(found) != len(expected) or set(found) != set(expected):
+        yield f"the {what} are {slot_list(found)}; they must be {slot_list(expected)}"
 
 
 def check_backward_error(joint: JointGraph) -> Problems:

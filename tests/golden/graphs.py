@@ -58,8 +58,28 @@ def dead_code(x):
 
 @case("joint", args=["f32[3] requires_grad", "f32[3] requires_grad"])
 def two_heads(x, y):
-    """Each differentiable output has a tangent; the gradient of a shared input is their sum."""
+    """Each differentiable output has a tangent and, here, a segment; the engine sums what both pass to the shared input."""
     return x.sin(), x * y
+
+
+@case("joint", "runtime", args=["f32[3] requires_grad"])
+def heads_on_a_trunk(x):
+    """The heads pass their gradients to the trunk through a cut, a value that nobody outside sees."""
+    h = x.tanh()
+    return h.sin(), h.cos()
+
+
+@case("joint", "runtime", args=["f32[3] requires_grad"])
+def returned_intermediate(x):
+    """The gradient of an output that others are computed from goes through that output: hooks on it see all of it."""
+    z = x * 2
+    return z.sin(), z
+
+
+@case("joint", "runtime", args=["f32[3] requires_grad"], options={"grad_segments": 2})
+def streamed_gradients(x):
+    """A backward that is cut into two segments, one after the other, where nothing but the option asks for it."""
+    return x.sin().exp()
 
 
 @case("joint", args=["f32[3] requires_grad", "f32[1] requires_grad"])

@@ -10,7 +10,7 @@ import aotgrad
 from aotgrad.errors import CaptureError
 from aotgrad.inspect.specs import make_arguments
 from aotgrad.printing.graphs import source_line
-from aotgrad.slots import Gradient, IntermediateBase, Primal, Tangent, UpdatedInput, UserOutput
+from aotgrad.slots import Cut, Gradient, IntermediateBase, Primal, Tangent, UpdatedInput, UserOutput
 from tests.executables import executable_of, results_of
 
 
@@ -45,7 +45,62 @@ def test_every_result_that_requires_grad_has_a_tangent():
     results = (UpdatedInput(1), UserOutput(0), UserOutput(3), IntermediateBase(0))
     assert signature.forward_results == results
     assert signature.tangents == tuple(Tangent(slot) for slot in results if slot != UserOutput(3))
-    assert signature.gradients == (Gradient(Primal(0)), Gradient(Primal(1)))
+
+
+def test_a_backward_of_one_segment_has_one_gradient_a_primal():
+    joint = executable_of(lambda x, y: x * 2, "f32[2] requires_grad", "f32[2] requires_grad").joint
+    assert joint.signature.gradients == (Gradient(Primal(0)), Gradient(Primal(1)))
+    (segment,) = joint.segments
+    assert (segment.tangents, segment.gradients) == ((Tangent(UserOutput(0)),), (Gradient(Primal(0)),))
+
+
+def test_heads_and_trunk_are_segments():
+    def function(x):
+        h = x.tanh()
+        return h.sin(), h.cos()
+
+    joint = executable_of(function, "f32[2] requires_grad").joint
+    cos, sin, trunk = joint.segments
+    assert (cos.tangents, cos.gradients) == ((Tangent(UserOutput(1)),), (Gradient(Cut(0), 0),))
+    assert (sin.tangents, sin.gradients) == ((Tangent(UserOutput(0)),), (Gradient(Cut(0), 1),))
+    assert (trunk.tangents, trunk.gradients) == ((Tangent(Cut(0)),), (Gradient(Primal(0), 2),))
+
+
+def test_terms_that_are_not_the_first_of_a_sum_are_passed_on_one_by_one():
+    signature = executable_of(lambda x: (x * x, x.sin()), "f32[2] requires_grad").joint.signature
+    assert signature.gradients == (Gradient(Primal(0), 0), Gradient(Primal(0), 1), Gradient(Primal(0), 1, term=1))
+
+
+def test_a_custom_function_that_may_get_zeros_is_a_segment_by_itself():
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2, x * 3
+
+        @staticmethod
+        def backward(ctx, one, other):
+            return one * 2 + other * 3
+
+    def function(x):
+        one, other = Both.apply(x.sin())
+        return one.exp(), other.exp()
+
+    segments = executable_of(function, "f32[2] requires_grad").joint.segments
+    assert [(len(segment.tangents), segment.materialize) for segment in segments] == [
+        (1, False),
+        (1, False),
+        (2, True),
+        (1, False),
+    ]
+    assert not any(s.materialize for s in executable_of(lambda x: sum(Both.apply(x)), "f32[2] requires_grad").joint.segments)
+
+
+def test_hooks_of_an_input_keep_the_backward_in_one_segment():
+    def function(x):
+        x.register_hook(lambda gradient: gradient * 10)
+        return x.sin(), x.cos()
+
+    assert len(executable_of(function, "f32[2] requires_grad").joint.segments) == 1
 
 
 def test_a_backward_node_carries_the_line_of_its_forward():

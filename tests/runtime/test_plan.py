@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from aotgrad.runtime.plan import names_read
-from aotgrad.runtime.steps import Attach, CopyBack, Forward, MakeView, RestoreGradMode, SetVersion, UpdateGeometry
+from aotgrad.runtime.steps import (
+    Attach,
+    CopyBack,
+    Forward,
+    KeepInputs,
+    MakeCut,
+    MakeView,
+    RestoreGradMode,
+    SetVersion,
+    UpdateGeometry,
+)
 from tests.executables import executable_of
 
 
@@ -24,7 +34,7 @@ def grad_mode_off(x):
     ("function", "specs", "expected"),
     [
         (lambda x: x + 1, ["f32[2]"], ["Forward", "ReturnValue"]),
-        (lambda x: x + 1, ["f32[2] requires_grad"], ["Forward", "Attach", "ReturnValue"]),
+        (lambda x: x + 1, ["f32[2] requires_grad"], ["Forward", "KeepInputs", "Attach", "ReturnValue"]),
         (lambda x: x.add_(1), ["f32[2]"], ["Forward", "CopyBack", "ReturnValue"]),
         (lambda x: x.add_(1).mul_(2), ["f32[2]"], ["Forward", "CopyBack", "SetVersion", "ReturnValue"]),
         (lambda x: x.data.add_(1), ["f32[1]"], ["Forward", "CopyBack", "MakeView", "ReturnValue"]),
@@ -46,7 +56,9 @@ def test_views_come_after_mutations():
     ("step", "names"),
     [
         (Forward(("x",), ("y",), (), False, ()), ()),
-        (Attach(("y",), ("x",), ("s",), ("n",), (), ("x", "z"), frozenset(), None), ("y", "x", "s", "n", "x", "z")),
+        (KeepInputs(("x", "z"), frozenset()), ("x", "z")),
+        (MakeCut("cut_0", (2,), torch.float32, torch.device("cpu")), ()),
+        (Attach("backward", ("y",), ("x",), ("s",), ("n",), (), None), ("y", "x", "s", "n")),
         (CopyBack("x", "y", "", None), ("x", "y")),
         (SetVersion("x", 1), ("x",)),
         (UpdateGeometry("x", None, False), ("x",)),

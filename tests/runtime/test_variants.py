@@ -7,11 +7,29 @@ import torch
 import aotgrad
 from aotgrad.backends.eager import compile_eager
 from aotgrad.runtime.variants import VariantCache, VariantKey, specialize
+from aotgrad.slots import Gradient, Primal
 from tests.executables import executable_of
 
 
+class ProductAndSquare(torch.autograd.Function):
+    """One autograd node with two outputs: a backward of one segment with two tangents."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w, (x * x).sum()
+
+    @staticmethod
+    def backward(ctx, product, square):
+        x, w = ctx.saved_tensors
+        return product @ w.t() + 2 * x * square, x.t() @ product
+
+
 def matmul_with_two_results(x, w):
-    return x @ w, (x * x).sum()
+    return ProductAndSquare.apply(x, w)
+
+
+GRADIENTS = (Gradient(Primal(0)), Gradient(Primal(1)))
 
 
 SPECS = ["f32[2, 3] requires_grad", "f32[3, 4] requires_grad"]
@@ -27,18 +45,18 @@ def backward_of_example():
 
 def test_the_full_key_keeps_everything():
     half = backward_of_example()
-    full = specialize(half, VariantKey((True, True), (True, True)), (0, 1))
+    full = specialize(half, VariantKey((True, True), (True, True)), GRADIENTS)
     assert targets(full) == targets(half)
     assert full.signature == half.signature
 
 
 def test_an_unwanted_gradient_is_not_computed():
-    half = specialize(backward_of_example(), VariantKey((True, True), (True, False)), (0, 1))
+    half = specialize(backward_of_example(), VariantKey((True, True), (True, False)), GRADIENTS)
     assert targets(half).count("aten.mm.default") == 1
 
 
 def test_an_undefined_tangent_leaves_the_graph_with_all_that_only_it_needed():
-    half = specialize(backward_of_example(), VariantKey((False, True), (True, True)), (0, 1))
+    half = specialize(backward_of_example(), VariantKey((False, True), (True, True)), GRADIENTS)
     assert "aten.mm.default" not in targets(half)
     assert "tangents_1" not in [node.name for node in half.module.graph.find_nodes(op="placeholder")]
 
@@ -46,7 +64,7 @@ def test_an_undefined_tangent_leaves_the_graph_with_all_that_only_it_needed():
 def test_each_variant_is_compiled_once():
     compiled = []
     half = backward_of_example()
-    cache = VariantCache(half, lambda half: compiled.append(targets(half)) or print, (0, 1))
+    cache = VariantCache(half, lambda half: compiled.append(targets(half)) or print, GRADIENTS)
     key = VariantKey((True, True), (False, True))
     assert cache.get(key) is cache.get(key)
     cache.get(cache.full_key())

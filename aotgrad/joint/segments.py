@@ -1,0 +1,291 @@
+"""Cuts the autograd graph of a traced function into segments: each becomes one autograd node at run time.
+
+In: the edges at which gradients come in (results) and go out (inputs). Out: a `Segmentation`.
+
+    h = tanh(x); return h.sin(), h.cos()
+    autograd nodes    Cos: reached from result 1    Sin: from result 0    Tanh: from both
+    segments          0: Cos                        1: Sin                2: Tanh
+    cut               the edge into Tanh: segments 0 and 1 pass gradients to it, the engine sums them
+
+Nodes that the same results reach run in the same backwards, so they are one segment; a graph that all results reach is one
+segment. A gradient that goes from one segment to another does so through a result of the function, if its edge is one, or
+else through a `Cut`, which nobody outside sees. This is eager's own graph, only coarser: what it may do one after another,
+in which order gradients are summed, and which node is visited twice, are the same.
+
+The graph is cut while it is traced (`CutBackward`), so that what a node computes is in its segment's part of the FX graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, Primal
+
+Item = TypeVar("Item")
+Edge = tuple[Any, int]
+"""An autograd node and the position of one of its inputs: where a gradient arrives."""
+
+AUTO_SEGMENTS, AUTO_NODES = 8, 64
+"""With `grad_segments="auto"`: into how many segments a backward of at least so many autograd nodes is cut."""
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """The segment of each autograd node, numbered so that gradients flow to higher numbers, and what edges mean.
+
+    `targets` are the edges that a gradient may leave a segment through. `materialized` are segments of a single node that
+    gets zeros for an undefined gradient beside a defined one.
+    """
+
+    segment_of: Mapping[Any, int]
+    targets: Mapping[Edge, GradientTarget]
+    count: int
+    materialized: frozenset[int]
+
+    def leaves(self, node: Any, edge: Edge) -> bool:
+        """Whether a gradient that `node` passes to `edge` leaves its segment."""
+        return self.segment_of.get(edge[0]) != self.segment_of[node]
+
+
+def find_segments(
+    results: Mapping[ForwardResult, Edge], inputs: Mapping[Edge, Primal], chunks: int | str
+) -> Segmentation | None:
+    """The segments of the graph between results and inputs, or `None` if a result is an input: nothing can be cut there.
+
+    Args:
+        results: where the gradient of each result enters.
+        inputs: where the gradients of inputs arrive.
+        chunks: into how many segments, one after the other, the work is cut besides.
+    """
+    roots = list(results.values())
+    if any(root in inputs for root in roots):
+        return None
+    successors = reachable([node for node, _ in roots], inputs)
+    order = topological_order(successors, successors.__getitem__, lambda node: -torch_compat.node_sequence_nr(node))
+    reached = dependence(order, successors, [node for node, _ in roots])
+    chunk = chunks_of_equal_length(order, resolved(chunks, len(order)))
+    alone = nodes_that_get_zeros(order, reached, roots)
+    level = levels(order, successors, alone)
+    keys = {node: (reached[node], chunk[node], level[node], node if node in alone else None) for node in order}
+    segment_of = numbered(keys, successors)
+    count = len(set(segment_of.values()))
+    targets = targets_of(order, segment_of, results, inputs)
+    return Segmentation(segment_of, targets, count, frozenset(segment_of[node] for node in alone))
+
+
+def nodes_that_get_zeros(order: Sequence[Any], reached: Mapping[Any, int], roots: Sequence[Edge]) -> set[Any]:
+    """The nodes of custom functions of whose outputs a backward may use some and not others: their backward gets zeros."""
+    arriving: dict[Any, dict[int, int]] = {}
+    for k, (node, position) in enumerate(roots):
+        masks = arriving.setdefault(node, {})
+        masks[position] = masks.get(position, 0) | 1 << k
+    for node in order:
+        for successor, position in edges_of(node):
+            masks = arriving.setdefault(successor, {})
+            masks[position] = masks.get(position, 0) | reached[node]
+    custom = (node for node in order if isinstance(node, torch.autograd.function.BackwardCFunction))
+    return {node for node in custom if len(set(arriving[node].values())) > 1}
+
+
+def resolved(chunks: int | str, nodes: int) -> int:
+    if chunks == "auto":
+        return AUTO_SEGMENTS if nodes >= AUTO_NODES else 1
+    return int(chunks)
+
+
+def edges_of(node: Any) -> list[Edge]:
+    """Where the gradients go that a node computes; without those that nobody needs."""
+    return [(successor, position) for successor, position in node.next_functions if successor is not None]
+
+
+def reachable(roots: Iterable[Any], inputs: Mapping[Edge, Primal]) -> dict[Any, list[Any]]:
+    """The nodes that a backward from `roots` visits before it reaches `inputs`, each with those it visits next."""
+    successors: dict[Any, list[Any]] = {}
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in successors:
+            successors[node] = [edge[0] for edge in edges_of(node) if edge not in inputs]
+            stack.extend(successors[node])
+    return successors
+
+
+def targets_of(
+    order: Sequence[Any],
+    segment_of: Mapping[Any, int],
+    results: Mapping[ForwardResult, Edge],
+    inputs: Mapping[Edge, Primal],
+) -> dict[Edge, GradientTarget]:
+    """What the edges mean at which a gradient enters another segment or an input."""
+    targets: dict[Edge, GradientTarget] = {**inputs}
+    for result, edge in results.items():
+        targets.setdefault(edge, result)
+    cuts = 0
+    for node in order:
+        for edge in edges_of(node):
+            if edge not in targets and segment_of[edge[0]] != segment_of[node]:
+                targets[edge] = Cut(cuts)
+                cuts += 1
+    return targets
+
+
+# --- Algorithms ------------------------------------------------------------------------------------------------------
+
+
+def topological_order(
+    items: Iterable[Item], successors: Callable[[Item], Iterable[Item]], priority: Callable[[Item], Any]
+) -> list[Item]:
+    """Each item after its predecessors; of those that are ready, the one of lowest priority first (Kahn, 1962)."""
+    items = list(items)
+    waiting = dict.fromkeys(items, 0)
+    for item in items:
+        for successor in successors(item):
+            waiting[successor] += 1
+    ready = [(priority(item), k, item) for k, item in enumerate(items) if not waiting[item]]
+    heapq.heapify(ready)
+    position = {item: k for k, item in enumerate(items)}
+    order = []
+    while ready:
+        _, _, item = heapq.heappop(ready)
+        order.append(item)
+        for successor in successors(item):
+            waiting[successor] -= 1
+            if not waiting[successor]:
+                heapq.heappush(ready, (priority(successor), position[successor], successor))
+    return order
+
+
+def dependence(order: Sequence[Item], successors: Mapping[Item, Sequence[Item]], roots: Sequence[Item]) -> dict[Item, int]:
+    """For each item, the set of roots that lead to it, as a bit mask. `order` is topological."""
+    masks = dict.fromkeys(order, 0)
+    for k, root in enumerate(roots):
+        masks[root] |= 1 << k
+    for item in order:
+        for successor in successors[item]:
+            masks[successor] |= masks[item]
+    return masks
+
+
+def levels(order: Sequence[Item], successors: Mapping[Item, Sequence[Item]], alone: set[Item]) -> dict[Item, int]:
+    """How many steps into and out of an item of `alone` lead to each item, at most. `order` is topological."""
+    level = dict.fromkeys(order, 0)
+    for item in order:
+        for successor in successors[item]:
+            step = (item in alone) + (successor in alone)
+            level[successor] = max(level[successor], level[item] + step)
+    return level
+
+
+def chunks_of_equal_length(order: Sequence[Item], count: int) -> dict[Item, int]:
+    """Cuts a sequence into `count` parts of about the same length."""
+    return {item: k * count // len(order) for k, item in enumerate(order)}
+
+
+def numbered(keys: Mapping[Item, Any], successors: Mapping[Item, Sequence[Item]]) -> dict[Item, int]:
+    """Items with the same key get the same number; numbers rise along the edges between different keys."""
+    first: dict[Any, int] = {}
+    following: dict[Any, set[Any]] = {}
+    for k, (item, key) in enumerate(keys.items()):
+        first.setdefault(key, k)
+        following.setdefault(key, set()).update(keys[other] for other in successors[item] if keys[other] != key)
+    order = topological_order(first, following.__getitem__, first.__getitem__)
+    number = {key: k for k, key in enumerate(order)}
+    return {item: number[key] for item, key in keys.items()}
+
+
+def engine_order(count: int) -> list[int]:
+    """The order in which the engine's queue gives back `count` tasks of equal priority, by when they were put in.
+
+    It is a binary heap, as in libstdc++: the first comes out first, then ties are not broken by age.
+    """
+    heap, order = list(range(count)), []
+    while heap:
+        order.append(heap[0])
+        last = heap.pop()
+        if heap:
+            sift_in(heap, last)
+    return order
+
+
+def sift_in(heap: list[int], last: int) -> None:
+    """Fill the hole at the root of a heap of equals: it moves down, to the right, and `last` fills it there."""
+    hole = 0
+    while 2 * hole + 2 < len(heap):
+        heap[hole] = heap[2 * hole + 2]
+        hole = 2 * hole + 2
+    if 2 * hole + 1 < len(heap):
+        heap[hole] = heap[2 * hole + 1]
+        hole = 2 * hole + 1
+    heap[hole] = last
+
+
+def arranged(items: Sequence[Item]) -> list[Item]:
+    """An order to put items in, after a first one, so that the engine's queue gives them back in theirs."""
+    places: list[Any] = [None] * len(items)
+    for item, place in zip(items, engine_order(len(items) + 1)[1:], strict=True):
+        places[place - 1] = item
+    return places
+
+
+# --- Cutting ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class CutBackward:
+    """Keeps the segments of a running backward apart: gradients that leave a segment are collected, not passed on.
+
+    `enter(cut, gradient)` is called when the first gradient arrives at a cut; what it returns goes on in its place.
+    """
+
+    segments: Segmentation
+    enter: Callable[[Cut, torch.Tensor], torch.Tensor | None]
+    collected: dict[tuple[int, GradientTarget], list[torch.Tensor]] = field(default_factory=dict)
+    entered: set[Cut] = field(default_factory=set)
+
+    def __enter__(self) -> CutBackward:
+        self.handles = [node.register_hook(self.hook(node)) for node in self.segments.segment_of]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def hook(self, node: Any) -> Callable[[Any, Any], tuple]:
+        edges, segment = node.next_functions, self.segments.segment_of[node]
+
+        def replace(gradients: Sequence[torch.Tensor | None], _: Any) -> tuple:
+            return tuple(self.pass_on(segment, edge, g) for edge, g in zip(edges, gradients, strict=True))
+
+        return replace
+
+    def pass_on(self, segment: int, edge: Edge, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """What the engine gets in place of a gradient that a node of `segment` passes to `edge`."""
+        if gradient is None or self.segments.segment_of.get(edge[0]) == segment:
+            return gradient
+        target = self.segments.targets[edge]
+        self.collected.setdefault((segment, target), []).append(gradient)
+        if not isinstance(target, Cut) or target in self.entered:
+            return None
+        self.entered.add(target)
+        return self.enter(target, gradient)
+
+    def terms(self) -> dict[Gradient, torch.Tensor]:
+        """What each segment passes on. Floating-point sums depend on their order, and the engine goes on adding.
+
+        The first terms of a sum are added here, later ones are passed on one by one.
+        """
+        found: dict[Gradient, torch.Tensor] = {}
+        begun: set[GradientTarget] = set()
+        for (segment, target), terms in self.collected.items():
+            first = target not in begun and isinstance(target, (Primal, Cut))
+            begun.add(target)
+            values = [functools.reduce(torch.add, terms)] if first else terms
+            found.update({Gradient(target, segment, term): value for term, value in enumerate(values)})
+        return found

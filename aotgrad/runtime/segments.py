@@ -1,0 +1,35 @@
+"""One backward graph -> the graph of each segment: what one autograd node of the compiled function runs.
+
+In: the backward half of a partition and the segments of its joint graph. Out: a half for each segment. What two segments
+compute again from saved values is in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.fx as fx
+
+from aotgrad.ir import BackwardSegment, GraphHalf
+from aotgrad.runtime.variants import copy_graph, remove_dead_code
+from aotgrad.slots import GraphSignature
+
+
+def segment_halves(backward: GraphHalf, segments: Sequence[BackwardSegment]) -> tuple[GraphHalf, ...]:
+    """The graph of each segment; a single segment is the backward itself."""
+    if len(segments) == 1:
+        return (backward,)
+    return tuple(segment_half(backward, segment) for segment in segments)
+
+
+def segment_half(backward: GraphHalf, segment: BackwardSegment) -> GraphHalf:
+    """The part of `backward` that computes the gradients of `segment`. It keeps every tangent of the segment."""
+    graph, placeholders = copy_graph(backward)
+    (output,) = graph.find_nodes(op="output")
+    results = dict(zip(backward.signature.outputs, output.args[0], strict=True))
+    output.args = (tuple(results[gradient] for gradient in segment.gradients),)
+    remove_dead_code(graph)
+    own = [slot for slot, node in placeholders.items() if node.users or slot in segment.tangents]
+    for slot in placeholders.keys() - set(own):
+        graph.erase_node(placeholders[slot])
+    return GraphHalf(fx.GraphModule(backward.module, graph), GraphSignature(tuple(own), segment.gradients))

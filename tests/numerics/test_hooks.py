@@ -1,0 +1,229 @@
+"""Hooks of inputs, outputs and parameters, and of the nodes behind them: order, values, replacements, as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import aotgrad
+from aotgrad.backends.eager import compile_eager
+from tests.numerics.test_segments import assert_same
+
+Trace = list[tuple[str, Any]]
+
+
+def one_node(x, w):
+    return ((x @ w).tanh() * w,)
+
+
+def trunk_and_heads(x, w):
+    h = (x @ w).tanh()
+    return h @ w, h, (h * x).sum(0)
+
+
+def changed_input(x, w):
+    x.mul_(w)
+    return x.sin(), x * 2
+
+
+FUNCTIONS = [changed_input, one_node, trunk_and_heads]
+every_function = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+
+
+def leaves() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(4, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
+
+
+def traced(function: Callable, register: Callable[[Trace, dict[str, Tensor]], None], before: bool = False) -> Trace:
+    """What hooks saw in one backward, and the gradients that came out."""
+    seen: Trace = []
+    x, w = leaves()
+    inputs = {"x": x * 1, "w": w}
+    if before:
+        register(seen, inputs)
+    outputs = function(*inputs.values())
+    named = {f"output {k}": output for k, output in enumerate(outputs)}
+    if not before:
+        register(seen, {**inputs, **named})
+    sum((output**2).sum() for output in outputs).backward()
+    seen += [(f"gradient of {name}", leaf.grad.clone()) for name, leaf in zip("xw", (x, w), strict=True)]
+    seen += [(f"kept gradient of {name}", t.grad) for name, t in {**inputs, **named}.items() if t.retains_grad]
+    return seen
+
+
+def tensor_hooks(seen: Trace, tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        tensor.register_hook(lambda gradient, name=name: seen.append((name, gradient.clone())))
+
+
+def replacing_hooks(seen: Trace, tensors: dict[str, Tensor]) -> None:
+    tensor_hooks(seen, tensors)
+    for tensor in tensors.values():
+        tensor.register_hook(lambda gradient: gradient * 2 + 1)
+    tensor_hooks(seen, tensors)
+
+
+def kept_gradients(seen: Trace, tensors: dict[str, Tensor]) -> None:
+    """`retains_grad` runs last, whenever it was asked for."""
+    for tensor in tensors.values():
+        if not tensor.is_leaf:
+            tensor.retain_grad()
+        tensor.register_hook(lambda gradient: gradient * 3)
+
+
+def node_hooks(seen: Trace, tensors: dict[str, Tensor]) -> None:
+    """Tensor pre-hooks run before those of the node, and post-hooks of the node after it."""
+    for name, tensor in tensors.items():
+        if tensor.grad_fn is None:
+            continue
+        position = tensor.output_nr
+        tensor.grad_fn.register_prehook(
+            lambda gradients, name=name, k=position: seen.append((f"node of {name}", gradients[k].clone()))
+        )
+        tensor.register_hook(lambda gradient, name=name: seen.append((name, gradient.clone())))
+
+
+def replacing_node_hooks(seen: Trace, tensors: dict[str, Tensor]) -> None:
+    node_hooks(seen, tensors)
+    for name, tensor in tensors.items():
+        if tensor.grad_fn is not None and name != "x":
+            tensor.grad_fn.register_prehook(lambda gradients: tuple(None if g is None else g * 2 for g in gradients))
+
+
+def accumulated(seen: Trace, tensors: dict[str, Tensor]) -> None:
+    leaf = tensors["w"]
+    leaf.register_post_accumulate_grad_hook(lambda leaf: seen.append(("accumulated", leaf.grad.clone())))
+    leaf.register_hook(lambda gradient: seen.append(("hook of the leaf", gradient.clone())))
+
+
+REGISTRATIONS = [accumulated, kept_gradients, node_hooks, replacing_hooks, replacing_node_hooks, tensor_hooks]
+
+
+@every_function
+@pytest.mark.parametrize("register", REGISTRATIONS, ids=lambda register: register.__name__)
+@pytest.mark.parametrize("segments", [1, 3])
+def test_hooks_see_and_replace_what_they_do_in_eager(function, register, segments):
+    under_test = aotgrad.aot_function(function, compile_eager, options={"grad_segments": segments})
+    for _ in range(2):
+        assert_same(traced(under_test, register), traced(function, register))
+
+
+@every_function
+def test_hooks_registered_before_the_call(function):
+    for register in (tensor_hooks, replacing_hooks):
+        under_test = aotgrad.aot_function(function, compile_eager)
+        assert_same(traced(under_test, register, before=True), traced(function, register, before=True))
+
+
+@every_function
+def test_hooks_registered_after_compiling(function):
+    def nothing(seen: Trace, tensors: dict[str, Tensor]) -> None:
+        pass
+
+    under_test = aotgrad.aot_function(function, compile_eager)
+    traced(under_test, nothing)
+    assert_same(traced(under_test, replacing_hooks), traced(function, replacing_hooks))
+
+
+def test_a_hook_of_a_returned_intermediate_sees_the_whole_gradient():
+    def function(x):
+        z = x * 2
+        return z.sin(), z
+
+    def hooked(function: Callable) -> list[Tensor]:
+        seen: list[Tensor] = []
+        x, _ = leaves()
+        d, z = function(x)
+        z.register_hook(lambda gradient: seen.append(gradient.clone()))
+        (d.sum() + (z**2).sum()).backward()
+        return [*seen, x.grad]
+
+    assert_same(hooked(aotgrad.aot_function(function, compile_eager)), hooked(function))
+
+
+def test_hooks_of_modules_and_parameters():
+    def run(compile_model: Callable) -> Trace:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        seen: Trace = []
+        for name, parameter in model.named_parameters():
+            parameter.register_hook(lambda gradient, name=name: seen.append((name, gradient.clone())))
+            parameter.register_hook(lambda gradient: gradient / 2)
+            parameter.register_post_accumulate_grad_hook(lambda p, name=name: seen.append((f"{name} done", p.grad.clone())))
+        step = compile_model(model)
+        for _ in range(2):
+            step(torch.ones(2, 4)).sum().backward()
+        return seen
+
+    def by_name(seen: Trace) -> Trace:
+        return sorted(seen, key=lambda entry: entry[0])
+
+    found = run(lambda model: aotgrad.aot_module(model, compile_eager))
+    expected = run(lambda model: model)
+    assert_same(by_name(found), by_name(expected))
+    names = [name for name, _ in found]
+    for name in {name for name in names if not name.endswith("done")}:
+        assert names.index(name) < names.index(f"{name} done")
+
+
+def test_the_order_of_the_hooks_of_many_leaves():
+    def chain(x, *weights):
+        for weight in weights:
+            x = (x @ weight).tanh()
+        return x
+
+    def order(function: Callable) -> list[int]:
+        seen: list[int] = []
+        weights = [torch.eye(2, requires_grad=True) for _ in range(9)]
+        for k, weight in enumerate(weights):
+            weight.register_hook(lambda _, k=k: seen.append(k))
+        function(torch.ones(2, 2), *weights).sum().backward()
+        return seen
+
+    assert order(aotgrad.aot_function(chain, compile_eager)) == order(chain) == list(range(8, -1, -1))
+
+
+def packed_and_unpacked(function: Callable) -> list[Tensor]:
+    """Gradients where what is saved is kept in half the precision."""
+
+    def pack(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.float32)
+
+    def unpack(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.float64)
+
+    x, w = leaves()
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        outputs = function(x, w)
+    sum(output.sum() for output in outputs).backward()
+    return [x.grad, w.grad]
+
+
+def test_saved_tensor_hooks_may_change_what_is_saved():
+    def function(x, w):
+        return ((x @ w),)
+
+    assert_same(packed_and_unpacked(aotgrad.aot_function(function, compile_eager)), packed_and_unpacked(function))
+
+
+def test_saved_tensors_on_disk(tmp_path):
+    def pack(tensor: Tensor) -> str:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.pt"
+        torch.save(tensor.detach(), path)
+        return str(path)
+
+    def gradients(function: Callable) -> list[Tensor]:
+        x, w = leaves()
+        with torch.autograd.graph.saved_tensors_hooks(pack, torch.load):
+            outputs = function(x, w)
+        sum(output.sum() for output in outputs).backward()
+        return [x.grad, w.grad]
+
+    found = gradients(aotgrad.aot_function(trunk_and_heads, compile_eager))
+    assert list(tmp_path.iterdir())
+    assert_same(found, gradients(trunk_and_heads))
