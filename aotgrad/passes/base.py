@@ -2,7 +2,7 @@
 
     @dataclass(frozen=True)
     class Rename:
-        name: ClassVar[str] = "rename"
+        name: str = "rename"
 
         def apply(self, graph):                     a JointGraph, or a GraphHalf
             for node in graph.module.graph.nodes: ...

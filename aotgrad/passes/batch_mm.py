@@ -20,7 +20,7 @@ import functools
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.fx as fx
 
@@ -38,9 +38,9 @@ aten = ops.aten
 class BatchMM:
     """Batches `mm`s of at most `max_flops` multiplications each, where at least `min_batch` fit together."""
 
-    name: ClassVar[str] = "batch_mm"
     max_flops: int = 1 << 18
     min_batch: int = 2
+    name: str = "batch_mm"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
         batching = Batching.of(graph, self.min_batch)
@@ -59,7 +59,7 @@ class BatchMM:
 
 def flops_of(node: fx.Node) -> float:
     """Multiplications of a product; infinite for symbolic sizes."""
-    left, right = (arg.meta["val"] for arg in node.args)
+    left, right = (arg.meta["val"] for arg in ops.arguments(node))
     if torch_compat.is_symbolic(left) or torch_compat.is_symbolic(right):
         return float("inf")
     return left.size(0) * left.size(1) * right.size(1)
@@ -70,7 +70,7 @@ def right_operand(node: fx.Node) -> Any:
 
 
 def shapes(node: fx.Node) -> Any:
-    return tuple(tuple(arg.meta["val"].size()) for arg in node.args)
+    return tuple(tuple(arg.meta["val"].size()) for arg in ops.arguments(node))
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.fx as fx
@@ -25,7 +25,7 @@ from aotgrad.passes.memory import Memory
 class CommonSubexpressionElimination:
     """Computes equal calls once, by value numbering."""
 
-    name: ClassVar[str] = "cse"
+    name: str = "cse"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
         memory = Memory.of(graph)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.fx as fx
@@ -32,8 +32,8 @@ aten = ops.aten
 class ConstantPropagation:
     """Computes constants; `max_elements` is the largest that is kept, in elements."""
 
-    name: ClassVar[str] = "constants"
     max_elements: int = 1 << 16
+    name: str = "constants"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
         folding = Folding.of(graph, self.max_elements)
@@ -101,16 +101,16 @@ class Folding:
     def evaluate(self, node: fx.Node) -> torch.Tensor | None:
         """What the node computes, or `None` if running it gives something else than was traced."""
         if is_own_constant(node, self.module):
-            return getattr(self.module, node.args[0].target)
+            return getattr(self.module, ops.arguments(node)[0].target)
         with torch_compat.bare_evaluation():
             args, kwargs = fx.map_arg((node.args, node.kwargs), self.value_of)
-            value = node.target(*args, **kwargs)
+            value = ops.run(node, args, kwargs)
         traced = node.meta["val"]
         agrees = (value.size(), value.stride(), value.dtype) == (traced.size(), traced.stride(), traced.dtype)
         return value if agrees else None
 
     def value_of(self, node: fx.Node) -> torch.Tensor:
-        return self.known[node] if node in self.known else node.target(*node.args, **node.kwargs)
+        return self.known[node] if node in self.known else ops.run(node, node.args, node.kwargs)
 
     def constant_for(self, arg: fx.Node, reader: fx.Node) -> fx.Node:
         """The node of a constant in place of `arg`, one for all that have equal bits; `arg` itself if it must stay."""
@@ -168,9 +168,9 @@ def is_small(value: Any, max_elements: float) -> bool:
 
 def is_own_constant(node: fx.Node, module: fx.GraphModule) -> bool:
     """Whether the node copies a tensor that the function makes from Python numbers."""
-    if node.target is not aten.lift_fresh_copy.default or node.args[0].op != "get_attr":
+    if node.target is not aten.lift_fresh_copy.default or ops.arguments(node)[0].op != "get_attr":
         return False
-    return type(getattr(module, node.args[0].target)) is torch.Tensor
+    return type(getattr(module, ops.arguments(node)[0].target)) is torch.Tensor
 
 
 def pool_key(value: torch.Tensor) -> tuple:

@@ -6,7 +6,6 @@ exp = exp(primals_1); sin = sin(primals_1); return (sin,)      ->      sin = sin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.fx as fx
 
@@ -18,7 +17,7 @@ from aotgrad.passes.base import AnyGraph
 class DeadCodeElimination:
     """Removes nodes that neither an output nor an effect needs."""
 
-    name: ClassVar[str] = "dce"
+    name: str = "dce"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
         for node in reversed(graph.module.graph.nodes):

@@ -6,7 +6,6 @@ with_effects(token, print, "x")        ->      print("x")
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.fx as fx
 
@@ -18,7 +17,7 @@ from aotgrad.passes.base import AnyGraph
 class UnwrapEffects:
     """`with_effects(token, op, *args)` becomes `op(*args)`, marked as having a side effect so that it stays."""
 
-    name: ClassVar[str] = "unwrap_effects"
+    name: str = "unwrap_effects"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
         for node in list(graph.module.graph.nodes):

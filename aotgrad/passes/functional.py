@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from aotgrad.errors import PassError
 from aotgrad.passes import ops
@@ -14,7 +14,7 @@ from aotgrad.passes.base import AnyGraph
 class CheckFunctional:
     """Raises for a graph with an op that writes; changes nothing."""
 
-    name: ClassVar[str] = "functional"
+    name: str = "functional"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
         """`graph` itself.

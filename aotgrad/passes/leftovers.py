@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.fx as fx
 
@@ -25,7 +25,7 @@ DETACH = aten.detach.default
 class RemoveLeftovers:
     """Removes `detach`, and copies that nobody can tell from the original."""
 
-    name: ClassVar[str] = "leftovers"
+    name: str = "leftovers"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
         memory = Memory.of(graph)

@@ -69,7 +69,7 @@ def owners(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
 
 def with_tuples(nodes: Iterable[fx.Node], owned: set[fx.Node]) -> frozenset[fx.Node]:
     """`owned`, and the ops that made one of them as an item of a tuple."""
-    return frozenset(owned) | {node.args[0] for node in nodes if node.target is operator.getitem and node in owned}
+    return frozenset(owned) | {ops.arguments(node)[0] for node in nodes if node.target is operator.getitem and node in owned}
 
 
 def viewed_node(node: fx.Node) -> fx.Node | None:

@@ -90,6 +90,17 @@ DATA_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shap
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float)
 
 
+def arguments(node: fx.Node) -> Any:
+    """The arguments of a call; what types they have, its op knows."""
+    return node.args
+
+
+def run(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """What the op of a node returns for these arguments."""
+    assert callable(node.target), f"{node} is no call of a function"
+    return node.target(*args, **kwargs)
+
+
 def is_aten(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload)
 
@@ -131,7 +142,7 @@ def branches(node: fx.Node) -> list[fx.GraphModule]:
     """The graphs that a control-flow op calls."""
     if not isinstance(node.target, torch._ops.HigherOrderOperator) or node.graph.owning_module is None:
         return []
-    names = [arg.target for arg in node.all_input_nodes if arg.op == "get_attr"]
+    names = [str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr"]
     modules = [getattr(node.graph.owning_module, name, None) for name in names]
     return [module for module in modules if isinstance(module, fx.GraphModule)]
 
@@ -142,7 +153,7 @@ def is_pure(node: fx.Node) -> bool:
         return False
     if node.target is operator.getitem or not is_aten(node.target):
         return node.target is operator.getitem or is_number(node)
-    if node.target in UNINITIALIZED or any(tag in node.target.tags for tag in DATA_DEPENDENT):
+    if node.target in UNINITIALIZED or any(tag in getattr(node.target, "tags", ()) for tag in DATA_DEPENDENT):
         return False
     return not has_effect(node)
 

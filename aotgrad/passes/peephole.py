@@ -19,7 +19,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.fx as fx
@@ -38,7 +38,7 @@ aten = ops.aten
 class Peephole:
     """Removes views, casts and arithmetic that change nothing, and joins neighbouring views."""
 
-    name: ClassVar[str] = "peephole"
+    name: str = "peephole"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
         views, memory = Views(), Memory.of(graph)
@@ -78,7 +78,7 @@ class Views:
 
     def visit(self, node: fx.Node) -> fx.Node | None:
         """An earlier node that is the same view of the same tensor."""
-        self.root[node] = self.root[node.args[0]] if is_geometric_view(node) else node
+        self.root[node] = self.root[ops.arguments(node)[0]] if is_geometric_view(node) else node
         key = geometry_key(node.meta.get("val"))
         if key is None:
             return None
@@ -103,7 +103,7 @@ def geometry_key(value: Any) -> tuple | None:
 
 
 def join_reshapes(node: fx.Node) -> None:
-    inner = node.args[0]
+    inner = ops.arguments(node)[0]
     if inner.target in (aten.view.default, torch_compat.unsafe_view) and both_contiguous(inner.args[0], node):
         node.args = (inner.args[0], *node.args[1:])
 
@@ -114,17 +114,17 @@ def both_contiguous(one: fx.Node, other: fx.Node) -> bool:
 
 
 def join_expands(node: fx.Node) -> None:
-    inner, size = node.args[0], node.args[1]
+    inner, size = ops.arguments(node)
     if inner.target is aten.expand.default and all(not isinstance(s, int) or s >= 0 for s in size):
         node.args = (inner.args[0], *node.args[1:])
 
 
 def join_permutations(node: fx.Node) -> None:
-    inner = permutation(node.args[0])
+    inner = permutation(ops.arguments(node)[0])
     outer = permutation(node)
     if inner is not None and outer is not None:
         node.target = aten.permute.default
-        node.args = (node.args[0].args[0], [inner[dim] for dim in outer])
+        node.args = (ops.arguments(node)[0].args[0], [inner[dim] for dim in outer])
 
 
 def permutation(node: fx.Node) -> list[int] | None:
@@ -134,10 +134,10 @@ def permutation(node: fx.Node) -> list[int] | None:
     count = node.meta["val"].dim()
     dims = list(range(count))
     if node.target is aten.permute.default:
-        return [dim % count for dim in node.args[1]]
+        return [dim % count for dim in ops.arguments(node)[1]]
     if node.target is aten.t.default:
         return dims[::-1]
-    first, second = (dim % max(count, 1) for dim in node.args[1:])
+    first, second = (dim % max(count, 1) for dim in ops.arguments(node)[1:])
     if count:
         dims[first], dims[second] = second, first
     return dims
@@ -168,7 +168,7 @@ WIDENING = {
 
 def join_casts(node: fx.Node) -> None:
     """Cast what was widened before from its own dtype: rounding happens once in both."""
-    inner = node.args[0]
+    inner = ops.arguments(node)[0]
     if inner.target is not torch_compat.cast or not is_plain_cast(inner) or not is_plain_cast(node):
         return
     source = inner.args[0]
@@ -180,7 +180,7 @@ def join_casts(node: fx.Node) -> None:
 
 def is_plain_cast(node: fx.Node) -> bool:
     """Whether the node changes the dtype and nothing else."""
-    source, value = node.args[0].meta["val"], node.meta["val"]
+    source, value = ops.arguments(node)[0].meta["val"], node.meta["val"]
     plain = source.device == value.device and source.layout is torch.strided and value.layout is torch.strided
     return plain and not source.is_conj() and not source.is_neg()
 
@@ -259,7 +259,7 @@ def number_in(value: Any) -> Any:
     return UNIFORM.get(value.target)
 
 
-UNIFORM = {
+UNIFORM: dict[Any, int] = {
     aten.ones.default: 1,
     aten.ones_like.default: 1,
     aten.zeros.default: 0,

@@ -18,6 +18,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.ir import GraphHalf
+from aotgrad.passes import ops
 
 
 def replace(graph: fx.Graph, visit: Callable[[fx.Node], fx.Node | None]) -> dict[fx.Node, fx.Node]:
@@ -57,7 +58,7 @@ def traced_value(node: fx.Node) -> Any:
     """What the node returns for the traced values of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta.get("val"))
     with torch_compat.bare_evaluation(), torch_compat.fake_mode_of(node.graph):
-        return node.target(*args, **kwargs)
+        return ops.run(node, args, kwargs)
 
 
 RECOMPUTE_TAGS = ("recompute", "ac_graph_id")
