@@ -26,7 +26,7 @@ from aotgrad.convention import Dedupe
 from aotgrad.debug_state import debug_state
 from aotgrad.errors import CaptureError
 from aotgrad.ir import InputHint
-from aotgrad.lifting import LiftedModule, ModuleArguments
+from aotgrad.lifting import LiftedModule, ModuleArguments, slots_of
 from aotgrad.memory import MemoryGuard
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
@@ -182,7 +182,7 @@ def aot_module_simplified(
 def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe) -> Callable:
     """The compiled flat forward of `mod`, for inputs that a frontend guards."""
     lifted = LiftedModule(mod)
-    tensors, _ = lifted.read()
+    tensors = [slot.table[slot.key] for slot in slots_of(mod)]
     everything = [*tensors, *args]
     dedupe = Dedupe.of(everything)
 

@@ -33,7 +33,7 @@ TABLES = ("_parameters", "_buffers")
 # No part of the state: read above, without a meaning for the forward, or, in recurrent modules, derived from parameters.
 SKIPPED = frozenset({*HOOKS, *HOOK_FLAGS, *TABLES, "_modules", "_non_persistent_buffers_set", "_flat_weights"})
 SKIPPED |= {"_flat_weight_refs", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"}
-SKIPPED |= {"_load_state_dict_post_hooks"}
+SKIPPED |= {"_load_state_dict_post_hooks", "meta"}
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,7 @@ class ModuleState:
         self.seen: Seen = {id(part): (part, ("module", name)) for name, part in named.items()}
         everywhere = tuple(tuple(map(Same, hooks.values())) for hooks in torch_compat.global_module_hooks())
         self.value = HashedOnce((everywhere, *(own_state(part, self.content) for part in self.modules)))
-        self.slots = [slot for table in TABLES for name, part in named.items() for slot in tensor_slots(name, part, table)]
-        self.places = [(slot.table, slot.key) for slot in self.slots]
+        self.places = [(slot.table, slot.key) for slot in slots_of(module)]
         self.classes = list(map(type, self.modules))
         watched = Watched(self.modules)
         watched.add_all(torch_compat.global_module_hooks())
@@ -156,7 +155,7 @@ class ModuleState:
         )
 
     def tensors(self) -> list[torch.Tensor]:
-        """Parameters, then buffers; what is there under several names comes several times."""
+        """In the order of `slots_of`; what is there under several names comes several times."""
         return [table[key] for table, key in self.places]
 
 
@@ -166,6 +165,12 @@ class Slot(NamedTuple):
     name: str
     table: dict[str, torch.Tensor]
     key: str
+
+
+def slots_of(module: nn.Module) -> list[Slot]:
+    """The slots of a module tree: parameters, then buffers."""
+    named = list(module.named_modules())
+    return [slot for table in TABLES for name, part in named for slot in tensor_slots(name, part, table)]
 
 
 def tensor_slots(name: str, module: nn.Module, table: str) -> Iterator[Slot]:
@@ -218,7 +223,7 @@ class LiftedModule:
         return state
 
     def forward(self, *everything: Any, **kwargs: Any) -> Any:
-        slots = self.current_state().slots
+        slots = slots_of(self.module)
         tensors, args = everything[: len(slots)], everything[len(slots) :]
         with self.replaced(slots, tensors):
             result = self.run(*args, **kwargs)

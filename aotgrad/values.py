@@ -17,9 +17,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+import torch.fx
 
 PLAIN = frozenset({bool, int, str, bytes, type(None), type(...), range, torch.dtype, torch.device, torch.layout})
-BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, weakref.ref, torch._ops.OpOverload)
+BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, weakref.ref)
+BY_IDENTITY += (torch._ops.OpOverload, torch.fx.Graph)
 
 
 class Same:

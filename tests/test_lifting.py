@@ -10,7 +10,7 @@ from torch import nn
 
 import aotgrad
 from aotgrad.errors import CaptureError
-from aotgrad.lifting import LiftedModule
+from aotgrad.lifting import LiftedModule, slots_of
 
 
 class Tied(nn.Module):
@@ -27,7 +27,7 @@ class Tied(nn.Module):
 
 
 def names(module):
-    return [slot.name for slot in LiftedModule(module).current_state().slots]
+    return [slot.name for slot in slots_of(module)]
 
 
 def test_parameters_come_before_buffers_under_each_of_their_names():
@@ -148,6 +148,17 @@ def compare_training(compiled, model, x):
 def test_reading_an_unchanged_module_gives_the_same_state():
     lifted = LiftedModule(Everything())
     assert lifted.read()[1] is lifted.read()[1]
+
+
+def test_a_graph_counts_by_identity():
+    """Nodes lead to everything that a trace knows: a graph is not read."""
+    graph = torch.fx.symbolic_trace(nn.Linear(2, 2))
+    for node in graph.graph.nodes:
+        node.meta["secret"] = (i for i in ())
+    graph.meta["secret"] = (i for i in ())
+    lifted = LiftedModule(graph)
+    assert lifted.read()[1] is lifted.read()[1]
+    assert lifted.read()[1] == LiftedModule(graph).read()[1]
 
 
 def test_a_global_hook_counts():
