@@ -1,9 +1,11 @@
 """Minimum s-t cut of a directed graph with integer capacities. Knows nothing of torch.
 
-In: the number of nodes, edges `(tail, head, capacity)`, source and sink. Out: the value of the cut and its source side.
+In: a `Network` of edges `(tail, head)`, their capacities, source and sink. Out: the value of the cut and its source side.
 
     >>> min_cut(3, [(0, 1, 5), (1, 2, 3)], 0, 2)
     (3, frozenset({0, 1}))
+
+A network is made once and cut many times, with other capacities each time.
 
 Dinic's algorithm (E. A. Dinic, 1970): phases of a breadth-first search, which labels each node with its distance from
 the source, and a depth-first search along edges that go one step further, which saturates all shortest paths.
@@ -15,35 +17,51 @@ Limits: O(V^2 E) at worst; graphs of tensor programs need a few phases. Capaciti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-INFINITE = 1 << 80  # larger than any sum of byte counts; a cut of at least this value cuts what must not be cut
+INFINITE = 1 << 200  # larger than any weighted sum of bytes and times; a cut of this value cuts what must not be cut
 
 Edge = tuple[int, int, int]
 
 
 def min_cut(num_nodes: int, edges: Iterable[Edge], source: int, sink: int) -> tuple[int, frozenset[int]]:
-    """The value of a minimum cut, and the nodes on its source side.
+    """The value of a minimum cut, and the nodes on its source side: `Network.min_cut` for a graph that is cut once."""
+    edges = list(edges)
+    network = Network(num_nodes, [(tail, head) for tail, head, _ in edges])
+    return network.min_cut([capacity for _, _, capacity in edges], source, sink)
 
-    Args:
-        num_nodes: nodes are the ints below it.
-        edges: `(tail, head, capacity)` with a capacity of at least 0; parallel edges add up.
 
-    Returns:
-        The sum of the capacities of the cut edges, and the smallest source side of all minimum cuts.
-    """
-    network = _network(num_nodes, edges)
-    value = 0
-    while True:
-        level = _levels(network, source, sink)
-        if level[sink] < 0:
-            return value, frozenset(node for node in range(num_nodes) if level[node] >= 0)
-        value += _blocking_flow(network, level, source, sink)
+class Network:
+    """The edges of a directed graph; nodes are the ints below `num_nodes`."""
+
+    def __init__(self, num_nodes: int, edges: Iterable[tuple[int, int]]) -> None:
+        self.heads: list[int] = []
+        self.out: list[list[int]] = [[] for _ in range(num_nodes)]
+        for tail, head in edges:
+            self.out[tail].append(len(self.heads))
+            self.out[head].append(len(self.heads) + 1)
+            self.heads.extend((head, tail))
+
+    def min_cut(self, capacities: Sequence[int], source: int, sink: int) -> tuple[int, frozenset[int]]:
+        """The value of a minimum cut, and the smallest source side of all minimum cuts.
+
+        Args:
+            capacities: one for each edge, at least 0; parallel edges add up.
+        """
+        residual = [0] * len(self.heads)
+        residual[::2] = capacities
+        flow = _Flow(self.heads, residual, self.out)
+        value = 0
+        while True:
+            level = _levels(flow, source, sink)
+            if level[sink] < 0:
+                return value, frozenset(node for node, distance in enumerate(level) if distance >= 0)
+            value += _blocking_flow(flow, level, source, sink)
 
 
 @dataclass(frozen=True)
-class _Network:
+class _Flow:
     """`residual[e]` may still flow along edge `e`, whose head is `heads[e]`; `out[v]` are the edges leaving `v`."""
 
     heads: list[int]
@@ -51,22 +69,12 @@ class _Network:
     out: list[list[int]]
 
 
-def _network(num_nodes: int, edges: Iterable[Edge]) -> _Network:
-    network = _Network([], [], [[] for _ in range(num_nodes)])
-    for tail, head, capacity in edges:
-        network.out[tail].append(len(network.heads))
-        network.out[head].append(len(network.heads) + 1)
-        network.heads.extend((head, tail))
-        network.residual.extend((capacity, 0))
-    return network
-
-
-def _levels(network: _Network, source: int, sink: int) -> list[int]:
+def _levels(flow: _Flow, source: int, sink: int) -> list[int]:
     """The distance of each node from the source along edges with residual capacity; -1 where there is no path.
 
     Nodes at least as far as the sink need no label, unless the sink cannot be reached.
     """
-    heads, residual, out = network.heads, network.residual, network.out
+    heads, residual, out = flow.heads, flow.residual, flow.out
     level = [-1] * len(out)
     level[source] = 0
     frontier = [source]
@@ -82,9 +90,9 @@ def _levels(network: _Network, source: int, sink: int) -> list[int]:
     return level
 
 
-def _blocking_flow(network: _Network, level: list[int], source: int, sink: int) -> int:
+def _blocking_flow(flow: _Flow, level: list[int], source: int, sink: int) -> int:
     """Saturate every shortest path; return the flow that this adds."""
-    heads, residual = network.heads, network.residual
+    heads, residual = flow.heads, flow.residual
     current = [0] * len(level)  # the first edge of each node that may still lead to the sink
     path: list[int] = []
     node, total = source, 0
@@ -94,7 +102,7 @@ def _blocking_flow(network: _Network, level: list[int], source: int, sink: int) 
             total += pushed
             node = heads[path[kept] ^ 1]
             del path[kept:]
-        edge = _advance(network, level, current, node)
+        edge = _advance(flow, level, current, node)
         if edge >= 0:
             path.append(edge)
             node = heads[edge]
@@ -105,9 +113,9 @@ def _blocking_flow(network: _Network, level: list[int], source: int, sink: int) 
             return total
 
 
-def _advance(network: _Network, level: list[int], current: list[int], node: int) -> int:
+def _advance(flow: _Flow, level: list[int], current: list[int], node: int) -> int:
     """The next edge of `node` that goes one step further and is not full, or -1."""
-    heads, residual, edges = network.heads, network.residual, network.out[node]
+    heads, residual, edges = flow.heads, flow.residual, flow.out[node]
     distance = level[node] + 1
     for index in range(current[node], len(edges)):
         edge = edges[index]
