@@ -8,7 +8,7 @@ from aotgrad.backends import make_boxed_compiler, make_boxed_func, nop
 from aotgrad.counters import counters
 from aotgrad.frontends.dynamo import DynamoBackend, eager, inductor, interpreter
 from aotgrad.options import Options
-from aotgrad.partition import default_partition, min_cut_rematerialization_partition
+from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
 from aotgrad.plan_cache import last_executed
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "min_cut_rematerialization_partition",
     "nop",
     "passes",
+    "recompute_all_partition",
 ]

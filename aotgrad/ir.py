@@ -438,6 +438,15 @@ class SavedValue:
 
 
 @dataclass(frozen=True)
+class RecomputedValue:
+    """One op of the forward that runs again in the backward, and why its result is not saved."""
+
+    name: str
+    reason: str
+    source: str | None
+
+
+@dataclass(frozen=True)
 class GraphHalf:
     """A graph that a backend compiles, with what its placeholders and outputs mean."""
 
@@ -452,6 +461,7 @@ class Partition:
     forward: GraphHalf
     backward: GraphHalf | None
     saved: tuple[SavedValue, ...]
+    recomputed: tuple[RecomputedValue, ...] = ()
 
     @property
     def saved_bytes(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,12 @@ class Options:
         enabled: `False` runs the original function eagerly, to see whether aotgrad is at fault (`AOTGRAD_DISABLE=1`).
         grad_segments: 1 to 64: into how many segments, one after the other, a backward is cut, so that gradients, their
             hooks and optimizers in hooks come while it goes on; `"auto"`: 8 for long ones.
-        partitioner: `"min_cut"` or `"save_all"`: what the forward saves for the backward.
+        partitioner: `"min_cut"`, `"save_all"` or `"recompute_all"`: what the forward saves for the backward.
+        memory_budget: how much `"min_cut"` may save: bytes (`2_000_000` or `"1.5GB"`), a fraction from 0 to 1 of what is
+            saved without a budget, or `None`. The less, the more runs again in the backward; as with
+            `torch.utils.checkpoint`, inputs and outputs must then not be overwritten before it.
+        memory_budget_of: what the budget limits: `"saved"` bytes, or the simulated `"peak"` of memory in forward and
+            backward, parameters and the arguments of the call not counted.
         plan_limit: how many plans one function may have; further calls run eagerly.
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
         keep_input_mutations: in graphs without a backward, write mutated inputs inside the graph, not after it.
@@ -43,6 +49,8 @@ class Options:
     enabled: bool = True
     grad_segments: int | str = 1
     partitioner: str = "min_cut"
+    memory_budget: int | float | str | None = None
+    memory_budget_of: str = "saved"
     mode: str = "default"
     keep_input_mutations: bool = False
     plan_limit: int = 8
@@ -80,14 +88,53 @@ class Options:
         return dataclasses.replace(self, **changes)
 
 
-LEGAL_VALUES: dict[str, Sequence[Any]] = {
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def budget_of(value: int | float | str | None) -> int | float | None:
+    """A memory budget as bytes (int), a fraction (float) or `None`.
+
+    >>> budget_of("1.5GB"), budget_of(0.5), budget_of(1)
+    (1500000000, 0.5, 1.0)
+
+    Raises:
+        ValueError: for anything else; 0 and 1 are fractions, since nobody means one byte.
+    """
+    if value is None or (type(value) is float and 0 <= value <= 1):
+        return value
+    if type(value) is int and value >= 0:
+        return value if value > 1 else float(value)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value) if isinstance(value, str) else None
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError(value)
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """The legal values of a memory budget."""
+
+    def __contains__(self, value: Any) -> bool:
+        try:
+            budget_of(value)
+        except ValueError:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return "None, a number of bytes such as 2000000 or '1.5GB', or a fraction from 0.0 to 1.0"
+
+
+LEGAL_VALUES: dict[str, Sequence[Any] | Budgets] = {
     "dynamic": (True, False, None),
     "enabled": (True, False),
     "grad_segments": (*range(1, 65), "auto"),
     "keep_input_mutations": (True, False),
+    "memory_budget": Budgets(),
+    "memory_budget_of": ("saved", "peak"),
     "min_graph_ops": range(1025),
     "mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-    "partitioner": ("min_cut", "save_all"),
+    "partitioner": ("min_cut", "save_all", "recompute_all"),
     "plan_limit": range(1, 1025),
     "verify": (True, False),
 }
@@ -103,12 +150,20 @@ def _check(name: str, value: Any) -> None:
     if value is None and name in OPTIONAL:
         return
     legal = LEGAL_VALUES[name]
-    if not any(type(value) is type(choice) and value == choice for choice in legal):
+    if not _is_legal(value, legal):
         raise OptionError(f"option {name!r} is {value!r}; legal values are {listed(legal, name in OPTIONAL)}")
 
 
-def listed(legal: Sequence[Any], or_none: bool) -> str:
+def _is_legal(value: Any, legal: Sequence[Any] | Budgets) -> bool:
+    if isinstance(legal, Budgets):
+        return value in legal
+    return any(type(value) is type(choice) and value == choice for choice in legal)
+
+
+def listed(legal: Sequence[Any] | Budgets, or_none: bool) -> str:
     """The legal values as text; a range of numbers by its ends."""
+    if isinstance(legal, Budgets):
+        return str(legal)
     numbers = [choice for choice in legal if type(choice) is int]
     others = [repr(choice) for choice in legal if type(choice) is not int] + ["None"] * or_none
     return ", ".join([f"{numbers[0]} to {numbers[-1]}", *others] if numbers else others)

@@ -37,7 +37,8 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
 )
 from aotgrad.joint import build_joint
-from aotgrad.options import Options
+from aotgrad.options import Options, budget_of
+from aotgrad.partition import Objective
 from aotgrad.partition import partition as partition_joint
 from aotgrad.runtime.autograd import Backward
 from aotgrad.runtime.emit import build, emit, make_backwards
@@ -146,7 +147,8 @@ def compile_flat(
         joint = passes.keep_input_mutations(joint, meta)
     joint = backend.prepare_joint(joint)
     observe("joint", joint)
-    partition = partition_joint(joint, partition_fn)
+    objective = Objective(budget_of(options.memory_budget), options.memory_budget_of, backend.fuses)
+    partition = partition_joint(joint, partition_fn, objective)
     forward = passes.pipeline("forward", (), options.forward_passes).run(partition.forward, after_pass)
     partition = replace(partition, forward=forward)
     observe("partition", partition)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch._prims.rng_prims
 import torch.fx as fx
 import torch.fx.traceback as fx_traceback
 from torch._dispatch.python import enable_python_dispatcher
@@ -76,6 +77,13 @@ HISTORY_GETTERS: dict[Callable, str] = {
 
 disable_dynamo = torch._dynamo.disable
 """Marks a callable that Dynamo must not trace into."""
+
+
+run_and_save_rng_state = torch._prims.rng_prims.run_and_save_rng_state
+"""`(op, *args) -> (state of the generator before, op(*args))`, an op of graphs; Inductor calls it as it is."""
+
+run_with_rng_state = torch._prims.rng_prims.run_with_rng_state
+"""`(state, op, *args) -> op(*args)` with the generator in that state; leaves the generator as it was."""
 
 
 def new_fake_mode() -> FakeTensorMode:

@@ -25,7 +25,10 @@ Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable]
 
 
 class Backend(Protocol):
-    """Compiles the halves of a partition. `decompositions` are applied while the function is traced."""
+    """Compiles the halves of a partition. `decompositions` are applied while the function is traced.
+
+    `fuses`: whether ops share kernels, so that cheap ones cost next to nothing to run again beside what reads them.
+    """
 
     @property
     def name(self) -> str: ...
@@ -34,6 +37,9 @@ class Backend(Protocol):
     def min_graph_ops(self) -> int:
         """From how many computing ops on a graph is worth compiling, unless the option of that name says something else."""
         ...
+
+    @property
+    def fuses(self) -> bool: ...
 
     def decompositions(self) -> Mapping[Any, Callable]: ...
 
@@ -56,6 +62,7 @@ class FunctionBackend:
     inference_compiler: Compiler | None = None
     decomposition_table: Mapping[Any, Callable] = field(default_factory=dict)
     min_graph_ops: int = 0
+    fuses: bool = True
 
     def __post_init__(self) -> None:
         if not callable(self.fw_compiler):

@@ -39,4 +39,4 @@ def nop(module: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
     return make_boxed_func(module.forward)
 
 
-eager = FunctionBackend("eager", compile_eager)
+eager = FunctionBackend("eager", compile_eager, fuses=False)

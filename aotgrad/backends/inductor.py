@@ -25,6 +25,7 @@ class InductorBackend:
 
     mode: str = "default"
     name: str = "inductor"
+    fuses: bool = True
 
     @property
     def min_graph_ops(self) -> int:

@@ -21,6 +21,7 @@ def register(
     bw_compiler: Compiler | None = None,
     inference_compiler: Compiler | None = None,
     decompositions: Mapping[Any, Callable] | None = None,
+    fuses: bool = True,
 ) -> Backend:
     """Add a backend under `name`.
 
@@ -29,11 +30,12 @@ def register(
             inputs early.
         bw_compiler, inference_compiler: for backward graphs and graphs without a backward; `fw_compiler` if `None`.
         decompositions: op overload -> function, applied while tracing.
+        fuses: whether ops share kernels; cheap ones are then made again in the backward rather than saved.
 
     Raises:
         BackendError: if `fw_compiler` is not callable.
     """
-    backend = FunctionBackend(name, fw_compiler, bw_compiler, inference_compiler, decompositions or {})
+    backend = FunctionBackend(name, fw_compiler, bw_compiler, inference_compiler, decompositions or {}, fuses)
     return register_backend(backend)
 
 

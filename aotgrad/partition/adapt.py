@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ import torch.fx as fx
 from aotgrad.errors import PartitionError, add_note
 from aotgrad.ir import GraphHalf, JointGraph, Partition, SavedValue
 from aotgrad.partition import costs, op_table
-from aotgrad.partition.graphs import JointAnalysis, analyze, base_of_each
-from aotgrad.partition.min_cut import min_cut
+from aotgrad.partition.decision import Budget, Chooser, Objective
+from aotgrad.partition.graphs import analyze, base_of_each
+from aotgrad.partition.min_cut import min_cut, recompute_all
 from aotgrad.partition.save_all import save_all
 from aotgrad.partition.split import insert_copy, source_line, split
 from aotgrad.slots import (
@@ -46,7 +48,6 @@ from aotgrad.slots import (
 )
 
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
-Chooser = Callable[[JointAnalysis], Mapping[fx.Node, str]]
 
 
 def min_cut_rematerialization_partition(
@@ -56,6 +57,7 @@ def min_cut_rematerialization_partition(
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
+    memory_budget: Budget = None,
     **_ignored: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint module so that few bytes are saved: cheap ops run again in the backward.
@@ -64,12 +66,13 @@ def min_cut_rematerialization_partition(
         joint_module: placeholders `primals_*` and `tangents_*`; outputs are forward results, then gradients.
         num_fwd_outputs: how many of the outputs are forward results.
         static_lifetime_input_indices: the inputs that cost nothing to save, because they outlive the step.
+        memory_budget: at most so many bytes are saved (int), or this share of what is saved without a budget (float).
 
     Returns:
         The forward and the backward module.
     """
     joint = read_joint_module(joint_module, num_fwd_outputs, static_lifetime_input_indices or ())
-    return _modules(_choose_and_split(joint, min_cut))
+    return _modules(_choose_and_split(joint, min_cut, Objective(memory_budget)))
 
 
 def default_partition(
@@ -82,29 +85,58 @@ def default_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint module so that no op runs twice: every value that crosses is saved. Arguments as above."""
     joint = read_joint_module(joint_module, num_fwd_outputs, static_lifetime_input_indices or ())
-    return _modules(_choose_and_split(joint, save_all))
+    return _modules(_choose_and_split(joint, save_all, Objective()))
+
+
+def recompute_all_partition(
+    joint_module: fx.GraphModule,
+    _joint_inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    **_ignored: Any,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint module so that as few bytes are saved as possible, at any cost. Arguments as above."""
+    joint = read_joint_module(joint_module, num_fwd_outputs, static_lifetime_input_indices or ())
+    return _modules(_choose_and_split(joint, recompute_all, Objective()))
 
 
 CHOOSERS: tuple[tuple[PartitionFn, Chooser], ...] = (
     (default_partition, save_all),
     (min_cut_rematerialization_partition, min_cut),
+    (recompute_all_partition, recompute_all),
 )
 """Our partition functions with what they do, so that a typed caller gets reasons, which two modules do not have."""
 
 
-def partition(joint: JointGraph, partition_fn: PartitionFn) -> Partition:
+def partition(joint: JointGraph, partition_fn: PartitionFn, objective: Objective | None = None) -> Partition:
     """Split a joint graph with one of our partition functions or a user's.
 
     Raises:
-        PartitionError: if the halves that a user's function returned do not fit the joint graph or each other.
+        PartitionError: if the halves that a user's function returned do not fit the joint graph or each other, or if a
+            memory budget is given for a function that does not know of it.
     """
+    objective = objective or Objective()
     if not joint.differentiable:
         return Partition(GraphHalf(joint.module, joint.signature), None, ())
-    plain = partition_fn.func if isinstance(partition_fn, functools.partial) else partition_fn
+    plain, objective = _unwrapped(partition_fn, objective)
     for ours, chooser in CHOOSERS:
         if plain is ours:
-            return _choose_and_split(joint, chooser)
+            return _choose_and_split(joint, chooser, objective)
+    if objective.memory_budget is not None:
+        raise PartitionError(
+            f"memory_budget has no effect on the partition function {partition_fn!r}: use "
+            f"{min_cut_rematerialization_partition.__name__}, or leave the budget out"
+        )
     return _call_users_function(joint, partition_fn)
+
+
+def _unwrapped(partition_fn: PartitionFn, objective: Objective) -> tuple[PartitionFn, Objective]:
+    """The function within a `functools.partial`, and the objective with the budget that the partial gives."""
+    if not isinstance(partition_fn, functools.partial):
+        return partition_fn, objective
+    budget = partition_fn.keywords.get("memory_budget", objective.memory_budget)
+    return partition_fn.func, replace(objective, memory_budget=budget)
 
 
 def read_joint_module(module: fx.GraphModule, num_fwd_outputs: int, static_inputs: Sequence[int]) -> JointGraph:
@@ -128,9 +160,9 @@ def read_joint_module(module: fx.GraphModule, num_fwd_outputs: int, static_input
     return JointGraph(module, signature, frozenset(static_inputs), frozenset())
 
 
-def _choose_and_split(joint: JointGraph, chooser: Chooser) -> Partition:
+def _choose_and_split(joint: JointGraph, chooser: Chooser, objective: Objective) -> Partition:
     analysis = analyze(joint)
-    return split(analysis, chooser(analysis))
+    return split(analysis, chooser(analysis, objective))
 
 
 def _modules(halves: Partition) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -1,4 +1,4 @@
-"""What values cost: bytes held in memory between the halves, and bytes moved to make a value again.
+"""What values cost: bytes held in memory between the halves, and the time to make a value again.
 
 In: a node, of which the traced value (`meta["val"]`) is read, and the `JointAnalysis`. Out: ints.
 
@@ -9,11 +9,9 @@ A value costs the memory that it keeps alive, which is its whole storage: a colu
 alive anyway costs nothing: parameters and buffers, and tensors that the caller gets. A size that is symbolic counts
 with its hint, the value that it had when the function was traced; one that has no hint counts as `UNKNOWN_SIZE`.
 
-Recomputation is costed for a backend that fuses: a cheap op whose readers are fused with it moves no memory of its own.
-What it reads is charged where that is saved, since a saved value is held and also read. The unit is one byte of memory
-traffic; holding a byte costs as much as moving one.
-
-Limits: nothing is measured, and a value that several backward kernels read is charged as if there were one.
+Time is counted in bytes of memory traffic. An op by itself takes the bytes that it reads and writes, or, if that is
+more, its floating point operations divided by how many of them a device does while it moves a byte. What is different
+for a backend that fuses ops into kernels is in `fusion`.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.fx as fx
+from torch.utils.flop_counter import flop_registry
 
 from aotgrad.partition import op_table
 from aotgrad.partition.graphs import JointAnalysis
@@ -29,9 +28,10 @@ from aotgrad.partition.graphs import JointAnalysis
 UNKNOWN_SIZE = 4096  # elements along a size that depends on data; large enough that saving such a value is not free
 SYMBOLIC_VALUE_BYTES = 8  # one Python int
 
-TRAFFIC_PER_BYTE_HELD = 1.0  # bytes moved that are worth one byte held: the default point of the memory/time trade
-FUSED_SHARE = 0.02  # of an op's traffic, what it costs inside a fused kernel; it bounds chains at about 30 ops
-COST_UNITS_PER_BYTE = 1024  # capacities are ints, so costs below a byte need a finer unit
+TIME_PER_BYTE = 64  # units of time for one byte moved: times are ints, and a fused op costs a fraction of its bytes
+FLOPS_PER_BYTE = {"cpu": 10, "cuda": 100}  # done while one byte is moved; large float32 products, by device type
+FLOPS_PER_BYTE_ELSEWHERE = 100
+PASSES_OF_UNKNOWN_OPS = 4  # sorts, scans, transforms: nothing is known of them but that they do more than read and write
 
 
 # --- Bytes -----------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def bytes_kept_alive(node: fx.Node) -> int:
 
 def held_bytes(analysis: JointAnalysis, node: fx.Node) -> int:
     """Bytes that are alive between the halves only because `node` is saved; for an overwritten input, of its copy."""
-    if node in analysis.held:
+    if node in analysis.held or node.op == "get_attr":
         return 0
     if node in analysis.copied:
         return sum(extent_bytes(tensor) for tensor in tensors_of(node))
@@ -101,34 +101,55 @@ def held_bytes(analysis: JointAnalysis, node: fx.Node) -> int:
 
 def traffic(node: fx.Node) -> int:
     """Bytes that the op reads and writes when it runs by itself."""
-    written = sum(extent_bytes(tensor) for tensor in tensors_of(node))
-    tensors = [tensor for arg in node.all_input_nodes for tensor in tensors_of(arg)]
-    return written + sum(min(dense_bytes(tensor), extent_bytes(tensor)) for tensor in tensors)
+    return bytes_written(node) + sum(bytes_read(arg) for arg in node.all_input_nodes)
 
 
-# --- Costs of the two choices ----------------------------------------------------------------------------------------
+def bytes_written(node: fx.Node) -> int:
+    return sum(extent_bytes(tensor) for tensor in tensors_of(node))
 
 
-def cost_of_saving(analysis: JointAnalysis, node: fx.Node) -> int:
-    """Cost units of holding the value, and of reading it in the backward."""
-    held = held_bytes(analysis, node)
-    return round(held * (1 + TRAFFIC_PER_BYTE_HELD) * COST_UNITS_PER_BYTE)
+def bytes_read(node: fx.Node) -> int:
+    """Bytes of memory that an op reads of this argument: of an expanded tensor, each byte once."""
+    return sum(min(dense_bytes(tensor), extent_bytes(tensor)) for tensor in tensors_of(node))
 
 
-def cost_of_recomputing(analysis: JointAnalysis, node: fx.Node, materialized: bool) -> int:
-    """Cost units of running the op in the backward.
+# --- Time ------------------------------------------------------------------------------------------------------------
+
+
+def flops(node: fx.Node) -> int:
+    """Floating point operations of a contraction (matrix product, convolution, attention); 0 for other ops."""
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", node.target))
+    if formula is None:
+        return 0
+    args, kwargs = fx.map_arg((node.args, node.kwargs), _shape)
+    return int(formula(*args, **kwargs, out_val=_shape(node)))
+
+
+def _shape(node: fx.Node) -> Any:
+    """What a formula of `flop_registry` takes in place of a tensor: its shape. Hints, so that no guard is added."""
+    value = node.meta.get("val")
+    shapes = [tuple(size_hint(size) for size in tensor.shape) for tensor in tensors_of(node)]
+    if isinstance(value, torch.Tensor):
+        return shapes[0]
+    return tuple(shapes) if shapes else size_hint(value) if isinstance(value, torch.SymInt) else value
+
+
+def time_alone(node: fx.Node, flops_per_byte: int | None = None) -> int:
+    """Units of time that the op takes in a kernel of its own.
 
     Args:
-        materialized: a backward op that cannot be fused reads the value, so it is written to memory and read again.
+        flops_per_byte: floating point operations that the device does while it moves a byte; by default those of
+            `FLOPS_PER_BYTE`.
     """
-    if node in analysis.unclaimed or node.op == "get_attr":
-        return 0
-    if op_table.reads_size(node.target):
-        return round(2 * cost_of_saving(analysis, node))
-    if op_table.is_symbolic_value(node) or op_table.is_getitem(node.target):
-        return 0
-    moved = FUSED_SHARE * traffic(node)
-    if materialized:
-        passes = 1 if op_table.is_creation(node.target) else 2
-        moved += passes * sum(extent_bytes(tensor) for tensor in tensors_of(node))
-    return round(TRAFFIC_PER_BYTE_HELD * moved * COST_UNITS_PER_BYTE)
+    moved = traffic(node) * (1 if _is_known(node) else PASSES_OF_UNKNOWN_OPS)
+    computed = flops(node) // (flops_per_byte or _flops_per_byte(node))
+    return max(moved, computed) * TIME_PER_BYTE
+
+
+def _is_known(node: fx.Node) -> bool:
+    return op_table.is_fusible(node.target) or op_table.is_random(node.target) or flops(node) > 0
+
+
+def _flops_per_byte(node: fx.Node) -> int:
+    devices = {tensor.device.type for tensor in tensors_of(node)}
+    return FLOPS_PER_BYTE.get(next(iter(devices), ""), FLOPS_PER_BYTE_ELSEWHERE)

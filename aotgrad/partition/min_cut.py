@@ -1,147 +1,132 @@
 """The choice with the least cost: for each value that the backward needs, save it, or run it again from saved ones.
 
-In: a `JointAnalysis`. Out: the saved nodes with their reasons, for `split`.
+In: a `JointAnalysis` and an `Objective`. Out: a `Decision`, for `split`.
 
     h = mm(x, w); s = sin(h); c = cos(s)   and the backward reads s and c in pointwise ops
-    saves h, since mm never runs twice, and runs sin and cos again: one value is held instead of two
+    saves h, since mm is expensive, and runs sin and cos again: one value is held instead of two
 
-The choice is a minimum cut, so it is exact for the costs in `costs.py`. A value v is two nodes, v_in and v_out; the
-sink side means "available in the backward":
+What may be done with each value is in `policy`, what it costs in `costs` and `fusion`, the algorithm in `frontier`.
+Without a budget a byte held is worth a byte moved, and only cheap ops run again. With a budget anything may that is
+correct, and the fastest choice within the budget is taken.
 
-    source -> v_in   cost of running v again      cut: v runs again
-    v_in -> v_out    cost of saving v             cut: v is saved
-    p_out -> v_in    infinite, for each input p   v runs again only where its inputs are available
-    v_out -> sink    infinite                     the backward reads v
-
-Views are not items of their own: they cost nothing, so a view stands for its base and the sizes that it is given.
-
-A cut with recomputation costs of 0 or infinity is in H. He and S. Yu, "Transcending Runtime-Memory Tradeoffs in
-Checkpointing by being Fusion Aware" (MLSys 2023); finite ones keep it exact.
+Minimum cuts for this purpose: H. He and S. Yu, "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion
+Aware" (MLSys 2023), where running a value again costs nothing or is forbidden; finite costs keep the cut exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-
-import torch.fx as fx
+import warnings
+from collections.abc import Callable
 
 from aotgrad.errors import PartitionError
-from aotgrad.partition import costs, maxflow, op_table
+from aotgrad.partition import costs, op_table
+from aotgrad.partition.decision import Decision, Objective, needed_by
+from aotgrad.partition.frontier import Frontier, Rate, Unsolvable
 from aotgrad.partition.graphs import JointAnalysis
-from aotgrad.partition.policy import Choice, Verdict, judge
-from aotgrad.partition.save_all import needed_by
-from aotgrad.partition.split import needed_in_backward
+from aotgrad.partition.items import CostModel, Items, is_free, items_of, read_by_backward
+from aotgrad.partition.policy import CAUTIOUS, FREE_HAND, Choice, Rules
+from aotgrad.partition.problem import Solution
 
-SOURCE, SINK = 0, 1
+BALANCED = Rate(costs.TIME_PER_BYTE, 1)
+"""One byte held is worth as much time as one byte moved."""
 
 
-def min_cut(analysis: JointAnalysis) -> dict[fx.Node, str]:
-    """The values to save, each with its reason.
+def min_cut(analysis: JointAnalysis, objective: Objective) -> Decision:
+    """The values to save and to run again, each with its reason.
 
     Raises:
         PartitionError: if the backward needs a value that can be neither saved nor made again.
     """
-    items = _items(analysis)
-    value, side = maxflow.min_cut(2 + 2 * len(items), _edges(analysis, items), SOURCE, SINK)
-    if value >= maxflow.INFINITE:
-        _raise_uncuttable(analysis, items)
-    cut = [item.node for item in items.values() if item.entry in side and item.exit not in side]
-    needed = needed_in_backward(analysis, cut)
-    saved = [node for node in cut if node in needed]
-    return _with_reasons(analysis, items, saved, needed)
+    if objective.memory_budget is None:
+        return cut_at(analysis, objective, CAUTIOUS, lambda frontier: _without_budget(analysis, frontier))
+    return cut_at(analysis, objective, FREE_HAND, lambda frontier: _within_budget(analysis, objective, frontier))
 
 
-@dataclass(frozen=True)
-class _Item:
-    """One storage, or one number, that the backward may need; `entry` and `exit` are its nodes in the network."""
-
-    node: fx.Node
-    verdict: Verdict
-    entry: int
-    exit: int
+def recompute_all(analysis: JointAnalysis, objective: Objective) -> Decision:
+    """The fewest bytes that the halves can exchange, whatever it takes to make the rest again."""
+    return cut_at(analysis, objective, FREE_HAND, lambda frontier: frontier.smallest())
 
 
-def _items(analysis: JointAnalysis) -> dict[fx.Node, _Item]:
-    """The forward and unclaimed values that what the backward reads is made of, in the order of the graph."""
-    stack = list(_read_directly(analysis))
-    found: set[fx.Node] = set()
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(_parents(analysis, node))
-    nodes = analysis.in_order(found)
-    return {node: _Item(node, judge(analysis, node), 2 + 2 * k, 3 + 2 * k) for k, node in enumerate(nodes)}
+def cut_at(analysis: JointAnalysis, objective: Objective, rules: Rules, choose: Callable[[Frontier], Solution]) -> Decision:
+    """The decision of a solution of the problem that `rules` leave open."""
+    items = items_of(analysis, rules, CostModel(objective.fuses, objective.flops_per_byte))
+    try:
+        solution = choose(Frontier(items.problem))
+    except Unsolvable:
+        raise _unsolvable(items) from None
+    return _decision(items, solution)
 
 
-def _read_directly(analysis: JointAnalysis) -> dict[fx.Node, fx.Node | None]:
-    return analysis.reads(analysis.backward, analysis.forward | analysis.unclaimed)
+def _without_budget(analysis: JointAnalysis, frontier: Frontier) -> Solution:
+    """The balanced solution; never more bytes than if everything that crosses is saved."""
+    balanced = frontier.at(BALANCED)
+    everything = sum(costs.held_bytes(analysis, node) for node in analysis.crossing)
+    return balanced if balanced.kept_bytes <= everything else frontier.within(everything)
 
 
-def _parents(analysis: JointAnalysis, node: fx.Node) -> Iterator[fx.Node]:
-    if node not in analysis.copied:
-        for arg in node.all_input_nodes:
-            yield from analysis.support[arg]
+def _within_budget(analysis: JointAnalysis, objective: Objective, frontier: Frontier) -> Solution:
+    limit = limit_in_bytes(analysis, objective)
+    solution = frontier.within(limit)
+    if isinstance(objective.memory_budget, int) and solution.kept_bytes > limit:
+        _warn_unreachable(limit, solution.kept_bytes, "saved for the backward")
+    return solution
 
 
-def _edges(analysis: JointAnalysis, items: dict[fx.Node, _Item]) -> Iterator[maxflow.Edge]:
-    materialized = _materialized(analysis)
-    for item in items.values():
-        yield SOURCE, item.entry, _recompute_capacity(analysis, item, item.node in materialized)
-        yield item.entry, item.exit, _save_capacity(analysis, item)
-        for parent in dict.fromkeys(_parents(analysis, item.node)):
-            yield items[parent].exit, item.entry, maxflow.INFINITE
-    for node in _read_directly(analysis):
-        yield items[node].exit, SINK, maxflow.INFINITE
+def limit_in_bytes(analysis: JointAnalysis, objective: Objective) -> int:
+    """The budget in bytes; a fraction is one of what is saved without a budget."""
+    budget = objective.memory_budget
+    if isinstance(budget, float):
+        items = items_of(analysis, CAUTIOUS, CostModel(objective.fuses, objective.flops_per_byte))
+        return int(budget * _without_budget(analysis, Frontier(items.problem)).kept_bytes)
+    assert budget is not None, "asked for with a budget only"
+    return budget
 
 
-def _save_capacity(analysis: JointAnalysis, item: _Item) -> int:
-    return costs.cost_of_saving(analysis, item.node) if item.verdict.savable else maxflow.INFINITE
-
-
-def _recompute_capacity(analysis: JointAnalysis, item: _Item, materialized: bool) -> int:
-    if not item.verdict.recomputable:
-        return maxflow.INFINITE
-    return costs.cost_of_recomputing(analysis, item.node, materialized)
-
-
-def _materialized(analysis: JointAnalysis) -> set[fx.Node]:
-    """Values that an op of the backward reads from memory, since it cannot be fused with what makes them."""
-    readers = (node for node in analysis.backward | analysis.unclaimed if node.op == "call_function")
-    unfused = (node for node in readers if not op_table.reads_without_materializing(node.target))
-    return {item for node in unfused for arg in node.all_input_nodes for item in analysis.support[arg]}
+def _warn_unreachable(limit: int, lowest: int, what: str) -> None:
+    warnings.warn(
+        f"memory_budget is {limit} bytes, but no fewer than {lowest} bytes can be {what}; the plan takes {lowest}",
+        stacklevel=2,
+    )
 
 
 # --- Reasons ---------------------------------------------------------------------------------------------------------
 
 
-def _with_reasons(
-    analysis: JointAnalysis, items: dict[fx.Node, _Item], saved: Iterable[fx.Node], needed: set[fx.Node]
-) -> dict[fx.Node, str]:
-    direct = _read_directly(analysis)
-    saved = list(saved)
-    again = needed - set(saved)
+def _decision(items: Items, solution: Solution) -> Decision:
+    analysis = items.analysis
+    again = {items.nodes[k]: _why_again(items, k) for k in sorted(solution.again)}
+    direct = read_by_backward(analysis)
     indirect = analysis.reads(again, analysis.forward | analysis.unclaimed)
-    reasons = {}
-    for node in saved:
+    saved = {}
+    for k in sorted(solution.saved):
+        node = items.nodes[k]
         reader = direct.get(node, indirect.get(node))
         use = needed_by(reader) if node in direct else f"needed to run {reader} again in the backward"
-        reasons[node] = f"{use}; {_why_saved(analysis, node, items[node].verdict)}"
-    return reasons
+        saved[node] = f"{use}; {_why_saved(items, k)}"
+    return Decision(
+        saved, {node: why for node, why in again.items() if node in analysis.forward and not is_free(analysis, node)}
+    )
 
 
-def _why_saved(analysis: JointAnalysis, node: fx.Node, verdict: Verdict) -> str:
+def _why_saved(items: Items, k: int) -> str:
+    node, verdict = items.nodes[k], items.verdicts[k]
     if op_table.is_symbolic_value(node):
         return "a number costs next to nothing to hold"
-    if node in analysis.held:
+    if node in items.analysis.held:
         return f"{verdict.reason}, alive anyway"
     if verdict.choice is Choice.SAVE:
         return verdict.reason
     return f"{verdict.reason}, but costs more to make again than to hold"
 
 
-def _raise_uncuttable(analysis: JointAnalysis, items: dict[fx.Node, _Item]) -> None:
-    stuck = [item for item in items.values() if item.verdict.choice is Choice.NEITHER]
-    names = ", ".join(f"{item.node.name} ({item.verdict.reason})" for item in stuck)
-    raise PartitionError(f"the backward needs a value that can be neither saved nor computed again: {names}")
+def _why_again(items: Items, k: int) -> str:
+    verdict, held = items.verdicts[k], items.problem.held[k]
+    if verdict.choice is not Choice.EITHER or not held:
+        return verdict.reason
+    return f"{verdict.reason}, and holding it would take {held} bytes"
+
+
+def _unsolvable(items: Items) -> PartitionError:
+    stuck = [(n, v) for n, v in zip(items.nodes, items.verdicts, strict=True) if v.choice is Choice.NEITHER]
+    names = ", ".join(f"{node.name} ({verdict.reason})" for node, verdict in stuck)
+    return PartitionError(f"the backward needs a value that can be neither saved nor computed again: {names}")

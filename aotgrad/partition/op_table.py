@@ -95,6 +95,9 @@ CHEAP_WITHOUT_POINTWISE_TAG = frozenset(
         "aten.triu",
         "aten.view_copy",
         "prims.broadcast_in_dim",
+        "prims.inductor_lookup_seed",
+        "prims.inductor_randint",  # the seed is an argument: the same numbers each time
+        "prims.inductor_random",
     }
 )
 
@@ -223,9 +226,15 @@ def is_symbolic(target: Any) -> bool:
     return not is_opaque(target) and not is_getitem(target)
 
 
-def reads_without_materializing(target: Any) -> bool:
-    """Whether a fusing backend computes a cheap argument of the op while the op runs, without writing it to memory."""
-    return is_view(target) or is_cheap(target) or op_name(target) in REDUCTIONS
+@functools.cache
+def is_reduction(target: Any) -> bool:
+    return op_name(target) in REDUCTIONS
+
+
+@functools.cache
+def is_fusible(target: Any) -> bool:
+    """Whether a fusing backend runs the op in one kernel with the ops around it, without a round trip to memory."""
+    return is_view(target) or is_cheap(target) or is_reduction(target) or is_getitem(target)
 
 
 def reads_size(target: Any) -> bool:

@@ -9,9 +9,10 @@ is about what is correct, and about ops that are never worth running twice.
 
 A tensor that the caller can write to (an input, an output) is saved only if the backward itself reads it. Then eager
 saves it too, and raises as well if it was overwritten before the backward. Making other values again from it would
-raise where eager does not.
+raise where eager does not. A memory budget allows that (`Rules`), and so does a checkpoint, in eager too.
 
-Limits: the tags of selective activation checkpointing (`meta["recompute"]`) are not read.
+What a value is tagged with (`tags`) wins over everything but correctness: ops with effects run once whatever they are
+tagged with, and a value that may not be saved is made again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from enum import Enum
 
 import torch.fx as fx
 
-from aotgrad.partition import op_table
+from aotgrad.partition import op_table, random_state, tags
 from aotgrad.partition.graphs import JointAnalysis
 
 
@@ -51,7 +52,29 @@ class Verdict:
         return self.choice in (Choice.RECOMPUTE, Choice.EITHER, Choice.FREE)
 
 
-def judge(analysis: JointAnalysis, node: fx.Node) -> Verdict:
+@dataclass(frozen=True)
+class Rules:
+    """What a choice may do.
+
+    Attributes:
+        expensive: run contractions, reductions and unknown ops again too, not only what is cheap.
+        unread: make values again from inputs and outputs that the backward of eager does not read.
+        random: run random ops again, from a recorded state of their generator.
+    """
+
+    expensive: bool = False
+    unread: bool = False
+    random: bool = False
+
+
+CAUTIOUS = Rules()
+"""Nothing that eager would not need, and nothing that takes noticeable time."""
+
+FREE_HAND = Rules(expensive=True, unread=True, random=True)
+"""For a memory budget. As with a checkpoint, what a value is made from must not be overwritten before the backward."""
+
+
+def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Verdict:
     """What may be done with a forward or unclaimed value."""
     if node in analysis.copied:
         return Verdict(Choice.SAVE, "the input is overwritten after the forward, so a copy of its old value is kept")
@@ -59,21 +82,28 @@ def judge(analysis: JointAnalysis, node: fx.Node) -> Verdict:
         return Verdict(Choice.FREE, "a constant of both graphs")
     if analysis.is_view(node):
         return Verdict(Choice.FREE, f"a view of {analysis.base[node].name}")
-    may_save = _may_save(analysis, node)
-    rerun = _reason_to_run_once(analysis, node)
+    tagged = tags.verdict_of(node)
+    if tagged is tags.RECOMPUTE:
+        rules = FREE_HAND
+    may_save = _may_save(analysis, node, rules)
+    rerun = _reason_to_run_once(analysis, node, rules)
     if rerun is not None:
         return Verdict(Choice.SAVE if may_save else Choice.NEITHER, rerun)
+    if tagged is tags.RECOMPUTE:
+        return Verdict(Choice.RECOMPUTE, "tagged to be recomputed, or in a checkpoint")
+    if tagged is tags.SAVE and may_save:
+        return Verdict(Choice.SAVE, "tagged to be saved, or the end of a checkpoint that another one reads")
     return Verdict(Choice.EITHER if may_save else Choice.RECOMPUTE, _reason_to_run_again(analysis, node))
 
 
-def _may_save(analysis: JointAnalysis, node: fx.Node) -> bool:
+def _may_save(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> bool:
     if op_table.is_tuple_value(node):
         return False
     writable = node in analysis.primals or node in analysis.held
-    return not writable or node in analysis.crossing or op_table.is_symbolic_value(node)
+    return not writable or rules.unread or node in analysis.crossing or op_table.is_symbolic_value(node)
 
 
-def _reason_to_run_once(analysis: JointAnalysis, node: fx.Node) -> str | None:
+def _reason_to_run_once(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> str | None:
     """Why the node may not run in the backward, or `None` if it may."""
     if node in analysis.primals:
         return "an input of the graph"
@@ -81,14 +111,15 @@ def _reason_to_run_once(analysis: JointAnalysis, node: fx.Node) -> str | None:
     if op_table.has_effect(node.target):
         return f"{name} has effects, so it runs once"
     if op_table.is_random(node.target):
-        return f"{name} would draw other random numbers the second time"
+        may_rerun = rules.random and random_state.can_record(node)
+        return None if may_rerun else f"{name} would draw other random numbers the second time"
     if op_table.is_opaque(node.target):
         return f"{name} runs a graph of its own, never recomputed"
     if node in analysis.unclaimed or op_table.is_getitem(node.target):
         return None
     if op_table.is_symbolic_value(node):
         return None if op_table.is_symbolic(node.target) else f"a number read by {name}"
-    return None if op_table.is_cheap(node.target) else f"result of {name}, never recomputed"
+    return None if rules.expensive or op_table.is_cheap(node.target) else f"result of {name}, never recomputed"
 
 
 def _reason_to_run_again(analysis: JointAnalysis, node: fx.Node) -> str:
@@ -98,4 +129,7 @@ def _reason_to_run_again(analysis: JointAnalysis, node: fx.Node) -> str:
         return f"an item of {node.args[0]}"
     if op_table.is_symbolic_value(node):
         return "arithmetic on sizes"
-    return f"{op_table.short_name(node.target)} is cheap"
+    name = op_table.short_name(node.target)
+    if op_table.is_random(node.target):
+        return f"{name} draws the same numbers again from the recorded state"
+    return f"{name} is cheap" if op_table.is_cheap(node.target) else f"result of {name}"

@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import torch.fx as fx
 
+from aotgrad.partition import tags
+from aotgrad.partition.decision import Decision, Objective, needed_by
 from aotgrad.partition.graphs import JointAnalysis
+from aotgrad.partition.min_cut import cut_at
+from aotgrad.partition.policy import CAUTIOUS
 
 
-def save_all(analysis: JointAnalysis) -> dict[fx.Node, str]:
-    return {node: f"{needed_by(reader)}; every value that crosses is saved" for node, reader in analysis.crossing.items()}
+def save_all(analysis: JointAnalysis, objective: Objective) -> Decision:
+    """Save every value that crosses; only what is tagged to be recomputed is."""
+    if any(tags.verdict_of(node) for node in analysis.forward):
+        return cut_at(analysis, objective, CAUTIOUS, lambda frontier: frontier.fastest())
+    return Decision({node: _reason(reader) for node, reader in analysis.crossing.items()}, {})
 
 
-def needed_by(reader: fx.Node | None) -> str:
-    """The start of a reason: who reads the value in the backward."""
-    return "is itself a gradient" if reader is None else f"needed by {reader.name} in the backward"
+def _reason(reader: fx.Node | None) -> str:
+    return f"{needed_by(reader)}; every value that crosses is saved"

@@ -1,6 +1,6 @@
 """Extraction: a joint graph and the values to save -> forward and backward graph.
 
-In: a `JointAnalysis` and the saved nodes, each with a reason. Out: a `Partition`.
+In: a `JointAnalysis` and a `Decision`. Out: a `Partition`.
 
     joint      primals_1, tangents_1 -> a = sin(primals_1); c = cos(primals_1); g = mul(tangents_1, c) -> [a, g]
     saving primals_1:
@@ -16,7 +16,7 @@ Limits: each half gets its own nodes, but both share the constants and submodule
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,40 +24,43 @@ import torch
 import torch.fx as fx
 
 from aotgrad.errors import PartitionError
-from aotgrad.ir import GraphHalf, Partition, SavedValue
-from aotgrad.partition import costs, op_table
+from aotgrad.ir import GraphHalf, Partition, RecomputedValue, SavedValue
+from aotgrad.partition import costs, op_table, random_state
+from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis, inputs_closure
 from aotgrad.partition.symbols import bound_symbol, symbols_of
 from aotgrad.slots import Saved, SavedSymInt, backward_signature, forward_signature
 
 
-def split(analysis: JointAnalysis, saved: Mapping[fx.Node, str]) -> Partition:
-    """Cut the joint graph at `saved`, which maps each node to the reason why it is saved.
+def split(analysis: JointAnalysis, decision: Decision) -> Partition:
+    """Cut the joint graph where `decision` says.
 
-    Saved nodes that the backward does not need are left out, and sizes that its inputs mention are added.
+    Saved nodes that the backward does not need are left out, and sizes that its inputs mention are added. A random op
+    that runs again does so from a state that the forward records.
 
     Raises:
         PartitionError: if the backward needs a value that is neither saved nor may be computed again.
     """
-    needed = needed_in_backward(analysis, saved)
-    kept = {node: saved[node] for node in analysis.in_order(saved) if node in needed}
+    needed = needed_in_backward(analysis, decision)
+    kept = {node: decision.saved[node] for node in analysis.in_order(decision.saved) if node in needed}
     kept = {**kept, **_sizes_to_bind(analysis, kept)}
-    values = [_SavedNode(node, _slot(analysis, node)) for node in analysis.in_order(kept)]
-    slots = [value.slot for value in values]
+    states = [node for node in analysis.in_order(decision.again) if op_table.is_random(node.target) and node in needed]
+    crossing = [_Crossing(node, _slot(analysis, node)) for node in analysis.in_order(kept)]
+    crossing += [_Crossing(node, Saved(random_state.state_name(node)), is_state=True) for node in states]
+    slots = [value.slot for value in crossing]
     signature = analysis.joint.signature
-    forward = GraphHalf(_forward_module(analysis, values), forward_signature(signature, slots))
-    backward = GraphHalf(_backward_module(analysis, values), backward_signature(signature, slots))
-    described = [describe(analysis, value.node, value.slot, kept[value.node]) for value in values]
-    return Partition(forward, backward, tuple(_tensors_first(described)))
+    forward = GraphHalf(_forward_module(analysis, crossing), forward_signature(signature, slots))
+    backward = GraphHalf(_backward_module(analysis, crossing), backward_signature(signature, slots))
+    saved = [_describe(analysis, value, kept.get(value.node)) for value in crossing]
+    return Partition(forward, backward, tuple(_tensors_first(saved)), tuple(_recomputed(analysis, decision, needed)))
 
 
-def needed_in_backward(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> set[fx.Node]:
+def needed_in_backward(analysis: JointAnalysis, decision: Decision) -> set[fx.Node]:
     """All forward and unclaimed nodes that the backward reads, saved ones and those that it makes again.
 
     Raises:
         PartitionError: if one of them is neither saved nor may be computed again.
     """
-    saved = frozenset(saved)
     outside = analysis.forward | analysis.unclaimed
     readers = [arg for node in analysis.backward for arg in node.all_input_nodes]
     stack = [node for node in (*readers, *analysis.gradients) if isinstance(node, fx.Node)]
@@ -67,14 +70,24 @@ def needed_in_backward(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> set
         if node in needed or node not in outside:
             continue
         needed.add(node)
-        if node not in saved:
-            _check_can_run_again(analysis, node)
+        if node not in decision.saved:
+            _check_can_run_again(analysis, node, decision)
             stack.extend(node.all_input_nodes)
     return needed
 
 
-def describe(analysis: JointAnalysis, node: fx.Node, slot: Saved | SavedSymInt, reason: str) -> SavedValue:
-    return SavedValue(slot, costs.held_bytes(analysis, node), reason, source_line(node))
+def _describe(analysis: JointAnalysis, value: _Crossing, reason: str | None) -> SavedValue:
+    if value.is_state:
+        why = f"needed to run {value.node.name} again in the backward; the state that it drew from"
+        return SavedValue(value.slot, random_state.state_bytes(value.node), why, source_line(value.node))
+    assert reason is not None, "every saved value has a reason"
+    return SavedValue(value.slot, costs.held_bytes(analysis, value.node), reason, source_line(value.node))
+
+
+def _recomputed(analysis: JointAnalysis, decision: Decision, needed: set[fx.Node]) -> Iterator[RecomputedValue]:
+    for node in analysis.in_order(decision.again):
+        if node in analysis.forward and node in needed:
+            yield RecomputedValue(node.name, decision.again[node], source_line(node))
 
 
 def source_line(node: fx.Node) -> str | None:
@@ -84,11 +97,15 @@ def source_line(node: fx.Node) -> str | None:
 
 
 @dataclass(frozen=True)
-class _SavedNode:
-    """A node of the joint graph and what it is called on both sides; for a copy that is the name of the copy."""
+class _Crossing:
+    """What the halves exchange: a value of the joint graph, a copy of it, or the state that a random op drew from.
+
+    `slot` says what it is called on both sides.
+    """
 
     node: fx.Node
     slot: Saved | SavedSymInt
+    is_state: bool = False
 
 
 def _slot(analysis: JointAnalysis, node: fx.Node) -> Saved | SavedSymInt:
@@ -108,7 +125,9 @@ def _tensors_first(values: list[SavedValue]) -> list[SavedValue]:
     return sorted(values, key=lambda value: isinstance(value.slot, SavedSymInt))
 
 
-def _check_can_run_again(analysis: JointAnalysis, node: fx.Node) -> None:
+def _check_can_run_again(analysis: JointAnalysis, node: fx.Node, decision: Decision) -> None:
+    if node in decision.again and random_state.can_record(node):
+        return
     if node.op == "placeholder" or node in analysis.copied:
         problem = "is an input of the forward"
     elif node.op == "call_function" and op_table.runs_once(node.target):
@@ -139,30 +158,44 @@ def _sizes_to_bind(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> dict[fx
 # --- The two graphs --------------------------------------------------------------------------------------------------
 
 
-def _forward_module(analysis: JointAnalysis, values: list[_SavedNode]) -> fx.GraphModule:
+def _forward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.GraphModule:
     graph = fx.Graph()
-    run = inputs_closure([*analysis.forward, *(value.node for value in values)])
+    run = inputs_closure([*analysis.forward, *(value.node for value in crossing)])
+    recorded = {value.node for value in crossing if value.is_state}
     env: dict[fx.Node, fx.Node] = {}
+    states: dict[fx.Node, fx.Node] = {}
     for node in analysis.in_order(run):
         env[node] = _copy_node(graph, node, env, "is_forward")
-    copies = {value.node: insert_copy(env[value.node], value.slot.name) for value in values if value.node in analysis.copied}
-    crossing = [copies.get(value.node) or env[value.node] for value in _in_signature_order(values, tensors_first=True)]
+        if node in recorded:
+            env[node], states[node] = random_state.record(graph, env[node], node)
+
+    def handed_out(value: _Crossing) -> fx.Node:
+        if value.is_state:
+            return states[value.node]
+        copied = value.node in analysis.copied
+        return insert_copy(env[value.node], value.slot.name) if copied else env[value.node]
+
+    ordered = [handed_out(value) for value in _in_signature_order(crossing, tensors_first=True)]
     results = fx.map_arg(list(analysis.results), lambda node: env[node])
-    graph.output((*results, *crossing))
+    graph.output((*results, *ordered))
     return _module(analysis, graph)
 
 
-def _backward_module(analysis: JointAnalysis, values: list[_SavedNode]) -> fx.GraphModule:
+def _backward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.GraphModule:
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    for value in _in_signature_order(values, tensors_first=False):
-        env[value.node] = _placeholder(graph, value.node, value.slot.name)
+    states: dict[fx.Node, fx.Node] = {}
+    for value in _in_signature_order(crossing, tensors_first=False):
+        given = states if value.is_state else env
+        given[value.node] = _placeholder(graph, value)
     for node in analysis.tangents:
-        env[node] = _placeholder(graph, node, node.name)
+        env[node] = _placeholder(graph, _Crossing(node, Saved(node.name)))
     gradients = [node for node in analysis.gradients if isinstance(node, fx.Node)]
     for node in (*analysis.in_order(analysis.backward), *gradients):
         for missing in _missing(analysis, node, env):
             env[missing] = _copy_node(graph, missing, env, "is_backward")
+            if missing in states:
+                env[missing] = random_state.rerun(graph, env[missing], states[missing])
     graph.output(tuple(fx.map_arg(list(analysis.gradients), lambda node: env[node])))
     return _module(analysis, graph)
 
@@ -171,7 +204,7 @@ def _module(analysis: JointAnalysis, graph: fx.Graph) -> fx.GraphModule:
     return fx.GraphModule(analysis.joint.module, graph)
 
 
-def _in_signature_order(values: list[_SavedNode], tensors_first: bool) -> list[_SavedNode]:
+def _in_signature_order(values: list[_Crossing], tensors_first: bool) -> list[_Crossing]:
     return sorted(values, key=lambda value: isinstance(value.slot, SavedSymInt) == tensors_first)
 
 
@@ -186,9 +219,10 @@ def _copy_node(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, fx.Node], t
     return copied
 
 
-def _placeholder(graph: fx.Graph, node: fx.Node, name: str) -> fx.Node:
-    placeholder = graph.placeholder(name)
-    placeholder.meta = {**node.meta, "partitioner_tag": "is_backward"}
+def _placeholder(graph: fx.Graph, value: _Crossing) -> fx.Node:
+    placeholder = graph.placeholder(value.slot.name)
+    meta = {"val": random_state.placeholder_value(value.node)} if value.is_state else value.node.meta
+    placeholder.meta = {**meta, "partitioner_tag": "is_backward"}
     return placeholder
 
 

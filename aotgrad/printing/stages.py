@@ -243,7 +243,8 @@ def partition_text(partition: Partition) -> str:
     if partition.backward is None:
         return half_text("inference", partition.forward)
     halves = [half_text("forward", partition.forward), half_text("backward", partition.backward)]
-    return "\n\n".join([*halves, saved_text(partition)])
+    again = [recomputed_text(partition)] if partition.recomputed else []
+    return "\n\n".join([*halves, saved_text(partition), *again])
 
 
 def half_text(name: str, half: GraphHalf) -> str:
@@ -267,6 +268,22 @@ def variant_text(full: GraphHalf, variant: GraphHalf) -> str:
 
 
 SAVED_HEADERS = ("value", "type", "bytes", "reason", "line")
+RECOMPUTED_HEADERS = ("value", "reason", "line")
+
+
+def recomputed_text(partition: Partition) -> str:
+    """A table of what runs in both halves."""
+    rows = [(value.name, value.reason, source_line(value.source) or "") for value in partition.recomputed]
+    return table_text(f"run again in the backward: {count_text(rows)}", RECOMPUTED_HEADERS, rows)
+
+
+def table_text(title: str, headers: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    table = tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True)
+    return "\n".join([title, *indented([line.rstrip() for line in table.splitlines()])])
+
+
+def count_text(rows: list[tuple[str, ...]]) -> str:
+    return "1 value" if len(rows) == 1 else f"{len(rows)} values"
 
 
 def saved_text(partition: Partition) -> str:
@@ -274,10 +291,8 @@ def saved_text(partition: Partition) -> str:
         return "nothing is saved for the backward"
     types = dict(output_types(partition.forward))
     rows = [saved_row(value, types) for value in partition.saved]
-    table = tabulate(rows, headers=SAVED_HEADERS, tablefmt="plain", disable_numparse=True)
-    count = "1 value" if len(rows) == 1 else f"{len(rows)} values"
-    lines = [line.rstrip() for line in table.splitlines()]
-    return "\n".join([f"saved for the backward: {count}, {partition.saved_bytes} bytes", *indented(lines)])
+    title = f"saved for the backward: {count_text(rows)}, {partition.saved_bytes} bytes"
+    return table_text(title, SAVED_HEADERS, rows)
 
 
 def saved_row(value: SavedValue, types: Mapping[Any, str]) -> tuple[str, ...]:

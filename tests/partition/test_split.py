@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from aotgrad.errors import PartitionError
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, partition
 from aotgrad.partition.adapt import read_halves
+from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import analyze
 from aotgrad.partition.split import split
 from aotgrad.slots import Saved, SavedSymInt, UserOutput
@@ -74,7 +75,8 @@ def tensors(values):
 
 def saving(joint, *names: str):
     """Split `joint` at the named nodes."""
-    return split(analyze(joint), {node: "chosen" for node in joint.module.graph.nodes if node.name in names})
+    chosen = {node: "chosen" for node in joint.module.graph.nodes if node.name in names}
+    return split(analyze(joint), Decision(chosen, {}))
 
 
 def node_of(module, name):

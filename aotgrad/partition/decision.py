@@ -1,0 +1,52 @@
+"""What a choice of saved values is asked for, and what it answers.
+
+Objective(memory_budget=0.5, fuses=True)     half of the bytes that would be saved without a budget
+Decision(saved={mm: "..."}, again={sin: "..."})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Union
+
+import torch.fx as fx
+
+from aotgrad.partition.graphs import JointAnalysis
+
+Budget = Union[int, float, None]
+"""Bytes, or a fraction of what is saved without a budget, or no limit."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What to aim for.
+
+    Attributes:
+        memory_budget: a limit on what is saved, or on the peak. An int is in bytes, a float a fraction (from 0 to 1) of
+            what the plan without a budget takes. `None`: fast, and of what is equally fast the smallest.
+        budget_of: what is limited: `"saved"` bytes, or the simulated `"peak"` of memory in forward and backward.
+        fuses: whether the backend fuses ops into kernels.
+        flops_per_byte: floating point operations that the device does while it moves a byte; `None`: by device type.
+    """
+
+    memory_budget: Budget = None
+    budget_of: Literal["saved", "peak"] = "saved"
+    fuses: bool = True
+    flops_per_byte: int | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The nodes that are saved, and the ops that run again in the backward, each with the reason."""
+
+    saved: dict[fx.Node, str]
+    again: dict[fx.Node, str]
+
+
+Chooser = Callable[[JointAnalysis, Objective], Decision]
+
+
+def needed_by(reader: fx.Node | None) -> str:
+    """The start of a reason: who reads the value in the backward."""
+    return "is itself a gradient" if reader is None else f"needed by {reader.name} in the backward"

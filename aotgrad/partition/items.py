@@ -1,0 +1,178 @@
+"""A joint graph as a `Problem`: which values the backward may need, what each costs, and what may be done with it.
+
+In: a `JointAnalysis`, the rules of the choice and the cost model. Out: `Items`: the values, a verdict on each, and the
+problem on ints, in which value k is `nodes[k]`.
+
+Views are not values of their own: they cost nothing, so a view stands for its base and the sizes that it is given.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch.fx as fx
+
+from aotgrad.partition import costs, fusion, op_table, random_state, tags
+from aotgrad.partition.fusion import Kind, Op
+from aotgrad.partition.graphs import JointAnalysis
+from aotgrad.partition.policy import Rules, Verdict, judge
+from aotgrad.partition.problem import NEVER, Problem
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """How time is estimated.
+
+    Attributes:
+        fuses: whether the backend fuses ops into kernels.
+        flops_per_byte: see `costs.time_alone`.
+    """
+
+    fuses: bool = True
+    flops_per_byte: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """The values that the backward may need, in the order of the joint graph."""
+
+    analysis: JointAnalysis
+    nodes: list[fx.Node]
+    verdicts: list[Verdict]
+    problem: Problem
+
+    @functools.cached_property
+    def number(self) -> dict[fx.Node, int]:
+        return {node: number for number, node in enumerate(self.nodes)}
+
+
+def items_of(analysis: JointAnalysis, rules: Rules, model: CostModel) -> Items:
+    """The problem of what to save for the backward of a joint graph."""
+    nodes = _reachable(analysis)
+    verdicts = [judge(analysis, node, rules) for node in nodes]
+    number = {node: k for k, node in enumerate(nodes)}
+    rerun, saving = _times(analysis, nodes, model)
+    problem = Problem(
+        held=[costs.held_bytes(analysis, node) for node in nodes],
+        saving=saving,
+        savable=[verdict.savable for verdict in verdicts],
+        rerun=[time if v.recomputable else NEVER for time, v in zip(rerun, verdicts, strict=True)],
+        state=[_state_bytes(node, verdict) for node, verdict in zip(nodes, verdicts, strict=True)],
+        parents=[[number[parent] for parent in parents(analysis, node)] for node in nodes],
+        wanted=[number[node] for node in read_by_backward(analysis)],
+    )
+    return Items(analysis, nodes, verdicts, problem)
+
+
+def read_by_backward(analysis: JointAnalysis) -> dict[fx.Node, fx.Node | None]:
+    """What the backward reads whatever is saved, each with its first reader."""
+    return analysis.reads(analysis.backward, analysis.forward | analysis.unclaimed)
+
+
+def parents(analysis: JointAnalysis, node: fx.Node) -> list[fx.Node]:
+    """What must be available so that the node can run again."""
+    if node in analysis.copied:
+        return []
+    return list(dict.fromkeys(item for arg in node.all_input_nodes for item in analysis.support[arg]))
+
+
+def _reachable(analysis: JointAnalysis) -> list[fx.Node]:
+    stack = list(read_by_backward(analysis))
+    found: set[fx.Node] = set()
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(parents(analysis, node))
+    return analysis.in_order(found)
+
+
+def _state_bytes(node: fx.Node, verdict: Verdict) -> int:
+    is_random = node.op == "call_function" and op_table.is_random(node.target)
+    return random_state.state_bytes(node) if is_random and verdict.recomputable else 0
+
+
+# --- Times -----------------------------------------------------------------------------------------------------------
+
+
+def _times(analysis: JointAnalysis, nodes: list[fx.Node], model: CostModel) -> tuple[list[int], list[int]]:
+    """For each node, the time of running it again, and of saving it."""
+    times = _fused_times if model.fuses else _unfused_times
+    rerun, saving = times(analysis, nodes, model)
+    adjusted = [_adjusted(analysis, *pair) for pair in zip(nodes, rerun, strict=True)]
+    return adjusted, [_time_of_copy(analysis, node) or time for node, time in zip(nodes, saving, strict=True)]
+
+
+def _unfused_times(analysis: JointAnalysis, nodes: list[fx.Node], model: CostModel) -> tuple[list[int], list[int]]:
+    alone = [0 if is_free(analysis, node) else costs.time_alone(node, model.flops_per_byte) for node in nodes]
+    return alone, [0] * len(nodes)
+
+
+def _fused_times(analysis: JointAnalysis, nodes: list[fx.Node], model: CostModel) -> tuple[list[int], list[int]]:
+    ops, number = _ops(analysis, model)
+    traffic = fusion.traffic_of_each(ops)
+    chosen = [traffic[number[node]] for node in nodes]
+    return [each.rerun * costs.TIME_PER_BYTE for each in chosen], [each.saving * costs.TIME_PER_BYTE for each in chosen]
+
+
+def _time_of_copy(analysis: JointAnalysis, node: fx.Node) -> int:
+    """Time to copy a value whose memory does not survive the forward; 0 for others."""
+    return 2 * costs.bytes_written(node) * costs.TIME_PER_BYTE if node in analysis.copied else 0
+
+
+def _adjusted(analysis: JointAnalysis, node: fx.Node, time: int) -> int:
+    """An op that only the backward needs runs once in any case; a size that is read again keeps a tensor alive."""
+    if node in analysis.unclaimed:
+        return 0
+    if node.op == "call_function" and op_table.reads_size(node.target):
+        return 4 * costs.SYMBOLIC_VALUE_BYTES * costs.TIME_PER_BYTE
+    return time * tags.reluctance(node)
+
+
+def is_free(analysis: JointAnalysis, node: fx.Node) -> bool:
+    """Whether the node runs no kernel."""
+    if node.op != "call_function" or op_table.is_symbolic_value(node) or analysis.is_view(node):
+        return True
+    return op_table.is_getitem(node.target)
+
+
+def _ops(analysis: JointAnalysis, model: CostModel) -> tuple[list[Op], dict[fx.Node, int]]:
+    """Everything that runs in either half, for `fusion`; views are looked through."""
+    live = analysis.forward | analysis.unclaimed | analysis.backward | analysis.tangents.keys()
+    runs = [node for node in analysis.nodes if node in live and not analysis.is_view(node)]
+    number = {node: k for k, node in enumerate(runs)}
+    returned = {analysis.base[value] for value in (*analysis.results, *analysis.gradients) if isinstance(value, fx.Node)}
+    return [_op(analysis, node, number, node in returned, model) for node in runs], number
+
+
+def _op(analysis: JointAnalysis, node: fx.Node, number: dict[fx.Node, int], is_returned: bool, model: CostModel) -> Op:
+    free = is_free(analysis, node)
+    return Op(
+        kind=Kind.FREE if free else _kind(node),
+        reads=tuple(number[base] for base in _tensors_read(analysis, node)),
+        bytes=costs.bytes_written(node),
+        alone=0 if free else costs.time_alone(node, model.flops_per_byte) // costs.TIME_PER_BYTE,
+        elements=_elements(node),
+        is_backward=node in analysis.backward,
+        is_returned=is_returned,
+    )
+
+
+def _kind(node: fx.Node) -> Kind:
+    if op_table.is_reduction(node.target):
+        return Kind.REDUCTION
+    return Kind.POINTWISE if op_table.is_cheap(node.target) or op_table.is_random(node.target) else Kind.ALONE
+
+
+def _tensors_read(analysis: JointAnalysis, node: fx.Node) -> Iterable[fx.Node]:
+    bases = (analysis.base[arg] for arg in node.all_input_nodes)
+    return dict.fromkeys(base for base in bases if not op_table.is_symbolic_value(base))
+
+
+def _elements(node: fx.Node) -> int:
+    """Of a reduction those that it reads, of other ops those that it writes."""
+    of = node.all_input_nodes if node.op == "call_function" and op_table.is_reduction(node.target) else [node]
+    counts = [costs.dense_bytes(t) // t.element_size() for arg in of for t in costs.tensors_of(arg)]
+    return max(counts, default=0)

@@ -1,0 +1,86 @@
+"""Random ops that run twice and draw the same numbers, since the forward records the state of the generator.
+
+In: the copy of a random op in the forward or in the backward graph. Out: nodes in its place.
+
+    forward    state, mask = run_and_save_rng_state(bernoulli, x, 0.5)      draws as before, and hands out the state
+    backward   mask = run_with_rng_state(state, bernoulli, x, 0.5)          leaves the generator as it found it
+
+A state is 5056 bytes on a CPU and 16 on a GPU, whatever is drawn, so the cut weighs it against the mask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.partition import costs
+
+STATE_BYTES = {"cpu": 5056, "cuda": 16}
+
+
+def can_record(node: fx.Node) -> bool:
+    """Whether the op draws from the default generator of one device whose state can be set."""
+    if not isinstance(node.target, torch._ops.OpOverload) or _device(node) is None:
+        return False
+    given = (*node.args, *node.kwargs.values())
+    names_device = "device" in node.kwargs or any(costs.tensors_of(arg) for arg in node.all_input_nodes)
+    return names_device and not any(isinstance(arg, torch.Generator) for arg in given)
+
+
+def state_bytes(node: fx.Node) -> int:
+    """Bytes of the state that is recorded for the op."""
+    return STATE_BYTES[_device(node) or "cpu"]
+
+
+def state_name(node: fx.Node) -> str:
+    return f"{node.name}_state"
+
+
+def placeholder_value(node: fx.Node) -> torch.Tensor:
+    """The traced value of the recorded state."""
+    return _state(node)
+
+
+def record(graph: fx.Graph, copy: fx.Node, node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Replace `copy`, the copy of `node` in a forward graph; returns (its result, the state before it)."""
+    args = (copy.target, *copy.args)
+    both = graph.call_function(torch_compat.run_and_save_rng_state, args, dict(copy.kwargs))
+    both.meta = {**copy.meta, "val": (_state(node), copy.meta["val"])}
+    state = _item(graph, both, 0, state_name(node), _state(node))
+    result = _item(graph, both, 1, f"{node.name}_drawn", copy.meta["val"])
+    result.meta = {**copy.meta}
+    graph.erase_node(copy)
+    return result, state
+
+
+def rerun(graph: fx.Graph, copy: fx.Node, state: fx.Node) -> fx.Node:
+    """Replace `copy`, the copy of a random op in a backward graph."""
+    args = (state, copy.target, *copy.args)
+    again = graph.call_function(torch_compat.run_with_rng_state, args, dict(copy.kwargs))
+    again.meta = {**copy.meta}
+    graph.erase_node(copy)
+    return again
+
+
+def _item(graph: fx.Graph, node: fx.Node, index: int, name: str, value: Any) -> fx.Node:
+    item = graph.create_node("call_function", operator.getitem, (node, index), name=name)
+    item.meta = {"val": value, "partitioner_tag": "is_forward"}
+    return item
+
+
+def _device(node: fx.Node) -> str | None:
+    devices = {tensor.device.type for tensor in costs.tensors_of(node)}
+    (device,) = devices if len(devices) == 1 else (None,)
+    return device if device in STATE_BYTES else None
+
+
+def _state(node: fx.Node) -> torch.Tensor:
+    """A state of the generator that the op draws from, fake as its result is: bytes in CPU memory."""
+    (like, *_) = costs.tensors_of(node)
+    with getattr(like, "fake_mode", contextlib.nullcontext()):
+        return torch.empty(state_bytes(node), dtype=torch.uint8)

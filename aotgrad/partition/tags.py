@@ -1,0 +1,56 @@
+"""What the user wants of a value: the tags of activation checkpointing, selective or whole.
+
+In: a node of the joint graph. Out: `SAVE`, `RECOMPUTE` or `None`, and for wishes that are weaker a factor on its cost.
+
+A node's `meta["recompute"]` is a `torch.utils.checkpoint.CheckpointPolicy`. Dynamo gives it to every op in a
+`torch.utils.checkpoint` region, with `meta["ac_graph_id"]`, the number of the region: without a policy of the user's own
+`PREFER_RECOMPUTE`, which therefore means that the value is not saved. What one region hands to a later one is saved: the
+regions would otherwise be one, and recomputing the last would need all of them.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch.fx as fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+
+class Tag(Enum):
+    """A wish that is followed."""
+
+    SAVE = "save"
+    RECOMPUTE = "recompute"
+
+
+SAVE, RECOMPUTE = Tag.SAVE, Tag.RECOMPUTE
+
+IS_RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+RELUCTANCE = 100  # how many times dearer it is to run a value again that is preferably saved
+
+
+def verdict_of(node: fx.Node) -> Tag | None:
+    """What must be done with the node's value, or `None` if costs decide."""
+    policy = node.meta.get("recompute")
+    if policy is CheckpointPolicy.MUST_SAVE:
+        return Tag.SAVE
+    if policy not in IS_RECOMPUTED:
+        return None
+    return Tag.SAVE if _is_handed_on(node) or _has_hook_at_the_end(node) else Tag.RECOMPUTE
+
+
+def reluctance(node: fx.Node) -> int:
+    """The factor on the cost of running the node again."""
+    return RELUCTANCE if node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE else 1
+
+
+def _is_handed_on(node: fx.Node) -> bool:
+    region = node.meta.get("ac_graph_id")
+    later = (user.meta.get("ac_graph_id") for user in node.users if user.meta.get("recompute") in IS_RECOMPUTED)
+    return region is not None and any(other is not None and other > region for other in later)
+
+
+def _has_hook_at_the_end(node: fx.Node) -> bool:
+    """Whether it is the end of a region and has a backward hook: the hook may need the value to make what it recomputes."""
+    in_region = any(user.meta.get("recompute") in IS_RECOMPUTED for user in node.users)
+    return bool(node.meta.get("has_backward_hook")) and not in_region
