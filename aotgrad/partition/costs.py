@@ -121,17 +121,20 @@ def flops(node: fx.Node) -> int:
     formula = flop_registry.get(getattr(node.target, "overloadpacket", node.target))
     if formula is None:
         return 0
-    args, kwargs = fx.map_arg((node.args, node.kwargs), _shape)
-    return int(formula(*args, **kwargs, out_val=_shape(node)))
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: _shape(arg.meta.get("val")))
+    try:
+        return int(formula(*args, **kwargs, out_val=_shape(node.meta.get("val"))))
+    except (AssertionError, IndexError, TypeError):  # a call that the formula does not know: it is traffic that counts
+        return 0
 
 
-def _shape(node: fx.Node) -> Any:
+def _shape(value: Any) -> Any:
     """What a formula of `flop_registry` takes in place of a tensor: its shape. Hints, so that no guard is added."""
-    value = node.meta.get("val")
-    shapes = [tuple(size_hint(size) for size in tensor.shape) for tensor in tensors_of(node)]
     if isinstance(value, torch.Tensor):
-        return shapes[0]
-    return tuple(shapes) if shapes else size_hint(value) if isinstance(value, torch.SymInt) else value
+        return tuple(size_hint(size) for size in value.shape)
+    if isinstance(value, (tuple, list)):
+        return tuple(_shape(item) for item in value)
+    return size_hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def time_alone(node: fx.Node, flops_per_byte: int | None = None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Union
 
 import torch.fx as fx
 
@@ -31,7 +31,7 @@ class Objective:
     """
 
     memory_budget: Budget = None
-    budget_of: Literal["saved", "peak"] = "saved"
+    budget_of: str = "saved"
     fuses: bool = True
     flops_per_byte: int | None = None
 

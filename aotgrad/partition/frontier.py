@@ -26,6 +26,7 @@ fits into fewer bytes, and filling takes a beginning of a sequence that does not
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,6 +58,12 @@ class Frontier:
         self.network = maxflow.Network(2 + 2 * len(problem), list(_edges(problem)))
         self.unlimited = sum(len(parents) for parents in problem.parents) + len(problem.wanted)
         self.found: dict[Rate, Solution] = {}
+
+    def with_problem(self, problem: Problem) -> Frontier:
+        """The frontier of a problem with other numbers but the same values, parents and readers."""
+        other = copy.copy(self)
+        other.problem, other.found = problem, {}
+        return other
 
     def at(self, rate: Rate) -> Solution:
         """The exact minimum at one exchange rate.

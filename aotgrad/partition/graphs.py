@@ -24,6 +24,7 @@ import torch.fx as fx
 from aotgrad.errors import PartitionError
 from aotgrad.ir import JointGraph
 from aotgrad.partition import op_table
+from aotgrad.partition.tags import RECOMPUTE, Tag, verdict_of
 from aotgrad.slots import FORWARD_RESULTS, Gradient, IntermediateBase, Primal, Tangent, UserOutput
 
 
@@ -71,6 +72,18 @@ class JointAnalysis:
             else:
                 support[node] = (node,)
         return support
+
+    @functools.cached_property
+    def tagged(self) -> dict[fx.Node, Tag]:
+        """What the user wants of values. What only the backward needs of a value to be recomputed is not saved either."""
+        tagged: dict[fx.Node, Tag] = {}
+        for node in self.nodes:
+            tag = verdict_of(node)
+            if tag is None and node in self.unclaimed:
+                tag = RECOMPUTE if any(tagged.get(arg) is RECOMPUTE for arg in node.all_input_nodes) else None
+            if tag is not None:
+                tagged[node] = tag
+        return tagged
 
     def reads(self, readers: Collection[fx.Node], outside: Collection[fx.Node]) -> dict[fx.Node, fx.Node | None]:
         """The supports, within `outside`, of what `readers` and the gradients read, each with its first reader.

@@ -149,13 +149,15 @@ def _ops(analysis: JointAnalysis, model: CostModel) -> tuple[list[Op], dict[fx.N
 
 def _op(analysis: JointAnalysis, node: fx.Node, number: dict[fx.Node, int], is_returned: bool, model: CostModel) -> Op:
     free = is_free(analysis, node)
+    is_backward = node in analysis.backward
+    untimed = free or is_backward
     return Op(
         kind=Kind.FREE if free else _kind(node),
         reads=tuple(number[base] for base in _tensors_read(analysis, node)),
         bytes=costs.bytes_written(node),
-        alone=0 if free else costs.time_alone(node, model.flops_per_byte) // costs.TIME_PER_BYTE,
+        alone=0 if untimed else costs.time_alone(node, model.flops_per_byte) // costs.TIME_PER_BYTE,
         elements=_elements(node),
-        is_backward=node in analysis.backward,
+        is_backward=is_backward,
         is_returned=is_returned,
     )
 

@@ -24,8 +24,11 @@ from aotgrad.partition.decision import Decision, Objective, needed_by
 from aotgrad.partition.frontier import Frontier, Rate, Unsolvable
 from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.partition.items import CostModel, Items, is_free, items_of, read_by_backward
+from aotgrad.partition.liveness import Profile, simulate
+from aotgrad.partition.peak import PeakFrontier
 from aotgrad.partition.policy import CAUTIOUS, FREE_HAND, Choice, Rules
 from aotgrad.partition.problem import Solution
+from aotgrad.partition.program import program_of
 
 BALANCED = Rate(costs.TIME_PER_BYTE, 1)
 """One byte held is worth as much time as one byte moved."""
@@ -37,54 +40,73 @@ def min_cut(analysis: JointAnalysis, objective: Objective) -> Decision:
     Raises:
         PartitionError: if the backward needs a value that can be neither saved nor made again.
     """
+    plain = items_of(analysis, CAUTIOUS, cost_model(objective))
     if objective.memory_budget is None:
-        return cut_at(analysis, objective, CAUTIOUS, lambda frontier: _without_budget(analysis, frontier))
-    return cut_at(analysis, objective, FREE_HAND, lambda frontier: _within_budget(analysis, objective, frontier))
+        return _decision(plain, _solved(plain, without_budget))
+    items = items_of(analysis, FREE_HAND, cost_model(objective))
+    limit = objective.memory_budget
+    peak = objective.budget_of == "peak"
+    if isinstance(limit, float):
+        reference = _solved(plain, without_budget)
+        limit = int(limit * (simulated(plain, reference).peak if peak else reference.kept_bytes))
+    within = _within_peak if peak else _within_saved
+    return _decision(items, _solved(items, lambda items: within(items, limit, isinstance(objective.memory_budget, int))))
 
 
 def recompute_all(analysis: JointAnalysis, objective: Objective) -> Decision:
     """The fewest bytes that the halves can exchange, whatever it takes to make the rest again."""
-    return cut_at(analysis, objective, FREE_HAND, lambda frontier: frontier.smallest())
+    return cut_at(analysis, objective, FREE_HAND, lambda items: Frontier(items.problem).smallest())
 
 
-def cut_at(analysis: JointAnalysis, objective: Objective, rules: Rules, choose: Callable[[Frontier], Solution]) -> Decision:
+def cut_at(analysis: JointAnalysis, objective: Objective, rules: Rules, choose: Callable[[Items], Solution]) -> Decision:
     """The decision of a solution of the problem that `rules` leave open."""
-    items = items_of(analysis, rules, CostModel(objective.fuses, objective.flops_per_byte))
-    try:
-        solution = choose(Frontier(items.problem))
-    except Unsolvable:
-        raise _unsolvable(items) from None
-    return _decision(items, solution)
+    items = items_of(analysis, rules, cost_model(objective))
+    return _decision(items, _solved(items, choose))
 
 
-def _without_budget(analysis: JointAnalysis, frontier: Frontier) -> Solution:
+def cost_model(objective: Objective) -> CostModel:
+    return CostModel(objective.fuses, objective.flops_per_byte)
+
+
+def without_budget(items: Items) -> Solution:
     """The balanced solution; never more bytes than if everything that crosses is saved."""
+    frontier = Frontier(items.problem)
     balanced = frontier.at(BALANCED)
-    everything = sum(costs.held_bytes(analysis, node) for node in analysis.crossing)
+    everything = sum(costs.held_bytes(items.analysis, node) for node in items.analysis.crossing)
     return balanced if balanced.kept_bytes <= everything else frontier.within(everything)
 
 
-def _within_budget(analysis: JointAnalysis, objective: Objective, frontier: Frontier) -> Solution:
-    limit = limit_in_bytes(analysis, objective)
-    solution = frontier.within(limit)
-    if isinstance(objective.memory_budget, int) and solution.kept_bytes > limit:
+def simulated(items: Items, solution: Solution) -> Profile:
+    """The memory of both halves, without parameters and arguments."""
+    program, number = program_of(items.analysis)
+    return simulate(program, {number[items.nodes[k]] for k in solution.saved})
+
+
+def _solved(items: Items, choose: Callable[[Items], Solution]) -> Solution:
+    try:
+        return choose(items)
+    except Unsolvable:
+        raise _unsolvable(items) from None
+
+
+def _within_saved(items: Items, limit: int, in_bytes: bool) -> Solution:
+    solution = Frontier(items.problem).within(limit)
+    if in_bytes and solution.kept_bytes > limit:
         _warn_unreachable(limit, solution.kept_bytes, "saved for the backward")
     return solution
 
 
-def limit_in_bytes(analysis: JointAnalysis, objective: Objective) -> int:
-    """The budget in bytes; a fraction is one of what is saved without a budget."""
-    budget = objective.memory_budget
-    if isinstance(budget, float):
-        items = items_of(analysis, CAUTIOUS, CostModel(objective.fuses, objective.flops_per_byte))
-        return int(budget * _without_budget(analysis, Frontier(items.problem)).kept_bytes)
-    assert budget is not None, "asked for with a budget only"
-    return budget
+def _within_peak(items: Items, limit: int, in_bytes: bool) -> Solution:
+    program, number = program_of(items.analysis)
+    found = PeakFrontier(items.problem, program, [number[node] for node in items.nodes]).within(limit)
+    if in_bytes and found.peak > limit:
+        _warn_unreachable(limit, found.peak, "the peak that the simulation finds")
+    return found.solution
 
 
 def _warn_unreachable(limit: int, lowest: int, what: str) -> None:
     warnings.warn(
-        f"memory_budget is {limit} bytes, but no fewer than {lowest} bytes can be {what}; the plan takes {lowest}",
+        f"memory_budget is {limit} bytes, but {lowest} bytes is the least that can be {what}; the plan takes {lowest}",
         stacklevel=2,
     )
 

@@ -82,7 +82,7 @@ def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Ve
         return Verdict(Choice.FREE, "a constant of both graphs")
     if analysis.is_view(node):
         return Verdict(Choice.FREE, f"a view of {analysis.base[node].name}")
-    tagged = tags.verdict_of(node)
+    tagged = analysis.tagged.get(node)
     if tagged is tags.RECOMPUTE:
         rules = FREE_HAND
     may_save = _may_save(analysis, node, rules)

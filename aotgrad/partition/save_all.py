@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import torch.fx as fx
 
-from aotgrad.partition import tags
 from aotgrad.partition.decision import Decision, Objective, needed_by
+from aotgrad.partition.frontier import Frontier
 from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.partition.min_cut import cut_at
 from aotgrad.partition.policy import CAUTIOUS
@@ -21,8 +21,8 @@ from aotgrad.partition.policy import CAUTIOUS
 
 def save_all(analysis: JointAnalysis, objective: Objective) -> Decision:
     """Save every value that crosses; only what is tagged to be recomputed is."""
-    if any(tags.verdict_of(node) for node in analysis.forward):
-        return cut_at(analysis, objective, CAUTIOUS, lambda frontier: frontier.fastest())
+    if analysis.tagged:
+        return cut_at(analysis, objective, CAUTIOUS, lambda items: Frontier(items.problem).fastest())
     return Decision({node: _reason(reader) for node, reader in analysis.crossing.items()}, {})
 
 

@@ -1,0 +1,147 @@
+"""A limit on the peak of memory, rather than on what is saved. No torch.
+
+In: a `Problem`, the `Program` that it is about and a limit. Out: a `Solution` whose simulated peak is within the limit.
+
+Saved bytes are not the peak: the backward holds its own values beside them, and what it makes again takes memory too. But
+at each step of the backward the bytes alive are a sum over the values of the forward, so a minimum cut can weigh them: a
+saved value is alive until its last use, one that runs again from its first use to its last. With a weight on each step,
+the cut minimizes the weighted sum of the bytes alive at all steps. A weight on the steps near the peak lowers the peak;
+the weights are moved there round by round (the method of multiplicative weights: S. Arora, E. Hazan and S. Kale, "The
+Multiplicative Weights Update Method", 2012).
+
+The rounds at each of a few exchange rates give a pool of solutions, of which each that is neither slower nor higher than
+another is on the *staircase*. A limit takes the fastest one that fits, and saves more while that fits and no step of the
+staircase is passed, so that a higher limit never takes more time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from aotgrad.partition.frontier import Frontier, Gains, Rate
+from aotgrad.partition.liveness import Profile, Program, simulate
+from aotgrad.partition.problem import Problem, Solution
+
+WEIGHT_UNITS = 1 << 16  # weights of steps are ints: this much in all
+SHARPNESS = 12.0  # a step at half of the peak weighs exp(-SHARPNESS / 2) of one at the peak
+EXCHANGE_RATES = tuple(4.0**exponent for exponent in range(-6, 5))  # relative to the whole front's own
+WORK = 30_000  # values x cuts that the rounds may take in all
+MOST_ROUNDS, FEWEST_ROUNDS = 6, 1
+REFINEMENTS = 40  # simulations that saving more may take
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A solution with what its simulation says."""
+
+    solution: Solution
+    profile: Profile
+
+    @property
+    def peak(self) -> int:
+        return self.profile.peak
+
+    @property
+    def rank(self) -> tuple[int, int, list[int]]:
+        return self.solution.time, self.peak, sorted(self.solution.saved)
+
+
+class PeakFrontier:
+    """The trade of peak memory for time. `values` are the numbers in `program` of the problem's values."""
+
+    def __init__(self, problem: Problem, program: Program, values: Sequence[int]) -> None:
+        self.problem, self.program, self.values = problem, program, values
+        self.frontier = Frontier(problem)
+        self.staircase = list(_staircase(self._pool()))
+
+    def simulate(self, solution: Solution) -> Simulated:
+        return Simulated(solution, simulate(self.program, {self.values[k] for k in solution.saved}))
+
+    def lowest(self) -> Simulated:
+        return self.staircase[0]
+
+    def within(self, limit: int) -> Simulated:
+        """The fastest solution found with a peak of at most `limit` bytes; the lowest one if none fits."""
+        fitting = [step for step in self.staircase if step.peak <= limit]
+        if not fitting:
+            return self.lowest()
+        above = self.staircase[len(fitting)].solution.time if len(fitting) < len(self.staircase) else 0
+        return self._refine(fitting[-1], limit, above)
+
+    # -- the pool
+
+    def _pool(self) -> list[Simulated]:
+        ends = self.frontier.smallest(), self.frontier.fastest()
+        pool = [self.simulate(solution) for solution in ends]
+        spread = max(1, ends[0].time - ends[1].time) / max(1, ends[1].kept_bytes - ends[0].kept_bytes)
+        rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, WORK // (len(self.problem) * len(EXCHANGE_RATES) + 1)))
+        for exchange in EXCHANGE_RATES:
+            pool += self._rounds(exchange * spread, rounds, pool[1])
+        return pool
+
+    def _rounds(self, time_per_byte: float, rounds: int, start: Simulated) -> Iterator[Simulated]:
+        """Cut, simulate, move the weights to the peak, and again."""
+        steps = len(start.profile.backward)
+        weights = [1.0 / steps] * steps if steps else []
+        current = self.simulate(self.frontier.at(_rate(time_per_byte)))
+        yield current
+        for _ in range(rounds):
+            weights = [(old + new) / 2 for old, new in zip(weights, _at_peak(current.profile), strict=False)]
+            current = self.simulate(self._weighted(weights, current.profile).at(_rate(time_per_byte)))
+            current = self.simulate(self.problem.solution(current.solution.saved))
+            yield current
+
+    def _weighted(self, weights: list[float], profile: Profile) -> Frontier:
+        """The problem in which bytes count as long as they are alive in the backward, each step with its weight."""
+        before = [0.0]
+        for weight in weights:
+            before.append(before[-1] + weight)
+        held, state = [], []
+        for k, value in enumerate(self.values):
+            first, last = profile.first.get(value, 0), profile.last.get(value, 0)
+            until, since = before[min(last + 1, len(weights))], before[min(first, len(weights))]
+            held.append(self._units(value, until) if self.problem.held[k] else 0)
+            state.append(self._units(value, until - since))
+        return self.frontier.with_problem(replace(self.problem, held=held, state=state))
+
+    def _units(self, value: int, weight: float) -> int:
+        return int(self.program.sizes[value] * weight * WEIGHT_UNITS) // WEIGHT_UNITS
+
+    # -- what a limit leaves
+
+    def _refine(self, start: Simulated, limit: int, fastest: int) -> Simulated:
+        """Save more, best gain per byte first, until that does not fit any more or would be faster than `fastest`."""
+        gains, best, saved = Gains(self.problem, start.solution), start, set(start.solution.saved)
+        for count, value in enumerate(gains.best_first(lambda _: True)):
+            more = self.simulate(self.problem.solution(saved | {value}))
+            if count == REFINEMENTS or more.peak > limit or more.solution.time < fastest:
+                break
+            best = more
+            saved.add(value)
+            gains.save(value)
+        return best
+
+
+def _rate(time_per_byte: float) -> Rate:
+    """An exchange rate as a fraction of small ints: so many units of time are worth one byte."""
+    if time_per_byte >= 1:
+        return Rate(max(1, round(time_per_byte * 256)), 256)
+    return Rate(256, max(1, round(256 / time_per_byte)))
+
+
+def _at_peak(profile: Profile) -> list[float]:
+    peak = max(1, *profile.backward)
+    powers = [math.exp(SHARPNESS * (alive / peak - 1)) for alive in profile.backward]
+    total = sum(powers)
+    return [power / total for power in powers]
+
+
+def _staircase(pool: Sequence[Simulated]) -> Iterator[Simulated]:
+    """The solutions that are faster than all with a lower peak, from the lowest peak on."""
+    best: int | None = None
+    for each in sorted(pool, key=lambda s: (s.peak, *s.rank)):
+        if best is None or each.solution.time < best:
+            best = each.solution.time
+            yield each

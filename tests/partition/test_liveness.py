@@ -1,0 +1,140 @@
+"""The simulated memory is that of the halves as they run, and of small programs worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+import aotgrad
+from aotgrad.backends.eager import compile_eager
+from aotgrad.partition.decision import Objective
+from aotgrad.partition.graphs import analyze
+from aotgrad.partition.items import CostModel, items_of
+from aotgrad.partition.liveness import Program, simulate
+from aotgrad.partition.min_cut import min_cut, simulated
+from aotgrad.partition.policy import FREE_HAND
+from aotgrad.partition.split import split
+from tests.partition.joints import grad, joint_of
+
+
+def chain() -> Program:
+    """0, 1, 2 run in the forward, each from the one before; 3 reads 2 in the backward, 4 reads 3 and 1."""
+    return Program(
+        sizes=[10, 10, 10, 10, 10],
+        reads=[[], [0], [1], [2], [3, 1]],
+        forward=[0, 1, 2],
+        backward=[3, 4],
+        results=frozenset(),
+        tangents=[],
+        gradients=frozenset({4}),
+    )
+
+
+def test_saved_values_stay_until_their_last_use():
+    profile = simulate(chain(), {1, 2})
+    assert profile.forward == 20  # 0 is dead when 2 is made
+    assert profile.backward == [30, 30]  # 1, 2 and 3; then 1, 3 and 4
+    assert (profile.first[1], profile.last[1], profile.last[2]) == (1, 1, 0)
+
+
+def test_what_runs_again_takes_memory_from_its_first_use_on():
+    profile = simulate(chain(), {0})
+    assert profile.backward == [30, 30]  # 0, 1, 2, of which 0 dies, then 1, 2, 3; then 1, 3 and 4
+    assert profile.first[1] == 0
+
+
+def test_results_are_held_by_the_caller_all_along():
+    program = chain()
+    held = Program(program.sizes, program.reads, [0, 1, 2], [3, 4], frozenset({0}), [], frozenset({4}))
+    assert simulate(held, {1, 2}).backward == [40, 40]
+
+
+# --- Against the halves as they run ----------------------------------------------------------------------------------
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of all storages that ops have made inside and that are still alive, and the most that there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = WeakIdKeyDictionary()
+        self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        known = {id(s) for s in self.sizes}
+        for value in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(value, Tensor) and not func.is_view and id(value.untyped_storage()) not in known:
+                self.sizes[value.untyped_storage()] = value.untyped_storage().nbytes()
+        self.peak = max(self.peak, sum(self.sizes.values()))
+        return result
+
+
+def mlp(x, *weights):
+    for w in weights:
+        x = torch.tanh(F.gelu(x @ w)) + x
+    return x.sum()
+
+
+def attention(x, w):
+    q, k, v = (x @ w).split(16, dim=-1)
+    return (torch.softmax(q @ k.t(), dim=-1) @ v).cos().sum()
+
+
+CASES = {
+    "mlp": (mlp, lambda: [grad(64, 32), *(grad(32, 32) for _ in range(6))]),
+    "attention": (attention, lambda: [grad(64, 16), grad(16, 48)]),
+}
+
+
+@pytest.mark.parametrize("budget", [None, 0.6, 0.2, 0.0])
+@pytest.mark.parametrize("name", CASES)
+def test_the_simulated_peak_is_the_measured_one(name, budget):
+    fn, make = CASES[name]
+    inputs = make()
+    analysis = analyze(joint_of(fn, *inputs))
+    items = items_of(analysis, FREE_HAND, CostModel(fuses=False))
+    decision = min_cut(analysis, Objective(budget, fuses=False))
+    solution = items.problem.solution({items.number[node] for node in decision.saved})
+    halves = split(analysis, decision)
+    expected = simulated(items, solution)
+    with torch.no_grad(), Allocations() as allocations:
+        forward, backward = compile_eager(halves.forward.module, ()), compile_eager(halves.backward.module, ())
+        loss, *saved = forward([t.detach() for t in inputs])
+        forward_peak, allocations.peak = allocations.peak, 0
+        args = [*saved, torch.ones(())]
+        del saved
+        backward(args)
+    measured = max(forward_peak, allocations.peak)
+    assert loss.shape == ()
+    assert abs(expected.peak - measured) <= 0.01 * measured
+
+
+def test_a_budget_on_the_peak_is_kept_and_never_slower_with_more():
+    inputs = CASES["mlp"][1]()
+    analysis = analyze(joint_of(mlp, *inputs))
+    items = items_of(analysis, FREE_HAND, CostModel(fuses=False))
+    reference = None
+    times = []
+    for budget in (1.0, 0.9, 0.8, 0.7, 0.65):
+        decision = min_cut(analysis, Objective(budget, "peak", fuses=False))
+        solution = items.problem.solution({items.number[node] for node in decision.saved})
+        peak = simulated(items, solution).peak
+        reference = reference or simulated(items, items.problem.solution(_plain(analysis, items))).peak
+        assert peak <= budget * reference
+        times.append(solution.time)
+    assert times == sorted(times)
+
+
+def _plain(analysis, items) -> set[int]:
+    return {items.number[node] for node in min_cut(analysis, Objective(fuses=False)).saved}
+
+
+def test_an_unreachable_peak_gives_the_lowest_one_and_says_so():
+    f = aotgrad.aot_function(mlp, compile_eager, options={"memory_budget": 100, "memory_budget_of": "peak"})
+    with pytest.warns(UserWarning, match=r"memory_budget is 100 bytes, but \d+ bytes is the least"):
+        f(grad(8, 8), grad(8, 8))
