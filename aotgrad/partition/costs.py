@@ -144,13 +144,10 @@ def time_alone(node: fx.Node, flops_per_byte: int | None = None) -> int:
         flops_per_byte: floating point operations that the device does while it moves a byte; by default those of
             `FLOPS_PER_BYTE`.
     """
-    moved = traffic(node) * (1 if _is_known(node) else PASSES_OF_UNKNOWN_OPS)
-    computed = flops(node) // (flops_per_byte or _flops_per_byte(node))
-    return max(moved, computed) * TIME_PER_BYTE
-
-
-def _is_known(node: fx.Node) -> bool:
-    return op_table.is_fusible(node.target) or op_table.is_random(node.target) or flops(node) > 0
+    operations = flops(node)
+    known = operations or op_table.is_fusible(node.target) or op_table.is_random(node.target)
+    moved = traffic(node) * (1 if known else PASSES_OF_UNKNOWN_OPS)
+    return max(moved, operations // (flops_per_byte or _flops_per_byte(node))) * TIME_PER_BYTE
 
 
 def _flops_per_byte(node: fx.Node) -> int:

@@ -18,16 +18,18 @@ steps. A search along the hull (M. J. Eisner and D. G. Severance, "Mathematical 
 Segmentation", JACM 1976) ends at the two neighbouring corners around the limit. Between them lie further optimal
 solutions of their common rate: the *sweep* takes that in which values before a position run again as far as possible and
 those after it as little as possible, and finds the position by bisection. Early values are the ones to run again, since
-the backward needs them last. What is left of the limit is *filled* with the values that save most time per byte.
+the backward needs them last. Two solutions of the sweep are left, one that fits and one that does not quite: the first is
+*filled* with the values that spare most time per byte, or the second *emptied* of those that spare least.
 
 More bytes never cost more time: all solutions of a sweep lie on the hull, so each is at least as fast as anything that
-fits into fewer bytes, and filling takes a beginning of a sequence that does not depend on the limit.
+fits into fewer bytes; and filling and emptying follow a sequence that does not depend on the limit.
 """
 
 from __future__ import annotations
 
 import copy
 import heapq
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -91,8 +93,8 @@ class Frontier:
         if below.kept_bytes >= limit:
             return below
         below, above, rate = self._neighbours(below, above, limit)
-        below = self._sweep(below, above, rate, limit)
-        return fill(self.problem, below, limit)
+        below, above = self._sweep(below, above, rate, limit)
+        return min(fill(self.problem, below, limit), empty(self.problem, above, limit, below), key=lambda s: s.rank)
 
     def corners(self) -> list[Solution]:
         """The corners of the hull, from the fewest bytes to the least time."""
@@ -137,18 +139,17 @@ class Frontier:
         middle = self.at(rate)
         return middle if rate.cost(middle) < rate.cost(below) else None
 
-    def _sweep(self, below: Solution, above: Solution, rate: Rate, limit: int) -> Solution:
-        """The best solution that fits among those in which values before some position run again, later ones do not."""
-        first, last = 0, len(self.problem)  # nothing before `first` fits; everything before `last` gives `below`
-        best = below
+    def _sweep(self, below: Solution, above: Solution, rate: Rate, limit: int) -> tuple[Solution, Solution]:
+        """Where values before some position run again and later ones do not: the last that fits, the one after it."""
+        first, last = 0, len(self.problem)  # leaning at `first` gives `above`, at `last` it gives `below`
         while last - first > 1:
             middle = (first + last) // 2
             solution = self._leaning(rate, middle)
             if solution.kept_bytes <= limit:
-                last, best = middle, min(best, solution, key=lambda s: s.rank)
+                last, below = middle, solution
             else:
-                first = middle
-        return best
+                first, above = middle, solution
+        return below, above
 
     def _leaning(self, rate: Rate, position: int) -> Solution:
         """Of the solutions that are best at `rate`, the one that runs most before `position` again and least after it."""
@@ -226,6 +227,34 @@ def _fill_with(problem: Problem, start: Solution, room: int, largest: int) -> So
         saved.add(value)
         gains.save(value)
     return problem.solution(saved)
+
+
+def empty(problem: Problem, start: Solution, limit: int, otherwise: Solution) -> Solution:
+    """Run more of what `start` saves again, least loss of time per byte first, until it fits; `otherwise` if it cannot."""
+    solution = start
+    heap = [(*_loss(problem, solution, value), value) for value in sorted(start.saved)]
+    heapq.heapify(heap)
+    while solution.kept_bytes > limit and heap:
+        known, _, value = heapq.heappop(heap)
+        loss, freed = _loss(problem, solution, value)
+        if loss > known and heap and loss > heap[0][0]:
+            heapq.heappush(heap, (loss, freed, value))
+        elif freed < 0:
+            solution = problem.solution(solution.saved - {value})
+    return solution if solution.kept_bytes <= limit else otherwise
+
+
+def _loss(problem: Problem, solution: Solution, value: int) -> tuple[float, int]:
+    """Time lost per byte if `value` runs again, and minus the bytes freed; infinite where that is not legal."""
+    again = [value]
+    for other in again:
+        missing = (p for p in problem.parents[other] if p not in solution.saved and p not in solution.again)
+        again += [parent for parent in dict.fromkeys(missing) if parent not in again]
+    freed = problem.held[value] - sum(problem.state[other] for other in again)
+    if freed <= 0 or any(problem.rerun[other] == NEVER for other in again):
+        return math.inf, 0
+    time = sum(problem.rerun[other] for other in again) - problem.saving[value]
+    return time / freed, -freed
 
 
 class Gains:

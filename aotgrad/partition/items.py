@@ -48,22 +48,46 @@ class Items:
         return {node: number for number, node in enumerate(self.nodes)}
 
 
-def items_of(analysis: JointAnalysis, rules: Rules, model: CostModel) -> Items:
-    """The problem of what to save for the backward of a joint graph."""
-    nodes = _reachable(analysis)
-    verdicts = [judge(analysis, node, rules) for node in nodes]
-    number = {node: k for k, node in enumerate(nodes)}
-    rerun, saving = _times(analysis, nodes, model)
-    problem = Problem(
-        held=[costs.held_bytes(analysis, node) for node in nodes],
-        saving=saving,
-        savable=[verdict.savable for verdict in verdicts],
-        rerun=[time if v.recomputable else NEVER for time, v in zip(rerun, verdicts, strict=True)],
-        state=[_state_bytes(node, verdict) for node, verdict in zip(nodes, verdicts, strict=True)],
-        parents=[[number[parent] for parent in parents(analysis, node)] for node in nodes],
-        wanted=[number[node] for node in read_by_backward(analysis)],
-    )
-    return Items(analysis, nodes, verdicts, problem)
+@dataclass(frozen=True, eq=False)
+class Costed:
+    """The values that the backward may need with what they cost, whatever may be done with them."""
+
+    analysis: JointAnalysis
+    nodes: list[fx.Node]
+    rerun: list[int]
+    saving: list[int]
+    held: list[int]
+    parents: list[list[int]]
+    wanted: list[int]
+
+    @classmethod
+    def of(cls, analysis: JointAnalysis, model: CostModel) -> Costed:
+        nodes = _reachable(analysis)
+        number = {node: k for k, node in enumerate(nodes)}
+        rerun, saving = _times(analysis, nodes, model)
+        return cls(
+            analysis,
+            nodes,
+            rerun,
+            saving,
+            held=[costs.held_bytes(analysis, node) for node in nodes],
+            parents=[[number[parent] for parent in parents(analysis, node)] for node in nodes],
+            wanted=[number[node] for node in read_by_backward(analysis)],
+        )
+
+    def items(self, rules: Rules) -> Items:
+        """The problem that `rules` leave."""
+        verdicts = [judge(self.analysis, node, rules) for node in self.nodes]
+        problem = Problem(
+            held=self.held,
+            saving=self.saving,
+            savable=[verdict.savable for verdict in verdicts],
+            rerun=[time if v.recomputable else NEVER for time, v in zip(self.rerun, verdicts, strict=True)],
+            state=[_state_bytes(node, verdict) for node, verdict in zip(self.nodes, verdicts, strict=True)],
+            parents=self.parents,
+            wanted=self.wanted,
+        )
+        return Items(self.analysis, self.nodes, verdicts, problem)
 
 
 def read_by_backward(analysis: JointAnalysis) -> dict[fx.Node, fx.Node | None]:

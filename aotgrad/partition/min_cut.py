@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from aotgrad.errors import PartitionError
 from aotgrad.partition import costs, op_table
 from aotgrad.partition.decision import Decision, Objective, needed_by
 from aotgrad.partition.frontier import Frontier, Rate, Unsolvable
 from aotgrad.partition.graphs import JointAnalysis
-from aotgrad.partition.items import CostModel, Items, is_free, items_of, read_by_backward
+from aotgrad.partition.items import Costed, CostModel, Items, is_free, read_by_backward
 from aotgrad.partition.liveness import Profile, simulate
 from aotgrad.partition.peak import PeakFrontier
 from aotgrad.partition.policy import CAUTIOUS, FREE_HAND, Choice, Rules
@@ -40,17 +41,23 @@ def min_cut(analysis: JointAnalysis, objective: Objective) -> Decision:
     Raises:
         PartitionError: if the backward needs a value that can be neither saved nor made again.
     """
-    plain = items_of(analysis, CAUTIOUS, cost_model(objective))
-    if objective.memory_budget is None:
+    costed = Costed.of(analysis, cost_model(objective))
+    budget, in_peak = objective.memory_budget, objective.budget_of == "peak"
+    if budget is None:
+        plain = costed.items(CAUTIOUS)
         return _decision(plain, _solved(plain, without_budget))
-    items = items_of(analysis, FREE_HAND, cost_model(objective))
-    limit = objective.memory_budget
-    peak = objective.budget_of == "peak"
-    if isinstance(limit, float):
-        reference = _solved(plain, without_budget)
-        limit = int(limit * (simulated(plain, reference).peak if peak else reference.kept_bytes))
-    within = _within_peak if peak else _within_saved
-    return _decision(items, _solved(items, lambda items: within(items, limit, isinstance(objective.memory_budget, int))))
+    items = costed.items(FREE_HAND)
+    within = _within_peak if in_peak else _within_saved
+    if isinstance(budget, int):
+        return _decision(items, _solved(items, lambda items: within(items, budget, warn=True)))
+    limit = int(budget * _reference(costed.items(CAUTIOUS), in_peak))
+    return _decision(items, _solved(items, lambda items: within(items, limit, warn=False)))
+
+
+def _reference(plain: Items, in_peak: bool) -> int:
+    """The bytes of which a budget is a fraction."""
+    solution = _solved(plain, without_budget)
+    return simulated(plain, solution).peak if in_peak else solution.kept_bytes
 
 
 def recompute_all(analysis: JointAnalysis, objective: Objective) -> Decision:
@@ -60,7 +67,7 @@ def recompute_all(analysis: JointAnalysis, objective: Objective) -> Decision:
 
 def cut_at(analysis: JointAnalysis, objective: Objective, rules: Rules, choose: Callable[[Items], Solution]) -> Decision:
     """The decision of a solution of the problem that `rules` leave open."""
-    items = items_of(analysis, rules, cost_model(objective))
+    items = Costed.of(analysis, cost_model(objective)).items(rules)
     return _decision(items, _solved(items, choose))
 
 
@@ -89,17 +96,34 @@ def _solved(items: Items, choose: Callable[[Items], Solution]) -> Solution:
         raise _unsolvable(items) from None
 
 
-def _within_saved(items: Items, limit: int, in_bytes: bool) -> Solution:
+@dataclass(frozen=True)
+class Frontiers:
+    """What a joint graph can trade: saved bytes for time, and, costlier to find out, peak memory for time."""
+
+    items: Items
+    saved: Frontier
+
+    def peak(self) -> PeakFrontier:
+        program, number = program_of(self.items.analysis)
+        return PeakFrontier(self.items.problem, program, [number[node] for node in self.items.nodes])
+
+
+def frontiers(analysis: JointAnalysis, objective: Objective) -> Frontiers:
+    """Everything that a budget may be met with."""
+    items = Costed.of(analysis, cost_model(objective)).items(FREE_HAND)
+    return Frontiers(items, Frontier(items.problem))
+
+
+def _within_saved(items: Items, limit: int, warn: bool) -> Solution:
     solution = Frontier(items.problem).within(limit)
-    if in_bytes and solution.kept_bytes > limit:
+    if warn and solution.kept_bytes > limit:
         _warn_unreachable(limit, solution.kept_bytes, "saved for the backward")
     return solution
 
 
-def _within_peak(items: Items, limit: int, in_bytes: bool) -> Solution:
-    program, number = program_of(items.analysis)
-    found = PeakFrontier(items.problem, program, [number[node] for node in items.nodes]).within(limit)
-    if in_bytes and found.peak > limit:
+def _within_peak(items: Items, limit: int, warn: bool) -> Solution:
+    found = Frontiers(items, Frontier(items.problem)).peak().within(limit)
+    if warn and found.peak > limit:
         _warn_unreachable(limit, found.peak, "the peak that the simulation finds")
     return found.solution
 

@@ -13,7 +13,7 @@ import aotgrad
 from aotgrad.backends.eager import compile_eager
 from aotgrad.partition.decision import Objective
 from aotgrad.partition.graphs import analyze
-from aotgrad.partition.items import CostModel, items_of
+from aotgrad.partition.items import Costed, CostModel
 from aotgrad.partition.liveness import Program, simulate
 from aotgrad.partition.min_cut import min_cut, simulated
 from aotgrad.partition.policy import FREE_HAND
@@ -97,7 +97,7 @@ def test_the_simulated_peak_is_the_measured_one(name, budget):
     fn, make = CASES[name]
     inputs = make()
     analysis = analyze(joint_of(fn, *inputs))
-    items = items_of(analysis, FREE_HAND, CostModel(fuses=False))
+    items = Costed.of(analysis, CostModel(fuses=False)).items(FREE_HAND)
     decision = min_cut(analysis, Objective(budget, fuses=False))
     solution = items.problem.solution({items.number[node] for node in decision.saved})
     halves = split(analysis, decision)
@@ -117,7 +117,7 @@ def test_the_simulated_peak_is_the_measured_one(name, budget):
 def test_a_budget_on_the_peak_is_kept_and_never_slower_with_more():
     inputs = CASES["mlp"][1]()
     analysis = analyze(joint_of(mlp, *inputs))
-    items = items_of(analysis, FREE_HAND, CostModel(fuses=False))
+    items = Costed.of(analysis, CostModel(fuses=False)).items(FREE_HAND)
     reference = None
     times = []
     for budget in (1.0, 0.9, 0.8, 0.7, 0.65):

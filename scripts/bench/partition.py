@@ -1,0 +1,335 @@
+"""Measure the partitioner beside its peer, torch's min-cut partitioner, on the same joint graphs.
+
+    python scripts/bench/partition.py --markdown docs/partition_benchmark.md
+    python scripts/bench/partition.py --only gpt6 unet --inductor
+
+For each model and budget of the peer's, ours is given as many bytes as the peer's plan really keeps, and as much peak
+memory as the peer's plan really needs. Both plans are judged alike:
+
+    kept        bytes of the distinct storages that the forward hands to the backward, parameters not counted
+    recompute   time of what runs in both halves, each op by itself, in percent of the forward
+    traffic     bytes that both halves move after Inductor's own fusion, and its products as bytes (--inductor)
+    peak        bytes alive at the worst moment of both halves, simulated
+    seconds     what the partition function takes, everything included
+
+Times of products are in bytes too: floating point operations divided by `FLOPS_PER_BYTE`.
+"""
+
+import argparse
+import gc
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx as fx
+from partition_models import EXTRA, MODELS, Captured, joint_graph
+from tabulate import tabulate
+from torch._functorch import config as peer_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition as peer_partition
+
+from aotgrad.ir import JointGraph, Partition
+from aotgrad.partition import Objective, costs, min_cut_rematerialization_partition, op_table, partition
+from aotgrad.partition.adapt import read_halves, read_joint_module
+from aotgrad.partition.graphs import analyze
+from aotgrad.partition.liveness import simulate
+from aotgrad.partition.min_cut import frontiers
+from aotgrad.partition.program import program_of
+
+BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.0)
+FLOPS_PER_BYTE = 100
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How good one partition is."""
+
+    kept: int
+    recompute: float
+    peak: int
+    seconds: float
+    traffic: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model at one budget of the peer's: the peer's plan, ours with its bytes, ours with its peak."""
+
+    model: str
+    budget: float
+    peer: Plan
+    same_bytes: Plan
+    same_bytes_unfused: Plan
+    same_peak: Plan
+    gap: float
+    lowest_peak: int
+    bytes_at_equal_time: float
+
+
+def measure(model: str, budgets: Sequence[float], with_inductor: bool) -> list[Row]:
+    captured = joint_graph(model)
+    judge = Judge(captured, with_inductor)
+    return [judge.row(budget) for budget in budgets]
+
+
+class Judge:
+    """Runs the partition functions on one joint graph and judges their plans."""
+
+    def __init__(self, captured: Captured, with_inductor: bool) -> None:
+        self.captured, self.with_inductor = captured, with_inductor
+        self.joint = read_joint_module(captured.copy(), captured.num_fwd_outputs, captured.static)
+        self.analysis = analyze(self.joint)
+        self.program, self.number = program_of(self.analysis)
+        self.by_name = {node.name: node for node in self.analysis.nodes}
+        runs = (node for node in self.analysis.forward if node.op == "call_function")
+        self.time_alone = {node.name: costs.time_alone(node, FLOPS_PER_BYTE) for node in runs if self._counts(node)}
+        self.forward_time = sum(self.time_alone.values())
+        self.objective = Objective(flops_per_byte=FLOPS_PER_BYTE)
+
+    def _counts(self, node: fx.Node) -> bool:
+        return not self.analysis.is_view(node) and not op_table.is_getitem(node.target)
+
+    def row(self, budget: float) -> Row:
+        peer = self.judge(lambda: self.peer(budget))
+        same_bytes = self.judge(lambda: self.ours(memory_budget=peer.kept))
+        unfused = self.judge(lambda: self.ours(memory_budget=peer.kept, fuses=False))
+        same_peak = self.judge(lambda: self.ours(memory_budget=peer.peak, budget_of="peak"))
+        front = frontiers(self.analysis, Objective(fuses=False, flops_per_byte=FLOPS_PER_BYTE))
+        return Row(
+            self.captured.name,
+            budget,
+            peer,
+            same_bytes,
+            unfused,
+            same_peak,
+            gap=self._gap(front, peer.kept),
+            lowest_peak=front.peak().lowest().peak,
+            bytes_at_equal_time=self._bytes_at(front, peer) / max(1, peer.kept),
+        )
+
+    def _gap(self, front: Any, limit: int) -> float:
+        """How far our time is above the lower bound, in percent of recomputing everything."""
+        found, most = front.saved.within(limit), front.saved.smallest()
+        return 100 * (found.time - front.saved.bound(limit)) / max(1, most.time)
+
+    def _bytes_at(self, front: Any, peer: Plan) -> int:
+        """The fewest bytes with which we need no more time than the peer's plan, by bisection."""
+        wanted = peer.recompute / 100 * self.forward_time
+        low, high = front.saved.smallest().kept_bytes, max(peer.kept, front.saved.fastest().kept_bytes)
+        for _ in range(12):
+            middle = (low + high) // 2
+            low, high = (low, middle) if front.saved.within(middle).time <= wanted else (middle, high)
+        return high
+
+    # -- the partition functions
+
+    def peer(self, budget: float) -> tuple[Partition, float]:
+        module = self.captured.copy()
+        gc.collect()
+        with peer_config.patch(activation_memory_budget=budget):
+            start = time.perf_counter()
+            halves = peer_partition(
+                module,
+                [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")],
+                num_fwd_outputs=self.captured.num_fwd_outputs,
+                static_lifetime_input_indices=list(self.captured.static),
+            )
+            seconds = time.perf_counter() - start
+        return read_peer_halves(self.joint, *halves), seconds
+
+    def ours(self, **objective: Any) -> tuple[Partition, float]:
+        joint = read_joint_module(self.captured.copy(), self.captured.num_fwd_outputs, self.captured.static)
+        gc.collect()
+        start = time.perf_counter()
+        given = Objective(**{**asdict(self.objective), **objective})
+        halves = partition(joint, min_cut_rematerialization_partition, given)
+        return halves, time.perf_counter() - start
+
+    # -- how good they are
+
+    def judge(self, make: Callable[[], tuple[Partition, float]]) -> Plan:
+        halves, seconds = make()
+        assert halves.backward is not None
+        saved = {self.by_name[value.slot.name] for value in halves.saved if value.slot.name in self.by_name}
+        bases = {self.analysis.base[node] for node in saved}
+        ran = {node.name for node in halves.forward.module.graph.nodes}
+        names = (node.name for node in halves.backward.module.graph.nodes if node.name in ran)
+        again = sum(self.time_alone.get(name, 0) for name in names)
+        return Plan(
+            kept=sum(costs.held_bytes(self.analysis, base) for base in bases),
+            recompute=100 * again / self.forward_time,
+            peak=simulate(self.program, {self.number[base] for base in bases}).peak,
+            seconds=seconds,
+            traffic=inductor_traffic(halves) if self.with_inductor else None,
+        )
+
+
+def read_peer_halves(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule) -> Partition:
+    """The peer's halves; random ops that it runs twice, and so wrongly, are let through to be counted."""
+    from aotgrad.partition import adapt
+
+    check, adapt._check_nothing_runs_twice = adapt._check_nothing_runs_twice, lambda *_: None
+    try:
+        return read_halves(joint, forward, backward)
+    finally:
+        adapt._check_nothing_runs_twice = check
+
+
+# --- Inductor's own count --------------------------------------------------------------------------------------------
+
+
+def inductor_traffic(halves: Partition) -> int:
+    """Bytes that Inductor's kernels of both halves read and write, products as bytes."""
+    assert halves.backward is not None
+    return sum(kernel_bytes(half.module) for half in (halves.forward, halves.backward))
+
+
+def kernel_bytes(module: fx.GraphModule) -> int:
+    """Lower and fuse a graph with Inductor, without generating code."""
+    from torch._inductor.compile_fx import _recursive_post_grad_passes, view_to_reshape
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    computed = sum(costs.flops(node) for node in module.graph.nodes if node.op == "call_function") // FLOPS_PER_BYTE
+    inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    mode = next(value.fake_mode for value in inputs if isinstance(value, torch.Tensor))
+    with V.set_fake_mode(mode), V.set_debug_handler(DebugContext()), torch.no_grad():
+        view_to_reshape(module)
+        _recursive_post_grad_passes(module, False)
+        graph = GraphLowering(module, example_inputs=inputs, shape_env=mode.shape_env)
+        with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]):
+            graph.run(*inputs)
+            graph._update_scheduler()
+            moved, _, _ = graph.count_bytes()
+    return moved + computed
+
+
+# --- Tables ----------------------------------------------------------------------------------------------------------
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    logs = [math.log(max(ratio, 1e-6)) for ratio in ratios]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def summary(rows: list[Row]) -> str:
+    """Ratios to the peer at each of its budgets: geometric means over the models, below 1 is better."""
+    headers = ["budget", "forward + recompute, equal bytes", "worst", "bytes, equal time", "forward + recompute, equal peak"]
+    headers += ["lowest peak", "gap to bound, median (max), points", "seconds, bytes", "seconds, peak"]
+    fused = any(row.peer.traffic for row in rows)
+    headers += ["traffic, equal bytes", "worst", "traffic, equal peak"] if fused else []
+    return table(headers, [summary_row(budget, [row for row in rows if row.budget == budget]) for budget in budgets_of(rows)])
+
+
+def summary_row(budget: float, rows: list[Row]) -> list[str]:
+    unfused = [(100 + row.same_bytes_unfused.recompute) / (100 + row.peer.recompute) for row in rows]
+    gaps = sorted(row.gap for row in rows)
+    cells = [
+        geometric_mean(unfused),
+        max(unfused),
+        geometric_mean(row.bytes_at_equal_time for row in rows),
+        geometric_mean((100 + row.same_peak.recompute) / (100 + row.peer.recompute) for row in rows),
+        geometric_mean(row.lowest_peak / row.peer.peak for row in rows),
+    ]
+    texts = [f"{budget}", *(f"{cell:.3f}" for cell in cells), f"{gaps[len(gaps) // 2]:.2f} ({gaps[-1]:.2f})"]
+    texts += [f"{geometric_mean(row.same_bytes.seconds / row.peer.seconds for row in rows):.3f}"]
+    texts += [f"{geometric_mean(row.same_peak.seconds / row.peer.seconds for row in rows):.3f}"]
+    counted = [(r.peer.traffic, r.same_bytes.traffic, r.same_peak.traffic) for r in rows if r.peer.traffic]
+    if counted:
+        ratios = [ours / peer for peer, ours, _ in counted if peer and ours]
+        texts += [f"{geometric_mean(ratios):.3f}", f"{max(ratios):.3f}"]
+        texts += [f"{geometric_mean(at_peak / peer for peer, _, at_peak in counted if peer and at_peak):.3f}"]
+    return texts
+
+
+def details(rows: list[Row]) -> str:
+    headers = ["model", "budget", "kept MB: peer", "ours", "recompute %: peer", "ours, equal bytes", "ours, equal peak"]
+    headers += ["peak MB: peer", "ours, equal bytes", "ours, equal peak", "lowest", "seconds: peer", "bytes", "peak"]
+    return table(headers, [detail(row) for row in rows])
+
+
+def detail(row: Row) -> list[str]:
+    plans = (row.peer, row.same_bytes, row.same_peak)
+    return [
+        row.model,
+        f"{row.budget}",
+        *(f"{plan.kept / MEGABYTE:.0f}" for plan in plans[:2]),
+        f"{row.peer.recompute:.1f}",
+        f"{row.same_bytes_unfused.recompute:.1f}",
+        f"{row.same_peak.recompute:.1f}",
+        *(f"{plan.peak / MEGABYTE:.0f}" for plan in plans),
+        f"{row.lowest_peak / MEGABYTE:.0f}",
+        *(f"{plan.seconds:.2f}" for plan in plans),
+    ]
+
+
+def table(headers: list[str], rows: list[list[str]]) -> str:
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, stralign="right")
+
+
+def budgets_of(rows: list[Row]) -> list[float]:
+    return sorted({row.budget for row in rows}, reverse=True)
+
+
+def markdown(rows: list[Row], command: str) -> str:
+    models = ", ".join(dict.fromkeys(row.model for row in rows))
+    return "\n\n".join(
+        [
+            "# The partitioner beside its peer",
+            f"Made by `{command}` (torch {torch.__version__}). Models: {models}.",
+            "What the columns mean is in the docstring of `scripts/bench/partition.py`. Ratios are ours over the peer's.",
+            "## Geometric means",
+            summary(rows),
+            "## Each model",
+            details(rows),
+            "",
+        ]
+    )
+
+
+def measured_alone(model: str, args: argparse.Namespace) -> list[Row]:
+    """One process a model, so that memory and caches of one do not bear on the next."""
+    command = [sys.executable, __file__, "--only", model, "--json", "--budgets", *map(str, args.budgets)]
+    command += ["--inductor"] if args.inductor else []
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        print(f"{model} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
+        return []
+    return [read_row(entry) for entry in json.loads(done.stdout.splitlines()[-1])]
+
+
+def read_row(entry: dict[str, Any]) -> Row:
+    return Row(**{key: Plan(**value) if isinstance(value, dict) else value for key, value in entry.items()})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[*MODELS, *EXTRA], default=list(MODELS), help="which models")
+    parser.add_argument("--budgets", nargs="+", type=float, default=list(BUDGETS), help="the peer's budgets")
+    parser.add_argument("--inductor", action="store_true", help="count traffic with Inductor's scheduler; slow")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON, for one model")
+    args = parser.parse_args()
+    if args.json:
+        print(json.dumps([asdict(row) for row in measure(args.only[0], args.budgets, args.inductor)]))
+        return
+    rows = []
+    for model in args.only:
+        rows += measured_alone(model, args)
+        print(f"{model} done", file=sys.stderr)
+    text = markdown(rows, f"python scripts/bench/{Path(__file__).name} {' '.join(sys.argv[1:])}".strip())
+    print(text)
+    if args.markdown:
+        args.markdown.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
