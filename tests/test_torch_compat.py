@@ -833,3 +833,11 @@ def test_a_mode_configures_inductor(fake_mode):
     with compat.inductor_context(fake_mode, "reduce-overhead"):
         assert compat.inductor_uses_cudagraphs()
     assert not compat.inductor_uses_cudagraphs()
+
+
+def test_a_random_op_draws_again_from_its_recorded_state():
+    x, op = torch.ones(8), torch.ops.aten.bernoulli.p
+    state, drawn = compat.run_and_save_rng_state(op, x, 0.5)
+    after = torch.get_rng_state()
+    assert torch.equal(compat.run_with_rng_state(state, op, x, 0.5), drawn)
+    assert torch.equal(torch.get_rng_state(), after)

@@ -232,19 +232,19 @@ def _fill_with(problem: Problem, start: Solution, room: int, largest: int) -> So
 def empty(problem: Problem, start: Solution, limit: int, otherwise: Solution) -> Solution:
     """Run more of what `start` saves again, least loss of time per byte first, until it fits; `otherwise` if it cannot."""
     solution = start
-    heap = [(*_loss(problem, solution, value), value) for value in sorted(start.saved)]
+    heap = [(*loss(problem, solution, value), value) for value in sorted(start.saved)]
     heapq.heapify(heap)
     while solution.kept_bytes > limit and heap:
         known, _, value = heapq.heappop(heap)
-        loss, freed = _loss(problem, solution, value)
-        if loss > known and heap and loss > heap[0][0]:
-            heapq.heappush(heap, (loss, freed, value))
+        now, freed = loss(problem, solution, value)
+        if now > known and heap and now > heap[0][0]:
+            heapq.heappush(heap, (now, freed, value))
         elif freed < 0:
             solution = problem.solution(solution.saved - {value})
     return solution if solution.kept_bytes <= limit else otherwise
 
 
-def _loss(problem: Problem, solution: Solution, value: int) -> tuple[float, int]:
+def loss(problem: Problem, solution: Solution, value: int) -> tuple[float, int]:
     """Time lost per byte if `value` runs again, and minus the bytes freed; infinite where that is not legal."""
     again = [value]
     for other in again:

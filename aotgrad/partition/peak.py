@@ -20,15 +20,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from aotgrad.partition.frontier import Frontier, Gains, Rate
+from aotgrad.partition.frontier import Frontier, Gains, Rate, loss
 from aotgrad.partition.liveness import Profile, Program, simulate
 from aotgrad.partition.problem import Problem, Solution
 
 WEIGHT_UNITS = 1 << 16  # weights of steps are ints: this much in all
 SHARPNESS = 12.0  # a step at half of the peak weighs exp(-SHARPNESS / 2) of one at the peak
-EXCHANGE_RATES = tuple(4.0**exponent for exponent in range(-6, 5))  # relative to the whole front's own
-WORK = 30_000  # values x cuts that the rounds may take in all
-MOST_ROUNDS, FEWEST_ROUNDS = 6, 1
+EXCHANGE_RATES = tuple(8.0**exponent for exponent in range(-5, 3))  # relative to the whole front's own
+WINDOWS = 4  # parts of the backward in which the rounds start, besides all of it
+WORK = 100_000  # values x cuts that the rounds may take in all
+MOST_ROUNDS, FEWEST_ROUNDS = 4, 1
+DESCENTS = 40  # simulations that lowering the lowest peaks may take, each
+DESCENT_STARTS = 3
+DESCENT_SHARE = 0.02  # of the peak, what one step of it tries to free
 REFINEMENTS = 40  # simulations that saving more may take
 
 
@@ -76,22 +80,48 @@ class PeakFrontier:
         ends = self.frontier.smallest(), self.frontier.fastest()
         pool = [self.simulate(solution) for solution in ends]
         spread = max(1, ends[0].time - ends[1].time) / max(1, ends[1].kept_bytes - ends[0].kept_bytes)
-        rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, WORK // (len(self.problem) * len(EXCHANGE_RATES) + 1)))
+        cuts = len(EXCHANGE_RATES) * (WINDOWS + 1)
+        rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, WORK // (len(self.problem) * cuts + 1)))
+        fastest = pool[1]
         for exchange in EXCHANGE_RATES:
-            pool += self._rounds(exchange * spread, rounds, pool[1])
+            pool.append(self.simulate(self.frontier.at(_rate(exchange * spread))))
+            for weights in _starts(len(self.program.backward)):
+                pool += self._rounds(_rate(exchange * spread), weights, rounds, fastest)
+        for start in list(_staircase(pool))[:DESCENT_STARTS]:
+            pool += self._descent(start)
         return pool
 
-    def _rounds(self, time_per_byte: float, rounds: int, start: Simulated) -> Iterator[Simulated]:
+    def _rounds(self, rate: Rate, weights: list[float], rounds: int, start: Simulated) -> Iterator[Simulated]:
         """Cut, simulate, move the weights to the peak, and again."""
-        steps = len(start.profile.backward)
-        weights = [1.0 / steps] * steps if steps else []
-        current = self.simulate(self.frontier.at(_rate(time_per_byte)))
-        yield current
+        current = start
         for _ in range(rounds):
+            solution = self._weighted(weights, current.profile).at(rate)
+            current = self.simulate(self.problem.solution(solution.saved))
             weights = [(old + new) / 2 for old, new in zip(weights, _at_peak(current.profile), strict=False)]
-            current = self.simulate(self._weighted(weights, current.profile).at(_rate(time_per_byte)))
-            current = self.simulate(self.problem.solution(current.solution.saved))
             yield current
+
+    def _descent(self, start: Simulated) -> Iterator[Simulated]:
+        """Run more again of what is held across the peak but not used there, least loss of time per byte first."""
+        current = start
+        for _ in range(DESCENTS):
+            lower = self.simulate(self._freed(current))
+            if lower.peak >= current.peak:
+                return
+            current = lower
+            yield current
+
+    def _freed(self, current: Simulated) -> Solution:
+        profile, solution = current.profile, current.solution
+        at = profile.backward.index(max(profile.backward)) if max(profile.backward, default=0) >= profile.forward else -1
+        unused = [k for k in sorted(solution.saved) if profile.first.get(self.values[k], at) > at]
+        ranked = sorted((*loss(self.problem, solution, k), k) for k in unused)
+        wanted = DESCENT_SHARE * current.peak
+        for time, freed, k in ranked:
+            if wanted <= 0 or time == math.inf:
+                break
+            solution = self.problem.solution(solution.saved - {k})
+            wanted += freed
+        return solution
 
     def _weighted(self, weights: list[float], profile: Profile) -> Frontier:
         """The problem in which bytes count as long as they are alive in the backward, each step with its weight."""
@@ -126,9 +156,16 @@ class PeakFrontier:
 
 def _rate(time_per_byte: float) -> Rate:
     """An exchange rate as a fraction of small ints: so many units of time are worth one byte."""
-    if time_per_byte >= 1:
-        return Rate(max(1, round(time_per_byte * 256)), 256)
-    return Rate(256, max(1, round(256 / time_per_byte)))
+    if time_per_byte >= 1 / 64:
+        return Rate(max(1, round(time_per_byte * 4096)), 4096)
+    return Rate(4096, round(4096 / time_per_byte))
+
+
+def _starts(steps: int) -> Iterator[list[float]]:
+    """Weights of the steps of the backward to start from: all alike, and mostly on one part."""
+    yield [1.0 / steps] * steps
+    for window in range(WINDOWS):
+        yield [(1.0 if step * WINDOWS // steps == window else 1e-3) * WINDOWS / steps for step in range(steps)]
 
 
 def _at_peak(profile: Profile) -> list[float]:
