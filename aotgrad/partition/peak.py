@@ -28,11 +28,11 @@ WEIGHT_UNITS = 1 << 16  # weights of steps are ints: this much in all
 SHARPNESS = 12.0  # a step at half of the peak weighs exp(-SHARPNESS / 2) of one at the peak
 EXCHANGE_RATES = tuple(8.0**exponent for exponent in range(-5, 3))  # relative to the whole front's own
 WINDOWS = 4  # parts of the backward in which the rounds start, besides all of it
-WORK = 100_000  # values x cuts that the rounds may take in all
+WORK = 200_000  # values x cuts that the rounds may take in all
 MOST_ROUNDS, FEWEST_ROUNDS = 4, 1
-DESCENTS = 40  # simulations that lowering the lowest peaks may take, each
-DESCENT_STARTS = 3
-DESCENT_SHARE = 0.02  # of the peak, what one step of it tries to free
+DESCENT_WORK = 400_000  # values x simulations that walking down from the staircase may take in all
+LONGEST_DESCENT = 40
+DESCENT_SHARE = 0.02  # of the peak, what one step down tries to free
 REFINEMENTS = 40  # simulations that saving more may take
 
 
@@ -87,9 +87,7 @@ class PeakFrontier:
             pool.append(self.simulate(self.frontier.at(_rate(exchange * spread))))
             for weights in _starts(len(self.program.backward)):
                 pool += self._rounds(_rate(exchange * spread), weights, rounds, fastest)
-        for start in list(_staircase(pool))[:DESCENT_STARTS]:
-            pool += self._descent(start)
-        return pool
+        return pool + list(self._descents(list(_staircase(pool))))
 
     def _rounds(self, rate: Rate, weights: list[float], rounds: int, start: Simulated) -> Iterator[Simulated]:
         """Cut, simulate, move the weights to the peak, and again."""
@@ -100,20 +98,31 @@ class PeakFrontier:
             weights = [(old + new) / 2 for old, new in zip(weights, _at_peak(current.profile), strict=False)]
             yield current
 
-    def _descent(self, start: Simulated) -> Iterator[Simulated]:
-        """Run more again of what is held across the peak but not used there, least loss of time per byte first."""
-        current = start
-        for _ in range(DESCENTS):
-            lower = self.simulate(self._freed(current))
-            if lower.peak >= current.peak:
-                return
-            current = lower
-            yield current
+    def _descents(self, starts: list[Simulated]) -> Iterator[Simulated]:
+        """Walks down from each start, the lowest first."""
+        left = DESCENT_WORK // (len(self.problem) + 1)
+        for start in starts:
+            for step in self._descent(start, min(left, LONGEST_DESCENT)):
+                left -= 1
+                yield step
 
-    def _freed(self, current: Simulated) -> Solution:
+    def _descent(self, start: Simulated, steps: int) -> Iterator[Simulated]:
+        """Run more again of what is held across the peak but not used there, least loss of time per byte first."""
+        current, barred = start, set()
+        for _ in range(steps):
+            solution = self._freed(current, barred)
+            lower = self.simulate(solution)
+            if lower.peak < current.peak:
+                current = lower
+            else:
+                barred |= current.solution.saved - solution.saved
+            yield lower
+
+    def _freed(self, current: Simulated, barred: set[int]) -> Solution:
         profile, solution = current.profile, current.solution
         at = profile.backward.index(max(profile.backward)) if max(profile.backward, default=0) >= profile.forward else -1
-        unused = [k for k in sorted(solution.saved) if profile.first.get(self.values[k], at) > at]
+        held = sorted(solution.saved - barred)
+        unused = [k for k in held if profile.first.get(self.values[k], at) > at]
         ranked = sorted((*loss(self.problem, solution, k), k) for k in unused)
         wanted = DESCENT_SHARE * current.peak
         for time, freed, k in ranked:

@@ -16,6 +16,7 @@ Times of products are in bytes too: floating point operations divided by `FLOPS_
 """
 
 import argparse
+import functools
 import gc
 import json
 import math
@@ -39,7 +40,7 @@ from aotgrad.partition import Objective, costs, min_cut_rematerialization_partit
 from aotgrad.partition.adapt import read_halves, read_joint_module
 from aotgrad.partition.graphs import analyze
 from aotgrad.partition.liveness import simulate
-from aotgrad.partition.min_cut import frontiers
+from aotgrad.partition.min_cut import Frontiers, frontiers
 from aotgrad.partition.program import program_of
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.0)
@@ -100,8 +101,7 @@ class Judge:
         peer = self.judge(lambda: self.peer(budget))
         same_bytes = self.judge(lambda: self.ours(memory_budget=peer.kept))
         unfused = self.judge(lambda: self.ours(memory_budget=peer.kept, fuses=False))
-        same_peak = self.judge(lambda: self.ours(memory_budget=peer.peak, budget_of="peak"))
-        front = frontiers(self.analysis, Objective(fuses=False, flops_per_byte=FLOPS_PER_BYTE))
+        same_peak = self.judge(lambda: self.ours(memory_budget=peer.peak, budget_of="peak", fuses=False))
         return Row(
             self.captured.name,
             budget,
@@ -109,18 +109,29 @@ class Judge:
             same_bytes,
             unfused,
             same_peak,
-            gap=self._gap(front, peer.kept),
-            lowest_peak=front.peak().lowest().peak,
-            bytes_at_equal_time=self._bytes_at(front, peer) / max(1, peer.kept),
+            gap=self._gap(peer.kept),
+            lowest_peak=self.lowest_peak,
+            bytes_at_equal_time=self._bytes_at(peer) / max(1, peer.kept),
         )
 
-    def _gap(self, front: Any, limit: int) -> float:
+    @functools.cached_property
+    def front(self) -> Frontiers:
+        return frontiers(self.analysis, Objective(fuses=False, flops_per_byte=FLOPS_PER_BYTE))
+
+    @functools.cached_property
+    def lowest_peak(self) -> int:
+        fused = frontiers(self.analysis, self.objective)
+        return min(self.front.peak().lowest().peak, fused.peak().lowest().peak)
+
+    def _gap(self, limit: int) -> float:
         """How far our time is above the lower bound, in percent of recomputing everything."""
+        front = self.front
         found, most = front.saved.within(limit), front.saved.smallest()
         return 100 * (found.time - front.saved.bound(limit)) / max(1, most.time)
 
-    def _bytes_at(self, front: Any, peer: Plan) -> int:
+    def _bytes_at(self, peer: Plan) -> int:
         """The fewest bytes with which we need no more time than the peer's plan, by bisection."""
+        front = self.front
         wanted = peer.recompute / 100 * self.forward_time
         low, high = front.saved.smallest().kept_bytes, max(peer.kept, front.saved.fastest().kept_bytes)
         for _ in range(12):
@@ -226,7 +237,9 @@ def summary(rows: list[Row]) -> str:
     headers += ["lowest peak", "gap to bound, median (max), points", "seconds, bytes", "seconds, peak"]
     fused = any(row.peer.traffic for row in rows)
     headers += ["traffic, equal bytes", "worst", "traffic, equal peak"] if fused else []
-    return table(headers, [summary_row(budget, [row for row in rows if row.budget == budget]) for budget in budgets_of(rows)])
+    return table(
+        headers, [summary_row(budget, [row for row in rows if row.budget == budget]) for budget in budgets_of(rows)]
+    )
 
 
 def summary_row(budget: float, rows: list[Row]) -> list[str]:
