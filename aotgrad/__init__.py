@@ -5,6 +5,7 @@ from __future__ import annotations
 from aotgrad import backends, errors, passes
 from aotgrad.api import aot_function, aot_module, aot_module_simplified, clear_cache
 from aotgrad.backends import make_boxed_compiler, make_boxed_func, nop
+from aotgrad.budgets import memory_frontier
 from aotgrad.counters import counters
 from aotgrad.frontends.dynamo import DynamoBackend, eager, inductor, interpreter
 from aotgrad.options import Options
@@ -28,6 +29,7 @@ __all__ = [
     "last_executed",
     "make_boxed_compiler",
     "make_boxed_func",
+    "memory_frontier",
     "min_cut_rematerialization_partition",
     "nop",
     "passes",

@@ -770,14 +770,14 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[Any], **settings: 
 
 
 @contextlib.contextmanager
-def inductor_context(fake_mode: FakeTensorMode, mode: str) -> Iterator[None]:
+def inductor_context(fake_mode: FakeTensorMode, mode: str, **settings: Any) -> Iterator[None]:
     """What Inductor reads from its surroundings: the fake mode, a tracing context, and its configuration."""
     from torch._inductor import config, list_mode_options
     from torch._inductor.virtualized import V
 
     patches = {} if mode == "default" else list_mode_options(mode)
     context = TracingContext.try_get() or TracingContext(fake_mode)
-    with tracing(context), V.set_fake_mode(fake_mode), config.patch(patches):
+    with tracing(context), V.set_fake_mode(fake_mode), config.patch({**patches, **settings}):
         yield
 
 

@@ -58,10 +58,15 @@ class InductorBackend:
         return self._compile(half, "forward", static_input_idxs=sorted(static_inputs), is_inference=is_inference, **shared)
 
     def backward(self, half: GraphHalf, shared: dict[str, Any]) -> BoxedCallable:
-        """Compile a backward half that belongs to the forward which was compiled with `shared`."""
+        """Compile a backward half that belongs to the forward which was compiled with `shared`.
+
+        Layouts are the forward's choice. One convolution that runs again would otherwise make Inductor choose anew for the
+        whole graph, and copy what it is given.
+        """
         mark_user_visible(half, ())
         static = [k for k, slot in enumerate(half.signature.inputs) if not isinstance(slot, Tangent)]
-        with torch_compat.inductor_context(torch_compat.fake_mode_of(half.module.graph), self.mode):
+        mode = torch_compat.fake_mode_of(half.module.graph)
+        with torch_compat.inductor_context(mode, self.mode, layout_optimization=False):
             return self._compile(half, "backward", static_input_idxs=static, is_backward=True, **shared)
 
     def _compile(self, half: GraphHalf, role: str, **settings: Any) -> Callable:

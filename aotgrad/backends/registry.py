@@ -35,7 +35,7 @@ def register(
     Raises:
         BackendError: if `fw_compiler` is not callable.
     """
-    backend = FunctionBackend(name, fw_compiler, bw_compiler, inference_compiler, decompositions or {}, fuses)
+    backend = FunctionBackend(name, fw_compiler, bw_compiler, inference_compiler, decompositions or {}, fuses=fuses)
     return register_backend(backend)
 
 

@@ -13,10 +13,13 @@ from aotgrad.partition.adapt import (
     recompute_all_partition,
 )
 from aotgrad.partition.decision import Objective
+from aotgrad.partition.points import FrontierPoint, frontier_points
 
 __all__ = [
+    "FrontierPoint",
     "Objective",
     "default_partition",
+    "frontier_points",
     "min_cut_rematerialization_partition",
     "partition",
     "recompute_all_partition",

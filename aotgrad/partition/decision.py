@@ -38,10 +38,14 @@ class Objective:
 
 @dataclass(frozen=True)
 class Decision:
-    """The nodes that are saved, and the ops that run again in the backward, each with the reason."""
+    """The nodes that are saved, and the ops that run again in the backward, each with the reason.
+
+    Of `compact` ones, which are views of a small part of their memory, a dense copy is saved.
+    """
 
     saved: dict[fx.Node, str]
     again: dict[fx.Node, str]
+    compact: frozenset[fx.Node] = frozenset()
 
 
 Chooser = Callable[[JointAnalysis, Objective], Decision]

@@ -48,7 +48,7 @@ def placeholder_value(node: fx.Node) -> torch.Tensor:
 
 def record(graph: fx.Graph, copy: fx.Node, node: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Replace `copy`, the copy of `node` in a forward graph; returns (its result, the state before it)."""
-    args = (copy.target, *copy.args)
+    args: Any = (copy.target, *copy.args)
     both = graph.call_function(torch_compat.run_and_save_rng_state, args, dict(copy.kwargs))
     both.meta = {**copy.meta, "val": (_state(node), copy.meta["val"])}
     state = _item(graph, both, 0, state_name(node), _state(node))
@@ -60,7 +60,7 @@ def record(graph: fx.Graph, copy: fx.Node, node: fx.Node) -> tuple[fx.Node, fx.N
 
 def rerun(graph: fx.Graph, copy: fx.Node, state: fx.Node) -> fx.Node:
     """Replace `copy`, the copy of a random op in a backward graph."""
-    args = (state, copy.target, *copy.args)
+    args: Any = (state, copy.target, *copy.args)
     again = graph.call_function(torch_compat.run_with_rng_state, args, dict(copy.kwargs))
     again.meta = {**copy.meta}
     graph.erase_node(copy)

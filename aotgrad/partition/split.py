@@ -26,6 +26,7 @@ import torch.fx as fx
 from aotgrad.errors import PartitionError
 from aotgrad.ir import GraphHalf, Partition, RecomputedValue, SavedValue
 from aotgrad.partition import costs, op_table, random_state
+from aotgrad.partition.compact import compacted, dense_copy, retrace
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis, inputs_closure
 from aotgrad.partition.symbols import bound_symbol, symbols_of
@@ -42,10 +43,15 @@ def split(analysis: JointAnalysis, decision: Decision) -> Partition:
         PartitionError: if the backward needs a value that is neither saved nor may be computed again.
     """
     needed = needed_in_backward(analysis, decision)
+    runs = analysis.backward | (needed - decision.saved.keys())
+    decision = compacted(analysis, decision, runs)
+    needed = needed_in_backward(analysis, decision)
     kept = {node: decision.saved[node] for node in analysis.in_order(decision.saved) if node in needed}
     kept = {**kept, **_sizes_to_bind(analysis, kept)}
     states = [node for node in analysis.in_order(decision.again) if op_table.is_random(node.target) and node in needed]
-    crossing = [_Crossing(node, _slot(analysis, node)) for node in analysis.in_order(kept)]
+    crossing = [
+        _Crossing(node, _slot(analysis, node, decision), node in decision.compact) for node in analysis.in_order(kept)
+    ]
     crossing += [_Crossing(node, Saved(random_state.state_name(node)), is_state=True) for node in states]
     slots = [value.slot for value in crossing]
     signature = analysis.joint.signature
@@ -81,7 +87,8 @@ def _describe(analysis: JointAnalysis, value: _Crossing, reason: str | None) -> 
         why = f"needed to run {value.node.name} again in the backward; the state that it drew from"
         return SavedValue(value.slot, random_state.state_bytes(value.node), why, source_line(value.node))
     assert reason is not None, "every saved value has a reason"
-    return SavedValue(value.slot, costs.held_bytes(analysis, value.node), reason, source_line(value.node))
+    held = costs.dense_bytes(value.value) if value.is_slice else costs.held_bytes(analysis, value.node)
+    return SavedValue(value.slot, held, reason, source_line(value.node))
 
 
 def _recomputed(analysis: JointAnalysis, decision: Decision, needed: set[fx.Node]) -> Iterator[RecomputedValue]:
@@ -105,15 +112,24 @@ class _Crossing:
 
     node: fx.Node
     slot: Saved | SavedSymInt
+    is_slice: bool = False
     is_state: bool = False
 
+    @property
+    def value(self) -> Any:
+        """The traced value that crosses."""
+        if self.is_state:
+            return random_state.placeholder_value(self.node)
+        return dense_copy(self.node.meta["val"]) if self.is_slice else self.node.meta.get("val")
 
-def _slot(analysis: JointAnalysis, node: fx.Node) -> Saved | SavedSymInt:
+
+def _slot(analysis: JointAnalysis, node: fx.Node, decision: Decision) -> Saved | SavedSymInt:
     if op_table.is_symbolic_value(node):
         return SavedSymInt(node.name)
     if op_table.is_tuple_value(node):
         raise PartitionError(f"the backward reads {node.name}, a tuple, as a whole; only its items can be saved")
-    return Saved(_name_of_copy(analysis, node) if node in analysis.copied else node.name)
+    copied = node in analysis.copied or node in decision.compact
+    return Saved(_name_of_copy(analysis, node) if copied else node.name)
 
 
 def _name_of_copy(analysis: JointAnalysis, node: fx.Node) -> str:
@@ -172,6 +188,8 @@ def _forward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.Gr
     def handed_out(value: _Crossing) -> fx.Node:
         if value.is_state:
             return states[value.node]
+        if value.is_slice:
+            return _insert_dense_copy(env[value.node], value)
         copied = value.node in analysis.copied
         return insert_copy(env[value.node], value.slot.name) if copied else env[value.node]
 
@@ -190,10 +208,13 @@ def _backward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.G
         given[value.node] = _placeholder(graph, value)
     for node in analysis.tangents:
         env[node] = _placeholder(graph, _Crossing(node, Saved(node.name)))
+    of_slices = _views_of(analysis, {value.node for value in crossing if value.is_slice})
     gradients = [node for node in analysis.gradients if isinstance(node, fx.Node)]
     for node in (*analysis.in_order(analysis.backward), *gradients):
         for missing in _missing(analysis, node, env):
             env[missing] = _copy_node(graph, missing, env, "is_backward")
+            if missing in of_slices:
+                env[missing].meta["val"] = retrace(env[missing])
             if missing in states:
                 env[missing] = random_state.rerun(graph, env[missing], states[missing])
     graph.output(tuple(fx.map_arg(list(analysis.gradients), lambda node: env[node])))
@@ -221,9 +242,23 @@ def _copy_node(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, fx.Node], t
 
 def _placeholder(graph: fx.Graph, value: _Crossing) -> fx.Node:
     placeholder = graph.placeholder(value.slot.name)
-    meta = {"val": random_state.placeholder_value(value.node)} if value.is_state else value.node.meta
-    placeholder.meta = {**meta, "partitioner_tag": "is_backward"}
+    meta = {} if value.is_state else value.node.meta
+    placeholder.meta = {**meta, "val": value.value, "partitioner_tag": "is_backward"}
     return placeholder
+
+
+def _views_of(analysis: JointAnalysis, slices: set[fx.Node]) -> set[fx.Node]:
+    """The views of slices that are saved densely: their strides are others than those traced."""
+    views: set[fx.Node] = set()
+    for node in analysis.nodes if slices else ():
+        if node not in slices and analysis.is_view(node) and node.args[0] in views | slices:
+            views.add(node)
+    return views
+
+
+def _insert_dense_copy(node: fx.Node, value: _Crossing) -> fx.Node:
+    with node.graph.inserting_after(node):
+        return _call(node.graph, torch.ops.aten.clone.default, (node,), value.value, value.slot.name)
 
 
 def insert_copy(node: fx.Node, name: str) -> fx.Node:

@@ -1,0 +1,126 @@
+"""What a function can trade of memory for time: the table that helps to choose a `memory_budget`.
+
+In: a function or module and arguments, as for a call. Out: a `MemoryFrontier`, which prints as a table. The function is
+traced once on fake tensors; nothing runs.
+
+    print(aotgrad.memory_frontier(model, x))
+
+         saved    peak  traffic of recomputation  of the most
+      12.58 MB  18.9 MB                      0 MB           0%   without a budget
+       ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tabulate import tabulate
+from torch import nn
+
+from aotgrad.backends import registry
+from aotgrad.capture.flatten import Arguments
+from aotgrad.errors import PartitionError
+from aotgrad.ir import InputHint, JointGraph
+from aotgrad.lifting import LiftedModule
+from aotgrad.options import Options
+from aotgrad.partition import FrontierPoint, Objective, frontier_points, min_cut_rematerialization_partition
+from aotgrad.pipeline import Executable, compile_flat
+from aotgrad.plan_cache import PlanCache
+from aotgrad.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class MemoryFrontier:
+    """What can be had, from the most bytes saved to the fewest. `default` is the point without a budget."""
+
+    default: FrontierPoint
+    points: tuple[FrontierPoint, ...]
+
+    def __str__(self) -> str:
+        most = max(1, *(point.recompute_bytes for point in self.points))
+        rows = [_row(self.default, most, "without a budget"), *(_row(point, most, "") for point in self.points)]
+        headers = ["saved", "peak", "traffic of recomputation", "of the most", ""]
+        return tabulate(rows, headers, tablefmt="plain", disable_numparse=True, colalign=["right"] * 4 + ["left"])
+
+
+def memory_frontier(fn: Callable, *args: Any, backend: str = "eager", **kwargs: Any) -> MemoryFrontier:
+    """The corners of the trade of saved bytes for recomputation, each with its simulated peak.
+
+    Args:
+        fn: a function of tensors, or a module.
+        *args, **kwargs: what it would be called with.
+        backend: the name of the backend that would compile it; one that fuses ops recomputes cheaply.
+
+    Returns:
+        Bytes saved for the backward, bytes at the peak of both halves (parameters and arguments not counted), and the
+        memory traffic of what runs again, in bytes, with floating point operations as the bytes that would take as long.
+
+    Raises:
+        PartitionError: if there is nothing to differentiate.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(4, 4, requires_grad=True)
+        >>> memory_frontier(lambda x: (x @ x).sin().sum(), x).default.saved_bytes
+        128
+    """
+    joint, compiler = _joint_of(fn, args, kwargs, backend), registry.get(backend)
+    if not joint.differentiable:
+        raise PartitionError("no argument requires grad, so there is no backward and nothing is saved for it")
+    default, points = frontier_points(joint, Objective(fuses=compiler.fuses))
+    return MemoryFrontier(default, tuple(points))
+
+
+def _row(point: FrontierPoint, most: int, note: str) -> list[str]:
+    sizes = (point.saved_bytes, point.peak_bytes, point.recompute_bytes)
+    return [*(f"{size / 1e6:.6g} MB" for size in sizes), f"{100 * point.recompute_bytes / most:.1f}%", note]
+
+
+class _Found(Exception):
+    """The joint graph is there, and nothing else is wanted of the compilation."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        super().__init__()
+        self.joint = joint
+
+
+def _stop_at_joint(stage: str, result: Any) -> None:
+    if stage == "joint":
+        raise _Found(result)
+
+
+def _no_higher_order(*_: Any) -> NoReturn:
+    raise AssertionError("the compilation stops at the joint graph")
+
+
+class _JointRecipe(Recipe):
+    """A recipe that stops at the joint graph."""
+
+    def compile(self, function: Callable, args: Sequence[Any], hints: Sequence[InputHint]) -> Executable:
+        return compile_flat(
+            function,
+            args,
+            hints,
+            backend=self.backend,
+            partition_fn=self.partition_fn,
+            options=self.options,
+            higher_order=_no_higher_order,
+            observe=_stop_at_joint,
+        )
+
+
+def _joint_of(fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], backend: str) -> JointGraph:
+    recipe = _JointRecipe(registry.get(backend), min_cut_rematerialization_partition, Options.from_mapping(None))
+    cache = PlanCache(recipe, "memory_frontier")
+    try:
+        if isinstance(fn, nn.Module):
+            lifted = LiftedModule(fn)
+            tensors = lifted.tensors()
+            cache.call(lifted.forward, Arguments.of((tensors, *args), kwargs), len(tensors), lifted.state_key())
+        else:
+            cache.call(fn, Arguments.of(args, kwargs), 0)
+    except _Found as found:
+        return found.joint
+    raise PartitionError("aotgrad is disabled (AOTGRAD_DISABLE=1), or the function runs inside another trace")
