@@ -33,7 +33,11 @@ from aotgrad.observe import LAST_STAGE, Stage, recorded
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STAGES = ("capture", "analysis", "joint", "partition", "compiled", LAST_STAGE)
-PARTITIONERS = {"min_cut": aotgrad.min_cut_rematerialization_partition, "save_all": aotgrad.default_partition}
+PARTITIONERS = {
+    "min_cut": aotgrad.min_cut_rematerialization_partition,
+    "recompute_all": aotgrad.recompute_all_partition,
+    "save_all": aotgrad.default_partition,
+}
 
 
 class UsageError(Exception):

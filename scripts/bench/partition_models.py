@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._inductor.lowering  # a decomposition of pooling looks for it
 import torch.fx as fx
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -65,7 +65,7 @@ def channels_last(x, w):
 
 @case("joint", "partition", "runtime", args=["f32[4] requires_grad"])
 def dropout(x):
-    """Random ops are never run twice: what was drawn is saved. The plan remembers the generator for higher orders."""
+    """A small mask is saved rather than drawn again. The plan remembers the generator for higher orders."""
     return F.dropout(x, 0.5)
 
 
