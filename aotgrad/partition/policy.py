@@ -99,8 +99,9 @@ def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Ve
 def _may_save(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> bool:
     if op_table.is_tuple_value(node):
         return False
-    writable = node in analysis.primals or node in analysis.held
-    return not writable or rules.unread or node in analysis.crossing or op_table.is_symbolic_value(node)
+    if op_table.is_symbolic_value(node) or not (node in analysis.primals or node in analysis.held):
+        return True
+    return rules.unread or node in analysis.crossing or node in analysis.read_by_checkpoints
 
 
 def _reason_to_run_once(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> str | None:
