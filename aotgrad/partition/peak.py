@@ -28,9 +28,10 @@ WEIGHT_UNITS = 1 << 16  # weights of steps are ints: this much in all
 SHARPNESS = 12.0  # a step at half of the peak weighs exp(-SHARPNESS / 2) of one at the peak
 EXCHANGE_RATES = tuple(8.0**exponent for exponent in range(-5, 3))  # relative to the whole front's own
 WINDOWS = 4  # parts of the backward in which the rounds start, besides all of it
-WORK = 200_000  # values x cuts that the rounds may take in all
-MOST_ROUNDS, FEWEST_ROUNDS = 4, 1
-DESCENT_WORK = 400_000  # values x simulations that walking down from the staircase may take in all
+WORK = 150_000  # values x cuts that the rounds may take in all
+MOST_ROUNDS, FEWEST_ROUNDS = 3, 1
+CORNERS_UP_TO = 2000  # values of a problem, of which all corners of the front of saved bytes are tried
+DESCENT_WORK = 200_000  # values x simulations that walking down from the staircase may take in all
 LONGEST_DESCENT = 40
 DESCENT_SHARE = 0.02  # of the peak, what one step down tries to free
 REFINEMENTS = 40  # simulations that saving more may take
@@ -83,11 +84,16 @@ class PeakFrontier:
         cuts = len(EXCHANGE_RATES) * (WINDOWS + 1)
         rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, WORK // (len(self.problem) * cuts + 1)))
         fastest = pool[1]
+        pool += [self.simulate(corner) for corner in self._corners()]
         for exchange in EXCHANGE_RATES:
             pool.append(self.simulate(self.frontier.at(_rate(exchange * spread))))
             for weights in _starts(len(self.program.backward)):
                 pool += self._rounds(_rate(exchange * spread), weights, rounds, fastest)
         return pool + list(self._descents(list(_staircase(pool))))
+
+    def _corners(self) -> list[Solution]:
+        """What is best for saved bytes is often good for the peak."""
+        return self.frontier.corners() if len(self.problem) <= CORNERS_UP_TO else []
 
     def _rounds(self, rate: Rate, weights: list[float], rounds: int, start: Simulated) -> Iterator[Simulated]:
         """Cut, simulate, move the weights to the peak, and again."""
