@@ -26,7 +26,7 @@ from aotgrad.ir import InputHint, JointGraph
 from aotgrad.lifting import LiftedModule
 from aotgrad.options import Options
 from aotgrad.partition import FrontierPoint, Objective, frontier_points, min_cut_rematerialization_partition
-from aotgrad.pipeline import Executable, compile_flat
+from aotgrad.pipeline import Executable, SmallGraph, compile_flat
 from aotgrad.plan_cache import PlanCache
 from aotgrad.recipe import Recipe
 
@@ -91,6 +91,10 @@ def _stop_at_joint(stage: str, result: Any) -> None:
         raise _Found(result)
 
 
+def _ignore(*_: Any) -> None:
+    """What happens after each pass: nothing."""
+
+
 def _no_higher_order(*_: Any) -> NoReturn:
     raise AssertionError("the compilation stops at the joint graph")
 
@@ -98,7 +102,7 @@ def _no_higher_order(*_: Any) -> NoReturn:
 class _JointRecipe(Recipe):
     """A recipe that stops at the joint graph."""
 
-    def compile(self, function: Callable, args: Sequence[Any], hints: Sequence[InputHint]) -> Executable:
+    def compile(self, function: Callable, args: Sequence[Any], hints: Sequence[InputHint]) -> Executable | SmallGraph:
         return compile_flat(
             function,
             args,
@@ -108,11 +112,13 @@ class _JointRecipe(Recipe):
             options=self.options,
             higher_order=_no_higher_order,
             observe=_stop_at_joint,
+            after_pass=_ignore,
         )
 
 
 def _joint_of(fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], backend: str) -> JointGraph:
-    recipe = _JointRecipe(registry.get(backend), min_cut_rematerialization_partition, Options.from_mapping(None))
+    options = Options.from_mapping({"min_graph_ops": 0})
+    recipe = _JointRecipe(registry.get(backend), min_cut_rematerialization_partition, options)
     cache = PlanCache(recipe, "memory_frontier")
     try:
         if isinstance(fn, nn.Module):
