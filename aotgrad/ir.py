@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, Union
 
@@ -51,7 +51,8 @@ class InputHint:
 class TensorInput:
     """A tensor placeholder: what the trace assumed of it.
 
-    `is_static`: a parameter or buffer, whose memory outlives the call at one address.
+    `is_static`: a parameter or buffer, whose memory outlives the call at one address. `is_view_of_leaf`: of a leaf that
+    requires grad, so that eager does not let it be changed in place.
     """
 
     name: str
@@ -59,6 +60,7 @@ class TensorInput:
     requires_grad: bool
     is_leaf: bool
     is_static: bool
+    is_view_of_leaf: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,8 @@ class OpenTrace(Protocol):
 
     def add_placeholder(self, name: str, like: torch.Tensor) -> torch.Tensor: ...
 
+    def replayed(self, value: torch.Tensor, root: fx.Node) -> fx.Node: ...
+
     def origin_of(self, sequence_nr: int) -> dict[str, Any]: ...
 
     def attribute_to(self, origin: dict[str, Any] | None) -> None: ...
@@ -278,9 +282,21 @@ class IsOutput:
 
 @dataclass(frozen=True)
 class AliasOfInput:
-    """A view of an input, made again at run time from the real input after its mutations."""
+    """A view of an input, made again at run time from the real input after its mutations.
+
+    `before_metadata`: from the input as it lay before its metadata was mutated; such a view is made first.
+    """
 
     index: int
+    replay: ViewReplay
+    before_metadata: bool = False
+
+
+@dataclass(frozen=True)
+class AliasOfOutput:
+    """A view of output `output`, which is an alias itself: what a hook on that one sees goes through it."""
+
+    output: int
     replay: ViewReplay
 
 
@@ -336,6 +352,7 @@ OutputAliasInfo = Union[
     IsInput,
     IsOutput,
     AliasOfInput,
+    AliasOfOutput,
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
     UnsafeViewAlias,
@@ -363,13 +380,15 @@ class ViewAndMutationMeta:
     """What the function does to its inputs and what each of its outputs is.
 
     `inputs[k]` is `None` for inputs that are not tensors, and for synthetic bases: their members say what happened.
-    `grad_mode_after` is the grad mode that the function left behind, or `None` if it did not change it.
+    `grad_mode_after` is the grad mode that the function left behind, or `None` if it did not change it. `versions` are the
+    version counters of results that the function changed in place after it had made them; those of the others are 0.
     """
 
     inputs: tuple[InputAliasInfo | None, ...]
     outputs: tuple[OutputAliasInfo, ...]
     bases: tuple[BaseInfo, ...]
     grad_mode_after: bool | None
+    versions: tuple[tuple[ForwardResult, int], ...] = ()
 
     def forward_results(self) -> tuple[ForwardResult, ...]:
         """What the forward graph returns, in the order that backends rely on."""
@@ -412,7 +431,8 @@ class JointGraph:
     With `signature.tangents == ()` there is no backward: an inference graph. `static_inputs` are the primals whose
     memory outlives the call at one address (parameters, buffers); `mutated_inputs` those whose data the epilogue
     overwrites, so their old value may not be read after the forward. `segments` are the parts of the backward, in the
-    order in which they run. With a `backward_error` the graph is the forward alone, and a backward through it raises.
+    order in which they run. A backward through the results that a `backward_error` names raises; the graph has no
+    gradients of those.
     """
 
     module: fx.GraphModule

@@ -308,7 +308,8 @@ def facts_needed(
     leaves = {k for k in memory.changed if tensors[k].requires_grad} if memory is not None else set()
     absolute = isinstance(executable, Executable) and any(map(uses_geometry, executable.plan.steps))
     offsets = {k for k, tensor in enumerate(tensors) if absolute and tensor.layout is torch.strided}
-    return {*(("is a leaf", k) for k in leaves), *(("storage offset", k) for k in offsets)}
+    kinds = ("is a leaf", "is a view of a leaf")
+    return {*((kind, k) for kind in kinds for k in leaves), *(("storage offset", k) for k in offsets)}
 
 
 def uses_geometry(step: Any) -> bool:

@@ -21,6 +21,7 @@ from aotgrad.errors import CaptureError
 
 FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "is a leaf": operator.attrgetter("is_leaf"),
+    "is a view of a leaf": torch_compat.is_view_of_leaf,
     "storage offset": torch.Tensor.storage_offset,
     "has a gradient": lambda tensor: tensor.grad is not None,
 }

@@ -17,6 +17,7 @@ import torch
 import torch._prims.rng_prims
 import torch.fx as fx
 import torch.fx.traceback as fx_traceback
+import torch.utils._pytree as pytree
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -45,6 +46,7 @@ __all__ = [
     "TracingContext",
     "below_autograd",
     "decompose",
+    "disable_functional_mode",
     "disable_proxy_modes_tracing",
     "enable_python_dispatcher",
     "fx_traceback",
@@ -345,6 +347,31 @@ def byte_range(dense: torch.Tensor) -> tuple[int, int]:
     return start, start + dense.numel() * dense.element_size()
 
 
+def refuse_stale_views(args: Sequence[Any]) -> None:
+    """Raise if a view is used with grad mode on that autograd would give a wrong history."""
+    if torch.is_grad_enabled():
+        for value in pytree.tree_leaves(args):
+            if isinstance(value, FunctionalTensor) and is_stale_view(value):
+                raise RuntimeError("use of a view of a tensor whose metadata was changed")
+
+
+def is_view_of_leaf(tensor: torch.Tensor) -> bool:
+    """Whether autograd refuses in-place ops on a tensor because it is a view of a leaf that requires grad."""
+    return tensor._base is not None and tensor.requires_grad and tensor._base.requires_grad and tensor._base.is_leaf
+
+
+def is_stale_view(tensor: torch.Tensor) -> bool:
+    """Whether a view is older than the last change of its base's size or stride (`t_`, `unsqueeze_`, ...).
+
+    Autograd then replays it on the new geometry, and in eager on the old one.
+    """
+    base = tensor._base
+    if base is None or not tensor.requires_grad:
+        return False
+    changes, own = recorded_views(base), recorded_views(tensor)
+    return len(own) < len(changes) or any(change is not view for change, view in zip(changes, own, strict=False))
+
+
 @functools.lru_cache(maxsize=4096)
 def is_view_op(target: Any) -> bool:
     """Whether an op returns an alias of its first argument and writes nothing."""
@@ -365,12 +392,13 @@ def functional_mode(make_token: Callable[[], torch.Tensor]) -> FunctionalTensorM
 
 
 def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """Functionalization, with two things of eager's that it lacks.
+    """Functionalization, with three things of eager's that it lacks.
 
     A write to a real tensor is refused: it would happen for real, once, while tracing. A view of a normal tensor is a
-    normal tensor, in inference mode too.
+    normal tensor, in inference mode too. A view keeps the geometry of its base that it was made from, or is refused.
     """
     if isinstance(op, torch._ops.OpOverload):
+        refuse_stale_views(args)
         if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
             refuse_unrecordable_write(op, args)
         elif torch.is_inference_mode_enabled() and is_view_op(op):
@@ -416,6 +444,20 @@ def from_functional(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.from_functional()
 
 
+def with_recorded_views(tensor: torch.Tensor, base: torch.Tensor, skipped: int = 0) -> torch.Tensor:
+    """`base`, viewed as the functional tensor `tensor` views the base of its storage, but for the first `skipped` views."""
+    from torch._C import _functionalization
+
+    return _functionalization.apply_view_meta_sequence(base, recorded_views(tensor)[skipped:])
+
+
+def recorded_views(tensor: torch.Tensor) -> list[Any]:
+    """The views that lead from the base of a functional tensor's storage to it; each is the same object in all of them."""
+    from torch._C import _functionalization
+
+    return _functionalization.get_view_meta_sequence(tensor.elem)
+
+
 def proxy_node(value: Any, tracer: Any) -> fx.Node | None:
     """The graph node of a tracked fake tensor or symbolic number, or `None` if the tracer never saw it."""
     slot = get_proxy_slot(value, tracer, None)
@@ -425,6 +467,12 @@ def proxy_node(value: Any, tracer: Any) -> fx.Node | None:
         slot = slot.force() if hasattr(slot, "force") else slot
         return slot.node
     return slot.proxy.node
+
+
+def erase_with_name(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase a node so that a later one may have its name."""
+    graph.erase_node(node)
+    graph._graph_namespace._used_names.discard(node.name)
 
 
 @contextlib.contextmanager

@@ -666,6 +666,41 @@ def test_decompose_applies_a_table(fake_mode):
     assert trace.recorded() == ["aten.sigmoid.default", "aten.mul.Tensor"]
 
 
+def test_a_view_of_a_leaf_is_recognised():
+    leaf = torch.ones(2, requires_grad=True)
+    views = (leaf[0], leaf.detach()[0], (leaf * 1)[0], leaf)
+    assert [compat.is_view_of_leaf(view) for view in views] == [True, False, False, False]
+
+
+def test_the_name_of_an_erased_node_is_free_again():
+    graph = torch.fx.Graph()
+    node = graph.placeholder("tangents_1")
+    compat.erase_with_name(graph, node)
+    assert graph.placeholder("tangents_1").name == "tangents_1"
+
+
+def test_recorded_views_are_applied_to_another_base(fake_mode):
+    with Tracing(fake_mode, torch.ones(3, 4)).active() as x, torch.no_grad():
+        view = x[1:].t()
+        assert len(compat.recorded_views(view)) == 2
+        with compat.disable_functional_mode():
+            again = compat.with_recorded_views(view, torch.ones(20).as_strided((3, 4), (5, 1), 2))
+    assert (again.shape, again.stride(), again.storage_offset()) == ((4, 2), (1, 5), 7)
+
+
+def test_a_view_is_stale_once_its_base_is_transposed_in_place(fake_mode):
+    with Tracing(fake_mode, torch.ones(3, 3)).active() as x, torch.enable_grad():
+        base = x.requires_grad_() * 1
+        row = base[0]
+        compat.refuse_stale_views([row])
+        assert not compat.is_stale_view(row)
+        base.t_()
+        assert compat.is_stale_view(row)
+        assert not compat.is_stale_view(base[0])
+        with pytest.raises(RuntimeError, match="use of a view of a tensor whose metadata was changed"):
+            compat.refuse_stale_views([row])
+
+
 def test_replaced_storage_is_noticed(fake_mode):
     trace = Tracing(fake_mode, torch.ones(2))
     with trace.active() as x, torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aotgrad.analysis.inputs import analyze_inputs
 from aotgrad.analysis.outputs import analyze_outputs
+from aotgrad.analysis.versions import versions_of_results
 from aotgrad.ir import Capture, ViewAndMutationMeta
 
 
@@ -12,8 +13,9 @@ def analyze(capture: Capture) -> ViewAndMutationMeta:
     with capture.trace.active():
         inputs = analyze_inputs(capture)
         outputs, bases = analyze_outputs(capture, inputs)
+        versions = versions_of_results(capture, outputs)
     changed = capture.grad_mode_after != capture.grad_mode_before
-    return ViewAndMutationMeta(inputs, outputs, bases, capture.grad_mode_after if changed else None)
+    return ViewAndMutationMeta(inputs, outputs, bases, capture.grad_mode_after if changed else None, versions)
 
 
 __all__ = ["analyze"]

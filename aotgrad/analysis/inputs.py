@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.analysis.views import chain_from, real_geometry
+from aotgrad.analysis.views import chain_from
 from aotgrad.errors import UnsupportedMutationError
-from aotgrad.ir import Capture, Geometry, InputAliasInfo, InputState, MutationType, SyntheticBase, TensorInput
+from aotgrad.ir import Capture, Geometry, InputAliasInfo, InputState, MemberInput, MutationType, SyntheticBase, TensorInput
 
 
 def analyze_inputs(capture: Capture) -> tuple[InputAliasInfo | None, ...]:
@@ -24,19 +24,28 @@ def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
     argument = capture.arguments[index]
     reject_replaced_storage(index, argument, before)
     reject_changed_gradient_state(capture, index)
+    reject_changed_view_of_leaf(capture, index)
     mutation = mutation_type(capture, index, before)
     return InputAliasInfo(
         mutation=mutation,
         hidden_from_autograd=history_of(argument) is before.grad_fn,
         version_bumps=0 if argument.is_inference() else argument._version - before.version,
         requires_grad_after=argument.requires_grad,
-        geometry=real_geometry(capture, index, argument) if mutation.metadata else None,
+        geometry=geometry_in_caller(capture, index) if mutation.metadata else None,
     )
 
 
 def history_of(argument: torch.Tensor) -> Any:
     """The `grad_fn` of an argument, or of the tensor that it is a view of."""
     return argument.grad_fn if argument._base is None else argument._base.grad_fn
+
+
+def geometry_in_caller(capture: Capture, index: int) -> Geometry:
+    """Where an input lies after the call: the traced value may lie elsewhere, if its data was mutated too."""
+    argument, spec = capture.arguments[index], capture.inputs[index]
+    made_by = len(spec.views) if isinstance(spec, MemberInput) else 0
+    with torch_compat.hidden_tracing_modes(), torch.no_grad():
+        return Geometry.of(torch_compat.with_recorded_views(argument, spec.fake, skipped=made_by))
 
 
 def reject_replaced_storage(index: int, argument: torch.Tensor, before: InputState) -> None:
@@ -70,6 +79,18 @@ def reject_changed_gradient_state(capture: Capture, index: int) -> None:
     else:
         return
     raise UnsupportedMutationError(f"input {index} {how}; do this outside of the compiled function")
+
+
+def reject_changed_view_of_leaf(capture: Capture, index: int) -> None:
+    """Raise if the function changed a view of a leaf in place, seen by autograd. In the trace it is no view.
+
+    Raises:
+        RuntimeError: eager's.
+    """
+    spec, argument = capture.inputs[index], capture.arguments[index]
+    of_leaf = isinstance(spec, TensorInput) and spec.is_view_of_leaf
+    if of_leaf and history_of(argument) is not capture.before[index].grad_fn:
+        raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
 
 
 def statically_fits(tensor: torch.Tensor, storage_bytes: Any) -> bool:

@@ -9,22 +9,27 @@ the graph must return so that views which share memory in eager share it here.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.analysis.history import (
+    is_custom_function_view,
+    reject_forbidden_view,
+    reject_lost_conjugation,
+    stops_before,
+    view_history,
+)
 from aotgrad.analysis.storage import first_positions, group_by_key
 from aotgrad.analysis.views import (
     DETACH_STEP,
     chain_from,
     detaches,
-    real_geometry,
     replay_by_geometry,
     replay_of_chain,
-    strided_step,
     without_prefix,
 )
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError
@@ -32,6 +37,7 @@ from aotgrad.ir import (
     AliasOfInput,
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
+    AliasOfOutput,
     BaseInfo,
     Capture,
     ConstantOutput,
@@ -78,6 +84,8 @@ class _Outputs:
         self.bases: list[BaseInfo] = []
 
     def classify(self) -> tuple[tuple[OutputAliasInfo, ...], tuple[BaseInfo, ...]]:
+        for position, value in enumerate(self.capture.outputs):
+            reject_forbidden_view(position, value)
         owners = self.owners()
         fresh: dict[int, int] = {}
         first_of = first_positions([id(value) for value in self.capture.outputs])
@@ -110,9 +118,11 @@ class _Outputs:
         argument = self.capture.arguments[owner]
         if is_custom_function_view(value, stops=self.histories(argument)):
             return CustomFunctionView(value.requires_grad, owner, None if steps is None else replay_of_chain(steps, False))
+        root, _ = chain_from(self.capture.trace.node_of(argument))
+        if (parent := self.view_of_output(position, value, root)) is not None:
+            return parent
         if steps is None:
-            geometry = real_geometry(self.capture, owner, value)
-            return AliasOfInput(owner, self.replay_strided(position, value, argument, geometry))
+            return self.alias_before_metadata(position, value, owners)
         return AliasOfInput(owner, self.replay(position, value, argument, steps))
 
     def histories(self, argument: torch.Tensor) -> set[Any]:
@@ -121,39 +131,69 @@ class _Outputs:
 
     def nearest(self, value: torch.Tensor, owners: Sequence[int]) -> tuple[int, tuple[ViewStep, ...] | None]:
         """The argument whose current value a view was recorded from, and how; else any that it shares memory with."""
-        for find in (self.chain_from_argument, self.chain_from_first_geometry):
-            for owner in owners:
-                if (steps := find(value, owner)) is not None:
-                    return owner, steps
+        node_of = self.capture.trace.node_of
+        for owner in owners:
+            current = node_of(self.capture.arguments[owner])
+            root, steps = chain_from(node_of(value), stops={current})
+            if root is current:
+                return owner, steps
+        for owner in owners:
+            root, moved = chain_from(node_of(self.capture.arguments[owner]))
+            if (steps := without_prefix(self.steps_from(root, value), moved)) is not None:
+                return owner, steps
         return owners[0], None
 
-    def chain_from_argument(self, value: torch.Tensor, owner: int) -> tuple[ViewStep, ...] | None:
-        """The steps from an argument, as it is now, to a view of it.
+    def alias_before_metadata(self, position: int, value: torch.Tensor, owners: Sequence[int]) -> AliasOfInput:
+        """A view of an input that was made before the input's size or stride was changed."""
+        for owner in owners:
+            argument, spec = self.capture.arguments[owner], self.capture.inputs[owner]
+            root, moved = chain_from(self.capture.trace.node_of(argument))
+            made_by = len(spec.views) if isinstance(spec, MemberInput) else 0
+            steps = without_prefix(self.steps_from(root, value), moved[:made_by])
+            if steps is not None:
+                reject_order_of_changes(position, steps, value, self.inputs[owner])
+                return AliasOfInput(owner, self.replay(position, value, argument, steps), before_metadata=True)
+        raise UnsupportedAliasingError(
+            f"output {position} shares memory with input {owners[0]} in a way that no recorded view explains; return a "
+            "clone() of it"
+        )
 
-        After a write each view is recorded anew from what was written, so the chain to the argument is a part of it.
-        """
-        node_of = self.capture.trace.node_of
-        current = node_of(self.capture.arguments[owner])
-        root, steps = chain_from(node_of(value), stops={current})
-        if root is current:
-            return steps
-        base, prefix = chain_from(current)
-        return without_prefix(prefix, steps) if root is base else None
+    def steps_from(self, root: fx.Node, value: torch.Tensor) -> tuple[ViewStep, ...]:
+        """The views that lead from a storage's current value to `value`: as the graph has them, or made once more."""
+        found, steps = chain_from(self.capture.trace.node_of(value), stops={root})
+        if found is not root:
+            found, steps = chain_from(self.capture.trace.replayed(value, root), stops={root})
+        return steps
 
-    def chain_from_first_geometry(self, value: torch.Tensor, owner: int) -> tuple[ViewStep, ...] | None:
-        """The steps from an argument to a view that was made before the geometry of the argument changed."""
-        node_of, spec = self.capture.trace.node_of, self.capture.inputs[owner]
-        base, _ = chain_from(node_of(self.capture.arguments[owner]))
-        root, steps = chain_from(node_of(value))
-        prefix = spec.views if isinstance(spec, MemberInput) else ()
-        rest = without_prefix(prefix, steps) if root is base else None
-        return None if rest is None else (strided_step(Geometry.of(spec.fake)), *rest)
+    def view_of_output(self, position: int, value: torch.Tensor, root: fx.Node) -> AliasOfOutput | None:
+        """What `value` is if another output, which is an alias too, lies between it and its base; else `None`."""
+        parent = self.parent_of(position, value)
+        if parent is None:
+            return None
+        live = self.capture.outputs[parent]
+        rest = without_prefix(self.steps_from(root, value), self.steps_from(root, live))
+        return None if not rest else AliasOfOutput(parent, self.replay(position, value, live, rest))
+
+    def parent_of(self, position: int, value: torch.Tensor) -> int | None:
+        """The nearest other output that `value` is a view of: by its history, or else because it is its `_base`."""
+        others = {
+            k: other
+            for k, other in enumerate(self.capture.outputs)
+            if isinstance(other, torch.Tensor)
+            and other is not value
+            and all(other is not argument for argument in self.capture.arguments)
+        }
+        made = {other.grad_fn: k for k, other in reversed(others.items()) if other.grad_fn is not None}
+        for node in view_history(value):
+            if node in made:
+                return made[node]
+        return next((k for k, other in others.items() if value._base is other), None)
 
     # -- outputs that share memory with each other
 
     def classify_group(self, group: tuple[int, ...]) -> None:
-        if len(group) == 1 and not is_view_without_history(self.capture.outputs[group[0]]):
-            self.infos[group[0]] = self.single(self.capture.outputs[group[0]])
+        if len(group) == 1 and not self.needs_base(self.capture.outputs[group[0]]):
+            self.infos[group[0]] = self.single(group[0])
             return
         members = []
         for position in group:
@@ -165,7 +205,25 @@ class _Outputs:
         if members:
             self.classify_views(members)
 
-    def single(self, value: torch.Tensor) -> OutputAliasInfo:
+    def needs_base(self, value: torch.Tensor) -> bool:
+        """Whether the only returned view of a tensor behaves otherwise than a tensor of its own.
+
+        Torch reports its base's `requires_grad` for a view made under `no_grad`, and forbids to change one of several
+        pieces (`split`, `unbind`, ...) in place. A view that was itself changed is no view in the graph, and may lie there
+        in another way.
+        """
+        if value.layout is not torch.strided:
+            return False
+        _, steps = chain_from(self.capture.trace.node_of(value))
+        if not steps and torch_compat.recorded_views(value):
+            return value._base is not None
+        if not value.requires_grad or value._base is None:
+            return False
+        return value.grad_fn is None or any(step.item is not None for step in steps)
+
+    def single(self, position: int) -> OutputAliasInfo:
+        value = self.capture.outputs[position]
+        reject_lost_conjugation(position, value)
         if value.requires_grad and value.grad_fn is None and value._base is None:
             raise UnsupportedOutputError(
                 "an output is a leaf that requires grad and was made inside the function; every call would have to make a "
@@ -181,6 +239,8 @@ class _Outputs:
     def classify_views(self, members: Sequence[int]) -> None:
         """If one output is the base of the others, it serves as base; else the base becomes an extra result."""
         base, root = self.find_base([self.capture.outputs[position] for position in members])
+        if base is not None:
+            reject_lost_conjugation(members[0], base)
         own_base = next((p for p in members if self.capture.outputs[p] is base), None)
         if own_base is not None:
             self.infos[own_base] = NonAlias(base.requires_grad)
@@ -207,12 +267,12 @@ class _Outputs:
 
     def view_of(self, position: int, base: torch.Tensor, output: int | None, root: fx.Node) -> OutputAliasInfo:
         value = self.capture.outputs[position]
-        found, steps = chain_from(self.capture.trace.node_of(value), stops={root})
-        remade = found is root
-        if remade:
-            replay = self.replay(position, value, base, steps)
-        else:
-            replay = self.replay_strided(position, value, base, Geometry.of(value))
+        storage, own = chain_from(root)
+        parent = self.view_of_output(position, value, storage)
+        if parent is not None and parent.output != output:
+            return parent
+        steps = without_prefix(self.steps_from(storage, value), own)
+        replay = self.replay_strided(position, value, base) if steps is None else self.replay(position, value, base, steps)
         if output is None:
             return AliasOfIntermediate(len(self.bases) - 1, replay)
         return AliasOfIntermediateBaseIsUserOutput(output, replay)
@@ -258,21 +318,18 @@ class _Outputs:
         return None if natural == has_history else has_history
 
 
-def stops_before(value: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether the history of a view ends at another leaf than its base."""
-    node = value.grad_fn
-    while node is not None and node is not base.grad_fn:
-        if hasattr(node, "variable"):
-            return node.variable is not base
-        if not _is_view_node(node):
-            return False
-        node = node.next_functions[0][0]
-    return node is None and value.grad_fn is not None and base.requires_grad
+def reject_order_of_changes(position: int, steps: Sequence[ViewStep], value: torch.Tensor, info: InputAliasInfo) -> None:
+    """Raise for a view whose making cannot be put before or after the changes of its input.
 
-
-def is_view_without_history(value: torch.Tensor) -> bool:
-    """A view made under `no_grad`: torch reports its base's `requires_grad` for it, so it needs its base."""
-    return value.requires_grad and value.grad_fn is None and value._base is not None
+    Raises:
+        UnsupportedAliasingError: names the output.
+    """
+    forbids_changes = value.requires_grad and (value.grad_fn is None or any(step.item is not None for step in steps))
+    if info.mutation.data and forbids_changes:
+        raise UnsupportedAliasingError(
+            f"output {position} is a view of an input that is changed in place and whose size or stride is changed after "
+            "the view was made, under no_grad or as one of several views (split, unbind, ...); return a clone() of it"
+        )
 
 
 def describe_value(position: int, value: Any) -> OutputAliasInfo:
@@ -285,41 +342,6 @@ def describe_value(position: int, value: Any) -> OutputAliasInfo:
         f"output {position} is a {type(value).__module__}.{type(value).__qualname__}; a compiled function returns tensors, "
         "numbers, strings, None, and lists, tuples, dicts, namedtuples or registered pytrees of them"
     )
-
-
-def is_custom_function_view(value: torch.Tensor, stops: Collection[Any]) -> bool:
-    """Whether the history of an alias leads through a user's `autograd.Function` before it reaches one of `stops`."""
-    node = value.grad_fn if value.requires_grad else None
-    while node is not None and node not in stops:
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return True
-        if not _is_view_node(node):
-            return False
-        node = node.next_functions[0][0] if node.next_functions else None
-    return False
-
-
-def _is_view_node(node: Any) -> bool:
-    return node.name() != "CopySlices" and any(word in node.name() for word in VIEW_NODE_NAMES)
-
-
-VIEW_NODE_NAMES = (
-    *("Alias", "AsStrided", "Chunk", "Conj", "Diagonal", "Expand", "Imag", "Narrow", "NegView", "Permute", "Real"),
-    *(
-        "Reshape",
-        "Select",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "TBackward",
-        "Transpose",
-        "Unbind",
-        "Unfold",
-        "Unsqueeze",
-        "View",
-    ),
-)
-"""Autograd nodes of view ops, by part of their name: autograd offers no other way to tell."""
 
 
 def _storage_or_none(value: Any) -> int | None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
-from dataclasses import replace
 
 import torch
 import torch.fx as fx
+import torch.utils._pytree as pytree
 
-from aotgrad.ir import Capture, Geometry, MemberInput, ViewReplay, ViewStep
-from aotgrad.torch_compat import is_view_op
+from aotgrad.ir import Geometry, ViewReplay, ViewStep
+from aotgrad.torch_compat import is_view_op, known_equal
 
 aten = torch.ops.aten
 DETACH = aten.detach.default
@@ -42,33 +42,32 @@ def _step(node: fx.Node, item: int | None) -> ViewStep:
 
 
 def chain_from(node: fx.Node, stops: Collection[fx.Node] = ()) -> tuple[fx.Node, tuple[ViewStep, ...]]:
-    """Follow views upwards from `node` to a node in `stops` or to one that is no view; the steps run downwards."""
+    """Follow views upwards from `node` to a node in `stops` or to one that is no view; the steps run downwards.
+
+    Of several `detach` in a row, of which some traces record more than others, one stays.
+    """
     steps: list[ViewStep] = []
     while node not in stops and (found := parent_in_chain(node)) is not None:
         node, step = found
-        steps.append(step)
+        if not (steps and step.op is DETACH and steps[-1].op is DETACH):
+            steps.append(step)
     return node, tuple(reversed(steps))
 
 
-def real_geometry(capture: Capture, index: int, value: torch.Tensor) -> Geometry:
-    """The geometry of an alias of input `index` in the storage that the input has at run time.
-
-    A member of a synthetic base lies in that while it is traced, and where it lay before in its own storage.
-    """
-    geometry, spec = Geometry.of(value), capture.inputs[index]
-    if not isinstance(spec, MemberInput):
-        return geometry
-    moved = geometry.offset - capture.before[index].geometry.offset
-    return replace(geometry, offset=spec.fake.storage_offset() + moved)
+def without_prefix(steps: tuple[ViewStep, ...], prefix: tuple[ViewStep, ...]) -> tuple[ViewStep, ...] | None:
+    """The steps after `prefix`, or `None` if `steps` do not start with it."""
+    if len(steps) < len(prefix) or not all(map(same_step, steps, prefix)):
+        return None
+    return steps[len(prefix) :]
 
 
-def without_prefix(prefix: tuple[ViewStep, ...], steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...] | None:
-    """What is left of `steps` after `prefix`, or `None` if they begin otherwise. Symbolic sizes are compared as text."""
-    return steps[len(prefix) :] if repr(steps[: len(prefix)]) == repr(prefix) else None
-
-
-def strided_step(geometry: Geometry) -> ViewStep:
-    return ViewStep(aten.as_strided.default, (geometry.size, geometry.stride, geometry.offset), (), None)
+def same_step(left: ViewStep, right: ViewStep) -> bool:
+    """Whether two view ops are the same for certain, symbolic sizes included."""
+    if left.op is not right.op or left.item != right.item:
+        return False
+    left_leaves, left_spec = pytree.tree_flatten((left.args, left.kwargs))
+    right_leaves, right_spec = pytree.tree_flatten((right.args, right.kwargs))
+    return left_spec == right_spec and known_equal(left_leaves, right_leaves)
 
 
 def replay_of_chain(steps: tuple[ViewStep, ...], grad_mode: bool | None) -> ViewReplay:
@@ -78,7 +77,8 @@ def replay_of_chain(steps: tuple[ViewStep, ...], grad_mode: bool | None) -> View
 def replay_by_geometry(geometry: Geometry, detached: bool, grad_mode: bool | None, reason: str) -> ViewReplay:
     """The fallback: size, stride and offset within the shared storage, after a `detach` if the view is detached."""
     detach = (DETACH_STEP,) if detached else ()
-    return ViewReplay((*detach, strided_step(geometry)), grad_mode, f"as_strided, because {reason}")
+    step = ViewStep(aten.as_strided.default, (geometry.size, geometry.stride, geometry.offset), (), None)
+    return ViewReplay((*detach, step), grad_mode, f"as_strided, because {reason}")
 
 
 def detaches(steps: tuple[ViewStep, ...]) -> bool:

@@ -44,7 +44,8 @@ def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint) -> 
     name = f"primals_{index + 1}"
     if isinstance(arg, torch.Tensor):
         fake = checked_fake(mode, index, arg, hint.dynamic_dims)
-        return TensorInput(name, fake, arg.requires_grad, arg.is_leaf, hint.static)
+        of_leaf = torch_compat.is_view_of_leaf(arg)
+        return TensorInput(name, fake, arg.requires_grad, arg.is_leaf, hint.static, is_view_of_leaf=of_leaf)
     if isinstance(arg, SYMBOLIC_NUMBERS):
         return SymInput(name, arg)
     raise CaptureError(f"argument {name} is a {type(arg).__name__}; a graph takes tensors and symbolic numbers only")
@@ -75,5 +76,6 @@ def convert(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims
     if context is not None:
         return mode.from_tensor(tensor, symbolic_context=context, source=context.tensor_source)
     if dynamic_dims:
-        return torch_compat.dynamic_fake(mode, tensor, dynamic_dims, index)
+        # Detached, a view has no base: the base's sizes would be symbols that no argument has.
+        return torch_compat.dynamic_fake(mode, tensor.detach(), dynamic_dims, index)
     return mode.from_tensor(tensor, static_shapes=True)

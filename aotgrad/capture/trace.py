@@ -92,6 +92,15 @@ class Trace:
             raise CaptureError(f"a value was never seen by the trace: {value!r}")
         return node
 
+    def replayed(self, value: torch.Tensor, root: fx.Node) -> fx.Node:
+        """The node of `value` as the views that were recorded for it make it from `root`, its storage's current value."""
+        with torch_compat.hidden_tracing_modes():
+            base = root.meta["val"].detach()
+        torch_compat.track_tensor_tree(base, fx.Proxy(root, self.recorder), constant=None, tracer=self.recorder)
+        with torch_compat.disable_functional_mode(), torch.no_grad():
+            view = torch_compat.with_recorded_views(value, base)
+        return torch_compat.proxy_node(view, self.recorder)
+
     def origin_of(self, sequence_nr: int) -> dict[str, Any]:
         return self.recorder.origin_of(sequence_nr)
 
@@ -190,6 +199,18 @@ EXPLANATIONS = {
         "a tensor that is no argument of the function is changed in place, at {line}. "
         "Pass it as an argument, so that the change reaches it on every call"
     ),
+    "mutation on a view chain": (
+        "an as_strided() view, or a view of one, is changed in place, at {line}. Change the tensor that it was made from, "
+        "use other view ops, or clone() first"
+    ),
+    "mutated that has internal overlap": (
+        "a view is changed in place of which several elements are the same memory, at {line}. "
+        "Change the tensor that it was made from, or clone() first"
+    ),
+    "must be divisible by": (
+        "a tensor is viewed as another dtype and changed in place, or cannot be viewed so, at {line}. "
+        "Change the tensor that the view was made from, or clone() first"
+    ),
     "numpy() is not supported": (
         "a tensor is turned into a NumPy array, at {line}. Its values are not there while tracing: "
         "use torch's own functions, or do this outside of the compiled function"
@@ -197,6 +218,10 @@ EXPLANATIONS = {
     "resize a view tensor to a larger size": (
         "an input is resized beyond its storage, at {line}. Allocate it large enough before the call, or do this outside "
         "of the compiled function"
+    ),
+    "view of a tensor whose metadata was changed": (
+        "a view is used whose base had its size or stride changed in place (t_, unsqueeze_, ...) after the view was made, "
+        "at {line}. Make the view after that change, or use t(), unsqueeze(), ... instead"
     ),
     "writing through an expanded tensor": (
         "an expanded tensor is changed in place, at {line}. Several of its elements are the same memory: "

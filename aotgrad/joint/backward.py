@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.errors import CaptureError
+from aotgrad.errors import CaptureError, UnsupportedMutationError
 from aotgrad.ir import (
     BackwardError,
     BackwardSegment,
@@ -63,15 +63,7 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
     with capture.trace.active():
         results = [_result(capture, meta, slot) for slot in meta.forward_results()]
         outputs = [result for result in results if result.differentiable is not None]
-        forward_nodes = set(capture.trace.graph.nodes)
-        try:
-            backward = _append_backward(capture, outputs, grad_segments)
-        except RuntimeError as error:
-            if OVERWRITTEN not in str(error):
-                raise
-            _erase_all_but(capture.trace.graph, forward_nodes)
-            failure = BackwardError(str(error), tuple(result.slot for result in outputs))
-            backward = AppendedBackward({}, {}, (), failure)
+        backward = _append_possible_backward(capture, outputs, grad_segments)
     primals = tuple(map(Primal, range(capture.convention.placeholder_count)))
     signature = GraphSignature(
         inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *backward.gradients)
@@ -93,6 +85,49 @@ class AppendedBackward:
     gradients: dict[Gradient, fx.Node | None]
     segments: tuple[BackwardSegment, ...]
     error: BackwardError | None = None
+
+
+def _append_possible_backward(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> AppendedBackward:
+    """The backward of the outputs that have one; for the others eager's raises, since a value was overwritten."""
+    forward = set(capture.trace.graph.nodes)
+    try:
+        return _append_backward(capture, outputs, grad_segments)
+    except RuntimeError as error:
+        reject_hidden_reshape(error)
+        if OVERWRITTEN not in str(error):
+            raise
+        message = str(error)
+    _erase_all_but(capture.trace.graph, forward)
+    failing = [output for output in outputs if _is_overwritten(capture, output)]
+    found = _append_backward(capture, [output for output in outputs if output not in failing], grad_segments)
+    return replace(found, error=BackwardError(message, tuple(output.slot for output in failing)))
+
+
+def reject_hidden_reshape(error: RuntimeError) -> None:
+    """Raise if a tensor with a history changed its size in place without autograd's knowledge.
+
+    Raises:
+        UnsupportedMutationError: eager's backward through it raises too, or gives a gradient of the old size.
+    """
+    if "invalid gradient at index" in str(error):
+        raise UnsupportedMutationError(
+            "a tensor that has a gradient had its size changed in place (t_, unsqueeze_, ...) under no_grad, so that no "
+            "gradient fits it; use t(), unsqueeze(), ... instead"
+        ) from error
+
+
+def _is_overwritten(capture: Capture, output: Result) -> bool:
+    """Whether the backward of one output raises; leaves the graph as it was."""
+    forward = set(capture.trace.graph.nodes)
+    try:
+        _append_backward(capture, [output], 1)
+    except RuntimeError as error:
+        if OVERWRITTEN not in str(error):
+            raise
+        return True
+    finally:
+        _erase_all_but(capture.trace.graph, forward)
+    return False
 
 
 def _append_backward(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> AppendedBackward:
@@ -227,7 +262,7 @@ def _reject_recomputed_randomness(capture: Capture, tangents: Sequence[torch.Ten
 def _erase_all_but(graph: fx.Graph, kept: set[fx.Node]) -> None:
     for node in reversed(graph.nodes):
         if node not in kept:
-            graph.erase_node(node)
+            torch_compat.erase_with_name(graph, node)
 
 
 def _result(capture: Capture, meta: ViewAndMutationMeta, slot: ForwardResult) -> Result:
@@ -275,7 +310,9 @@ def _gradients(capture: Capture, outputs: Sequence[Result], tangents: Sequence[t
     if not outputs or not wanted:
         return gradients
     with attributed_to_forward(capture.trace, roots), eager_dtypes():
-        found = torch.autograd.grad(roots, [capture.primals[i] for i in wanted], tangents, allow_unused=True)
+        # Retained: a backward that raises is tried again, output by output.
+        inputs = [capture.primals[i] for i in wanted]
+        found = torch.autograd.grad(roots, inputs, tangents, retain_graph=True, allow_unused=True)
     for index, gradient in zip(wanted, found, strict=True):
         gradients[index] = gradient
     return gradients

@@ -13,6 +13,7 @@ from aotgrad.ir import (
     AliasOfInput,
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
+    AliasOfOutput,
     BackwardError,
     BaseInfo,
     Capture,
@@ -135,6 +136,7 @@ def meta_text(meta: ViewAndMutationMeta) -> str:
     lines = [*section("inputs", map(input_alias_text, meta.inputs))]
     lines += section("outputs", map(output_alias_text, meta.outputs))
     lines += section("intermediate bases", map(base_text, meta.bases))
+    lines += (f"{slot} was changed in place, version {version}" for slot, version in meta.versions)
     if meta.grad_mode_after is not None:
         lines.append(f"leaves grad mode {on_off(meta.grad_mode_after)}")
     return "\n".join(lines)
@@ -177,7 +179,10 @@ def output_alias_text(info: OutputAliasInfo) -> str:
         case IsInput(index) | IsOutput(index):
             return f"{name}({index})"
         case AliasOfInput(index):
-            return f"{name}({index}): input {index}{replay_text(info.replay)}"
+            when = " before its metadata is mutated" if info.before_metadata else ""
+            return f"{name}({index}): input {index}{when}{replay_text(info.replay)}"
+        case AliasOfOutput(output):
+            return f"{name}({output}): output {output}{replay_text(info.replay)}"
         case AliasOfIntermediate(base):
             return f"{name}({base}): base {base}{replay_text(info.replay)}"
         case AliasOfIntermediateBaseIsUserOutput(output):

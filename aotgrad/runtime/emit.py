@@ -38,6 +38,7 @@ from aotgrad.runtime.steps import (
     ReturnValue,
     SetVersion,
     ShareVersion,
+    StartVersion,
     Step,
     UpdateGeometry,
 )
@@ -148,6 +149,8 @@ class _Emitter:
                 yield from in_grad_mode(step.grad_mode, [call])
             case SetVersion():
                 yield f"raise_version({step.target}, version_{step.target}, {step.bumps})"
+            case StartVersion():
+                yield f"raise_version({step.name}, 0, {step.version})"
             case MakeView():
                 yield from self.make_view(step)
             case RestoreGradMode():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from aotgrad.ir import (
     AliasOfInput,
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
+    AliasOfOutput,
     BackwardError,
     Capture,
     ConstantOutput,
@@ -58,6 +59,7 @@ from aotgrad.runtime.steps import (
     ReturnValue,
     SetVersion,
     ShareVersion,
+    StartVersion,
     Step,
     TangentLayout,
     UpdateGeometry,
@@ -124,8 +126,10 @@ class _PlanBuilder:
 
     def build(self) -> Plan:
         later = (
+            *self.views_of_old_geometry(),
             *self.moved_versions(),
             *self.rewritten_versions(),
+            *self.started_versions(),
             *self.versions_of_saved(),
             *self.inference_results(),
             *self.custom_views(),
@@ -312,6 +316,10 @@ class _PlanBuilder:
             yield SetVersion(member, self.meta.inputs[base.member].version_bumps)
             yield AliasBase(f"{base.name}_after", member, base.start_bytes, int(base.fake.numel()))
 
+    def started_versions(self) -> Iterator[StartVersion]:
+        """Before autograd saves the results: it remembers their versions."""
+        return (StartVersion(result_name(slot), version) for slot, version in self.meta.versions)
+
     @functools.cached_property
     def saved_bases(self) -> dict[Saved, SyntheticBase]:
         """Saved values that are the new data of a synthetic base: its memory is saved, for the same reason."""
@@ -370,12 +378,21 @@ class _PlanBuilder:
 
     # -- outputs
 
+    def views_of_old_geometry(self) -> Iterator[MakeView]:
+        """Views of inputs whose metadata changed after the view was made."""
+        return (view for index, view in self.views() if is_of_old_geometry(self.meta.outputs[index]))
+
     def outputs(self) -> Iterator[Step]:
-        for index, info in enumerate(self.meta.outputs):
-            if (replay := replay_of(info)) is not None and replay.steps:
-                yield MakeView(f"output_{index}", self.base_name(info), replay)
+        yield from (view for index, view in self.views() if not is_of_old_geometry(self.meta.outputs[index]))
         for index, info in enumerate(self.meta.outputs):
             yield self.return_value(index, info)
+
+    def views(self) -> Iterator[tuple[int, MakeView]]:
+        """The replays by output, each after the one that it is a view of."""
+        infos = self.meta.outputs
+        for index in parents_first([info.output if isinstance(info, AliasOfOutput) else None for info in infos]):
+            if (replay := replay_of(infos[index])) is not None and replay.steps:
+                yield index, MakeView(f"output_{index}", self.base_name(infos[index]), replay)
 
     def base_name(self, info: OutputAliasInfo) -> str:
         match info:
@@ -385,7 +402,14 @@ class _PlanBuilder:
                 return result_name(IntermediateBase(base))
             case AliasOfIntermediateBaseIsUserOutput(output):
                 return result_name(UserOutput(output))
+            case AliasOfOutput(output):
+                return self.alias_name(output)
         raise AssertionError(info)
+
+    def alias_name(self, index: int) -> str:
+        """The variable that holds an output which is an alias."""
+        info = self.meta.outputs[index]
+        return f"output_{index}" if info.replay.steps else self.base_name(info)
 
     def return_value(self, index: int, info: OutputAliasInfo) -> ReturnValue:
         match info:
@@ -395,9 +419,8 @@ class _PlanBuilder:
                 return self.return_value(first, self.meta.outputs[first])
             case IsInput(position):
                 return ReturnValue(self.inputs[position], is_name=True)
-            case AliasOfInput() | AliasOfIntermediate() | AliasOfIntermediateBaseIsUserOutput():
-                name = f"output_{index}" if info.replay.steps else self.base_name(info)
-                return ReturnValue(name, is_name=True)
+            case AliasOfInput() | AliasOfOutput() | AliasOfIntermediate() | AliasOfIntermediateBaseIsUserOutput():
+                return ReturnValue(self.alias_name(index), is_name=True)
             case NonAlias() | UnsafeViewAlias() | CustomFunctionView() | SymOutput():
                 return ReturnValue(result_name(UserOutput(index)), is_name=True)
         raise AssertionError(info)
@@ -415,6 +438,29 @@ class _PlanBuilder:
         results = zip(self.signature.outputs, output.args[0], strict=True)
         named = [(result_name(slot), node.meta["val"]) for slot, node in results if hasattr(node, "meta")]
         return (*inputs, *named)
+
+
+def is_of_old_geometry(info: OutputAliasInfo) -> bool:
+    return isinstance(info, AliasOfInput) and info.before_metadata
+
+
+def parents_first(parents: Sequence[int | None]) -> list[int]:
+    """The positions of `parents`, each after its parent.
+
+    >>> parents_first([2, None, 1])
+    [1, 2, 0]
+    """
+    order: dict[int, None] = {}
+
+    def visit(index: int) -> None:
+        if index not in order:
+            if (parent := parents[index]) is not None:
+                visit(parent)
+            order[index] = None
+
+    for index in range(len(parents)):
+        visit(index)
+    return list(order)
 
 
 def is_random(node: Any) -> bool:
@@ -457,7 +503,7 @@ def names_read(step: Step) -> tuple[str, ...]:
             return step.primals
         case AttachError():
             return (*step.outputs, *step.inputs)
-        case AsInference():
+        case AsInference() | StartVersion():
             return (step.name,)
         case ShareVersion():
             return (step.name, step.saved)

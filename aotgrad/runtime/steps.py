@@ -4,6 +4,7 @@ MakeBase       the memory of overlapping inputs
 Forward        run the compiled forward                Attach         give its results their autograd nodes
 UpdateGeometry redo a metadata mutation of an input    CopyBack       write the new data of a mutated input
 SetVersion     make a version counter what eager's is  MakeView       replay a view on its base
+StartVersion   the same for a result of the forward    ShareVersion   two results count together
 ReturnValue    one user output                         RestoreGradMode  leave the grad mode that the function left
 """
 
@@ -161,6 +162,14 @@ class SetVersion:
 
 
 @dataclass(frozen=True)
+class StartVersion:
+    """Set the version counter of a fresh result: the function had changed it in place."""
+
+    name: str
+    version: int
+
+
+@dataclass(frozen=True)
 class MakeView:
     """`name` = the views of `replay`, applied to `base`."""
 
@@ -196,6 +205,7 @@ Step = Union[
     UpdateGeometry,
     CopyBack,
     SetVersion,
+    StartVersion,
     MakeView,
     ReturnValue,
     RestoreGradMode,

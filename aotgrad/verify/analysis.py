@@ -11,6 +11,7 @@ from aotgrad.ir import (
     AliasOfInput,
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
+    AliasOfOutput,
     ConstantOutput,
     InputAliasInfo,
     IsInput,
@@ -57,6 +58,9 @@ def check_output_alias(meta: ViewAndMutationMeta, position: int, info: OutputAli
         case AliasOfIntermediateBaseIsUserOutput(output):
             if not 0 <= output < len(meta.outputs) or not isinstance(meta.outputs[output], NonAlias):
                 yield f"is a view of output {output}, which is not returned by the graph"
+        case AliasOfOutput(output):
+            if not 0 <= output < len(meta.outputs) or not hasattr(meta.outputs[output], "replay"):
+                yield f"is a view of output {output}, which is no alias"
         case ConstantOutput(value):
             if isinstance(value, torch.Tensor):
                 yield f"is a constant tensor: {type_text(value)}"

@@ -91,13 +91,13 @@ def same_set(what: str, found: Sequence[Any], expected: Sequence[Any]) -> Proble
 
 
 def check_backward_error(joint: JointGraph) -> Problems:
-    """Either a backward or the reason why there is none."""
+    """Through each result, either a backward or the reason why there is none."""
     error = joint.backward_error
     if error is None:
         return
-    if joint.differentiable:
-        yield f"there is a backward, and a reason why there is none: {error.message}"
     for slot in error.results:
+        if Tangent(slot) in joint.signature.tangents:
+            yield f"there is a backward through {slot}, and a reason why there is none: {error.message}"
         if slot not in joint.signature.forward_results:
             yield f"the backward through {slot} fails, but the graph returns no {slot}"
 

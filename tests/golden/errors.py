@@ -49,6 +49,42 @@ def overlap_of_two_histories():
 
 
 @error_case
+def view_before_a_transposition():
+    """A view is used after its base was transposed in place."""
+
+    def function(x):
+        row = x[0]
+        x.t_()
+        return row * 2
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3, 3, requires_grad=True) * 1)
+
+
+@error_case
+def returned_view_before_a_transposition():
+    """A view is returned whose base was transposed in place."""
+
+    def function(x):
+        row = x[0]
+        x.t_()
+        return row
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3, 3, requires_grad=True) * 1)
+
+
+@error_case
+def piece_of_a_changed_tensor():
+    """A view is returned that eager does not let anybody use."""
+
+    def function(x):
+        first, _ = x.split(2)
+        x.mul_(2)
+        return first
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(4, requires_grad=True) * 1)
+
+
+@error_case
 def mutated_closure():
     """A tensor that is no argument is changed in place."""
     total = torch.zeros(3)

@@ -12,7 +12,7 @@ import torch
 import aotgrad
 
 from .against_eager import AOT, THREE_TERMS, assert_like_eager, leaf, non_leaf, plain
-from .cases import Case, Cases, known
+from .cases import Case, Cases
 
 CASES = Cases()
 
@@ -139,11 +139,7 @@ def view_of_a_transposed_input(x):
     return x[1]
 
 
-@CASES.add(
-    lambda: (non_leaf(4, 3),),
-    without_dynamo="breaks the graph at metadata mutations",
-    known_difference="the view is replayed on the new geometry of the input",
-)
+@CASES.add(lambda: (plain(4, 3),), without_dynamo="breaks the graph at metadata mutations")
 def views_taken_before_a_transposition(x):
     flat, row = x.view(-1), x[0]
     x.t_()
@@ -448,11 +444,8 @@ REFUSED = {
 }
 
 
-KNOWN_DIFFERENCES = {"lone_piece_changed": "the only view of an intermediate comes back as a tensor of its own"}
-
-
 @pytest.mark.parametrize("backend", AOT)
-@pytest.mark.parametrize("use", [pytest.param(use, marks=known(KNOWN_DIFFERENCES.get(use, ""))) for use in USES])
+@pytest.mark.parametrize("use", USES)
 def test_caller_uses_an_alias(use: str, backend: str) -> None:
     function, make_args, caller = USES[use]
     raises = RuntimeError if use in REFUSED else None

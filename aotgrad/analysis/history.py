@@ -1,0 +1,103 @@
+"""What autograd says of a view: through which nodes its gradient goes, and whether it may be used at all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.errors import UnsupportedAliasingError
+
+
+def reject_forbidden_view(position: int, value: Any) -> None:
+    """Raise for a view that eager returns, and whose history cannot be told, or not be used in eager either.
+
+    Raises:
+        UnsupportedAliasingError: its base was changed in place after it was made.
+    """
+    if not isinstance(value, torch.Tensor):
+        return
+    if torch_compat.is_stale_view(value):
+        raise UnsupportedAliasingError(
+            f"output {position} is a view whose base had its size or stride changed in place (t_, unsqueeze_, ...) after "
+            "the view was made; make the view after that change, or use t(), unsqueeze(), ... instead"
+        )
+    try:
+        _ = value.grad_fn
+    except RuntimeError as error:
+        raise UnsupportedAliasingError(
+            f"output {position} is a view that autograd does not let anybody use: after it was made, under no_grad or as "
+            "one of several views (split, unbind, ...), its base was changed in place; return a clone() of it, or change "
+            "the base first"
+        ) from error
+
+
+def reject_lost_conjugation(position: int, value: torch.Tensor) -> None:
+    """Raise for a result that eager conjugates (or negates) lazily, and the graph at once, or the other way round.
+
+    Raises:
+        UnsupportedAliasingError: a conjugated view of it was changed in place.
+    """
+    fake = torch_compat.from_functional(value)
+    if (value.is_conj(), value.is_neg()) != (fake.is_conj(), fake.is_neg()):
+        raise UnsupportedAliasingError(
+            f"output {position} shares memory with a conjugated or negated view that is changed in place; call "
+            "resolve_conj() or resolve_neg() before the change, or return a clone()"
+        )
+
+
+def stops_before(value: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether the history of a view ends at another leaf than its base."""
+    node = value.grad_fn
+    while node is not None and node is not base.grad_fn:
+        if hasattr(node, "variable"):
+            return node.variable is not base
+        if not _is_view_node(node):
+            return False
+        node = node.next_functions[0][0]
+    return node is None and value.grad_fn is not None and base.requires_grad
+
+
+def view_history(value: torch.Tensor) -> Iterator[Any]:
+    """The autograd nodes above a view, as long as they are those of views; not its own."""
+    node = value.grad_fn
+    while node is not None and _is_view_node(node) and node.next_functions:
+        node = node.next_functions[0][0]
+        yield node
+
+
+def is_custom_function_view(value: torch.Tensor, stops: Collection[Any]) -> bool:
+    """Whether the history of an alias leads through a user's `autograd.Function` before it reaches one of `stops`."""
+    node = value.grad_fn if value.requires_grad else None
+    while node is not None and node not in stops:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        if not _is_view_node(node):
+            return False
+        node = node.next_functions[0][0] if node.next_functions else None
+    return False
+
+
+def _is_view_node(node: Any) -> bool:
+    return node.name() != "CopySlices" and any(word in node.name() for word in VIEW_NODE_NAMES)
+
+
+VIEW_NODE_NAMES = (
+    *("Alias", "AsStrided", "Chunk", "Conj", "Diagonal", "Expand", "Imag", "Narrow", "NegView", "Permute", "Real"),
+    *(
+        "Reshape",
+        "Select",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "TBackward",
+        "Transpose",
+        "Unbind",
+        "Unfold",
+        "Unsqueeze",
+        "View",
+    ),
+)
+"""Autograd nodes of view ops, by part of their name: autograd offers no other way to tell."""

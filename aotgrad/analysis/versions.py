@@ -1,0 +1,31 @@
+"""How often the results of a function were changed in place before it returned them: their version counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from aotgrad.ir import AliasOfIntermediate, Capture, CustomFunctionView, NonAlias, OutputAliasInfo, UnsafeViewAlias
+from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
+
+
+def versions_of_results(capture: Capture, outputs: Sequence[OutputAliasInfo]) -> tuple[tuple[ForwardResult, int], ...]:
+    """The version of every result that was changed in place; a base counts together with its views."""
+    highest: dict[ForwardResult, int] = {}
+    for slot, value in results_with_values(capture, outputs):
+        version = 0 if value.is_inference() else value._version
+        highest[slot] = max(version, highest.get(slot, 0))
+    return tuple((slot, version) for slot, version in highest.items() if version)
+
+
+def results_with_values(
+    capture: Capture, outputs: Sequence[OutputAliasInfo]
+) -> Iterator[tuple[ForwardResult, torch.Tensor]]:
+    """Each output that the graph returns, or whose base it returns, with the traced tensor."""
+    for position, (info, value) in enumerate(zip(outputs, capture.outputs, strict=True)):
+        match info:
+            case AliasOfIntermediate(base):
+                yield IntermediateBase(base), value
+            case NonAlias() | UnsafeViewAlias() | CustomFunctionView(index=None):
+                yield UserOutput(position), value

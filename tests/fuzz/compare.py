@@ -1,0 +1,132 @@
+"""Compares a program's compiled run with its eager run, step by step.
+
+check(program)      a list of `Rejection`s; raises `Difference` at the first step after which the two differ
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import aotgrad
+from aotgrad.errors import CaptureError, HigherOrderError
+from tests.fuzz.known import is_known
+from tests.fuzz.program import Program, Round
+from tests.fuzz.worlds import Step, define, run_round
+
+REJECTIONS = (CaptureError, HigherOrderError)
+"""What aotgrad may answer instead of doing as eager does: errors that say what it cannot do."""
+
+MOST_LINES = 12
+"""How many differences of one step are told."""
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A program that aotgrad refuses: the class of the error, and its message without names and numbers."""
+
+    kind: str
+    message: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Rejection:
+        first_line = str(error).splitlines()[0]
+        message = re.sub(r", at .*?(?=\. |$)", "", first_line)
+        return cls(type(error).__name__, re.sub(r"\d+|'[^']*'|\[[^]]*\]|torch\.\w+", "_", message)[:110])
+
+
+class Difference(AssertionError):
+    """What differs from eager, and after which step."""
+
+
+def check(program: Program) -> list[Rejection]:
+    """Run every round of a program in eager and compiled.
+
+    Raises:
+        Difference: with the first step after which something differs.
+    """
+    eager = define(program)
+    compile_it = f"aotgrad.aot_function(f, {program.options}, options={{'verify': True}})"
+    compiled = eval(compile_it, {"aotgrad": aotgrad, "f": define(program)})
+    return [
+        rejection
+        for number, round in enumerate(program.rounds)
+        if (rejection := compare_round(eager, compiled, round, f"round {number}")) is not None
+    ]
+
+
+def compare_round(eager: Callable, compiled: Callable, round: Round, where: str) -> Rejection | None:
+    """The steps of one round in both worlds, up to the first that is refused."""
+    expected = list(run_round(eager, round))
+    before: Step | None = None
+    for position, actual in enumerate(run_round(compiled, round)):
+        wanted = expected[position]
+        if failed_call := is_call(actual) and actual.error is not None:
+            wanted = Step(wanted.code, wanted.error, before.facts, before.values)
+        rejected = isinstance(actual.error, REJECTIONS)
+        if rejected and failed_call:
+            wanted = Step(wanted.code, actual.error, wanted.facts, wanted.values)
+        if rejected and not failed_call:
+            return Rejection.of(actual.error)
+        if differences := [line for line in different(actual, wanted) if not is_known(line)]:
+            raise Difference("\n  ".join([f"{where}, after {actual.code!r}:", *differences[:MOST_LINES]]))
+        if rejected:
+            return Rejection.of(actual.error)
+        before = actual
+    return None
+
+
+def is_call(step: Step) -> bool:
+    return "result = f(" in step.code
+
+
+def is_backward(step: Step) -> bool:
+    return "backward(" in step.code or "gradients(" in step.code
+
+
+def different(actual: Step, wanted: Step) -> Iterator[str]:
+    """One line a difference."""
+    if type(actual.error) is not type(wanted.error):
+        yield f"raised {described(actual.error)}; eager: {described(wanted.error)}"
+    if actual.error is not None and is_backward(actual):
+        return  # which gradients had arrived by then is open
+    yield from different_facts(actual.facts, wanted.facts)
+    for name in {**wanted.values, **actual.values}:
+        if not same(actual.values.get(name), wanted.values.get(name)):
+            yield f"{name}: {listed(actual.values.get(name))}; eager: {listed(wanted.values.get(name))}"
+
+
+def described(error: Exception | None) -> str:
+    return "nothing" if error is None else f"{type(error).__name__}: {str(error)[:300]}"
+
+
+def different_facts(actual: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    for name in {**wanted, **actual}:
+        got, expected = actual.get(name, "absent"), wanted.get(name, "absent")
+        if got != expected:
+            yield f"{name}: {got}; eager: {expected}"
+
+
+def listed(value: Tensor | None) -> Any:
+    return None if value is None else f"{value.tolist()} ({value.dtype})"
+
+
+def same(actual: Tensor | None, wanted: Tensor | None) -> bool:
+    """Equal up to rounding, relative to the largest number in the tensor: sums may be taken in another order."""
+    if actual is None or wanted is None:
+        return actual is wanted
+    if (actual.shape, actual.dtype) != (wanted.shape, wanted.dtype):
+        return False
+    if torch.equal(actual, wanted):
+        return True
+    if not wanted.dtype.is_floating_point and not wanted.dtype.is_complex:
+        return False
+    finite = wanted[torch.isfinite(wanted)]
+    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    rtol = 1e-9 if wanted.dtype in (torch.float64, torch.complex128) else 1e-4
+    return torch.allclose(actual, wanted, rtol=rtol, atol=rtol * max(scale, 1.0), equal_nan=True)

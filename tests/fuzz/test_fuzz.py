@@ -1,0 +1,99 @@
+"""Fresh programs in every run: each does in compiled code what it does in eager, or is refused with an error of ours.
+
+The seed is printed, and the command that runs the same programs again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.fuzz import compare
+from tests.fuzz.campaign import Report, chunks, run_chunk
+from tests.fuzz.compare import Difference, check
+from tests.fuzz.program import Apply, Backward, Leaf, Name, Program, Round
+from tests.fuzz.script import standalone
+
+EXAMPLES = 500
+MOST_REFUSED = 15
+"""Calls in a hundred; more would say that the fuzzer no longer tests what it is meant to."""
+
+
+@pytest.mark.timeout(900)
+def test_fresh_programs_are_as_in_eager(capsys) -> None:
+    seed = int(os.environ.get("AOTGRAD_FUZZ_SEED", random.randrange(10**6)))
+    again = f"python scripts/conformance/fuzz.py --examples {EXAMPLES} --seed {seed}"
+    with capsys.disabled():
+        print(f"\nfuzzing with seed {seed}; again: {again}")
+    report = Report()
+    for chunk_seed, examples in chunks(EXAMPLES, seed):
+        report.add(run_chunk(chunk_seed, examples))
+    assert not report.failures, "\n\n".join([f"seed {seed}; again: {again}", *report.failures])
+    assert report.programs == EXAMPLES
+    assert report.rejected_share < MOST_REFUSED, report.rejections
+
+
+PROGRAM = Program(
+    parameters=("p0",),
+    body=(Apply("v0", "{0} * 2", ("p0",)), Apply("", "{0}.add_(1)", ("v0",))),
+    result=[Name("v0"), (Name("v0"), None)],
+    options="aotgrad.nop",
+    rounds=(
+        Round(
+            setup=(Leaf("w0", (2, 3), "torch.float32", True),),
+            arguments=("w0",),
+            context="",
+            actions=(Apply("", "{0}.mul_(2)", ("o0",)), Backward(("o0",))),
+        ),
+    ),
+)
+
+MISTAKES = {
+    "a value": lambda result: [result[0] + 1, result[1]],
+    "an alias": lambda result: [result[0], (result[0].clone(), None)],
+    "a gradient": lambda result: [result[0].detach(), (result[0].detach(), None)],
+    "a version": lambda result: [result[0].clone(), result[1]],
+    "a structure": lambda result: (result[0], result[1]),
+    "an error": lambda result: result.missing,
+}
+
+
+def test_a_program_without_a_difference() -> None:
+    assert check(PROGRAM) == []
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(mistake: str, monkeypatch) -> None:
+    """A compiler that gets one thing wrong."""
+    spoil = MISTAKES[mistake]
+
+    def compile_wrongly(function, *_, **__):
+        return lambda *args: spoil(function(*args))
+
+    monkeypatch.setattr(compare.aotgrad, "aot_function", compile_wrongly)
+    with pytest.raises(Difference, match=r"round 0, after 'result = f\(w0\)'"):
+        check(PROGRAM)
+
+
+@pytest.mark.parametrize(("spoilt", "shown"), [(False, ""), (True, "+    w0 = ")])
+def test_the_standalone_script_shows_the_difference(spoilt: bool, shown: str, tmp_path) -> None:
+    text = standalone(PROGRAM, "found: nothing")
+    if spoilt:
+        text = text.replace("compiled = ", "compiled = lambda w0: [w0.mul_(3), (w0, None)]  # ")
+        text = text.replace("requires_grad=True", "requires_grad=False")
+    script = tmp_path / "program.py"
+    script.write_text(text)
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert shown in run.stdout
+    assert bool(run.stdout.strip()) == spoilt
+
+
+def test_a_seed_gives_the_same_programs() -> None:
+    first, second = run_chunk(3, 10), run_chunk(3, 10)
+    assert (first.programs, first.calls, first.rejections) == (second.programs, second.calls, second.rejections)
+    assert torch.is_grad_enabled()

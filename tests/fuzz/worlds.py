@@ -1,0 +1,220 @@
+"""Runs a program line by line, and notes everything that a user can see after each line.
+
+    world = World(f)
+    world.setup(round)
+    world.step("o0.mul_(2)")        Step(code, error=None, facts={...}, values={...})
+
+The eager run and the compiled one are two worlds; `compare` finds the first step after which they differ.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tests.fuzz import helpers
+from tests.fuzz.program import Backward, Gradients, Program, Round, source
+
+HELPERS = {name: value for name, value in vars(helpers).items() if not name.startswith("_")}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What could be seen after one line of a caller ran. `error` is what it raised."""
+
+    code: str
+    error: Exception | None
+    facts: Mapping[str, Any]
+    values: Mapping[str, Tensor | None]
+
+
+@dataclass
+class World:
+    """The variables of one round, and the function that is called."""
+
+    function: Callable
+    namespace: dict[str, Any] = field(default_factory=dict)
+    log: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.namespace.update(HELPERS, f=self.function, log=self.log)
+
+    def run(self, code: str) -> Exception | None:
+        """Run a line; returns what it raised."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                exec(compiled_line(code), self.namespace)
+        except Exception as error:
+            # The frames of the traceback hold tensors.
+            error.__traceback__ = None
+            return error
+        return None
+
+    def step(self, code: str) -> Step:
+        return self.seen(code, self.run(code))
+
+    def call(self, code: str) -> Step:
+        """The line that calls the function; its results become variables `o0`, `o1`, ..."""
+        error = self.run(code)
+        if error is not None:
+            return self.seen(code, error)
+        leaves, structure = pytree.tree_flatten(self.namespace.pop("result"))
+        self.namespace.update({f"o{k}": leaf for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)})
+        others = {f"o{k}": (type(leaf), leaf) for k, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
+        return self.seen(code, None, {"structure": structure, **others})
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self.namespace.items() if isinstance(value, Tensor)}
+
+    def seen(self, code: str, error: Exception | None, more: Mapping[str, Any] | None = None) -> Step:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Step(code, error, {**(more or {}), **self.facts()}, dict(self.values()))
+
+    def facts(self) -> dict[str, Any]:
+        tensors = self.tensors()
+        facts: dict[str, Any] = {"grad mode": torch.is_grad_enabled()}
+        relations = Relations(tensors)
+        for name, value in tensors.items():
+            facts.update({f"{name}: {what}": fact for what, fact in properties(name, value).items()})
+            if not name.startswith("g"):
+                facts.update({f"{name}: {what}": fact for what, fact in relations.of(name).items()})
+        return facts
+
+    def values(self) -> Iterator[tuple[str, Tensor | None]]:
+        for name, value in self.tensors().items():
+            yield name, copied(value)
+            yield f"{name}.grad", copied(value.grad)
+        for name, gradients in self.log.items():
+            yield from ((f"gradient {k} seen by the hook of {name}", value) for k, value in enumerate(gradients))
+
+    def version_groups(self) -> dict[str, list[str]]:
+        """Which variables count their versions together. Changes the versions."""
+        tensors = {name: value for name, value in self.tensors().items() if not name.startswith("g")}
+        groups = {}
+        for name, value in tensors.items():
+            before = {other: tensor._version for other, tensor in tensors.items()}
+            torch.autograd.graph.increment_version(value)
+            groups[name] = [other for other, tensor in tensors.items() if tensor._version != before[other]]
+        return groups
+
+
+@functools.lru_cache(maxsize=4096)
+def compiled_line(code: str) -> CodeType:
+    return compile(code, "<fuzz>", "exec")
+
+
+OF_GRADIENTS: dict[str, Callable[[Tensor], Any]] = {
+    "type": type,
+    "dtype": lambda value: value.dtype,
+    "shape": lambda value: tuple(value.shape),
+    "requires_grad": lambda value: value.requires_grad,
+    "has a grad_fn": lambda value: value.grad_fn is not None,
+}
+"""What is read of a gradient: how it lies in memory is nobody's business."""
+
+OF_TENSORS: dict[str, Callable[[Tensor], Any]] = {
+    **OF_GRADIENTS,
+    "is_leaf": lambda value: value.is_leaf,
+    "stride": lambda value: value.stride(),
+    "storage offset": lambda value: value.storage_offset(),
+    "version": lambda value: value._version,
+    "is_conj": lambda value: value.is_conj(),
+    "is_neg": lambda value: value.is_neg(),
+    "has a grad": lambda value: value.grad is not None,
+}
+
+
+def properties(name: str, value: Tensor) -> dict[str, Any]:
+    """What a tensor says of itself."""
+    table = OF_GRADIENTS if name.startswith("g") else OF_TENSORS
+    return {what: asked(read, value) for what, read in table.items()}
+
+
+def asked(read: Callable[[Tensor], Any], value: Tensor) -> Any:
+    """Asking may raise: after a write to the base of a view that was made under `no_grad`."""
+    try:
+        return read(value)
+    except RuntimeError:
+        return "raises"
+
+
+class Relations:
+    """Who is the same object as whom, shares its storage with whom, and is whose view.
+
+    Two relations are not compared: which views share a detached alias that nobody else can see; and the only view of a
+    tensor that nobody else can see may be no view, so that it is the base of what the caller makes of it.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = {name: value for name, value in tensors.items() if not name.startswith("g")}
+        self.first_by_id = first_names(self.tensors, id)
+        self.first_by_storage = first_names(self.tensors, storage_of)
+        self.first_by_family = first_names(self.tensors, lambda value: id(base_or_self(value)))
+
+    def of(self, name: str) -> dict[str, Any]:
+        value = self.tensors[name]
+        return {
+            "is": self.first_by_id[id(value)],
+            "storage of": self.first_by_storage[storage_of(value)],
+            "family": self.first_by_family[id(base_or_self(value))] if value.requires_grad else None,
+            "base": self.first_by_id.get(id(value._base)) if not name.startswith("c") else None,
+        }
+
+
+def first_names(tensors: Mapping[str, Tensor], key: Callable[[Tensor], Any]) -> dict[Any, str]:
+    return {key(value): name for name, value in reversed(list(tensors.items()))}
+
+
+def base_or_self(value: Tensor) -> Tensor:
+    return value if value._base is None else value._base
+
+
+def storage_of(value: Tensor) -> int:
+    return value.untyped_storage()._cdata
+
+
+def copied(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.detach().clone()
+
+
+# --- Rounds ----------------------------------------------------------------------------------------------------------
+
+
+def define(program: Program) -> Callable:
+    """The function of a program."""
+    namespace: dict[str, Any] = {"torch": torch}
+    exec(compile(program.function(), "<fuzzed function>", "exec"), namespace)
+    return namespace["f"]
+
+
+def run_round(function: Callable, round: Round) -> Iterator[Step]:
+    """The steps of a round; nothing runs after the call, or a backward, has raised: what it had done by then is open."""
+    world = World(function)
+    before = torch.is_grad_enabled()
+    try:
+        setup = world.step(source(round.setup))
+        assert setup.error is None, f"the setup of a program raised {setup.error!r}"
+        yield setup
+        call = world.call(round.call())
+        yield call
+        if call.error is not None:
+            return
+        torch.set_grad_enabled(before)
+        for action in round.actions:
+            step = world.step(source((action,)))
+            yield step
+            if step.error is not None and isinstance(action, (Backward, Gradients)):
+                return
+        yield Step("which tensors count versions together", None, world.version_groups(), {})
+    finally:
+        torch.set_grad_enabled(before)

@@ -1,0 +1,273 @@
+"""Programs that once differed from eager, found by the fuzzer (tests/fuzz) and made small."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aotgrad
+from aotgrad.errors import AOTGradError
+
+from .against_eager import AOT, assert_like_eager, compiled, leaf, non_leaf, plain
+from .cases import Case, Cases
+
+CASES = Cases()
+
+
+# --- Version counters of what the function made ----------------------------------------------------------------------
+
+
+def versions(outputs, args):
+    """Returned by a caller, it is compared."""
+    tensors = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    return [torch.tensor(float(value._version), requires_grad=True) for value in tensors]
+
+
+@CASES.add(lambda: (leaf(3),), caller=versions)
+def result_changed_twice(x):
+    return (x * 2).add_(1).mul_(3)
+
+
+@CASES.add(lambda: (leaf(3),), caller=versions)
+def saved_result_that_was_changed(x):
+    y = (x * 2).add_(1)
+    return y, y.sin()
+
+
+@CASES.add(lambda: (leaf(4, 3),), caller=versions)
+def views_of_a_changed_intermediate(x):
+    y = x * 2
+    y.add_(1)
+    return y[0], y[1]
+
+
+@CASES.add(lambda: (leaf(4, 3),), caller=versions)
+def changed_through_its_detached_alias(x):
+    y = x * 2
+    y.detach().add_(1)
+    return y, y.detach()
+
+
+# --- Views of views --------------------------------------------------------------------------------------------------
+
+
+def with_hook(outputs, args):
+    """The gradient that a hook on the first output sees, written where it is compared."""
+    outputs[0].register_hook(lambda gradient: gradient * 3)
+
+
+@CASES.add(lambda: (leaf(4, 3),), caller=with_hook)
+def a_view_and_its_view(x):
+    flat = x.view(-1)
+    return flat, flat[1:]
+
+
+@CASES.add(lambda: (leaf(4, 3),), caller=with_hook)
+def a_view_of_an_intermediate_and_its_view(x):
+    rows = (x * 2)[1:]
+    return rows, rows.t(), rows[0]
+
+
+@CASES.add(lambda: (leaf(4, 3),), caller=with_hook)
+def a_view_before_the_one_it_was_made_from(x):
+    rows = x[1:]
+    first = rows[0]
+    return first, rows
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def a_detached_alias_and_its_view(x):
+    alias = x.detach()
+    return alias, alias[0]
+
+
+@CASES.add(lambda: (plain(2, 3),))
+def views_of_another_dtype(x):
+    whole = x.view(torch.int32)
+    return whole, whole.view(-1)
+
+
+@CASES.add(lambda: (plain(4),))
+def views_of_another_dtype_of_a_changed_input(x):
+    whole = x.view(torch.float32)
+    unsqueezed = whole[None]
+    whole.unbind()[0].mul_(2)
+    integers = unsqueezed.view(torch.int32)
+    return integers[0], integers, unsqueezed
+
+
+@CASES.add(lambda: (leaf(4, 6),))
+def a_changed_view_with_gaps(x):
+    columns = (x * 2)[:, ::2]
+    columns.mul_(2)
+    return columns
+
+
+# --- Inputs that lie elsewhere ---------------------------------------------------------------------------------------
+
+
+def behind_another(*shape):
+    """A view with an offset, so that what is traced as a fresh tensor does not lie as the input does."""
+    count = torch.Size(shape).numel()
+    return (leaf(count + 1) * 1)[1:].view(shape)
+
+
+@CASES.add(lambda: (behind_another(2, 1, 3),), without_dynamo="breaks the graph at metadata mutations")
+def moved_then_changed_with_a_view(x):
+    x.swapdims_(0, -1)
+    x.mul_(2)
+    return x.transpose(0, -1), x.view_as(x)
+
+
+@CASES.add(lambda: (behind_another(4, 3),))
+def a_changed_row_of_a_changed_input(x):
+    x.mul_(2)
+    row = x[1]
+    row.mul_(2)
+    return row
+
+
+@CASES.add(lambda: (behind_another(4, 3),), without_dynamo="breaks the graph at metadata mutations")
+def changed_then_moved(x):
+    x.mul_(2)
+    x.t_()
+    return x[0]
+
+
+# --- Inputs that no gradient reaches ---------------------------------------------------------------------------------
+
+
+def hook_that_must_not_run(outputs, args):
+    """Eager runs no hook of an input that the outputs do not depend on."""
+    args[1].register_hook(lambda gradient: gradient * 2)
+
+
+@CASES.add(lambda: (leaf(3), leaf(3)), caller=hook_that_must_not_run)
+def an_input_of_which_only_the_shape_is_used(x, y):
+    return x * 2, torch.zeros_like(y)
+
+
+# --- Views of leaves -------------------------------------------------------------------------------------------------
+
+
+@CASES.add(lambda: (leaf(2, 3).view(3, 2),), raises=RuntimeError, without_dynamo="raises an error class of its own")
+def view_of_a_leaf_changed(x):
+    x.mul_(2)
+    return x.sum()
+
+
+@CASES.add(lambda: (leaf(2, 3).view(3, 2),), raises=RuntimeError, without_dynamo="breaks the graph at metadata mutations")
+def view_of_a_leaf_unsqueezed(x):
+    x.unsqueeze_(0)
+    return x * 2
+
+
+@CASES.add(lambda: (leaf(2, 3).view(3, 2),))
+def view_of_a_leaf_changed_under_no_grad(x):
+    with torch.no_grad():
+        x.mul_(2)
+    return x * 2
+
+
+# --- Errors ----------------------------------------------------------------------------------------------------------
+
+
+@CASES.add(lambda: (leaf(3),), raises=RuntimeError)
+def one_result_of_two_cannot_be_differentiated(x):
+    y = x.exp()
+    z = y * 2
+    y.add_(1)
+    return z, y, x * 2
+
+
+@CASES.parametrize()
+def test_found_by_fuzzing(case: Case, backend: str) -> None:
+    case.check(backend)
+
+
+@pytest.mark.parametrize("backend", ("no compiler", *AOT))
+def test_a_result_can_be_differentiated_where_another_cannot(backend: str) -> None:
+    function = one_result_of_two_cannot_be_differentiated
+    x = leaf(3)
+    changed, _, double = (function if backend == "no compiler" else compiled(function, backend))(x)
+    double.sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        changed.sum().backward()
+
+
+def test_a_view_whose_base_is_no_argument_is_traced_with_symbolic_sizes() -> None:
+    make_args = lambda: (leaf(4, 4).detach()[0].select(-1, 0), leaf(4, 4))  # noqa: E731
+    assert_like_eager(lambda x, y: x * y, make_args, "nop", dynamic=True)
+
+
+# --- Refused: eager's history of such a view cannot be told from the trace -------------------------------------------
+
+
+def row_used_after_a_transposition(x):
+    row = x[0]
+    x.t_()
+    return row * 2
+
+
+def row_of_an_intermediate_used_after_a_transposition(x):
+    y = x * 2
+    row = y[0]
+    y.t_()
+    return row * 2
+
+
+def row_returned_after_a_transposition(x):
+    row = x[0]
+    x.t_()
+    return row
+
+
+def piece_of_what_was_changed(x):
+    piece, _ = x.split(2)
+    x.mul_(2)
+    return piece
+
+
+def view_under_no_grad_of_what_was_changed(x):
+    with torch.no_grad():
+        row = x[0]
+    x.mul_(2)
+    return row
+
+
+def reshaped_under_no_grad(x):
+    y = x[:2] * 2
+    with torch.no_grad():
+        y.t_()
+    return y
+
+
+def changed_conjugate(x):
+    conjugate = torch.complex(x, x).conj()
+    conjugate.mul_(2)
+    return conjugate
+
+
+REFUSED = [
+    changed_conjugate,
+    reshaped_under_no_grad,
+    row_used_after_a_transposition,
+    row_of_an_intermediate_used_after_a_transposition,
+    row_returned_after_a_transposition,
+    piece_of_what_was_changed,
+    view_under_no_grad_of_what_was_changed,
+]
+
+
+@pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
+def test_refused(function) -> None:
+    """Inputs stay as they were, and the next call works."""
+    x = non_leaf(4, 4)
+    before, version = x.detach().clone(), x._version
+    under_test = aotgrad.aot_function(lambda x, refused: function(x) if refused else x * 2, aotgrad.nop)
+    with pytest.raises(AOTGradError):
+        under_test(x, True)
+    assert torch.equal(x, before)
+    assert (x._version, x.shape) == (version, (4, 4))
+    assert torch.equal(under_test(x, False), x * 2)
