@@ -355,6 +355,11 @@ def refuse_stale_views(args: Sequence[Any]) -> None:
                 raise RuntimeError("use of a view of a tensor whose metadata was changed")
 
 
+def made_under_no_grad(view: torch.Tensor) -> bool:
+    """Whether autograd notes of a view that it was made with grad mode off."""
+    return torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.NO_GRAD_MODE
+
+
 def is_view_of_leaf(tensor: torch.Tensor) -> bool:
     """Whether autograd refuses in-place ops on a tensor because it is a view of a leaf that requires grad."""
     return tensor._base is not None and tensor.requires_grad and tensor._base.requires_grad and tensor._base.is_leaf
@@ -386,19 +391,62 @@ def functional_mode(make_token: Callable[[], torch.Tensor]) -> FunctionalTensorM
     """The mode that records functionally; `make_token` gives a tracked tensor for effectful ops."""
     mode = FunctionalTensorMode()
     mode._tokens = EffectTokens(make_token)
+    mode._geometry = AbsoluteGeometry()
     # On the instance: higher-order ops look their rules up by the exact type of the mode.
     mode.__torch_dispatch__ = types.MethodType(guarded_dispatch, mode)
     return mode
 
 
+class AbsoluteGeometry:
+    """Which storages of a trace `as_strided` was used on, and which were written to. Not both, unless it does not matter.
+
+    After a write, the graph has a new contiguous value in place of the old one, which may have had gaps or an offset.
+    """
+
+    STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
+
+    def __init__(self) -> None:
+        self.strided: dict[int, torch.UntypedStorage] = {}
+        self.written: dict[int, torch.UntypedStorage] = {}
+
+    def check(self, op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+        """Raise where an op would use geometry that the graph does not keep."""
+        if op in self.STRIDED and isinstance(args[0], FunctionalTensor):
+            if not is_plain(args[0]):
+                self.note(args[0], self.strided, self.written)
+        elif op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
+            for value in written_arguments(op, args):
+                self.note(value, self.written, self.strided)
+
+    def note(self, value: torch.Tensor, own: dict, other: dict) -> None:
+        storage = value.untyped_storage()
+        if storage._cdata in other:
+            raise RuntimeError("as_strided and a write to the same memory")
+        own[storage._cdata] = storage
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a functional tensor is contiguous from the first element of its storage on, and no view."""
+    return known_contiguous(tensor) and not recorded_views(tensor) and known_equal([tensor.storage_offset()], [0])
+
+
+def written_arguments(op: torch._ops.OpOverload, args: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """The functional tensors that an op writes to."""
+    for argument, value in zip(op._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, FunctionalTensor):
+            yield value
+
+
 def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """Functionalization, with three things of eager's that it lacks.
+    """Functionalization, with four things of eager's that it lacks.
 
     A write to a real tensor is refused: it would happen for real, once, while tracing. A view of a normal tensor is a
-    normal tensor, in inference mode too. A view keeps the geometry of its base that it was made from, or is refused.
+    normal tensor, in inference mode too. A view keeps the geometry of its base that it was made from, or is refused. So
+    is what depends on the geometry of a value that the graph lays out anew: `as_strided`, and a write to the same memory.
     """
     if isinstance(op, torch._ops.OpOverload):
         refuse_stale_views(args)
+        mode._geometry.check(op, args)
         if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
             refuse_unrecordable_write(op, args)
         elif torch.is_inference_mode_enabled() and is_view_op(op):

@@ -666,6 +666,33 @@ def test_decompose_applies_a_table(fake_mode):
     assert trace.recorded() == ["aten.sigmoid.default", "aten.mul.Tensor"]
 
 
+def test_a_view_knows_that_it_was_made_under_no_grad():
+    base = torch.ones(2, 2)
+    with torch.no_grad():
+        hidden = base[0]
+    assert compat.made_under_no_grad(hidden)
+    assert not compat.made_under_no_grad(base[0])
+
+
+def test_as_strided_and_writes_exclude_one_another_unless_the_tensor_is_plain(fake_mode):
+    with Tracing(fake_mode, torch.ones(3, 4)).active() as x, torch.no_grad():
+        assert compat.is_plain(x)
+        assert not compat.is_plain(x[1:])
+        x.as_strided((2,), (1,))
+        x.mul_(2)
+        y = x * 2
+        y[1:].as_strided((2,), (1,), 4)
+        with pytest.raises(RuntimeError, match="as_strided and a write to the same memory"):
+            y.mul_(2)
+        z = x * 2
+        z.mul_(2)
+        with pytest.raises(RuntimeError, match="as_strided and a write to the same memory"):
+            z[1:].as_strided((2,), (1,))
+        assert compat.AbsoluteGeometry().written == {}
+        (written,) = compat.written_arguments(torch.ops.aten.add_.Tensor, (z, y))
+        assert written is z
+
+
 def test_a_view_of_a_leaf_is_recognised():
     leaf = torch.ones(2, requires_grad=True)
     views = (leaf[0], leaf.detach()[0], (leaf * 1)[0], leaf)

@@ -26,10 +26,13 @@ def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
     reject_changed_gradient_state(capture, index)
     reject_changed_view_of_leaf(capture, index)
     mutation = mutation_type(capture, index, before)
+    version_bumps = 0 if argument.is_inference() else argument._version - before.version
+    if mutation.data or (version_bumps and not mutation.metadata):
+        reject_several_elements_in_one_place(capture, index)
     return InputAliasInfo(
         mutation=mutation,
         hidden_from_autograd=history_of(argument) is before.grad_fn,
-        version_bumps=0 if argument.is_inference() else argument._version - before.version,
+        version_bumps=version_bumps,
         requires_grad_after=argument.requires_grad,
         geometry=geometry_in_caller(capture, index) if mutation.metadata else None,
     )
@@ -79,6 +82,21 @@ def reject_changed_gradient_state(capture: Capture, index: int) -> None:
     else:
         return
     raise UnsupportedMutationError(f"input {index} {how}; do this outside of the compiled function")
+
+
+def reject_several_elements_in_one_place(capture: Capture, index: int) -> None:
+    """Raise if the data of an expanded input is changed: a graph computes its elements apart.
+
+    Raises:
+        UnsupportedMutationError: names the input.
+    """
+    fake = capture.inputs[index].fake
+    steps = [] if fake.layout is not torch.strided else zip(fake.size(), fake.stride(), strict=True)
+    if any(isinstance(step, int) and step == 0 and size != 1 for size, step in steps):
+        raise UnsupportedMutationError(
+            f"input {index} is expanded, so that several of its elements are the same memory, and is changed in place; "
+            "change the tensor that was expanded, or pass a clone()"
+        )
 
 
 def reject_changed_view_of_leaf(capture: Capture, index: int) -> None:

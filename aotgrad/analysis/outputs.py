@@ -313,7 +313,11 @@ class _Outputs:
                 f"output {position} is a view of a view that was made under no_grad, which stops its gradient; make both "
                 "views in the same grad mode, or return a clone() of it"
             )
-        natural = may_require_grad and self.capture.grad_mode_before
+        natural = self.capture.grad_mode_before
+        if not may_require_grad:
+            # Autograd forbids what was made under no_grad, should the base come to require grad later.
+            wanted = not torch_compat.made_under_no_grad(value) if value._base is not None else natural
+            return None if natural == wanted else wanted
         has_history = value.grad_fn is not None
         return None if natural == has_history else has_history
 

@@ -125,7 +125,7 @@ OF_GRADIENTS: dict[str, Callable[[Tensor], Any]] = {
 OF_TENSORS: dict[str, Callable[[Tensor], Any]] = {
     **OF_GRADIENTS,
     "is_leaf": lambda value: value.is_leaf,
-    "stride": lambda value: value.stride(),
+    "stride": lambda value: strides_with_extent(value),
     "storage offset": lambda value: value.storage_offset(),
     "version": lambda value: value._version,
     "is_conj": lambda value: value.is_conj(),
@@ -138,6 +138,11 @@ def properties(name: str, value: Tensor) -> dict[str, Any]:
     """What a tensor says of itself."""
     table = OF_GRADIENTS if name.startswith("g") else OF_TENSORS
     return {what: asked(read, value) for what, read in table.items()}
+
+
+def strides_with_extent(value: Tensor) -> list[int | None]:
+    """Strides along which something is stepped; the others are arbitrary."""
+    return [step if size > 1 and value.numel() else None for size, step in zip(value.shape, value.stride(), strict=True)]
 
 
 def asked(read: Callable[[Tensor], Any], value: Tensor) -> Any:
@@ -159,14 +164,15 @@ class Relations:
         self.tensors = {name: value for name, value in tensors.items() if not name.startswith("g")}
         self.first_by_id = first_names(self.tensors, id)
         self.first_by_storage = first_names(self.tensors, storage_of)
-        self.first_by_family = first_names(self.tensors, lambda value: id(base_or_self(value)))
+        self.families = {name: base_or_self(value) for name, value in self.tensors.items()}  # keeps the bases' ids
+        self.first_by_family = first_names(self.families, id)
 
     def of(self, name: str) -> dict[str, Any]:
         value = self.tensors[name]
         return {
             "is": self.first_by_id[id(value)],
             "storage of": self.first_by_storage[storage_of(value)],
-            "family": self.first_by_family[id(base_or_self(value))] if value.requires_grad else None,
+            "family": self.first_by_family[id(self.families[name])] if value.requires_grad else None,
             "base": self.first_by_id.get(id(value._base)) if not name.startswith("c") else None,
         }
 

@@ -103,6 +103,18 @@ def a_changed_view_with_gaps(x):
     return columns
 
 
+def base_comes_to_require_grad(outputs, args):
+    """Eager forbids to use the view from then on."""
+    args[0].mul_(torch.ones((), requires_grad=True))
+    return outputs * 2
+
+
+@CASES.add(lambda: (plain(4),), caller=base_comes_to_require_grad, raises=RuntimeError)
+def a_view_under_no_grad_of_a_constant(x):
+    with torch.no_grad():
+        return x[1:]
+
+
 # --- Inputs that lie elsewhere ---------------------------------------------------------------------------------------
 
 
@@ -247,6 +259,37 @@ def changed_conjugate(x):
     conjugate = torch.complex(x, x).conj()
     conjugate.mul_(2)
     return conjugate
+
+
+def part_of_an_expanded_input_changed(x):
+    x[0] = 3
+    return x * 2
+
+
+def strided_after_a_change(x):
+    x.mul_(2)
+    return x[1:].as_strided((2,), (1,)) + 1
+
+
+def changed_after_it_was_strided(x):
+    row = x[1:].as_strided((2,), (1,))
+    x.mul_(2)
+    return row + 1
+
+
+@pytest.mark.parametrize("function", [strided_after_a_change, changed_after_it_was_strided])
+def test_refused_where_the_geometry_matters(function) -> None:
+    x = torch.arange(20.0).view(4, 5)[:, 1:]
+    with pytest.raises(AOTGradError, match=r"as_strided\(\)"):
+        aotgrad.aot_function(function, aotgrad.nop)(x)
+    assert torch.equal(x, torch.arange(20.0).view(4, 5)[:, 1:])
+
+
+def test_an_expanded_input_is_not_changed() -> None:
+    row = torch.ones(3)
+    with pytest.raises(AOTGradError, match="is expanded"):
+        aotgrad.aot_function(part_of_an_expanded_input_changed, aotgrad.nop)(row.expand(2, 3))
+    assert torch.equal(row, torch.ones(3))
 
 
 REFUSED = [
