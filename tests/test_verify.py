@@ -15,6 +15,7 @@ from aotgrad.ir import (
     AliasOfInput,
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
+    AliasOfOutput,
     BackwardError,
     ConstantOutput,
     Geometry,
@@ -132,6 +133,10 @@ def test_capture_outputs_are_no_fake_tensors(product):
         ([AliasOfInput(-1, ViewReplay((), None, ""))], "output 0 is an alias of input -1, which is no tensor input"),
         ([IsOutput(0)], "output 0 is output 0, which is not an earlier one that is made"),
         ([AliasOfIntermediate(1, ViewReplay((), None, ""))], "output 0 is a view of base 1; there are 1 bases"),
+        (
+            [ConstantOutput(1), AliasOfOutput(0, ViewReplay((), None, ""))],
+            "output 1 is a view of output 0, which is no alias",
+        ),
         (
             [ConstantOutput(1), AliasOfIntermediateBaseIsUserOutput(0, ViewReplay((), None, ""))],
             "output 1 is a view of output 0, which is not returned by the graph",

@@ -30,6 +30,8 @@ def main() -> int:
         for part in parts(arguments.examples, arguments.seed, arguments.jobs):
             report.add(part)
             progress.update(part.programs)
+            for failure in part.failures:
+                tqdm.write(f"{'-' * 100}\n{failure}")
     print_report(report, arguments.seed, time.perf_counter() - start)
     return 1 if report.failures else 0
 
@@ -56,8 +58,6 @@ def parts(examples: int, seed: int, jobs: int) -> Iterator[Report]:
 
 
 def print_report(report: Report, seed: int, elapsed_s: float) -> None:
-    for failure in report.failures:
-        print(f"{'-' * 100}\n{failure}")
     rows = [
         ["seed", seed],
         ["programs without a difference", report.programs],

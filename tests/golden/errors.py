@@ -49,6 +49,53 @@ def overlap_of_two_histories():
 
 
 @error_case
+def part_of_an_expanded_input():
+    """A row of an expanded input is changed."""
+
+    def function(x):
+        x[0] = 3
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3).expand(2, 3))
+
+
+@error_case
+def strided_and_changed():
+    """Memory with an offset is changed, and viewed by its geometry."""
+
+    def function(x):
+        row = x.as_strided((2,), (1,))
+        x.mul_(2)
+        return row + 1
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(4)[1:])
+
+
+@error_case
+def reshaped_under_no_grad():
+    """A tensor with a history is transposed in place, and autograd does not see it."""
+
+    def function(x):
+        y = x * 2
+        with torch.no_grad():
+            y.t_()
+        return y
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(2, 3, requires_grad=True))
+
+
+@error_case
+def changed_conjugate():
+    """A conjugated view is changed in place."""
+
+    def function(x):
+        conjugate = torch.complex(x, x).conj()
+        conjugate.mul_(2)
+        return conjugate
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
 def view_before_a_transposition():
     """A view is used after its base was transposed in place."""
 

@@ -26,6 +26,28 @@ def view_of_input(x):
     return x.t()[0]
 
 
+@case("analysis", "runtime", args=["f32[2, 3] requires_grad"])
+def view_of_returned_view(x):
+    """A view of a view that is returned too is made of that one: a hook on the first sees the gradient of both."""
+    flat = x.view(6)
+    return flat, flat[1:]
+
+
+@case("analysis", "runtime", args=["f32[2, 3]"])
+def view_before_a_metadata_mutation(x):
+    """A view that is older than the transposition of its base is made before the plan transposes the caller's tensor."""
+    flat = x.view(6)
+    x.t_()
+    return flat, x[0]
+
+
+@case("analysis", "runtime", args=["f32[3] requires_grad"])
+def result_changed_in_place(x):
+    """The version counter of a result is what eager's would be, before autograd saves it."""
+    y = (x * 2).add_(1)
+    return y, y.sin()
+
+
 @case("analysis", "runtime", args=["f32[4] nonleaf"])
 def view_of_mutated_input(x):
     """The view is made after the input has its new data, and of it: both share memory and history."""
