@@ -233,6 +233,8 @@ class Maker:
             template = "{0}.conj()"
         if "matmul" in template and any(value.dim() < 2 for value in tensors):
             template = "{0}.clone()"  # eager's kernel squeezes its result in place, which raises the version
+        if "torch.cat" in template and not all(value.numel() for value in tensors):
+            template = "{0}.clone()"  # whether an empty part gets an empty gradient or none depends on eager's history
         return Apply(target, template, operands)
 
     def statement(self) -> Statement:
