@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aotgrad import torch_compat
 from aotgrad.backends.base import Compiler, FunctionBackend
 from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
@@ -83,7 +84,7 @@ def aot_function(
             return fn(*args, **kwargs)
         arguments = Arguments.of(args, kwargs)
         if cache.runs_eagerly(arguments.tensors):
-            return fn(*args, **kwargs)
+            return cache.jvp.call(fn, arguments, state())
         return cache.call(fn, arguments, num_params_buffers, state())
 
     compiled.plan_cache, compiled.plans = cache, cache.plans
@@ -128,11 +129,16 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     eager = functools.partial(type(mod).forward, mod)
 
     def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() or cache.runs_eagerly(inputs):
+        if torch.compiler.is_dynamo_compiling():
+            return eager(*inputs, **options)
+        runs_eagerly = cache.runs_eagerly(inputs)
+        if runs_eagerly and not torch_compat.forward_mode_is_open():
             return eager(*inputs, **options)
         tensors, value = lifted.read()
-        state = State(eager, value, lambda: lifted.read()[1])
-        return cache.call(lifted.forward, ModuleArguments.after(tensors, inputs, options), len(tensors), state)
+        state, arguments = State(eager, value, lambda: lifted.read()[1]), ModuleArguments.after(tensors, inputs, options)
+        if runs_eagerly:
+            return cache.jvp.call(lifted.forward, arguments, state)
+        return cache.call(lifted.forward, arguments, len(tensors), state)
 
     def deepcopy(self: nn.Module, memo: dict) -> nn.Module:
         import copy
@@ -228,6 +234,8 @@ class FlatCallable:
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         everything = (*self.tensors, *args)
+        if torch_compat.is_transformed(everything):
+            return self.others.jvp.call(self.module.forward, Arguments.of(everything, {}), State(self.module.forward))
         distinct = self.dedupe.enter(everything)
         if self.memory is not None and not self.memory(distinct):
             arguments = Arguments.of(everything, {})

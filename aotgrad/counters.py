@@ -5,7 +5,8 @@
     True
 
 `compilations`: plans made. `small_graphs`: functions that run as they are (option `min_graph_ops`). `graphs`: graphs handed
-to backends. `hits`, `misses`: calls that found a plan, or did not.
+to backends. `hits`, `misses`: calls that found a plan, or did not. `inlined`: calls that ran the original function, under a
+transform of `torch.func`.
 """
 
 from __future__ import annotations

@@ -112,6 +112,7 @@ def compile_flat(
     higher_order: Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder],
     observe: Callable[[str, Any], None],
     after_pass: passes.Hook,
+    known: passes.KnownValues | None = None,
 ) -> Executable | SmallGraph:
     """Compile a function of flat tensors and symbolic numbers, or find that it is not worth it.
 
@@ -125,6 +126,7 @@ def compile_flat(
         higher_order: makes what computes gradients of gradients, from the first stages' results.
         observe: called with (stage name, stage result) after every stage: it verifies, prints, times.
         after_pass: the same between passes, called with (place, pass, graph, elapsed ns).
+        known: what the function would compute, but arguments hold already.
     """
     mode = find_fake_mode(args)
     convention = CallingConvention.plain(make_input_specs(mode, args, hints))
@@ -145,10 +147,10 @@ def compile_flat(
     joint = tidy.run(build_joint(capture, meta, options.grad_segments), after_pass)
     if options.keep_input_mutations and not joint.differentiable:
         joint = passes.keep_input_mutations(joint, meta)
-    joint = backend.prepare_joint(joint)
+    joint = passes.take_known_values(backend.prepare_joint(joint), known)
     observe("joint", joint)
     objective = Objective(budget_of(options.memory_budget), options.memory_budget_of, backend.fuses)
-    partition = partition_joint(joint, partition_fn, objective)
+    partition = partition_joint(passes.held_by_others(joint, known), partition_fn, objective)
     forward = passes.pipeline("forward", (), options.forward_passes).run(partition.forward, after_pass)
     partition = replace(partition, forward=forward)
     observe("partition", partition)

@@ -10,6 +10,7 @@ A hit takes no lock. Threads that miss at once compile once. A function that is 
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -29,6 +30,7 @@ from aotgrad.counters import counters
 from aotgrad.errors import CaptureError
 from aotgrad.guards import PlanGuards, structure_key
 from aotgrad.ir import InputHint
+from aotgrad.jvp import CompiledJvp, reject_aliases
 from aotgrad.locks import COMPILING
 from aotgrad.memory import MemoryGuard
 from aotgrad.pipeline import Executable, SmallGraph
@@ -105,6 +107,12 @@ class PlanCache:
         with COMPILING:
             self.entries.clear()
             self.warned = False
+            self.__dict__.pop("jvp", None)
+
+    @functools.cached_property
+    def jvp(self) -> CompiledJvp:
+        """What a call runs for which `runs_eagerly`: with dual numbers a compiled jvp, else the function itself."""
+        return CompiledJvp(PlanCache(self.recipe, f"jvp of {self.name}", check=reject_aliases))
 
     def runs_eagerly(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether no plan is looked for: options, or every op of the call matters to someone else."""
@@ -116,13 +124,21 @@ class PlanCache:
             return False
         return True
 
-    def call(self, function: Callable, arguments: Arguments, static_count: int, state: State) -> Any:
+    def call(
+        self,
+        function: Callable,
+        arguments: Arguments,
+        static_count: int,
+        state: State,
+        known: passes.KnownValues | None = None,
+    ) -> Any:
         """Run the plan for these arguments, after making it if there is none.
 
         Args:
             function: takes the nested arguments.
             static_count: how many leading tensors are parameters or buffers.
             state: what else the trace depends on.
+            known: tensors that hold what the function would compute; determined by `state`.
         """
         tensors = arguments.tensors
         key = structure_key(arguments.constants, arguments.spec, (state.value, passes.generation()))
@@ -131,7 +147,7 @@ class PlanCache:
             plan.hits += 1
             counters["hits"] += 1
         else:
-            plan = self.make(key, function, arguments, static_count, state)
+            plan = self.make(key, function, arguments, static_count, state, known)
         if plan is None:
             counters["fallbacks"] += 1
             self.fallbacks[TOO_MANY] += 1
@@ -145,7 +161,13 @@ class PlanCache:
         return None
 
     def make(
-        self, key: tuple, function: Callable, arguments: Arguments, static_count: int, state: State
+        self,
+        key: tuple,
+        function: Callable,
+        arguments: Arguments,
+        static_count: int,
+        state: State,
+        known: passes.KnownValues | None,
     ) -> CachedPlan | None:
         """Compile a plan, or `None` if there are too many already."""
         with COMPILING:
@@ -157,21 +179,27 @@ class PlanCache:
             if len(self.plans()) >= self.recipe.options.plan_limit:
                 self.warn_once(key, arguments.tensors)
                 return None
-            plan = self.compile(key, function, arguments, static_count)
+            plan = self.compile(key, function, arguments, static_count, known)
             if structure_key(arguments.constants, arguments.spec, (state.reread(), passes.generation())) != key:
                 reject_second_run(plan)
                 key = (object(),)  # the function changes what the plan depends on: each call has to change it again
             self.entries[key] = [plan, *self.entries.get(key, ())]
             return plan
 
-    def compile(self, key: tuple, function: Callable, arguments: Arguments, static_count: int) -> CachedPlan:
+    def compile(
+        self, key: tuple, function: Callable, arguments: Arguments, static_count: int, known: passes.KnownValues | None
+    ) -> CachedPlan:
         start_ns = time.perf_counter_ns()
         reject_own_rules(arguments.tensors)
         dedupe, output, reads = Dedupe.of(arguments.tensors), FlatOutput(), Reads()
+        structure, parameters = (
+            arguments.without_tensors(),
+            [t if is_parameter(t) else None for t in dedupe.enter(arguments.tensors)],
+        )
 
         def run_flat(*distinct: torch.Tensor) -> list[Any]:
-            torch_compat.mark_parameters(distinct, tensors)
-            args, kwargs = arguments.rebuild(dedupe.exit(distinct))
+            torch_compat.mark_parameters(distinct, parameters)
+            args, kwargs = structure.rebuild(dedupe.exit(distinct))
             before = Arguments.of(args, kwargs)
             with reads.of(distinct):
                 result = function(*args, **kwargs)
@@ -180,7 +208,7 @@ class PlanCache:
 
         tensors = dedupe.enter(arguments.tensors)
         hints = dedupe.enter(self.hints(key, arguments.tensors, static_count))
-        executable = self.recipe.compile(run_flat, tensors, hints)
+        executable = self.recipe.compile(run_flat, tensors, hints, known and known.at(dedupe.positions))
         reads.check(tensors)
         if self.check is not None:
             self.check(executable)
@@ -227,6 +255,10 @@ class PlanCache:
                 f"run eagerly. What keeps changing: {self.reason(key, tensors)}",
                 stacklevel=2,
             )
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter)
 
 
 def reject_second_run(plan: CachedPlan) -> None:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aotgrad import torch_compat
 from aotgrad.backends.base import Backend
+from aotgrad.batching import CompiledBatches
 from aotgrad.ir import Capture, InputHint, JointGraph, ViewAndMutationMeta
 from aotgrad.observe import Observer
 from aotgrad.options import Options
+from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph, compile_flat
 from aotgrad.plan_cache import PlanCache
 from aotgrad.runtime.recomputation import HigherOrder
@@ -25,7 +28,13 @@ class Recipe:
     partition_fn: Callable
     options: Options
 
-    def compile(self, function: Callable, args: Sequence[Any], hints: Sequence[InputHint]) -> Executable | SmallGraph:
+    def compile(
+        self,
+        function: Callable,
+        args: Sequence[Any],
+        hints: Sequence[InputHint],
+        known: KnownValues | None = None,
+    ) -> Executable | SmallGraph:
         observer = Observer(self.options.verify)
         return compile_flat(
             function,
@@ -34,16 +43,24 @@ class Recipe:
             backend=self.backend,
             partition_fn=self.partition_fn,
             options=self.options,
-            higher_order=functools.partial(self.higher_order, function),
+            higher_order=functools.partial(self.higher_order, function, known),
             observe=observer,
             after_pass=observer.after_pass,
+            known=known,
         )
 
     def higher_order(
-        self, function: Callable, capture: Capture, meta: ViewAndMutationMeta, joint: JointGraph
+        self,
+        function: Callable,
+        known: KnownValues | None,
+        capture: Capture,
+        meta: ViewAndMutationMeta,
+        joint: JointGraph,
     ) -> HigherOrder:
         """The gradients of gradients of a function that was just captured; compiled when first asked for."""
-        captured = CapturedFunction(function, capture, meta, joint.segments, self.options.grad_segments)
-        name = f"vjp of {getattr(function, '__qualname__', 'a compiled function')}"
+        autocast = torch_compat.autocast_state()
+        captured = CapturedFunction(function, capture, meta, joint, self.options.grad_segments, known, autocast)
+        name = getattr(function, "__qualname__", "a compiled function")
         whole = replace(self, options=self.options.replace(min_graph_ops=0))
-        return CompiledVjp(captured, PlanCache(whole, name, check=functools.partial(check_old_values, captured)))
+        vjps = PlanCache(whole, f"vjp of {name}", check=functools.partial(check_old_values, captured))
+        return CompiledVjp(captured, vjps, CompiledBatches(PlanCache(self, f"batched backward of {name}")))

@@ -11,6 +11,7 @@ import functools
 import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ import torch.fx as fx
 import torch.fx.traceback as fx_traceback
 import torch.utils._pytree as pytree
 from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch import pyfunctorch
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
@@ -28,6 +30,7 @@ from torch.fx.experimental.proxy_tensor import (
     PythonKeyTracer,
     decompose,
     disable_proxy_modes_tracing,
+    get_proxy_mode,
     get_proxy_slot,
     track_tensor_tree,
 )
@@ -202,6 +205,150 @@ def random_state_of(state: Any) -> Iterator[None]:
         if "cuda" in state:
             torch.cuda.set_rng_state_all(state["cuda"])
         yield
+
+
+# --- torch.func and forward mode -------------------------------------------------------------------------------------
+
+
+VMAP_MODE = torch._C._dispatch_key_parse("VmapMode")
+"""Set inside the `vmap` that `is_grads_batched=True` makes: an older one than that of `torch.func`."""
+
+
+def transform_is_open() -> bool:
+    """Whether this thread is inside a `torch.func` transform or a batched backward."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._dispatch_tls_is_dispatch_key_included(
+        VMAP_MODE
+    )
+
+
+def older_vmaps() -> int:
+    """How many batched backwards are open, one inside the other."""
+    nesting = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return nesting
+
+
+def is_transformed(values: Sequence[Any]) -> bool:
+    """Whether a `torch.func` transform is open in this thread, or one of `values` is a dual number."""
+    if transform_is_open():
+        return True
+    tensors = values if forward_ad._current_level >= 0 else ()
+    return any(isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def open_transforms() -> tuple[str, ...]:
+    """The transforms that are open: `"older vmap"`, then those of `torch.func`: `"vmap"`, `"grad"`, `"jvp"`, ..."""
+    interpreters = torch._C._functorch.get_interpreter_stack() or ()
+    return (*["older vmap"] * older_vmaps(), *(interpreter.key().name.lower() for interpreter in interpreters))
+
+
+def only_forward_mode() -> bool:
+    """Whether tangents are propagated and no transform but one `jvp` is open, nor a trace of `make_fx`."""
+    in_reach = open_transforms() in ((), ("jvp",)) and get_proxy_mode() is None
+    return in_reach and torch._C._is_fwd_grad_enabled()
+
+
+def forward_mode_is_open() -> bool:
+    """Whether this thread is inside a forward-mode level, or a `jvp`, which opens one."""
+    return forward_ad._current_level >= 0
+
+
+def forward_mode_level() -> contextlib.AbstractContextManager:
+    """A forward-mode level: the open one, as torch has no second one, or else a new one."""
+    return contextlib.nullcontext() if forward_ad._current_level >= 0 else forward_ad.dual_level()
+
+
+@dataclass(frozen=True)
+class Dual:
+    """A value and its tangent, `None` if it has none."""
+
+    primal: Any
+    tangent: torch.Tensor | None
+
+
+def unpack_dual(value: Any) -> Dual:
+    """A dual number taken apart, below an open `jvp` transform if there is one."""
+    if not isinstance(value, torch.Tensor):
+        return Dual(value, None)
+    primal, tangent = forward_ad.unpack_dual(value)
+    if tangent is None:
+        return Dual(below_jvp(value), None)
+    return Dual(below_jvp(primal), below_jvp(tangent))
+
+
+def below_jvp(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a `jvp` transform wraps; symbolic zeros become real ones."""
+    if torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return torch.zeros_like(tensor, memory_format=torch.preserve_format) if tensor._is_zerotensor() else tensor
+
+
+def pack_dual(dual: Dual, level: int | None) -> Any:
+    """A dual number for the `jvp` transform `level`, or for the open forward-mode level if that is `None`."""
+    values = [dual.primal, dual.tangent]
+    if level is not None:
+        values = [torch._C._functorch._wrap_for_grad(v, level) if isinstance(v, torch.Tensor) else v for v in values]
+    primal, tangent = values
+    return primal if tangent is None else forward_ad.make_dual(primal, tangent)
+
+
+@dataclass(frozen=True)
+class Vmap:
+    """An open `vmap`; `is_older`: that of a batched backward."""
+
+    level: int
+    is_older: bool
+
+    def unwrap(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A wrapped tensor as it is outside, with the batch as its first dimension."""
+        if self.is_older:
+            return torch._remove_batch_dim(tensor, self.level, 0, 0)
+        return torch._C._functorch.get_unwrapped(tensor).movedim(torch._C._functorch.maybe_get_bdim(tensor), 0)
+
+    def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The inverse."""
+        add = torch._add_batch_dim if self.is_older else torch._C._functorch._add_batch_dim
+        return add(tensor, 0, self.level)
+
+
+def is_batched(value: Any) -> bool:
+    """Whether a `vmap` has wrapped a tensor."""
+    functorch = torch._C._functorch
+    return isinstance(value, torch.Tensor) and (
+        functorch.is_batchedtensor(value) or functorch.is_legacy_batchedtensor(value)
+    )
+
+
+def is_wrapped(value: Any) -> bool:
+    """Whether a transform has wrapped a tensor."""
+    return is_batched(value) or (isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+def only_vmap(values: Sequence[Any]) -> Vmap | None:
+    """The open `vmap`, if it is the only transform and no other one has wrapped one of `values`; else `None`."""
+    if not all(is_batched(value) or not is_wrapped(value) for value in values):
+        return None
+    match open_transforms():
+        case ("vmap",):
+            return Vmap(torch._C._functorch.maybe_current_level(), is_older=False)
+        case ("older vmap",):
+            return Vmap(1, is_older=True)
+        case _:
+            return None
+
+
+@contextlib.contextmanager
+def outside_transforms() -> Iterator[int | None]:
+    """Leave every transform for a moment; gives the level of the innermost one of `torch.func`, if there is any."""
+    innermost, nesting = torch._C._functorch.maybe_current_level(), older_vmaps()
+    with pyfunctorch.temporarily_clear_interpreter_stack():
+        for _ in range(nesting):
+            torch._C._vmapmode_decrement_nesting()
+        try:
+            yield innermost
+        finally:
+            for _ in range(nesting):
+                torch._C._vmapmode_increment_nesting()
 
 
 def sharing_version(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -745,7 +892,7 @@ def ops_are_observed(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether every op of this call matters to someone: a trace, a mode of the user, `vmap` or `grad`, forward-mode AD."""
     return bool(
         torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or transform_is_open()
         or forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
         or (torch._C._len_torch_function_stack() and not all(map(only_places_tensors, function_modes())))
@@ -774,6 +921,31 @@ def is_traced(value: Any) -> bool:
 def storage_key(tensor: torch.Tensor) -> int:
     """`storage_id`, or the identity of a tensor that has no single storage."""
     return storage_id(tensor) if tensor.layout is torch.strided else -id(tensor)
+
+
+def any_functional(tensors: Sequence[Any]) -> bool:
+    """Whether a trace of ours is running and these are its tensors."""
+    return FunctionalTensor in map(type, tensors)
+
+
+AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
+"""Device type, whether autocast is on for it, and its dtype."""
+
+
+def autocast_state() -> AutocastState:
+    """What autocast does now."""
+    devices = ("cpu", "cuda")
+    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
+
+
+@contextlib.contextmanager
+def autocast_as(state: AutocastState) -> Iterator[None]:
+    """Autocast as in `state` inside, and nowhere else."""
+    with contextlib.ExitStack() as stack:
+        for device, enabled, dtype in state:
+            if (enabled, dtype) != (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)):
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+        yield
 
 
 def any_autocast_enabled() -> bool:

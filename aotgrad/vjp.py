@@ -11,32 +11,53 @@ Known limits: an input whose old value is needed but was changed by the call rai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.batching import CompiledBatches
 from aotgrad.capture.flatten import Arguments
 from aotgrad.errors import HigherOrderError
-from aotgrad.ir import AliasOfIntermediate, BackwardSegment, Capture, MemberInput, TensorInput, ViewAndMutationMeta
+from aotgrad.ir import (
+    AliasOfIntermediate,
+    BackwardSegment,
+    Capture,
+    GraphHalf,
+    JointGraph,
+    MemberInput,
+    TensorInput,
+    ViewAndMutationMeta,
+)
 from aotgrad.joint.segments import CutBackward, find_segments
+from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache import PlanCache, State
 from aotgrad.runtime.recomputation import Gradients, Recomputation
-from aotgrad.slots import Cut, ForwardResult, Gradient, IntermediateBase, Primal, UpdatedInput, UserOutput
+from aotgrad.slots import Cut, ForwardResult, Gradient, IntermediateBase, Primal, Saved, UpdatedInput, UserOutput
+from aotgrad.torch_compat import AutocastState
 
 
 @dataclass(frozen=True)
 class CapturedFunction:
-    """A function with what a first trace found out about it. `grad_segments` is the option that it was traced with."""
+    """A function with what a first trace found out about it.
+
+    `grad_segments` is the option that it was traced with, `known` what that took from its inputs, `autocast` what was on.
+    """
 
     call: Callable[..., Sequence[Any]]
     capture: Capture
     meta: ViewAndMutationMeta
-    segments: tuple[BackwardSegment, ...]
+    joint: JointGraph
     grad_segments: int | str
+    known: KnownValues | None
+    autocast: AutocastState
+
+    @property
+    def segments(self) -> tuple[BackwardSegment, ...]:
+        return self.joint.segments
 
     @property
     def results(self) -> list[ForwardResult]:
@@ -60,6 +81,19 @@ class CapturedFunction:
             if info is not None and info.mutation.metadata:
                 reject_old_value(index)
 
+    def reusable(self, saved: Collection[Saved]) -> tuple[str, ...]:
+        """The names of saved values that are no inputs. None in a symbolic trace: another one has other symbols."""
+        inputs = [spec.fake if isinstance(spec, TensorInput) else spec.value for spec in self.capture.inputs]
+        if any(map(torch_compat.is_symbolic_value, inputs)):
+            return ()
+        names = {spec.name for spec in self.capture.inputs}
+        return tuple(slot.name for slot in saved if slot.name not in names)
+
+    def known_values(self, names: Sequence[str], position: int) -> KnownValues:
+        """What a vjp knows whose inputs are those of the function, others, and from `position` on the saved values."""
+        inputs = tuple(range(len(self.capture.inputs)))
+        return KnownValues(self.joint, inputs, dict(enumerate(names, position)), self.known)
+
     @property
     def mutated_inputs(self) -> list[int]:
         return [index for index, info in enumerate(self.meta.inputs) if info is not None and info.mutation.data]
@@ -67,26 +101,42 @@ class CapturedFunction:
 
 @dataclass(frozen=True)
 class CompiledVjp:
-    """The compiled vjps of one function. Implements `runtime.recomputation.HigherOrder`."""
+    """The compiled vjps of one function, and its batched backwards. Implements `runtime.recomputation.HigherOrder`."""
 
     function: CapturedFunction
     cache: PlanCache
+    batches: CompiledBatches
 
-    def __call__(self, segment: int, call: Recomputation, tangents: Gradients, wanted: Sequence[bool]) -> Gradients:
+    def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
+        return self.batches(half, values)
+
+    def __call__(
+        self,
+        segment: int,
+        call: Recomputation,
+        saved: Mapping[Saved, torch.Tensor],
+        tangents: Gradients,
+        wanted: Sequence[bool],
+    ) -> Gradients:
         call.check_unchanged()
         self.function.reject_lost_inputs()
         defined = tuple(k for k, tangent in enumerate(tangents) if tangent is not None)
-        vjp = VectorJacobianProduct(self.function, segment, defined, tuple(wanted))
-        arguments = Arguments.of((*call.primals, *(tangents[k] for k in defined)), {})
-        with torch_compat.random_state_of(call.random_state), torch_compat.disable_autocast():
+        names = self.function.reusable(saved)
+        vjp = VectorJacobianProduct(self.function, segment, defined, tuple(wanted), names, torch_compat.autocast_state())
+        values = (*call.primals, *(tangents[k] for k in defined))
+        known = self.function.known_values(names, len(values))
+        arguments = Arguments.of((*values, *(saved[Saved(name)].detach() for name in names)), {})
+        state = State(vjp, vjp.key, lambda: vjp.key)
+        with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
             if self.cache.runs_eagerly(arguments.tensors):
                 return vjp(*arguments.args)
-            return self.cache.call(vjp, arguments, static_count=0, state=State(vjp, vjp.key, lambda: vjp.key))
+            return self.cache.call(vjp, arguments, static_count=0, state=state, known=known)
 
 
 def check_old_values(function: CapturedFunction, executable: Executable | SmallGraph) -> None:
     """An input that the function changed holds its new value by now; raise if the vjp would read it."""
-    placeholders = executable.capture.placeholders
+    assert isinstance(executable, Executable), "vjps are compiled, however small"
+    placeholders = executable.joint.module.graph.find_nodes(op="placeholder")
     for index in function.mutated_inputs:
         if index < len(placeholders) and placeholders[index].users:
             reject_old_value(index)
@@ -102,25 +152,34 @@ def reject_old_value(index: int) -> None:
 
 @dataclass(frozen=True)
 class VectorJacobianProduct:
-    """The function that is traced: runs the original one, then differentiates one segment of it."""
+    """The function that is traced: runs the original one, then differentiates one segment of it.
+
+    `saved` are the names of values that the first order saved, the last arguments. `autocast` is what is on around the
+    backward; the original function runs with what was on around it.
+    """
 
     function: CapturedFunction
     segment: int
     defined: tuple[int, ...]
     wanted: tuple[bool, ...]
+    saved: tuple[str, ...]
+    autocast: AutocastState
 
     @property
-    def key(self) -> tuple[int, tuple[int, ...], tuple[bool, ...]]:
-        return (self.segment, self.defined, self.wanted)
+    def key(self) -> tuple:
+        return (self.segment, self.defined, self.wanted, self.saved, self.autocast)
 
     def __call__(self, *arguments: Any) -> list[torch.Tensor | None]:
         count = len(self.function.capture.inputs)
-        primals, tangents = list(arguments[:count]), arguments[count:]
+        primals, tangents = list(arguments[:count]), arguments[count : count + len(self.defined)]
+        if not torch_compat.any_functional(primals):
+            primals = [primal.view_as(primal) if isinstance(primal, torch.Tensor) else primal for primal in primals]
         with torch.enable_grad():
             inputs = self.protected(primals)
             outputs = self.function.call(*inputs)
             live = {slot: self.root(slot, outputs) for slot in self.function.results}
-            return self.gradients(live, inputs, tangents)
+            with torch_compat.autocast_as(self.autocast):
+                return self.gradients(live, inputs, tangents)
 
     def protected(self, primals: Sequence[Any]) -> list[Any]:
         """Clones of the inputs that the function changes: it has changed them once already."""

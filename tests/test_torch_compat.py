@@ -903,3 +903,132 @@ def test_a_random_op_draws_again_from_its_recorded_state():
     after = torch.get_rng_state()
     assert torch.equal(compat.run_with_rng_state(state, op, x, 0.5), drawn)
     assert torch.equal(torch.get_rng_state(), after)
+
+
+# --- torch.func and forward mode -------------------------------------------------------------------------------------
+
+
+def test_open_transforms_are_seen_from_inside():
+    seen = []
+
+    def note(x):
+        seen.append((compat.transform_is_open(), compat.open_transforms(), compat.is_wrapped(x), compat.is_batched(x)))
+        return x.sum()
+
+    torch.func.vmap(note)(torch.ones(2, 3))
+    torch.func.vmap(torch.func.grad(note))(torch.ones(2, 3))
+    assert seen == [(True, ("vmap",), True, True), (True, ("vmap", "grad"), True, False)]
+    assert not compat.transform_is_open()
+    assert compat.open_transforms() == ()
+
+
+def test_a_batched_backward_is_an_older_vmap():
+    seen = []
+
+    class Note(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            vmap = compat.only_vmap([gradient, 1, None])
+            outer = vmap.unwrap(gradient)
+            seen.append((vmap, compat.older_vmaps(), compat.open_transforms(), outer.shape))
+            with compat.outside_transforms() as level:
+                seen.append((level, compat.transform_is_open(), compat.older_vmaps()))
+                outer = outer * 2
+            return vmap.wrap(outer)
+
+    x = torch.ones(3, requires_grad=True)
+    rows = torch.autograd.grad(Note.apply(x), x, torch.eye(3), is_grads_batched=True)[0]
+    assert torch.equal(rows, 2 * torch.eye(3))
+    assert seen == [(compat.Vmap(1, is_older=True), 1, ("older vmap",), (3, 3)), (None, False, 0)]
+    assert not torch._C._dispatch_tls_is_dispatch_key_included(compat.VMAP_MODE)
+
+
+def test_vmap_wraps_and_unwraps():
+    def double(x):
+        vmap = compat.only_vmap([x])
+        outer = vmap.unwrap(x)
+        assert outer.shape == (3, 2)
+        with compat.outside_transforms() as level:
+            assert level == vmap.level and not compat.is_wrapped(outer)
+            outer = outer * 2
+        return vmap.wrap(outer)
+
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(torch.func.vmap(double, in_dims=1, out_dims=1)(x), 2 * x)
+
+
+def test_only_a_lone_vmap_is_one():
+    seen = []
+    torch.func.vmap(torch.func.vmap(lambda x: seen.append(compat.only_vmap([x])) or x))(torch.ones(2, 3))
+    assert seen == [None]
+
+
+SCRIPTS = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+"""The first use of forward mode scripts functions, which torch itself deprecates."""
+
+
+@SCRIPTS
+def test_dual_numbers_are_taken_apart_and_made():
+    x, tangent = torch.ones(2), torch.arange(2.0)
+    assert compat.unpack_dual(3) == compat.Dual(3, None)
+    assert not compat.is_transformed([x])
+    with compat.forward_mode_level(), compat.forward_mode_level():
+        dual = compat.pack_dual(compat.Dual(x, tangent), None)
+        assert compat.is_transformed([1, dual]) and not compat.is_transformed([x])
+        assert compat.only_forward_mode()
+        found = compat.unpack_dual(dual)
+        assert torch.equal(found.primal, x) and torch.equal(found.tangent, tangent)
+        assert compat.unpack_dual(x).tangent is None
+
+
+@SCRIPTS
+def test_dual_numbers_of_a_jvp_transform():
+    def double(x):
+        assert compat.only_forward_mode() and compat.is_transformed([])
+        found = compat.unpack_dual(x)
+        assert not compat.is_wrapped(found.primal) and not compat.is_wrapped(found.tangent)
+        with compat.outside_transforms() as level:
+            doubled = compat.Dual(found.primal * 2, found.tangent * 2)
+        return compat.pack_dual(doubled, level)
+
+    primal, tangent = torch.func.jvp(double, (torch.ones(2),), (torch.arange(2.0),))
+    assert torch.equal(primal, torch.full((2,), 2.0)) and torch.equal(tangent, torch.arange(2.0) * 2)
+    torch.func.grad(lambda x: x.sum() * (1 if compat.only_forward_mode() else 0))(torch.ones(2))
+
+
+def test_below_jvp_makes_symbolic_zeros_real():
+    zeros = torch._efficientzerotensor(3)
+    assert zeros._is_zerotensor()
+    assert not compat.below_jvp(zeros)._is_zerotensor()
+
+
+def test_autocast_as_an_earlier_state():
+    x = torch.ones(2, 2)
+    off: compat.AutocastState = compat.autocast_state()
+    with torch.autocast("cpu", torch.bfloat16):
+        on = compat.autocast_state()
+        with compat.autocast_as(off):
+            assert (x @ x).dtype == torch.float32
+            assert compat.autocast_state() == off
+        assert (x @ x).dtype == torch.bfloat16
+    with compat.autocast_as(on):
+        assert (x @ x).dtype == torch.bfloat16
+        assert compat.autocast_state() == on
+    assert compat.autocast_state() == off
+
+
+def test_any_functional_tells_traced_tensors(fake_mode):
+    assert not compat.any_functional([torch.ones(2), 3])
+    with fake_mode, compat.functional_mode(lambda: torch.ones(0)):
+        assert compat.any_functional([3, compat.to_functional(torch.ones(2))])
+
+
+@SCRIPTS
+def test_forward_mode_is_open_inside_a_level():
+    assert not compat.forward_mode_is_open()
+    with compat.forward_mode_level():
+        assert compat.forward_mode_is_open()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import CheckedArity, example_inputs
@@ -39,7 +40,10 @@ class InductorBackend:
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
         with torch_compat.inductor_context(torch_compat.fake_mode_of(joint.module.graph), self.mode):
-            return replace(joint, module=torch_compat.inductor_joint_passes(joint.module))
+            module = torch_compat.inductor_joint_passes(joint.module)
+            copy_expanded_targets(module.graph)
+            module.recompile()  # Inductor's cache looks a graph up by its code.
+            return replace(joint, module=module)
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
         with torch_compat.inductor_context(torch_compat.fake_mode_of(partition.forward.module.graph), self.mode):
@@ -109,6 +113,22 @@ def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None])
         actual = torch_compat.as_symints(value.fake_mode, reported_stride)
         if torch_compat.hints(value.stride()) != torch_compat.hints(actual):
             node.meta["val"] = value.as_strided(value.size(), actual)
+
+
+def copy_expanded_targets(graph: fx.Graph) -> None:
+    """Give each `index_put` memory of its own to write to: Inductor writes into an expanded tensor in place.
+
+    For `zeros(2).expand(3, 2).index_put(...)` it returns wrong values, in torch 2.13 at least.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.index_put.default):
+        target = node.args[0]
+        if target.target is torch.ops.aten.expand.default:
+            with graph.inserting_before(node):
+                copy = graph.call_function(
+                    torch.ops.aten.clone.default, (target,), {"memory_format": torch.contiguous_format}
+                )
+            copy.meta = {**target.meta, "val": target.meta["val"].contiguous()}
+            node.args = (copy, *node.args[1:])
 
 
 inductor = InductorBackend()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,10 @@ class Arguments:
         fresh, constants = iter(tensors), dict(self.constants)
         leaves = [constants[k] if k in constants else next(fresh) for k in range(self.spec.num_leaves)]
         return pytree.tree_unflatten(leaves, self.spec)
+
+    def without_tensors(self) -> Arguments:
+        """The structure and constants alone: for what outlives the call, whose tensors it must not keep alive."""
+        return replace(self, args=(), kwargs={}, tensors=())
 
 
 class FlatOutput:

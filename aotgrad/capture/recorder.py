@@ -52,7 +52,7 @@ class Recorder(PythonKeyTracer):
         sequence_nr = torch_compat.sequence_nr() - 1
         node.meta["seq_nr"] = sequence_nr
         origin = {field: node.meta[field] for field in ORIGIN_FIELDS if field in node.meta}
-        self._origins.setdefault(sequence_nr, {**origin, "seq_nr": sequence_nr})
+        self._origins.setdefault(sequence_nr, {**origin, "seq_nr": sequence_nr, "forward_op": str(node.target)})
 
     def origin_of(self, sequence_nr: int) -> dict[str, Any]:
         """The meta of the forward op whose autograd node has this number; empty if it recorded none."""

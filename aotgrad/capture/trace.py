@@ -42,10 +42,11 @@ class Trace:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Record everything that runs inside. Autocast keeps no traced cast beyond it."""
+        """Record everything that runs inside. Autocast keeps no traced cast beyond it, and nothing looks for NaNs."""
         torch.clear_autocast_cache()
         try:
             with (
+                torch.autograd.set_detect_anomaly(False),
                 torch_compat.normal_mode(),
                 torch_compat.hidden_saved_tensor_hooks(),
                 self._fake_mode,

@@ -14,6 +14,7 @@ from aotgrad.passes.dead_code import DeadCodeElimination
 from aotgrad.passes.effects import UnwrapEffects
 from aotgrad.passes.functional import CheckFunctional
 from aotgrad.passes.input_mutations import keep_input_mutations
+from aotgrad.passes.known_values import KnownValues, held_by_others, take_known_values
 from aotgrad.passes.leftovers import RemoveLeftovers
 from aotgrad.passes.ops import computes
 from aotgrad.passes.peephole import Peephole
@@ -44,6 +45,7 @@ __all__ = [
     "ConstantPropagation",
     "DeadCodeElimination",
     "Hook",
+    "KnownValues",
     "Pass",
     "Peephole",
     "Pipeline",
@@ -52,9 +54,11 @@ __all__ = [
     "computes",
     "copy_half",
     "generation",
+    "held_by_others",
     "keep_input_mutations",
     "pipeline",
     "register",
     "registered",
+    "take_known_values",
     "unregister",
 ]

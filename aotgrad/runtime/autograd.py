@@ -6,6 +6,7 @@ asks the engine which gradients are wanted, sees which tangents are defined, and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.ir import GraphHalf
-from aotgrad.runtime.recomputation import Gradients, Recomputation
+from aotgrad.runtime.anomaly import find_nan, user_traceback
+from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
 from aotgrad.runtime.variants import VariantCache, VariantKey
-from aotgrad.slots import Tangent
+from aotgrad.slots import Saved, Tangent, of_kind
 
 SENTINEL = torch.zeros((), requires_grad=True)
 SENTINEL_NODE = torch.autograd.graph.get_gradient_edge(SENTINEL).node
@@ -33,27 +35,61 @@ class Backward:
     """What the autograd node of a segment runs: variants of its graph, and for higher orders another function.
 
     `gradient_positions` are where the graph returns the gradients of the node's inputs, `formats` the dtype and device of
-    each tangent. `materialize`: the node gets zeros for undefined tangents.
+    each tangent. `materialize`: the node gets zeros for undefined tangents. `transformed` runs an uncompiled graph.
     """
 
     variants: VariantCache
-    higher_order: Callable[[Recomputation, Gradients, Sequence[bool]], Gradients]
+    higher_order: Callable[[Recomputation, dict[Saved, torch.Tensor], Gradients, Sequence[bool]], Gradients]
+    transformed: Callable[[GraphHalf, Sequence[Any]], Gradients]
     gradient_positions: tuple[int, ...]
     full: VariantKey
     formats: tuple[tuple[torch.dtype, torch.device], ...]
     materialize: bool
 
     @classmethod
-    def of(cls, variants: VariantCache, higher_order: Callable[..., Gradients], materialize: bool) -> Backward:
+    def of(cls, variants: VariantCache, segment: int, higher_order: HigherOrder, materialize: bool) -> Backward:
         outputs = variants.full.signature.outputs
         positions = tuple(outputs.index(gradient) for gradient in variants.gradients)
         formats = tangent_formats(variants.full)
-        return cls(variants, higher_order, positions, variants.full_key(), formats, materialize)
+        of_segment = functools.partial(higher_order, segment)
+        return cls(variants, of_segment, higher_order.transformed, positions, variants.full_key(), formats, materialize)
 
     def with_zeros(self, tangents: Sequence[torch.Tensor | None], layouts: Sequence[Layout]) -> list[torch.Tensor]:
         """`tangents` with zeros for those that are undefined."""
         triples = zip(tangents, layouts, self.formats, strict=True)
         return [zeros(layout, *format) if tangent is None else tangent for tangent, layout, format in triples]
+
+    def uncompiled(
+        self, key: VariantKey, saved: Sequence[Any], tangents: Gradients, layouts: Sequence[Layout]
+    ) -> tuple[GraphHalf, list[Any], frozenset[int]]:
+        """The graph of a variant, its inputs, and which of its results to drop: for running it in another way."""
+        half, undefined = self.variants.graph(key)
+        pairs = zip(tangents, layouts, strict=True)
+        ready = [t if torch_compat.is_wrapped(t) else as_traced(t, layout) for t, layout in pairs]
+        values = [*saved, *(self.with_zeros(ready, layouts) if undefined is not None else ready)]
+        return half, [values[position] for position in self.variants.positions(half)], undefined or frozenset()
+
+    def run_transformed(
+        self, key: VariantKey, saved: Sequence[Any], tangents: Gradients, layouts: Sequence[Layout]
+    ) -> Gradients:
+        """What a variant returns where its compiled graph is not right.
+
+        Inside a transform it cannot run, as tangents are wrapped; under autocast, eager casts in the backward, too.
+        """
+        half, values, dropped = self.uncompiled(key, saved, tangents, layouts)
+        results = self.transformed(half, values)
+        return [None if k in dropped else result for k, result in enumerate(results)]
+
+    def user_traceback(self, frames: Sequence[str]) -> list[str]:
+        """Where a call made its node; see `anomaly.py`."""
+        full = self.variants.full
+        return user_traceback(frames, full.module, full.signature.input_position(full.signature.tangents[0]))
+
+    def find_nan(self, key: VariantKey, saved: Sequence[Any], tangents: Gradients, layouts: Sequence[Layout]) -> None:
+        """Raise if a variant makes a NaN; see `anomaly.py`. Inside a transform, tensors have no values to look at."""
+        if not torch_compat.transform_is_open():
+            half, values, _ = self.uncompiled(key, saved, tangents, layouts)
+            find_nan(half.module, values)
 
 
 def tangent_formats(half: GraphHalf) -> tuple[tuple[torch.dtype, torch.device], ...]:
@@ -89,16 +125,24 @@ class Segment(torch.autograd.Function):
             ctx.save_for_backward(*call.saved)
         ctx.plan, ctx.sizes, ctx.layouts, ctx.saves = call.backward, call.sizes, call.layouts, bool(call.saved)
         ctx.recomputation = call.recomputation
+        if torch.is_anomaly_enabled():
+            ctx.metadata["traceback_"] = call.backward.user_traceback(ctx.metadata["traceback_"])
         return call.outputs
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         plan: Backward = ctx.plan
+        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+            plan.find_nan(variant_key(plan.full, tangents), [*ctx.sizes, *saved_of(ctx).values()], tangents, ctx.layouts)
         if torch.is_grad_enabled():
             wanted = variant_key(plan.full, tangents).gradients
-            gradients = plan.higher_order(recomputation_of(ctx), tangents, wanted)
+            gradients = plan.higher_order(recomputation_of(ctx), saved_of(ctx), tangents, wanted)
             release(ctx)
             return (None, None, *gradients)
+        if torch_compat.any_autocast_enabled() or torch_compat.transform_is_open():
+            key, saved = variant_key(plan.full, tangents), unpack_and_release(ctx)
+            gradients = plan.run_transformed(key, [*ctx.sizes, *saved], tangents, ctx.layouts)
+            return (None, None, *(gradients[position] for position in plan.gradient_positions))
         variant = plan.variants.whole
         if variant is None or not is_usual(tangents):
             variant = plan.variants.get(variant_key(plan.full, tangents))
@@ -134,6 +178,12 @@ def recomputation_of(ctx: Any) -> Recomputation:
     if ctx.recomputation is None:
         ctx.saved_tensors  # noqa: B018  (freed: raises eager's message)
     return ctx.recomputation
+
+
+def saved_of(ctx: Any) -> dict[Saved, torch.Tensor]:
+    """The saved tensors by what they are."""
+    slots = of_kind(ctx.plan.variants.full.signature.inputs, Saved)
+    return dict(zip(slots, ctx.saved_tensors, strict=True)) if ctx.saves else {}
 
 
 def unpack_and_release(ctx: Any) -> tuple[torch.Tensor, ...]:

@@ -11,7 +11,6 @@ def call(args):
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -95,7 +94,7 @@ def make_backwards(
         variants = VariantCache(half, compiled.compile_backward, segment.gradients)
         if symbolic:
             variants.get(variants.full_key())  # now, while guards that this adds are still read
-        backwards.append(Backward.of(variants, functools.partial(higher_order, number), segment.materialize))
+        backwards.append(Backward.of(variants, number, higher_order, segment.materialize))
     return backwards
 
 

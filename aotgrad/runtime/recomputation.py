@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.ir import GraphHalf
+from aotgrad.slots import Saved
 
 
 @dataclass(slots=True)
@@ -38,5 +40,22 @@ class Recomputation:
 
 
 Gradients = Sequence[torch.Tensor | None]
-HigherOrder = Callable[[int, Recomputation, Gradients, Sequence[bool]], Gradients]
-"""(segment, recomputation, tangents, wanted) -> differentiable gradients, `None` where not wanted or undefined."""
+
+
+class HigherOrder(Protocol):
+    """What a node does with its gradients beyond a plain backward at first order; nothing of it is compiled before."""
+
+    def __call__(
+        self,
+        segment: int,
+        call: Recomputation,
+        saved: Mapping[Saved, torch.Tensor],
+        tangents: Gradients,
+        wanted: Sequence[bool],
+    ) -> Gradients:
+        """Differentiable gradients, `None` where not wanted or undefined."""
+        ...
+
+    def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
+        """The results of a backward graph, under autocast, or where a transform has wrapped some of its inputs."""
+        ...

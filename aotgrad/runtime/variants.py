@@ -69,6 +69,7 @@ class VariantCache:
     gradients: tuple[Gradient, ...]
     variants: dict[VariantKey, Variant] = field(default_factory=dict)
     whole: Variant | None = None
+    graphs: dict[VariantKey, tuple[GraphHalf, frozenset[int] | None]] = field(default_factory=dict)
 
     def get(self, key: VariantKey) -> Variant:
         variant = self.variants.get(key)
@@ -95,22 +96,45 @@ class VariantCache:
         except CannotMaterialize:
             return self.on_zeros(key)
 
-    def compiled(self, half: GraphHalf) -> Variant:
+    def graph(self, key: VariantKey) -> tuple[GraphHalf, frozenset[int] | None]:
+        """The graph of a variant as it was traced, and its `undefined`; nothing is compiled."""
+        if key not in self.graphs:
+            self.graphs[key] = self.make_graph(key)
+        return self.graphs[key]
+
+    def make_graph(self, key: VariantKey) -> tuple[GraphHalf, frozenset[int] | None]:
+        if key.is_full:
+            return self.full, None
+        try:
+            return specialize(self.full, key, self.gradients), None
+        except CannotMaterialize:
+            return self.full, self.undefined(key)
+
+    def positions(self, half: GraphHalf) -> tuple[int, ...]:
+        """Where the inputs of a variant stand among those of the full graph."""
         position_of = {slot: position for position, slot in enumerate(self.full.signature.inputs)}
-        inputs = tuple(position_of[slot] for slot in half.signature.inputs)
+        return tuple(position_of[slot] for slot in half.signature.inputs)
+
+    def compiled(self, half: GraphHalf) -> Variant:
+        """The variant of a graph; backends get a copy, since they may change what they compile."""
+        graph, _ = copy_graph(half)
+        copy = GraphHalf(fx.GraphModule(half.module, graph), half.signature)
         takes_all = half.signature.inputs == self.full.signature.inputs
-        return Variant(half, self.compile(half), None if takes_all else inputs)
+        return Variant(half, self.compile(copy), None if takes_all else self.positions(half))
 
     def on_zeros(self, key: VariantKey) -> Variant:
         """The full graph, called with real zeros for undefined tangents."""
-        full = self.get(self.full_key())
+        return replace(self.get(self.full_key()), undefined=self.undefined(key))
+
+    def undefined(self, key: VariantKey) -> frozenset[int]:
+        """The results of the full graph that undefined tangents make undefined."""
         placeholders = dict(
             zip(self.full.signature.inputs, self.full.module.graph.find_nodes(op="placeholder"), strict=True)
         )
         tangents = dict(zip(self.full.signature.tangents, key.tangents, strict=True))
         missing = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
         undefined = undefined_outputs(self.full.module.graph, missing, [placeholders[slot] for slot in tangents])
-        return replace(full, undefined=frozenset(k for k, is_undefined in enumerate(undefined) if is_undefined))
+        return frozenset(k for k, is_undefined in enumerate(undefined) if is_undefined)
 
 
 def guards_of(half: GraphHalf) -> int:

@@ -242,17 +242,3 @@ def mutation_under_autocast(x, w):
 @CASES.parametrize()
 def test_modes(case: Case, backend: str) -> None:
     case.check(backend)
-
-
-def test_backward_under_autocast_is_the_same_as_without() -> None:
-    """Autocast around the backward changes nothing: each op runs in the dtype that the forward chose."""
-    from .against_eager import compiled
-
-    x, w = leaf(4, 3), leaf(3, 5)
-    function = compiled(lambda x, w: (x @ w).sin(), "nop")
-    function(x, w).sum().backward()
-    expected, w.grad = w.grad, None
-    y = function(x, w).sum()
-    with BF16():
-        y.backward()
-    assert torch.equal(w.grad, expected)

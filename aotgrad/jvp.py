@@ -1,0 +1,108 @@
+"""Forward-mode derivatives: the Jacobian-vector product of a function, compiled by the same pipeline as the function.
+
+    jvp(*tensors, *tangents of those that are dual) -> results, their tangents      both differentiable in reverse mode
+
+A compiled function that is called with dual numbers (`torch.autograd.forward_ad`, or `torch.func.jvp` around it) runs this
+in place of its own plan: one compiled graph computes results and tangents. The plans are kept beside the function's own.
+
+Two kinds of calls run the original function as it is, under the transforms that are open: one that changes an input or
+returns an alias of one, whose tangent would have to follow; and any other `torch.func` transform (`grad`, `vmap`, ...),
+which then sees exactly the ops that it sees in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from aotgrad import torch_compat
+from aotgrad.capture.flatten import Arguments
+from aotgrad.counters import counters
+from aotgrad.guards import structure_key
+from aotgrad.ir import ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias, ViewAndMutationMeta
+from aotgrad.torch_compat import Dual
+
+if TYPE_CHECKING:
+    from aotgrad.pipeline import Executable, SmallGraph
+    from aotgrad.plan_cache import PlanCache, State
+
+
+class NotCompiled(Exception):
+    """The tangents of this function cannot be returned by a plan: it has to run as it is."""
+
+
+@dataclass(frozen=True)
+class JacobianVectorProduct:
+    """The function that is traced: makes dual numbers, runs the original function, and takes its results apart.
+
+    `arguments` is the structure of the call, without its tensors; `dual` are the positions of the tensors with a tangent.
+    """
+
+    function: Callable[..., Any]
+    arguments: Arguments
+    dual: tuple[int, ...]
+
+    def __call__(self, *values: torch.Tensor) -> tuple[Any, list[torch.Tensor | None]]:
+        count = len(values) - len(self.dual)
+        tensors, tangents = list(values[:count]), values[count:]
+        with torch_compat.forward_mode_level():
+            for position, tangent in zip(self.dual, tangents, strict=True):
+                tensors[position] = torch.autograd.forward_ad.make_dual(tensors[position], tangent)
+            args, kwargs = self.arguments.rebuild(tensors)
+            leaves, spec = pytree.tree_flatten(self.function(*args, **kwargs))
+            duals = [torch_compat.unpack_dual(leaf) for leaf in leaves]
+        return pytree.tree_unflatten([dual.primal for dual in duals], spec), [dual.tangent for dual in duals]
+
+
+@dataclass(frozen=True)
+class CompiledJvp:
+    """The compiled jvps of one function; `refused` are the kinds of calls that run the function as it is."""
+
+    plans: PlanCache
+    refused: set[tuple] = field(default_factory=set)
+
+    def call(self, function: Callable, arguments: Arguments, state: State) -> Any:
+        """Call `function` while a forward-mode level or a `torch.func` transform is open; see `PlanCache.call`."""
+        if torch_compat.only_forward_mode():
+            duals = [torch_compat.unpack_dual(tensor) for tensor in arguments.tensors]
+            positions = tuple(k for k, dual in enumerate(duals) if dual.tangent is not None)
+            key = structure_key(arguments.constants, arguments.spec, (positions, state.value))
+            if positions and key not in self.refused:
+                try:
+                    return self.run(function, arguments, duals, positions, replace(state, value=key, reread=lambda: key))
+                except NotCompiled:
+                    self.refused.add(key)
+        counters["inlined"] += 1
+        return state.eager(*arguments.args, **arguments.kwargs)
+
+    def run(
+        self, function: Callable, arguments: Arguments, duals: Sequence[Dual], positions: tuple[int, ...], state: State
+    ) -> Any:
+        """The results as dual numbers, computed by a compiled jvp.
+
+        Raises:
+            NotCompiled: the function changes an input, or returns an alias of one or of an intermediate.
+        """
+        product = JacobianVectorProduct(function, arguments.without_tensors(), positions)
+        values = (*(dual.primal for dual in duals), *(duals[k].tangent for k in positions))
+        with torch_compat.outside_transforms() as level:
+            state = replace(state, eager=product)
+            results, tangents = self.plans.call(product, Arguments.of(values, {}), static_count=0, state=state)
+        leaves, spec = pytree.tree_flatten(results)
+        pairs = zip(leaves, tangents, strict=True)
+        return pytree.tree_unflatten([torch_compat.pack_dual(Dual(*pair), level) for pair in pairs], spec)
+
+
+COMPILED_OUTPUTS = (NonAlias, UnsafeViewAlias, SymOutput, ConstantOutput)
+
+
+def reject_aliases(executable: Executable | SmallGraph) -> None:
+    """Raises NotCompiled for a jvp whose results are not all fresh, or that changes an input."""
+    meta: ViewAndMutationMeta = executable.meta
+    changes = any(info is not None and info.version_bumps + info.mutation.data for info in meta.inputs)
+    if changes or not all(isinstance(info, COMPILED_OUTPUTS) for info in meta.outputs):
+        raise NotCompiled

@@ -1,0 +1,116 @@
+"""Takes values that were computed before from inputs of the graph, in place of computing them again.
+
+    first   forward(x, w):        h = mm(x, w); y = tanh(h)                      saves y
+    second  vjp(x, w, t, saved):  h = mm(x, w); y = tanh(h); g = t * (1 - y * y)
+    becomes                       g = t * (1 - saved * saved)                    with the derivatives that were traced for y
+
+Two nodes compute the same if they apply the same op to the same values: the two graphs are numbered together (value
+numbering). A random op is the same as the one with the same place among the random ops of the other graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.ir import JointGraph
+from aotgrad.passes.dead_code import DeadCodeElimination
+
+
+@dataclass(frozen=True)
+class KnownValues:
+    """Inputs of a graph that hold values of another one, `source`.
+
+    `inputs[i]` is which input of the graph is input i of the source; `nodes` maps an input to the name of the node of the
+    source whose value it holds. `earlier` is what the source itself took from its inputs.
+    """
+
+    source: JointGraph
+    inputs: tuple[int, ...]
+    nodes: Mapping[int, str]
+    earlier: KnownValues | None
+
+    def at(self, positions: Sequence[int]) -> KnownValues:
+        """The same, for a graph in which input k stands at `positions[k]`."""
+        inputs = tuple(positions[k] for k in self.inputs)
+        nodes = {positions[k]: name for k, name in self.nodes.items()}
+        return KnownValues(self.source, inputs, nodes, self.earlier and self.earlier.at(positions))
+
+
+def take_known_values(joint: JointGraph, known: KnownValues | None) -> JointGraph:
+    """`joint` with known values taken from its inputs; it is changed in place."""
+    if known is None:
+        return joint
+    take_known_values(joint, known.earlier)
+    numbers = Numbering()
+    in_source = number_nodes(known.source, numbers, known.inputs)
+    here = number_nodes(joint, numbers, range(len(joint.signature.inputs)))
+    placeholders = joint.module.graph.find_nodes(op="placeholder")
+    sources = {in_source[name]: placeholders[k] for k, name in known.nodes.items() if name in in_source}
+    for node in list(joint.module.graph.nodes):
+        source = sources.get(here.get(node.name, -1))
+        if source is not None and node.op == "call_function" and same_layout(node, source):
+            node.replace_all_uses_with(source)
+    joint = DeadCodeElimination().apply(joint)
+    joint.module.recompile()
+    return joint
+
+
+def held_by_others(joint: JointGraph, known: KnownValues | None) -> JointGraph:
+    """`joint` with known values as inputs that are alive anyway: whoever saved them holds them, so saving them is free."""
+    if known is None:
+        return joint
+    joint = held_by_others(joint, known.earlier)
+    return replace(joint, static_inputs=joint.static_inputs | known.nodes.keys())
+
+
+@dataclass
+class Numbering:
+    """One number for each value: equal keys get equal numbers."""
+
+    numbers: dict[Any, int] = field(default_factory=dict)
+
+    def of(self, key: Any) -> int:
+        return self.numbers.setdefault(key, len(self.numbers))
+
+
+def number_nodes(joint: JointGraph, numbers: Numbering, inputs: Sequence[int]) -> dict[str, int]:
+    """The number of each node by its name; `inputs[i]` identifies placeholder i.
+
+    A copy has the value of what it is a copy of. Constants are equal to nothing.
+    """
+    found: dict[str, int] = {}
+    random_ops = 0
+    placeholders = iter(inputs)
+    for node in joint.module.graph.nodes:
+        key: Any = ("of this graph", id(joint), node.name)
+        if node.op == "placeholder":
+            key = ("input", next(placeholders, key))
+        elif node.op == "call_function":
+            is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            random_ops += is_random
+            arguments = fx.map_arg((node.args, node.kwargs), lambda argument: Number(found[argument.name]))
+            key = (node.target, repr(arguments), random_ops if is_random else None)
+        is_copy = node.target is torch.ops.aten.clone.default
+        found[node.name] = found[node.args[0].name] if is_copy else numbers.of(key)
+    return found
+
+
+@dataclass(frozen=True)
+class Number:
+    """Stands for a node among the arguments of another one."""
+
+    number: int
+
+
+def same_layout(node: fx.Node, source: fx.Node) -> bool:
+    one, other = node.meta.get("val"), source.meta.get("val")
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.dtype != other.dtype:
+        return False
+    same_size = torch_compat.known_equal(one.size(), other.size())
+    return same_size and torch_compat.known_equal(torch_compat.strides(one), torch_compat.strides(other))

@@ -1,0 +1,18 @@
+"""What the `inductor` backend does to a graph before Inductor sees it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+def test_a_write_into_an_expanded_tensor_reaches_one_row() -> None:
+    """Inductor on its own writes to the memory that all rows share."""
+
+    def function(index, values):
+        return torch.index_put(torch.zeros(4).expand(3, 4), (torch.arange(3), index), values, accumulate=True)
+
+    torch._dynamo.reset()
+    index, values = torch.tensor([0, 2, 2]), torch.tensor([1.0, 2.0, 3.0])
+    assert torch.equal(torch.compile(function, backend="aotgrad")(index, values), function(index, values))

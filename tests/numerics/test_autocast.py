@@ -1,0 +1,89 @@
+"""Autocast around and inside of compiled functions: gradients of first and second order in the dtypes of eager."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from .against_eager import ALL, compiled
+
+BF16 = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+OFF = functools.partial(torch.autocast, "cpu", enabled=False)
+
+
+def switched_off_inside(x, w, v):
+    y = x @ w
+    with OFF():
+        return (y.float() @ v).tanh()
+
+
+def switched_on_inside(x, w, v):
+    with BF16():
+        y = x @ w
+    return (y.float() @ v).tanh()
+
+
+def products(x, w, v):
+    return (x @ w).tanh() @ v
+
+
+def normalized(x, w, v):
+    return F.layer_norm(F.linear(x, w.t()), (5,)).softmax(-1) @ v
+
+
+def weight_used_twice(x, w, v):
+    return (x @ w).sin() @ v + (x * 2) @ w @ v
+
+
+FUNCTIONS = (switched_off_inside, switched_on_inside, products, normalized, weight_used_twice)
+AROUND = {"nothing": contextlib.nullcontext, "bfloat16": BF16, "off": OFF}
+every_function = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+every_mode = pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+
+
+def differentiate(function, around, around_backward, second_order=False):
+    """The output, the first and, if asked for, the second derivatives."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(size, requires_grad=True) for size in ((4, 3), (3, 5), (5, 2))]
+    with around():
+        y = function(*inputs)
+    loss = y.float().sin().sum()
+    with around_backward():
+        first = torch.autograd.grad(loss, inputs, create_graph=second_order)
+        if not second_order:
+            return [y, *first]
+        penalty = sum(gradient.float().square().sum() for gradient in first)
+        return [y, *first, *torch.autograd.grad(penalty, inputs, allow_unused=True)]
+
+
+@every_function
+@every_mode
+@pytest.mark.parametrize("around_backward", AROUND.values(), ids=AROUND)
+@pytest.mark.parametrize("backend", ALL)
+def test_gradients_to_the_bit(function, around, around_backward, backend) -> None:
+    """Also where autocast is on around the backward: eager casts the arguments of its products then."""
+    expected = differentiate(function, around, around_backward)
+    under_test = compiled(function, backend)
+    for _ in range(2):
+        for actual, wanted in zip(differentiate(under_test, around, around_backward), expected, strict=True):
+            assert actual.dtype == wanted.dtype
+            assert torch.equal(actual, wanted)
+
+
+@every_function
+@every_mode
+@pytest.mark.parametrize("around_backward", AROUND.values(), ids=AROUND)
+def test_second_order(function, around, around_backward) -> None:
+    """First derivatives to the bit; second ones are sums of several terms, which are summed in another order."""
+    expected = differentiate(function, around, around_backward, second_order=True)
+    actual = differentiate(compiled(function, "eager"), around, around_backward, second_order=True)
+    for one, other in zip(actual[:4], expected[:4], strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    casts = BF16 in (around, around_backward) or function is switched_on_inside
+    for one, other in zip(actual[4:], expected[4:], strict=True):
+        torch.testing.assert_close(one, other, **({"rtol": 0.1, "atol": 0.1} if casts else {"rtol": 1e-5, "atol": 1e-5}))

@@ -1,0 +1,250 @@
+"""Forward-mode differentiation through compiled functions, and `torch.func` transforms around and inside of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+
+import aotgrad
+
+from .against_eager import ALL, compiled
+
+DOUBLE = torch.float64
+# The first use of forward mode scripts functions, which torch itself deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+
+
+def doubles(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=DOUBLE) for shape in shapes]
+
+
+def assert_equal(actual, expected) -> None:
+    """Equal pytrees of tensors, `None` included."""
+    actual, expected = (torch.utils._pytree.tree_flatten(tree) for tree in (actual, expected))
+    assert actual[1] == expected[1]
+    for one, other in zip(actual[0], expected[0], strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+SMOOTH = {
+    "attention": (lambda q, k: (q @ k.mT).softmax(-1) @ k, (3, 4), (5, 4)),
+    "convolution": (lambda x, w: F.conv1d(x, w).tanh(), (1, 2, 5), (3, 2, 2)),
+    "dictionary": (lambda x, y: {"a": x * y, "b": (x.exp(), 3)}, (3,), (3,)),
+    "inverse": (lambda x: torch.linalg.inv(x @ x.mT + torch.eye(3, dtype=x.dtype)), (3, 3)),
+    "layer_norm": (lambda x, w: F.layer_norm(x, (4,), w).sin(), (3, 4), (4,)),
+    "linear": (lambda x, w: (x @ w).tanh(), (3, 4), (4, 2)),
+    "log_softmax": (lambda x: F.log_softmax(x * x, -1), (3, 4)),
+    "without_a_tangent": (lambda x, y: (x * y, y.sin(), (y > 0)), (3,), (3,)),
+}
+every_function = pytest.mark.parametrize("name", SMOOTH)
+
+
+def tangents_of(function, primals, tangents):
+    """The results of `function` and their tangents; the last primal is no dual number if there is more than one."""
+    with forward_ad.dual_level():
+        count = max(1, len(primals) - 1)
+        pairs = zip(primals[:count], tangents[:count], strict=True)
+        duals = [*(forward_ad.make_dual(primal, tangent) for primal, tangent in pairs), *primals[count:]]
+        leaves = torch.utils._pytree.tree_leaves(function(*duals))
+        return [tuple(forward_ad.unpack_dual(leaf)) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+@every_function
+@pytest.mark.parametrize("backend", ALL)
+def test_tangents_are_those_of_eager(name: str, backend: str) -> None:
+    function, *shapes = SMOOTH[name]
+    under_test, inlined = compiled(function, backend), aotgrad.counters["inlined"]
+    for requires_grad in (False, True):
+        primals = [x.requires_grad_(requires_grad) for x in doubles(*shapes)]
+        tangents = [x.flip(0) for x in doubles(*shapes)]
+        assert_equal(tangents_of(under_test, primals, tangents), tangents_of(function, primals, tangents))
+    assert aotgrad.counters["inlined"] == inlined
+
+
+def test_tangents_through_inductor() -> None:
+    function, *shapes = SMOOTH["layer_norm"]
+    primals, tangents = doubles(*shapes), doubles(*shapes)[::1]
+    actual = tangents_of(compiled(function, "inductor"), primals, tangents)
+    assert_equal(actual, tangents_of(function, primals, tangents))
+
+
+def test_a_second_call_runs_the_plan_of_the_first() -> None:
+    function = aotgrad.aot_function(lambda x: x.sin(), aotgrad.nop)
+    primals, tangents = doubles((3,)), doubles((3,))
+    tangents_of(function, primals, tangents)
+    before = aotgrad.counters["compilations"]
+    tangents_of(function, primals, tangents)
+    assert aotgrad.counters["compilations"] == before
+
+
+@every_function
+def test_reverse_over_forward(name: str) -> None:
+    function, *shapes = SMOOTH[name]
+    if name in ("attention", "log_softmax"):
+        pytest.skip("eager computes the tangent of a softmax in place, so that it cannot be differentiated")
+
+    def gradients(function):
+        primals = [x.requires_grad_() for x in doubles(*shapes)]
+        tangents = [(x * 2).requires_grad_() for x in doubles(*shapes)]
+        found = [t for pair in tangents_of(function, primals, tangents) for t in pair if t is not None and t.requires_grad]
+        return torch.autograd.grad(sum((t * t).sum() for t in found), [*primals, *tangents], allow_unused=True)
+
+    under_test = aotgrad.aot_function(function, aotgrad.nop)
+    assert_equal(gradients(under_test), gradients(function))
+
+
+@every_function
+def test_jvp_around_a_compiled_function(name: str) -> None:
+    function, *shapes = SMOOTH[name]
+    if name in ("dictionary", "without_a_tangent"):
+        pytest.skip("torch.func.jvp takes functions of which every result is a tensor with a tangent")
+    primals, tangents = tuple(doubles(*shapes)), tuple(doubles(*shapes))
+    under_test, inlined = aotgrad.aot_function(function, aotgrad.nop), aotgrad.counters["inlined"]
+    assert_equal(torch.func.jvp(under_test, primals, tangents), torch.func.jvp(function, primals, tangents))
+    assert aotgrad.counters["inlined"] == inlined
+
+
+def changes_its_input(x):
+    x.mul_(2)
+    return x.sin()
+
+
+ALIASES = {
+    "changes_its_input": changes_its_input,
+    "returns_its_input": lambda x: (x, x * 2),
+    "returns_a_view": lambda x: (x[1:], x.sin()),
+    "two_views": lambda x: tuple((x * 2).split(1)),
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_tangents_follow_changes_and_aliases(name: str) -> None:
+    """What the caller does with the results afterwards is seen by the tangents, too."""
+
+    def run(function):
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(*doubles((3,), (3,)))
+            leaves = torch.utils._pytree.tree_leaves(function(x))
+            if name != "two_views":
+                leaves[0].mul_(3)
+            return [tuple(forward_ad.unpack_dual(value)) for value in (x, *leaves)]
+
+    under_test = aotgrad.aot_function(ALIASES[name], aotgrad.nop)
+    for _ in range(2):
+        assert_equal(run(under_test), run(ALIASES[name]))
+
+
+def test_a_function_without_a_forward_derivative_raises_as_in_eager() -> None:
+    class Reverse(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    def function(x):
+        return Reverse.apply(x * 1)
+
+    for run in (function, aotgrad.aot_function(function, aotgrad.nop)):
+        with pytest.raises(NotImplementedError, match="jvp"):
+            tangents_of(run, [x.requires_grad_() for x in doubles((3,))], doubles((3,)))
+
+
+def test_plans_do_not_keep_the_tensors_of_the_first_call_alive() -> None:
+    import weakref
+
+    function = aotgrad.aot_function(lambda x: x.sin(), aotgrad.nop)
+    primals, tangents = doubles((3,)), doubles((3,))
+    watched = [weakref.ref(t) for t in (*primals, *tangents)]
+    tangents_of(function, primals, tangents)
+    del primals, tangents
+    assert [reference() for reference in watched] == [None, None]
+
+
+# --- torch.func ------------------------------------------------------------------------------------------------------
+
+
+def scalar(x):
+    return (x.sin() ** 2 * x).sum()
+
+
+def vector(x):
+    return (x.sin() ** 2).cumsum(0)
+
+
+TRANSFORMS = {
+    "grad": (torch.func.grad, scalar),
+    "grad_of_grad": (lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sum()), scalar),
+    "hessian": (torch.func.hessian, scalar),
+    "jacfwd": (torch.func.jacfwd, vector),
+    "jacfwd_of_jacrev": (lambda f: torch.func.jacfwd(torch.func.jacrev(f)), vector),
+    "jacrev": (torch.func.jacrev, vector),
+    "jvp": (lambda f: lambda x: torch.func.jvp(f, (x,), (x.cos(),)), vector),
+    "jvp_of_jvp": (
+        lambda f: lambda x: torch.func.jvp(lambda y: torch.func.jvp(f, (y,), (x.cos(),))[1], (x,), (x,)),
+        vector,
+    ),
+    "vjp": (lambda f: lambda x: torch.func.vjp(f, x)[1](x.cos()), vector),
+    "vmap": (lambda f: lambda x: torch.func.vmap(f)(torch.stack([x, x.cos()])), vector),
+    "vmap_of_grad": (lambda f: lambda x: torch.func.vmap(torch.func.grad(f))(torch.stack([x, x.cos()])), scalar),
+}
+every_transform = pytest.mark.parametrize("name", TRANSFORMS)
+
+
+@every_transform
+@pytest.mark.parametrize("backend", ["nop", "dynamo"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_transforms_around(name: str, backend: str, requires_grad: bool) -> None:
+    transform, function = TRANSFORMS[name]
+
+    def run(function):
+        (x,) = doubles((3,))
+        x.requires_grad_(requires_grad)
+        result = transform(function)(x)
+        tensors = [t for t in torch.utils._pytree.tree_leaves(result) if t.requires_grad]
+        return result, torch.autograd.grad(sum(t.sum() for t in tensors), x) if tensors else None
+
+    torch._dynamo.reset()
+    under_test = torch.compile(function, backend="aotgrad_eager") if backend == "dynamo" else compiled(function, backend)
+    assert_equal(run(under_test), run(function))
+
+
+@every_transform
+def test_transforms_inside(name: str) -> None:
+    transform, function = TRANSFORMS[name]
+
+    def run(function):
+        x = doubles((3,))[0].requires_grad_()
+        result = function(x)
+        (first,) = torch.autograd.grad(sum(t.sum() for t in torch.utils._pytree.tree_leaves(result)), x, create_graph=True)
+        return result, first, torch.autograd.grad(first.sum(), x)
+
+    transformed = transform(function)
+    assert_equal(run(aotgrad.aot_function(transformed, aotgrad.nop)), run(transformed))
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node with no underlying reference:UserWarning")
+def test_linearize_around() -> None:
+    """It traces what it differentiates with `make_fx`: the function runs in that trace as it is."""
+    (x,) = doubles((3,))
+    actual = torch.func.linearize(aotgrad.aot_function(vector, aotgrad.nop), x)[1](x.cos())
+    assert_equal(actual, torch.func.linearize(vector, x)[1](x.cos()))
+
+
+@pytest.mark.parametrize("randomness", ["different", "same"])
+def test_vmap_around_random_numbers(randomness: str) -> None:
+    def run(function):
+        torch.manual_seed(0)
+        return torch.func.vmap(function, randomness=randomness)(torch.ones(4, 6))
+
+    def dropout(x):
+        return F.dropout(x, 0.5)
+
+    assert_equal(run(aotgrad.aot_function(dropout, aotgrad.nop)), run(dropout))

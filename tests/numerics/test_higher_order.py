@@ -1,0 +1,407 @@
+"""Gradients of gradients, to any order, mixed with eager code; `gradcheck` and `gradgradcheck` of many functions."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import aotgrad
+from aotgrad.observe import recorded
+
+from .against_eager import compiled
+
+EYE = torch.eye(3, dtype=torch.float64)
+MATRIX, IMAGE, VOLUME = (3, 4), (1, 2, 5, 5), (1, 1, 3, 3, 3)
+
+
+def symmetric(x):
+    return x @ x.mT + 2 * EYE
+
+
+def with_target(loss, *sizes):
+    """A loss against a fixed target."""
+    target = torch.linspace(0.1, 0.9, 12, dtype=torch.float64).view(*(sizes or MATRIX))
+    return lambda x: loss(x, target)
+
+
+CLASSES = torch.tensor([0, 2, 1])
+
+FUNCTIONS = {
+    # activations
+    "celu": (F.celu, MATRIX),
+    "elu": (F.elu, MATRIX),
+    "gelu": (F.gelu, MATRIX),
+    "gelu_tanh": (functools.partial(F.gelu, approximate="tanh"), MATRIX),
+    "glu": (F.glu, MATRIX),
+    "hardswish": (F.hardswish, MATRIX),
+    "hardtanh": (F.hardtanh, MATRIX),
+    "leaky_relu": (F.leaky_relu, MATRIX),
+    "logsigmoid": (F.logsigmoid, MATRIX),
+    "log_softmax": (functools.partial(F.log_softmax, dim=-1), MATRIX),
+    "mish": (F.mish, MATRIX),
+    "prelu": (F.prelu, MATRIX, (1,)),
+    "relu": (F.relu, MATRIX),
+    "selu": (F.selu, MATRIX),
+    "sigmoid": (torch.sigmoid, MATRIX),
+    "silu": (F.silu, MATRIX),
+    "softmax": (functools.partial(F.softmax, dim=-1), MATRIX),
+    "softplus": (F.softplus, MATRIX),
+    "softsign": (F.softsign, MATRIX),
+    "tanh": (torch.tanh, MATRIX),
+    "tanhshrink": (F.tanhshrink, MATRIX),
+    # pointwise and reductions
+    "amax": (lambda x: x.amax(0), MATRIX),
+    "atan2": (torch.atan2, MATRIX, MATRIX),
+    "cumprod": (lambda x: x.cumprod(1), MATRIX),
+    "cumsum": (lambda x: x.cumsum(1).sin(), MATRIX),
+    "erf": (torch.erf, MATRIX),
+    "exp": (torch.exp, MATRIX),
+    "lerp": (torch.lerp, MATRIX, MATRIX, MATRIX),
+    "log": (lambda x: x.abs().log(), MATRIX),
+    "logcumsumexp": (lambda x: x.logcumsumexp(0), MATRIX),
+    "logsumexp": (lambda x: x.logsumexp(1), MATRIX),
+    "norm": (lambda x: x.norm(dim=1), MATRIX),
+    "pow": (lambda x, y: (x.abs() + 0.1) ** y, MATRIX, MATRIX),
+    "prod": (lambda x: x.prod(1), MATRIX),
+    "rsqrt": (lambda x: (x * x + 1).rsqrt(), MATRIX),
+    "std": (lambda x: x.std(1), MATRIX),
+    "var": (lambda x: x.var(0), MATRIX),
+    "where": (lambda x, y: torch.where(x > y, x.sin(), y.exp()), MATRIX, MATRIX),
+    # norms
+    "batch_norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), (4, 3), (3,), (3,)),
+    "group_norm": (lambda x, w: F.group_norm(x, 2, w), (2, 4, 3), (4,)),
+    "instance_norm": (F.instance_norm, (2, 2, 5)),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (4,), w, b), MATRIX, (4,), (4,)),
+    "local_response_norm": (lambda x: F.local_response_norm(x, 2), (1, 3, 4)),
+    "normalize": (F.normalize, MATRIX),
+    "rms_norm": (lambda x, w: F.rms_norm(x, (4,), w), MATRIX, (4,)),
+    # attention and linear maps
+    "attention": (lambda q, k, v: (q @ k.mT).softmax(-1) @ v, (3, 4), (5, 4), (5, 2)),
+    "attention_masked": (
+        lambda q, k: (q @ k.mT).masked_fill(torch.ones(3, 3).tril() == 0, -torch.inf).softmax(-1) @ k,
+        (3, 4),
+        (3, 4),
+    ),
+    "baddbmm": (torch.baddbmm, (2, 3, 2), (2, 3, 4), (2, 4, 2)),
+    "bilinear": (F.bilinear, (2, 3), (2, 2), (2, 3, 2)),
+    "einsum": (functools.partial(torch.einsum, "ij,kj->ik"), MATRIX, (2, 4)),
+    "linear": (F.linear, MATRIX, (2, 4), (2,)),
+    # convolutions
+    "conv1d": (lambda x, w: F.conv1d(x, w, padding=1), (1, 2, 5), (3, 2, 3)),
+    "conv2d": (lambda x, w, b: F.conv2d(x, w, b, stride=2), IMAGE, (2, 2, 3, 3), (2,)),
+    "conv3d": (F.conv3d, VOLUME, (1, 1, 2, 2, 2)),
+    "conv_depthwise": (lambda x, w: F.conv2d(x, w, groups=2), IMAGE, (2, 1, 2, 2)),
+    "conv_dilated": (lambda x, w: F.conv2d(x, w, dilation=2), IMAGE, (1, 2, 2, 2)),
+    "conv_transpose2d": (F.conv_transpose2d, (1, 2, 3, 3), (2, 2, 2, 2)),
+    # pooling, padding, resampling
+    "adaptive_avg_pool": (lambda x: F.adaptive_avg_pool2d(x, 2), IMAGE),
+    "avg_pool": (lambda x: F.avg_pool2d(x, 2).sin(), IMAGE),
+    "interpolate": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True), (1, 1, 3, 3)),
+    "lp_pool": (lambda x: F.lp_pool1d(x.abs() + 1, 2, 2), (1, 2, 6)),
+    "max_pool": (lambda x: F.max_pool2d(x, 2), IMAGE),
+    "pad": (lambda x: F.pad(x, (1, 2), mode="reflect").sin(), MATRIX),
+    "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2).exp(), (1, 4, 2, 2)),
+    # indexing
+    "embedding": (lambda w: F.embedding(CLASSES, w).sin(), MATRIX),
+    "gather": (lambda x: x.gather(1, CLASSES.view(3, 1)).exp(), MATRIX),
+    "index_select": (lambda x: x[CLASSES].sin(), MATRIX),
+    "scatter_add": (lambda x, y: x.scatter_add(0, CLASSES.view(3, 1).expand(3, 4), y).sin(), MATRIX, MATRIX),
+    # losses
+    "binary_cross_entropy": (lambda x: with_target(F.binary_cross_entropy)(x.sigmoid()), MATRIX),
+    "cosine_similarity": (F.cosine_similarity, MATRIX, MATRIX),
+    "cross_entropy": (lambda x: F.cross_entropy(x, CLASSES, label_smoothing=0.1), MATRIX),
+    "huber_loss": (with_target(F.huber_loss), MATRIX),
+    "kl_div": (lambda x: with_target(functools.partial(F.kl_div, reduction="sum"))(x.log_softmax(1)), MATRIX),
+    "mse_loss": (with_target(F.mse_loss), MATRIX),
+    "nll_loss": (lambda x: F.nll_loss(x.log_softmax(1), CLASSES), MATRIX),
+    "poisson_nll_loss": (with_target(F.poisson_nll_loss), MATRIX),
+    "smooth_l1_loss": (with_target(F.smooth_l1_loss), MATRIX),
+    # linear algebra
+    "cholesky": (lambda x: torch.linalg.cholesky(symmetric(x)), (3, 3)),
+    "det": (lambda x: torch.linalg.det(x + 2 * EYE), (3, 3)),
+    "eigvalsh": (lambda x: torch.linalg.eigvalsh(symmetric(x)), (3, 3)),
+    "inverse": (lambda x: torch.linalg.inv(symmetric(x)), (3, 3)),
+    "matrix_exp": (torch.linalg.matrix_exp, (3, 3)),
+    "matrix_power": (lambda x: torch.linalg.matrix_power(x, 3), (3, 3)),
+    "pinv": (torch.linalg.pinv, (3, 3)),
+    "slogdet": (lambda x: torch.linalg.slogdet(symmetric(x))[1], (3, 3)),
+    "solve": (lambda x, b: torch.linalg.solve(symmetric(x), b), (3, 3), (3, 2)),
+    "svdvals": (torch.linalg.svdvals, (3, 3)),
+    # complex numbers
+    "fft": (lambda x: torch.fft.rfft(x).abs(), MATRIX),
+    "view_as_complex": (lambda x: torch.view_as_complex(x.view(3, 2, 2)).exp().real, MATRIX),
+}
+
+
+def doubles(*shapes):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def test_there_are_enough_functions() -> None:
+    assert len(FUNCTIONS) >= 60
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_first_and_second_derivatives(name: str) -> None:
+    function, *shapes = FUNCTIONS[name]
+    under_test = aotgrad.aot_function(function, aotgrad.nop)
+    assert torch.autograd.gradcheck(under_test, doubles(*shapes))
+    assert torch.autograd.gradgradcheck(under_test, doubles(*shapes))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_second_derivatives_are_those_of_eager(name: str) -> None:
+    """`None` where eager has `None`, and equal otherwise: the values of the forward are used again, not made again."""
+    function, *shapes = FUNCTIONS[name]
+
+    def derivatives(function):
+        inputs = doubles(*shapes)
+        y = function(*inputs)
+        first = torch.autograd.grad(y.square().sum(), inputs, create_graph=True)
+        loss = sum(gradient.square().sum() for gradient in first)
+        return *first, *torch.autograd.grad(loss, inputs, allow_unused=True)
+
+    expected = derivatives(function)
+    under_test = aotgrad.aot_function(function, aotgrad.nop)
+    for _ in range(2):
+        for actual, wanted in zip(derivatives(under_test), expected, strict=True):
+            assert (actual is None) == (wanted is None)
+            if actual is not None:
+                torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-10)
+
+
+# --- orders, and eager code around -----------------------------------------------------------------------------------
+
+
+def derivatives_to_order(function, order: int) -> list[torch.Tensor]:
+    """Derivatives of a function between two pieces of eager code."""
+    (x,) = doubles((3,))
+    value, found = function(x.exp()).sin().sum(), []
+    for _ in range(order):
+        (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+        found.append(gradient)
+        value = gradient.square().sum()
+    return found
+
+
+@pytest.mark.parametrize("backend", ["nop", "eager", "dynamo", "inductor"])
+def test_any_order(backend: str) -> None:
+    def function(x):
+        return x.tanh() * x.cos()
+
+    order = 3 if backend == "inductor" else 4
+    expected = derivatives_to_order(function, order)
+    for actual, wanted in zip(derivatives_to_order(compiled(function, backend), order), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True:UserWarning")
+def test_backward_with_create_graph() -> None:
+    def run(function):
+        x, w = doubles((3, 4), (4, 2))
+        function(x, w).sum().backward(create_graph=True)
+        gradients = [x.grad, w.grad]
+        x.grad = w.grad = None
+        sum(gradient.square().sum() for gradient in gradients).backward()
+        return [*gradients, x.grad, w.grad]
+
+    def function(x, w):
+        return (x @ w).sigmoid()
+
+    for actual, wanted in zip(run(aotgrad.aot_function(function, aotgrad.nop)), run(function), strict=True):
+        torch.testing.assert_close(actual, wanted)
+
+
+def test_every_differentiable_input_and_the_tangent() -> None:
+    """The second derivative reaches parameters, data and what the first gradient was started with."""
+
+    def run(function):
+        x, w, tangent = doubles((3, 4), (4, 2), (3, 2))
+        first = torch.autograd.grad(function(x, w), [x, w], tangent, create_graph=True)
+        return torch.autograd.grad(sum(gradient.sin().sum() for gradient in first), [x, w, tangent])
+
+    def function(x, w):
+        return (x @ w).tanh()
+
+    for actual, wanted in zip(run(aotgrad.aot_function(function, aotgrad.nop)), run(function), strict=True):
+        torch.testing.assert_close(actual, wanted)
+
+
+def test_nothing_is_compiled_for_orders_that_nobody_asks_for() -> None:
+    function = aotgrad.aot_function(lambda x: x.tanh(), aotgrad.nop)
+    (x,) = doubles((3,))
+    before = aotgrad.counters["compilations"]
+    for _ in range(2):
+        function(x).sum().backward()
+    assert aotgrad.counters["compilations"] == before + 1
+    (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+    assert aotgrad.counters["compilations"] == before + 2
+    torch.autograd.grad(first.sum(), x)
+    assert aotgrad.counters["compilations"] == before + 2
+
+
+class CountProducts(TorchDispatchMode):
+    """How many matrix products run."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_first_derivative_runs_no_product_twice() -> None:
+    """What the forward saved is an input of the second-order function: as many products as in eager, in each step."""
+
+    def products(function):
+        x, *weights = doubles((8, 4), (4, 4), (4, 4), (4, 1))
+        counts = []
+        with CountProducts() as mode:
+            y = function(x, *weights)
+            counts.append(mode.count)
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            counts.append(mode.count)
+            torch.autograd.grad(slope.square().sum(), weights)
+            counts.append(mode.count)
+        return counts
+
+    def mlp(x, a, b, c):
+        return ((x @ a).tanh() @ b).tanh() @ c
+
+    under_test = aotgrad.aot_function(mlp, aotgrad.nop)
+    products(under_test)  # The first time, ops are traced, too.
+    assert products(under_test) == products(mlp)
+
+
+def test_third_order_takes_values_of_both_earlier_orders() -> None:
+    def run(function):
+        x, w = doubles((3, 4), (4, 4))
+        (first,) = torch.autograd.grad(function(x, w).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(second.square().sum(), [x, w])
+
+    def function(x, w):
+        return ((x @ w).tanh() @ w).tanh()
+
+    with recorded() as stages:
+        actual = run(aotgrad.aot_function(function, aotgrad.nop))
+    for one, wanted in zip(actual, run(function), strict=True):
+        torch.testing.assert_close(one, wanted)
+    forwards = [stage.text.partition("def backward")[0] for stage in stages if stage.name == "partition"]
+    assert [text.count("aten.tanh.default(") for text in forwards] == [2, 0, 0]
+
+
+# --- state: random numbers, buffers, changed inputs, memory ----------------------------------------------------------
+
+
+def two_masks(x):
+    return F.dropout(x, 0.5) ** 2, F.dropout(x, 0.3) ** 3
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_masks_are_those_of_the_forward(used: int) -> None:
+    """Also if only the second output is differentiated; and the generator is where eager leaves it."""
+
+    def run(function):
+        (x,) = doubles((20,))
+        torch.manual_seed(1)
+        y = function(x)[used]
+        (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        return y, first, second, *torch.autograd.grad(second.sum(), x), torch.rand(2)
+
+    for actual, wanted in zip(run(aotgrad.aot_function(two_masks, aotgrad.nop)), run(two_masks), strict=True):
+        torch.testing.assert_close(actual, wanted)
+
+
+def test_inductors_masks_are_those_of_its_forward() -> None:
+    (x,) = doubles((200,))
+    y = compiled(lambda x: F.dropout(x, 0.5) ** 2, "inductor")(x)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.equal(y == 0, first == 0) and torch.equal(y == 0, second == 0)
+
+
+def test_buffers_are_updated_once() -> None:
+    def run(transform):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Tanh()).double()
+        (x,) = doubles((5, 4))
+        (slope,) = torch.autograd.grad(transform(model)(x).square().sum(), x, create_graph=True)
+        gradients = torch.autograd.grad(slope.square().sum(), list(model.parameters()), allow_unused=True)
+        return [*gradients, *model.buffers()]
+
+    compile_module = functools.partial(aotgrad.aot_module, fw_compiler=aotgrad.nop)
+    for actual, wanted in zip(run(compile_module), run(lambda model: model), strict=True):
+        torch.testing.assert_close(actual, wanted)
+
+
+def test_a_changed_input_whose_old_value_is_needed_is_a_clear_error() -> None:
+    (x,) = doubles((3,))
+    changed = x * 1
+    y = aotgrad.aot_function(lambda x: x.mul_(2).sin(), aotgrad.nop)(changed)
+    assert torch.autograd.grad(y.sum(), x, retain_graph=True)[0] is not None
+    with pytest.raises(aotgrad.errors.HigherOrderError, match="input 0 had before"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def test_a_saved_value_changed_before_is_eagers_error() -> None:
+    """An output that the backward needs."""
+    (x,) = doubles((3,))
+    for function in (torch.exp, aotgrad.aot_function(torch.exp, aotgrad.nop)):
+        y = function(x)
+        y.detach().zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def test_hooks_of_inputs_run_once() -> None:
+    def run(function):
+        (x,) = doubles((3,))
+        calls = []
+        x.register_hook(lambda gradient: calls.append(gradient.detach()))
+        (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        torch.autograd.grad(first.sum(), x)
+        return calls
+
+    def function(x):
+        return x.exp() * x
+
+    actual, expected = run(aotgrad.aot_function(function, aotgrad.nop)), run(function)
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_memory_is_freed_with_the_gradients() -> None:
+    function = aotgrad.aot_function(lambda x, w: (x @ w).tanh(), aotgrad.nop)
+    for _ in range(2):
+        x, w = doubles((3, 4), (4, 2))
+        y = function(x, w)
+        (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), w)
+        watched = [weakref.ref(tensor) for tensor in (x, w, y, first, second)]
+        del x, w, y, first, second
+        assert [reference() for reference in watched] == [None] * 5
+
+
+def test_a_gradient_taken_inside_the_region() -> None:
+    def energy_and_force(x):
+        energy = (x.tanh() * x).sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return energy, force
+
+    def run(function):
+        (x,) = doubles((3,))
+        energy, force = function(x)
+        return energy, force, *torch.autograd.grad(energy + force.square().sum(), x)
+
+    under_test = aotgrad.aot_function(energy_and_force, aotgrad.nop)
+    for actual, wanted in zip(run(under_test), run(energy_and_force), strict=True):
+        torch.testing.assert_close(actual, wanted)
