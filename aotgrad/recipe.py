@@ -19,6 +19,9 @@ from aotgrad.plan_cache import PlanCache
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.vjp import CapturedFunction, CompiledVjp, check_old_values
 
+MOST_PLANS = 1024
+"""The limit for the vjps of one plan: what they are called with is bounded by its structure, and has its shapes."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -61,6 +64,6 @@ class Recipe:
         autocast = torch_compat.autocast_state()
         captured = CapturedFunction(function, capture, meta, joint, self.options.grad_segments, known, autocast)
         name = getattr(function, "__qualname__", "a compiled function")
-        whole = replace(self, options=self.options.replace(min_graph_ops=0))
+        whole = replace(self, options=self.options.replace(min_graph_ops=0, plan_limit=MOST_PLANS))
         vjps = PlanCache(whole, f"vjp of {name}", check=functools.partial(check_old_values, captured))
         return CompiledVjp(captured, vjps, CompiledBatches(PlanCache(self, f"batched backward of {name}")))
