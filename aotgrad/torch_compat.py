@@ -507,6 +507,14 @@ def made_under_no_grad(view: torch.Tensor) -> bool:
     return torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.NO_GRAD_MODE
 
 
+def is_forbidden_after_a_write(tensor: torch.Tensor) -> bool:
+    """Whether autograd lets nobody use a view once its base is changed: one made under `no_grad`, or with other views."""
+    meta = torch._C._autograd.CreationMeta
+    if not tensor.requires_grad or tensor._base is None:
+        return False
+    return torch._C._autograd._get_creation_meta(tensor) in (meta.NO_GRAD_MODE, meta.MULTI_OUTPUT_NODE)
+
+
 def is_view_of_leaf(tensor: torch.Tensor) -> bool:
     """Whether autograd refuses in-place ops on a tensor because it is a view of a leaf that requires grad."""
     return tensor._base is not None and tensor.requires_grad and tensor._base.requires_grad and tensor._base.is_leaf
@@ -592,8 +600,9 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     is what depends on the geometry of a value that the graph lays out anew: `as_strided`, and a write to the same memory.
     """
     if isinstance(op, torch._ops.OpOverload):
-        refuse_stale_views(args)
-        mode._geometry.check(op, args)
+        with torch._C.DisableTorchFunction():  # what is asked here is not what the user's function asks
+            refuse_stale_views(args)
+            mode._geometry.check(op, args)
         if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
             refuse_unrecordable_write(op, args)
         elif torch.is_inference_mode_enabled() and is_view_op(op):

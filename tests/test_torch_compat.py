@@ -674,6 +674,14 @@ def test_a_view_knows_that_it_was_made_under_no_grad():
     assert not compat.made_under_no_grad(base[0])
 
 
+def test_views_that_a_write_forbids():
+    base = torch.ones(4, requires_grad=True) * 1
+    with torch.no_grad():
+        hidden = base[:2]
+    views = (hidden, base.split(2)[0], base[:2], base, base.detach().split(2)[0])
+    assert [compat.is_forbidden_after_a_write(view) for view in views] == [True, True, False, False, False]
+
+
 def test_as_strided_and_writes_exclude_one_another_unless_the_tensor_is_plain(fake_mode):
     with Tracing(fake_mode, torch.ones(3, 4)).active() as x, torch.no_grad():
         assert compat.is_plain(x)

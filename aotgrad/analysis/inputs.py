@@ -91,6 +91,8 @@ def reject_several_elements_in_one_place(capture: Capture, index: int) -> None:
         UnsupportedMutationError: names the input.
     """
     fake = capture.inputs[index].fake
+    if isinstance(capture.inputs[index], MemberInput):
+        return  # it sees a write to another member of the base
     steps = [] if fake.layout is not torch.strided else zip(fake.size(), fake.stride(), strict=True)
     if any(isinstance(step, int) and step == 0 and size != 1 for size, step in steps):
         raise UnsupportedMutationError(

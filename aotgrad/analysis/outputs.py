@@ -272,7 +272,11 @@ class _Outputs:
         if parent is not None and parent.output != output:
             return parent
         steps = without_prefix(self.steps_from(storage, value), own)
-        replay = self.replay_strided(position, value, base) if steps is None else self.replay(position, value, base, steps)
+        replay = (
+            self.replay_strided(position, value, base, Geometry.of(value))
+            if steps is None
+            else self.replay(position, value, base, steps)
+        )
         if output is None:
             return AliasOfIntermediate(len(self.bases) - 1, replay)
         return AliasOfIntermediateBaseIsUserOutput(output, replay)

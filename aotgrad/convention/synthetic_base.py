@@ -87,6 +87,11 @@ def make_members(
         views = views_of(args[index], start, base.fake, is_attached)
         if views is None:
             refuse(group, f"input {index} cannot be made of it by views")
+        if torch_compat.is_forbidden_after_a_write(args[index]):
+            refuse(
+                group,
+                f"autograd does not let anybody use input {index} then: it is a view made under no_grad, or with others",
+            )
         spec, family = inputs[index], family_of[index]
         members.append(MemberInput(spec.name, spec.fake, spec.requires_grad, base_position, family, is_attached, views))
     return members

@@ -115,6 +115,14 @@ def a_view_under_no_grad_of_a_constant(x):
         return x[1:]
 
 
+@CASES.add(lambda: (plain(4, 3),), without_dynamo="breaks the graph at metadata mutations")
+def a_row_of_an_intermediate_that_is_transposed_later(x):
+    y = x * 2
+    row = y[0]
+    y.t_()
+    return row, y
+
+
 # --- Inputs that lie elsewhere ---------------------------------------------------------------------------------------
 
 
@@ -283,6 +291,18 @@ def test_refused_where_the_geometry_matters(function) -> None:
     with pytest.raises(AOTGradError, match=r"as_strided\(\)"):
         aotgrad.aot_function(function, aotgrad.nop)(x)
     assert torch.equal(x, torch.arange(20.0).view(4, 5)[:, 1:])
+
+
+@pytest.mark.parametrize("no_grad", [True, False])
+def test_an_argument_that_a_change_of_its_base_forbids_is_refused(no_grad: bool) -> None:
+    x = non_leaf(4)
+    with torch.set_grad_enabled(not no_grad):
+        part = x[:2] if no_grad else x.split(2)[0]
+    before = x.detach().clone()
+    with pytest.raises(AOTGradError, match="does not let anybody use"):
+        aotgrad.aot_function(lambda x, part: (x.mul_(2), part)[1], aotgrad.nop)(x, part)
+    assert torch.equal(x, before)
+    assert part.grad_fn is not None or no_grad
 
 
 def test_an_expanded_input_is_not_changed() -> None:
