@@ -70,9 +70,7 @@ def dynamo(peer: str, ours: str) -> dict[str, Compiler]:
 
 
 SAVE_ALL = aot_modules(functorch.compile.default_partition, aotgrad.default_partition)
-MIN_CUT = aot_modules(
-    functorch.compile.min_cut_rematerialization_partition, aotgrad.min_cut_rematerialization_partition
-)
+MIN_CUT = aot_modules(functorch.compile.min_cut_rematerialization_partition, aotgrad.min_cut_rematerialization_partition)
 DYNAMO_EAGER = dynamo("aot_eager", "aotgrad_eager")
 DYNAMO_INDUCTOR = dynamo("inductor", "aotgrad")
 
