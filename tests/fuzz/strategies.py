@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.fuzz import operations
 from tests.fuzz.program import Apply, Backward, Block, Gradients, Leaf, Name, Program, Round, Statement, source
-from tests.fuzz.worlds import World, asked, define
+from tests.fuzz.worlds import World, asked, define, storage_of
 
 T = TypeVar("T")
 
@@ -23,6 +23,7 @@ SHAPES = ((3,), (2, 3), (4,), (2, 2), (3, 3), (3, 2), (1, 3), (2, 1, 3), (2, 2, 
 DTYPES = (*("torch.float32",) * 8, "torch.float64", "torch.complex64", "torch.complex64", "torch.int64")
 PARTITIONERS = ("aotgrad.min_cut_rematerialization_partition", "aotgrad.default_partition")
 DYNAMIC = (*("False",) * 6, "None", "True")
+WRITES_FROM_OPERAND = tuple(template for template in (*operations.IN_PLACE, *operations.ASSIGNMENTS) if "{1}" in template)
 LARGEST = 64
 """Elements of the largest tensor that statements go on with."""
 
@@ -233,6 +234,8 @@ class Maker:
             template = "{0}.conj()"
         if "matmul" in template and any(value.dim() < 2 for value in tensors):
             template = "{0}.clone()"  # eager's kernel squeezes its result in place, which raises the version
+        if template in WRITES_FROM_OPERAND and share_memory(*tensors):
+            operands = (operands[0], operands[0])  # else the result depends on the order in which a kernel runs
         if "torch.cat" in template and not all(value.numel() for value in tensors):
             template = "{0}.clone()"  # whether an empty part gets an empty gradient or none depends on eager's history
         return Apply(target, template, operands)
@@ -368,6 +371,10 @@ class Maker:
         roots = [name for name in self.differentiable() if not self.world.namespace[name].is_leaf]
         if roots:
             self.add(Backward(tuple(roots)), keep_errors=30)
+
+
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    return storage_of(one) == storage_of(other)
 
 
 def can_start_backward(value: Tensor) -> bool:

@@ -126,7 +126,6 @@ OF_TENSORS: dict[str, Callable[[Tensor], Any]] = {
     **OF_GRADIENTS,
     "is_leaf": lambda value: value.is_leaf,
     "stride": lambda value: strides_with_extent(value),
-    "storage offset": lambda value: value.storage_offset(),
     "version": lambda value: value._version,
     "is_conj": lambda value: value.is_conj(),
     "is_neg": lambda value: value.is_neg(),
@@ -169,9 +168,11 @@ class Relations:
 
     def of(self, name: str) -> dict[str, Any]:
         value = self.tensors[name]
+        storage = self.first_by_storage[storage_of(value)]
         return {
             "is": self.first_by_id[id(value)],
-            "storage of": self.first_by_storage[storage_of(value)],
+            "storage of": storage,
+            "storage offset": value.storage_offset() if storage[0] in "wxy" else None,
             "family": self.first_by_family[id(self.families[name])] if value.requires_grad else None,
             "base": self.first_by_id.get(id(value._base)) if not name.startswith("c") else None,
         }

@@ -34,6 +34,13 @@ def saved_result_that_was_changed(x):
     return y, y.sin()
 
 
+@CASES.add(lambda: (leaf(3),), caller=versions, without_dynamo="breaks the graph at metadata mutations")
+def saved_result_that_was_transposed(x):
+    y = x * 2
+    y.t_()
+    return y * y, y
+
+
 @CASES.add(lambda: (leaf(4, 3),), caller=versions)
 def views_of_a_changed_intermediate(x):
     y = x * 2
