@@ -12,9 +12,9 @@ traced once on fake tensors; nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from tabulate import tabulate
 from torch import nn
@@ -22,12 +22,12 @@ from torch import nn
 from aotgrad.backends import registry
 from aotgrad.capture.flatten import Arguments
 from aotgrad.errors import PartitionError
-from aotgrad.ir import InputHint, JointGraph
-from aotgrad.lifting import LiftedModule
+from aotgrad.ir import JointGraph
+from aotgrad.lifting import LiftedModule, ModuleArguments
+from aotgrad.observe import Observer
 from aotgrad.options import Options
 from aotgrad.partition import FrontierPoint, Objective, frontier_points, min_cut_rematerialization_partition
-from aotgrad.pipeline import Executable, SmallGraph, compile_flat
-from aotgrad.plan_cache import PlanCache
+from aotgrad.plan_cache import PlanCache, State
 from aotgrad.recipe import Recipe
 
 
@@ -86,34 +86,17 @@ class _Found(Exception):
         self.joint = joint
 
 
-def _stop_at_joint(stage: str, result: Any) -> None:
-    if stage == "joint":
-        raise _Found(result)
-
-
-def _ignore(*_: Any) -> None:
-    """What happens after each pass: nothing."""
-
-
-def _no_higher_order(*_: Any) -> NoReturn:
-    raise AssertionError("the compilation stops at the joint graph")
+class _StopAtJoint(Observer):
+    def __call__(self, stage: str, result: Any) -> None:
+        if stage == "joint":
+            raise _Found(result)
 
 
 class _JointRecipe(Recipe):
     """A recipe that stops at the joint graph."""
 
-    def compile(self, function: Callable, args: Sequence[Any], hints: Sequence[InputHint]) -> Executable | SmallGraph:
-        return compile_flat(
-            function,
-            args,
-            hints,
-            backend=self.backend,
-            partition_fn=self.partition_fn,
-            options=self.options,
-            higher_order=_no_higher_order,
-            observe=_stop_at_joint,
-            after_pass=_ignore,
-        )
+    def observer(self) -> Observer:
+        return _StopAtJoint(self.options.verify)
 
 
 def _joint_of(fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], backend: str) -> JointGraph:
@@ -123,10 +106,10 @@ def _joint_of(fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], backe
     try:
         if isinstance(fn, nn.Module):
             lifted = LiftedModule(fn)
-            tensors = lifted.tensors()
-            cache.call(lifted.forward, Arguments.of((tensors, *args), kwargs), len(tensors), lifted.state_key())
+            tensors, _ = lifted.read()
+            cache.call(lifted.forward, ModuleArguments.after(tensors, args, kwargs), len(tensors), State(fn))
         else:
-            cache.call(fn, Arguments.of(args, kwargs), 0)
+            cache.call(fn, Arguments.of(args, kwargs), 0, State(fn))
     except _Found as found:
         return found.joint
     raise PartitionError("aotgrad is disabled (AOTGRAD_DISABLE=1), or the function runs inside another trace")

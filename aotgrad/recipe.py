@@ -38,7 +38,7 @@ class Recipe:
         hints: Sequence[InputHint],
         known: KnownValues | None = None,
     ) -> Executable | SmallGraph:
-        observer = Observer(self.options.verify)
+        observer = self.observer()
         return compile_flat(
             function,
             args,
@@ -51,6 +51,10 @@ class Recipe:
             after_pass=observer.after_pass,
             known=known,
         )
+
+    def observer(self) -> Observer:
+        """What looks at the stages of one compilation."""
+        return Observer(self.options.verify)
 
     def higher_order(
         self,

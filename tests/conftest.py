@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from aotgrad.backends import registry
 from tests.golden.harness import golden
 
 __all__ = ["golden"]
@@ -24,3 +25,9 @@ def fixed_seed() -> Iterator[None]:
     yield
     assert torch.is_grad_enabled(), "the test left grad mode off"
     torch.set_grad_enabled(True)
+
+
+@pytest.fixture(autouse=True)
+def registered_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
