@@ -1048,13 +1048,19 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[Any], **settings: 
 
 @contextlib.contextmanager
 def inductor_context(fake_mode: FakeTensorMode, mode: str, **settings: Any) -> Iterator[None]:
-    """What Inductor reads from its surroundings: the fake mode, a tracing context, and its configuration."""
+    """What Inductor reads from its surroundings: the fake mode, a tracing context, and its configuration.
+
+    Its fallbacks run ops on fake tensors, and constants of the graph are real ones.
+    """
+    from unittest import mock
+
     from torch._inductor import config, list_mode_options
     from torch._inductor.virtualized import V
 
     patches = {} if mode == "default" else list_mode_options(mode)
     context = TracingContext.try_get() or TracingContext(fake_mode)
-    with tracing(context), V.set_fake_mode(fake_mode), config.patch({**patches, **settings}):
+    real_constants = mock.patch.object(fake_mode, "allow_non_fake_inputs", True)
+    with tracing(context), V.set_fake_mode(fake_mode), config.patch({**patches, **settings}), real_constants:
         yield
 
 

@@ -122,7 +122,7 @@ def copy_expanded_targets(graph: fx.Graph) -> None:
     """
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.index_put.default):
         target = node.args[0]
-        if target.target is torch.ops.aten.expand.default:
+        if torch_compat.is_expanded(target.meta["val"]):
             with graph.inserting_before(node):
                 copy = graph.call_function(
                     torch.ops.aten.clone.default, (target,), {"memory_format": torch.contiguous_format}
