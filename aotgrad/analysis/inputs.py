@@ -93,12 +93,16 @@ def reject_several_elements_in_one_place(capture: Capture, index: int) -> None:
     fake = capture.inputs[index].fake
     if isinstance(capture.inputs[index], MemberInput):
         return  # it sees a write to another member of the base
-    steps = [] if fake.layout is not torch.strided else zip(fake.size(), fake.stride(), strict=True)
-    if any(isinstance(step, int) and step == 0 and size != 1 for size, step in steps):
-        raise UnsupportedMutationError(
-            f"input {index} is expanded, so that several of its elements are the same memory, and is changed in place; "
-            "change the tensor that was expanded, or pass a clone()"
-        )
+    if fake.layout is not torch.strided or torch_compat.is_symbolic(fake) or fake.numel() == 0:
+        return
+    reach = 0
+    for step, size in sorted((step, size) for size, step in zip(fake.size(), fake.stride(), strict=True) if size > 1):
+        if step <= reach:
+            raise UnsupportedMutationError(
+                f"input {index} is expanded or unfolded, so that several of its elements may be the same memory, and is "
+                "changed in place; change the tensor that it was made from, or pass a clone()"
+            )
+        reach += step * (size - 1)
 
 
 def reject_changed_view_of_leaf(capture: Capture, index: int) -> None:

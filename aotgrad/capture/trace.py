@@ -216,6 +216,10 @@ EXPLANATIONS = {
         "a tensor is changed in place and viewed by as_strided(), at {line}, and the graph does not keep how it lies in "
         "memory. Use other view ops, or clone() first"
     ),
+    "must be 1 to view": (
+        "a tensor that is viewed as another dtype is changed in place, or cannot be viewed so, at {line}. "
+        "Change the tensor that the view was made from, or clone() first"
+    ),
     "numpy() is not supported": (
         "a tensor is turned into a NumPy array, at {line}. Its values are not there while tracing: "
         "use torch's own functions, or do this outside of the compiled function"

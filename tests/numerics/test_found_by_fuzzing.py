@@ -276,6 +276,13 @@ def changed_conjugate(x):
     return conjugate
 
 
+def test_an_unfolded_input_is_not_changed() -> None:
+    row = torch.ones(3)
+    with pytest.raises(AOTGradError, match="is expanded or unfolded"):
+        aotgrad.aot_function(lambda x: x.mul_(2), aotgrad.nop)(row.unfold(0, 2, 1))
+    assert torch.equal(row, torch.ones(3))
+
+
 def part_of_an_expanded_input_changed(x):
     x[0] = 3
     return x * 2
@@ -314,7 +321,7 @@ def test_an_argument_that_a_change_of_its_base_forbids_is_refused(no_grad: bool)
 
 def test_an_expanded_input_is_not_changed() -> None:
     row = torch.ones(3)
-    with pytest.raises(AOTGradError, match="is expanded"):
+    with pytest.raises(AOTGradError, match="is expanded or unfolded"):
         aotgrad.aot_function(part_of_an_expanded_input_changed, aotgrad.nop)(row.expand(2, 3))
     assert torch.equal(row, torch.ones(3))
 
