@@ -44,7 +44,7 @@ LAID_OUT_ANEW = (r"[oc]\d+: stride: ",)
 """A transposed view that was written to is contiguous in the graph for some ops, and so is what is computed from it."""
 
 VIEWS_IN_THE_TRACE = (r"o\d+: base: None; eager: o\d+", r"o\d+: family: o\d+; eager: o\d+")
-"""Some kernels (`matmul` of three dimensions) return a view in the trace, of what nobody can see in eager: `_base` differs."""
+"""Some kernels (`matmul` of three dimensions) return a view in the trace, of what nobody can see in eager."""
 
 KNOWN = (
     *VIEWS_IN_THE_TRACE,
