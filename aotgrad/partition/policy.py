@@ -92,7 +92,7 @@ def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Ve
     if tagged is tags.RECOMPUTE:
         return Verdict(Choice.RECOMPUTE, "tagged to be recomputed, or in a checkpoint")
     if node in analysis.held and node in analysis.crossing and not rules.unread:
-        return Verdict(Choice.SAVE, "held by the caller, and saved in eager: a write to it is an error there too")
+        return Verdict(Choice.SAVE, "held by the caller, and saved in eager too")
     if tagged is tags.SAVE and may_save:
         return Verdict(Choice.SAVE, "tagged to be saved, or the end of a checkpoint that another one reads")
     return Verdict(Choice.EITHER if may_save else Choice.RECOMPUTE, _reason_to_run_again(analysis, node))

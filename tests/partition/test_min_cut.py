@@ -88,7 +88,7 @@ def test_an_output_is_held_by_the_caller_and_costs_nothing():
     joint = joint_of(lambda x, w: (x @ w).exp(), grad(8, 8), grad(8, 8), static=[1])
     saved = {value.slot.name: value for value in cut(joint).saved}
     assert saved["exp"].saved_bytes == 0
-    assert saved["exp"].reason == "needed by mul in the backward; exp is cheap, alive anyway"
+    assert saved["exp"].reason == "needed by mul in the backward; held by the caller, and saved in eager too, alive anyway"
 
 
 def test_inputs_that_eager_does_not_save_are_not_saved():
