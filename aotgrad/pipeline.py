@@ -60,12 +60,7 @@ class Traced:
 
     def sharing(self, args: Sequence[Any]) -> MemorySharing:
         """How arguments share memory with those that the function changes."""
-        infos = [(index, info) for index, (_, info) in enumerate(self.arguments) if info is not None]
-        return MemorySharing.among(
-            args,
-            mutated=tuple(index for index, info in infos if info.mutation.data),
-            bumped=tuple(index for index, info in infos if info.version_bumps),
-        )
+        return MemorySharing.of(args, [info for _, info in self.arguments])
 
 
 @dataclass(frozen=True)
@@ -132,7 +127,7 @@ def compile_flat(
     convention = CallingConvention.plain(make_input_specs(mode, args, hints))
     capture = capture_function(function, convention, mode, backend.decompositions())
     meta = analyze(capture)
-    if sharing := MemorySharing.of(args, meta):  # rare: what is mutated shares memory with another argument
+    if sharing := MemorySharing.of(args, meta.inputs):  # rare: what is mutated shares memory with another argument
         convention = share_memory(convention, args, sharing, mode)
         capture = capture_function(function, convention, mode, backend.decompositions())
         meta = analyze(capture)

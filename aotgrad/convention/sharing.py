@@ -17,7 +17,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import UnsupportedAliasingError
-from aotgrad.ir import ViewAndMutationMeta
+from aotgrad.ir import InputAliasInfo
 from aotgrad.overlap import ByteLayout, linked_groups, overlap
 
 ALIGNMENT = 16
@@ -60,11 +60,11 @@ class MemorySharing:
     counters: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def of(cls, args: Sequence[Any], meta: ViewAndMutationMeta) -> MemorySharing:
-        """The sharing that matters to a function that was traced as if there were none."""
-        infos = [(index, info) for index, info in enumerate(meta.inputs) if info is not None]
-        mutated = tuple(index for index, info in infos if info.mutation.data)
-        bumped = tuple(index for index, info in infos if info.version_bumps)
+    def of(cls, args: Sequence[Any], infos: Sequence[InputAliasInfo | None]) -> MemorySharing:
+        """The sharing that matters to a function which does to `args` what `infos` say."""
+        tensors = [(index, info) for index, info in enumerate(infos) if info is not None]
+        mutated = tuple(index for index, info in tensors if info.mutation.data)
+        bumped = tuple(index for index, info in tensors if info.version_bumps)
         return cls.among(args, mutated, bumped)
 
     @classmethod
