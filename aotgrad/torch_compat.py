@@ -67,6 +67,9 @@ disable_autocast = torch._C._DisableAutocast
 unsafe_view = torch.ops.aten._unsafe_view.default
 """`view` of a tensor that nobody else reads: in its memory, though its schema does not say so."""
 
+zero_without_memory = torch.ops.aten._efficientzerotensor.default
+"""Makes the zeros that forward mode has for an undefined tangent."""
+
 cast = torch.ops.aten._to_copy.default
 """What `to` is in a graph: a copy with another dtype, device or layout."""
 
@@ -317,6 +320,11 @@ def is_batched(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (
         functorch.is_batchedtensor(value) or functorch.is_legacy_batchedtensor(value)
     )
+
+
+def has_no_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for zeros without holding them, as an undefined tangent of forward mode does."""
+    return tensor._is_zerotensor()
 
 
 def is_wrapped(value: Any) -> bool:

@@ -916,6 +916,11 @@ def test_a_random_op_draws_again_from_its_recorded_state():
 # --- torch.func and forward mode -------------------------------------------------------------------------------------
 
 
+def test_forward_mode_makes_zeros_without_memory():
+    assert compat.has_no_memory(compat.zero_without_memory([2]))
+    assert not compat.has_no_memory(torch.zeros(2))
+
+
 def test_open_transforms_are_seen_from_inside():
     seen = []
 

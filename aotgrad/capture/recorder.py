@@ -44,6 +44,13 @@ class Recorder(PythonKeyTracer):
             self._record_origin(node)
         return node
 
+    def create_arg(self, a: Any) -> Any:
+        """A zero without memory, which forward mode inside the function makes unseen, is a constant with memory."""
+        if isinstance(a, torch.Tensor) and torch_compat.has_no_memory(a):
+            with torch_compat.bare_evaluation():
+                a = torch.zeros(a.size(), dtype=a.dtype, device=a.device)
+        return super().create_arg(a)
+
     def _record_origin(self, node: fx.Node) -> None:
         if "stack_trace" not in node.meta:
             trace = user_stack_trace()

@@ -66,8 +66,9 @@ class Trace:
 
     def add_placeholder(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """A functional tensor with the metadata of `like`, whose placeholder stands after the existing ones."""
+        value = torch_compat.from_functional(like)  # recorded: a view is made again if its base was written to
         with torch_compat.hidden_tracing_modes(), torch.no_grad():
-            fake = tangent_like(torch_compat.from_functional(like))
+            fake = tangent_like(value)
             last = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
             with self.graph.inserting_after(last):
                 self._track(self.graph.placeholder(name), fake)

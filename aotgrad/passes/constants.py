@@ -20,7 +20,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.passes import ops
+from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
 from aotgrad.passes.memory import Memory
 from aotgrad.slots import Tangent
@@ -64,6 +64,8 @@ class Folding:
 
     def visit(self, node: fx.Node) -> None:
         """Compute a node that is made of constants, or hand constants to one that is not."""
+        if node.target is torch_compat.zero_without_memory:
+            give_memory(node)
         if node.target in ops.CREATION_LIKE and node not in self.tangent_dependent:
             self.forget_input(node)
         if self.is_foldable(node):
@@ -142,6 +144,16 @@ class Folding:
             new = node.graph.get_attr(name)
         new.meta = {**node.meta}
         return new
+
+
+def give_memory(node: fx.Node) -> None:
+    """Make zeros of a zero without memory, an undefined tangent of forward mode: compiled kernels would read its memory.
+
+    What it makes of other ops is in the graph already: `zero * x` was traced as another zero.
+    """
+    traced = node.meta["val"]
+    node.target, node.args, node.kwargs = aten.full.default, (node.args[0], 0), settings_of(traced)
+    node.meta["val"] = rewrite.traced_value(node)
 
 
 def settings_of(tensor: torch.Tensor) -> dict[str, Any]:

@@ -169,7 +169,7 @@ WIDENING = {
 def join_casts(node: fx.Node) -> None:
     """Cast what was widened before from its own dtype: rounding happens once in both."""
     inner = ops.arguments(node)[0]
-    if inner.target is not torch_compat.cast or not is_plain_cast(inner) or not is_plain_cast(node):
+    if not is_plain_cast(node) or inner.target is not torch_compat.cast or not is_plain_cast(inner):
         return
     source = inner.args[0]
     narrow, wide, last = (each.meta["val"].dtype for each in (source, inner, node))
@@ -179,8 +179,10 @@ def join_casts(node: fx.Node) -> None:
 
 
 def is_plain_cast(node: fx.Node) -> bool:
-    """Whether the node changes the dtype and nothing else."""
-    source, value = ops.arguments(node)[0].meta["val"], node.meta["val"]
+    """Whether the node changes the dtype of a tensor and nothing else; `vmap` casts numbers, too."""
+    if not isinstance(node.args[0], fx.Node):
+        return False
+    source, value = node.args[0].meta["val"], node.meta["val"]
     plain = source.device == value.device and source.layout is torch.strided and value.layout is torch.strided
     return plain and not source.is_conj() and not source.is_neg()
 

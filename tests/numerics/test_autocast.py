@@ -9,8 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import aotgrad
-
 from .against_eager import ALL, compiled
 
 BF16 = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
@@ -76,17 +74,7 @@ def test_gradients_to_the_bit(function, around, around_backward, backend) -> Non
             assert torch.equal(actual, wanted)
 
 
-REFUSED = pytest.mark.xfail(
-    reason="the vjp of a layer norm without weights, cut into segments, has a gradient that its trace did not see",
-    raises=aotgrad.errors.CaptureError,
-)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [pytest.param(f, marks=REFUSED) if f is normalized else f for f in FUNCTIONS],
-    ids=lambda function: function.__name__,
-)
+@every_function
 @every_mode
 @pytest.mark.parametrize("around_backward", AROUND.values(), ids=AROUND)
 def test_second_order(function, around, around_backward) -> None:

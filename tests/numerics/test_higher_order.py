@@ -81,6 +81,7 @@ FUNCTIONS = {
     "rms_norm": (lambda x, w: F.rms_norm(x, (4,), w), MATRIX, (4,)),
     # attention and linear maps
     "attention": (lambda q, k, v: (q @ k.mT).softmax(-1) @ v, (3, 4), (5, 4), (5, 2)),
+    "attention_of_norm": (lambda x, w, v: F.layer_norm(x @ w, (4,)).softmax(-1) @ v, MATRIX, (4, 4), (4, 2)),
     "attention_masked": (
         lambda q, k: (q @ k.mT).masked_fill(torch.ones(3, 3).tril() == 0, -torch.inf).softmax(-1) @ k,
         (3, 4),
