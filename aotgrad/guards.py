@@ -46,7 +46,8 @@ class PlanGuards:
                 return False
             tensors = self.dedupe.enter(tensors)
         return (
-            self.tensors(*tensors)
+            len(tensors) == self.tensors.count
+            and self.tensors.check(*tensors)
             and self.global_state.check()
             and (self.memory is None or self.memory(tensors))
             and (not self.facts or all(FACTS[name](tensors[k]) == value for k, name, value in self.facts))

@@ -139,8 +139,7 @@ class ModuleState:
         self.classes = list(map(type, self.modules))
         watched = Watched(self.modules)
         watched.add_all(torch_compat.global_module_hooks())
-        self.filled, self.empty = watched.filled, watched.empty
-        self.versions = list(map(torch_compat.dict_version, self.filled))
+        self.filled, self.empty = torch_compat.DictVersions(watched.filled), watched.empty
         self.volatile = [(value, self.content(value)) for value in watched.volatile]
 
     def content(self, value: Any) -> Hashable:
@@ -148,7 +147,7 @@ class ModuleState:
 
     def is_current(self) -> bool:
         return (
-            list(map(torch_compat.dict_version, self.filled)) == self.versions
+            self.filled.hold()
             and not any(self.empty)
             and list(map(type, self.modules)) == self.classes
             and all(self.content(value) == before for value, before in self.volatile)

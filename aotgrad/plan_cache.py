@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -321,23 +321,23 @@ def make_guards(
     """The guards of a plan that was just traced for `tensors`."""
     fakes = [spec.fake for spec, _ in executable.arguments]
     sharing = executable.sharing(tensors)
-    memory = MemoryGuard(tensors, sharing) if sharing.mutated or sharing.bumped else None
-    wanted = reads.found | facts_needed(executable, tensors, memory)
+    changed = {*sharing.mutated, *sharing.bumped}
+    wanted = reads.found | facts_needed(executable, tensors, changed)
     return PlanGuards(
         dedupe=dedupe,
         global_state=torch_compat.GlobalState(),
         tensors=torch_compat.TensorGuard(tensors, fakes),
-        memory=memory,
+        memory=MemoryGuard(tensors, sharing, fakes) if changed else None,
         facts=tuple((k, name, FACTS[name](tensors[k])) for name, k in sorted(wanted)),
         shapes=torch_compat.shape_guards(fakes) if any(map(torch_compat.is_symbolic, fakes)) else None,
     )
 
 
 def facts_needed(
-    executable: Executable | SmallGraph, tensors: Sequence[torch.Tensor], memory: MemoryGuard | None
+    executable: Executable | SmallGraph, tensors: Sequence[torch.Tensor], changed: Collection[int]
 ) -> set[tuple[str, int]]:
     """What a plan depends on besides the graph: it writes to leaves, or lays tensors out by absolute offset."""
-    leaves = {k for k in memory.changed if tensors[k].requires_grad} if memory is not None else set()
+    leaves = {k for k in changed if tensors[k].requires_grad}
     absolute = isinstance(executable, Executable) and any(map(uses_geometry, executable.plan.steps))
     offsets = {k for k, tensor in enumerate(tensors) if absolute and tensor.layout is torch.strided}
     kinds = ("is a leaf", "is a view of a leaf")

@@ -73,15 +73,20 @@ zero_without_memory = torch.ops.aten._efficientzerotensor.default
 cast = torch.ops.aten._to_copy.default
 """What `to` is in a graph: a copy with another dtype, device or layout."""
 
-dict_version = torch._C._dynamo.guards.dict_version
-"""A number that changes whenever a dictionary does."""
-
 HISTORY_GETTERS: dict[Callable, str] = {
     torch.Tensor._version.__get__: "._version",
     torch.Tensor._base.__get__: "._base",
     torch.Tensor._is_view: "._is_view()",
 }
 """How a function asks a tensor where it comes from, and what it wrote to do so."""
+
+_inference_mode_is_on = torch._C.is_inference_mode_enabled
+_flash_attention_is_on = torch._C._get_flash_sdp_enabled
+_memory_efficient_attention_is_on = torch._C._get_mem_efficient_sdp_enabled
+_math_attention_is_on = torch._C._get_math_sdp_enabled
+_cudnn_attention_is_on = torch._C._get_cudnn_sdp_enabled
+_function_mode_count = torch._C._len_torch_function_stack
+"""Global state that is asked for at every call."""
 
 disable_dynamo = torch._dynamo.disable
 """Marks a callable that Dynamo must not trace into."""
@@ -846,6 +851,31 @@ def _sparse_key(tensor: torch.Tensor) -> tuple:
     return (type(tensor), tuple(tensor.shape), *flags, tensor.layout is torch.sparse_coo and tensor.is_coalesced())
 
 
+class DictVersions:
+    """Whether none of some dictionaries was changed since this was made, in one C++ call."""
+
+    def __init__(self, tables: Sequence[dict]) -> None:
+        from torch._C._dynamo.guards import RootGuardManager
+        from torch._dynamo.guards import GuardManagerType
+
+        self.tables, self.native = list(tables), RootGuardManager()
+        for k, table in enumerate(self.tables):
+            name = f"tables[{k}]"
+            manager = self.native.list_getitem_manager(k, name, table, GuardManagerType.GUARD_MANAGER)
+            _add_dict_version_guard(manager, table, [name])
+
+    def hold(self) -> bool:
+        return self.native.check(self.tables)
+
+
+def _add_dict_version_guard(manager: Any, table: dict, text: list[str]) -> None:
+    """Newer versions of torch take the place in the user's code too."""
+    try:
+        manager.add_dict_version_guard(table, text, None)
+    except TypeError:
+        manager.add_dict_version_guard(table, text)
+
+
 class GlobalState:
     """The global state that a trace depends on, as it is now; `check()` says whether it is that again.
 
@@ -860,18 +890,18 @@ class GlobalState:
         self.text = self.describe()
 
     def check(self) -> bool:
-        return bool(self.native.check()) and self.read_flags() == self.flags
+        return self.native.check() and self.read_flags() == self.flags
 
     @staticmethod
     def read_flags() -> tuple:
         """What the native guard leaves out."""
         return (
-            torch._C.is_inference_mode_enabled(),
-            torch._C._get_flash_sdp_enabled(),
-            torch._C._get_mem_efficient_sdp_enabled(),
-            torch._C._get_math_sdp_enabled(),
-            torch._C._get_cudnn_sdp_enabled(),
-            torch._C._len_torch_function_stack() and default_devices(),
+            _inference_mode_is_on(),
+            _flash_attention_is_on(),
+            _memory_efficient_attention_is_on(),
+            _math_attention_is_on(),
+            _cudnn_attention_is_on(),
+            _function_mode_count() and default_devices(),
         )
 
     @staticmethod

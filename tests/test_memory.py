@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import UnsupportedAliasingError
-from aotgrad.memory import MemoryGuard, are_separate
-from aotgrad.torch_compat import new_fake_mode
+from aotgrad.memory import Extents, MemoryGuard, are_apart
+from aotgrad.torch_compat import dynamic_fake, new_fake_mode
 
 
 def separate(count: int) -> list[torch.Tensor]:
@@ -100,7 +102,67 @@ def test_two_storages_of_one_memory():
         guard_of([torch.from_numpy(array), torch.from_numpy(array)], 0)
 
 
-def test_separate_storages_hold_one_address_each():
-    assert are_separate([100, 200, 300], [(90, 150), (290, 310)])
-    assert not are_separate([100, 150, 300], [(90, 150)])
-    assert are_separate([0, 0, 300], [(0, 0), (300, 310)])
+def test_memory_that_begins_before_a_changed_storage_and_reaches_into_it():
+    array = torch.zeros(8).numpy()
+    guard = guard_of([torch.ones(4), torch.ones(8)], 0)
+    assert not guard([torch.from_numpy(array[2:6]), torch.from_numpy(array)])
+    assert guard([torch.from_numpy(array[2:6]), torch.ones(8)])
+
+
+def test_a_tensor_that_grows_where_it_lies():
+    """Its size is symbolic: at the same address it may reach into the memory of another one."""
+    array = torch.zeros(8).numpy()
+    reader, writer = torch.from_numpy(array), torch.from_numpy(array[4:])
+    mode = new_fake_mode()
+    traced = [dynamic_fake(mode, torch.ones(3), frozenset({0}), 0), mode.from_tensor(torch.ones(4))]
+    guard = guard_of([torch.ones(3), torch.ones(4)], 1, traced=traced)
+    assert [guard([reader[:size], writer]) for size in (3, 4, 5, 8, 4)] == [True, True, False, False, True]
+
+
+def test_an_empty_view_counts_its_versions_with_its_base():
+    guard = guard_of([torch.ones(8), torch.ones(0)], 0)
+    base = torch.ones(8)
+    assert not any(guard([base, base[k:k]]) for k in (0, 4, 8))
+    assert guard([base, torch.ones(0)])
+
+
+def test_what_moves_once_is_looked_at_in_every_call():
+    guard = guard_of(separate(4), 1)
+    first, base = separate(4), torch.ones(8)
+    for _ in range(2):
+        assert guard(first)
+        assert guard([torch.ones(4), *first[1:]])
+        assert not guard([base[:4], base[2:6], *first[2:]])
+        assert not guard([first[0], base[:4], first[2], base[3:7]])
+        assert not guard([first[0], base[:4], base[2:6], first[3]])
+
+
+def pieces(draw: random.Random, buffers) -> list[torch.Tensor]:
+    """Four elements each: alone, or anywhere in a buffer or in another alias of it."""
+    places = [(draw.choice(buffers), draw.choice((0, 2, 4, 8, 12))) for _ in range(4)]
+    return [draw.choice([buffer[k : k + 4]] * 4 + [buffer.data[k : k + 4], torch.ones(4)]) for buffer, k in places]
+
+
+@pytest.mark.parametrize("changed", [(0,), (1, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("seed", range(20))
+def test_calls_at_random_against_every_pair(changed, seed):
+    """Pieces of two buffers: the guard says what comparing all arguments says, whatever the trace saw."""
+    draw = random.Random(seed)
+    whole = torch.ones(16)
+    buffers = [whole, whole.detach(), torch.ones(16)]
+    traced = pieces(draw, buffers)
+    guard, sharing = guard_of(traced, *changed), MemorySharing.among(traced, changed, changed)
+    tensors = traced
+    for _ in range(100):
+        fresh = pieces(draw, buffers)
+        tensors = draw.choice([traced, fresh, [draw.choice(pair) for pair in zip(tensors, fresh, strict=True)]])
+        assert guard(tensors) == (MemorySharing.among(tensors, changed, changed) == sharing)
+
+
+def test_extents():
+    extents = Extents.of([(100, 50), (120, 10), (300, 1), (0, 8)])
+    assert extents.places == [(100, 150), (120, 130), (300, 301)]
+    assert [extents.meet(place) for place in ((90, 100), (140, 141), (150, 300), (300, 310))] == [False, True, False, True]
+    assert not extents.are_distinct()
+    assert are_apart(extents, Extents.of([(150, 149)]))
+    assert not are_apart(Extents.of([(0, 8), (149, 1)]), extents)

@@ -3,9 +3,9 @@
 
     python scripts/bench/guards.py
 
-Per number of tensors: the check of a plan that changes nothing, of one that changes an input (it also compares which
-inputs share memory), the same with the changed input at another address at every call, and reading a module with as many
-parameters. The aim is 1 us and 0.1 us a tensor.
+Per number of tensors: the check of a plan that changes nothing; of one that changes an input, and so compares which
+inputs share memory; the same with the changed input at another address at every call; the same with disjoint slices of one
+buffer; and reading a module with as many parameters. The aim is 1 us and 0.1 us a tensor.
 """
 
 import argparse
@@ -57,6 +57,7 @@ def measure(count: int) -> list[object]:
             "plain": check(reads, tensors),
             "changing": check(changes, tensors),
             "moving": check_moving(changes, tensors),
+            "slices": check(changes, torch.ones(count, 4, 4).unbind()),
             "module": module.read,
         }
     )
@@ -66,7 +67,8 @@ def measure(count: int) -> list[object]:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     torch.set_num_threads(1)
-    headers = ["tensors", "plain (us)", "changes an input (us)", "the same, it moves (us)", "read a module (us)", "aim (us)"]
+    headers = ["tensors", "plain (us)", "changes an input (us)", "which moves (us)", "a slice of a buffer (us)"]
+    headers += ["read a module (us)", "aim (us)"]
     print(tabulate(map(measure, COUNTS), headers, tablefmt="github", floatfmt=".2f"))
 
 
