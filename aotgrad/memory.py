@@ -99,7 +99,7 @@ class MemoryGuard:
             return None
         geometries = [Geometry.of(base) for base in roots.values() if base is not None]
         geometries += [Geometry.of(args[k]) for k in self.growing]
-        storages = [storage_of(tensor)._cdata for tensor in tensors]
+        storages = list(map(torch_compat.storage_id, tensors))
         return list(map(address, tensors)), storages, list(map(id, bases)), list(roots), geometries
 
     def settle(self, before: Settled, starts: Sequence[int]) -> Settled:
@@ -107,7 +107,7 @@ class MemoryGuard:
         stays = [k for k, start in enumerate(starts) if before.starts is None or start == before.starts[k]]
         positions, places = [before.positions[k] for k in stays], [starts[k] for k in stays]
         others = sorted({*before.others, *before.positions}.difference(positions))
-        extents = Extents.of([(start, self.spans[k]) for start, k in zip(places, positions, strict=True)])
+        extents = Extents.of([(start, self.spans[k] or 0) for start, k in zip(places, positions, strict=True)])
         return Settled(others, positions, picker(positions), places, extents)
 
     def extents(self, args: Sequence[Any], positions: Sequence[int]) -> Extents:
