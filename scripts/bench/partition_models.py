@@ -2,7 +2,8 @@
 
     joint = joint_graph("gpt6")        an `fx.GraphModule` in the convention of partition functions, and what it is told
 
-Nothing is allocated and nothing is downloaded: weights are fake, and models of `transformers` are made from a configuration.
+Nothing runs and nothing is downloaded: weights are those that memory happens to hold, and models of `transformers` are made
+from a configuration.
 Ops are decomposed as Inductor does, and equal ops of the forward and of the backward are merged, before any partitioner
 sees the graph.
 """
@@ -10,19 +11,18 @@ sees the graph.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._inductor.lowering  # a decomposition of pooling looks for it
 import torch.fx as fx
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aotgrad
 
@@ -234,7 +234,9 @@ class FromTransformers(nn.Module):
 
 
 def gpt2(library: Any) -> nn.Module:
-    return library.GPT2LMHeadModel(library.GPT2Config(n_positions=LENGTH, n_embd=768, n_layer=12, use_cache=False))
+    model = library.GPT2LMHeadModel(library.GPT2Config(n_positions=LENGTH, use_cache=False))
+    model.loss_type = "ForCausalLM"  # or it writes to a logger, which Dynamo does not follow
+    return model
 
 
 def bert(library: Any) -> nn.Module:
@@ -291,25 +293,22 @@ EXTRA: dict[str, Maker] = {
 """Deep models, for the time that partitioning takes."""
 
 
-@contextlib.contextmanager
-def tracing_of(name: str) -> Iterator[None]:
-    """Our own models are fake from the start; those of `transformers` read their weights and ask whether they are traced."""
-    if not name.startswith("hf_"):
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            yield
-        return
-    import transformers.masking_utils
-
-    with mock.patch.object(transformers.masking_utils, "is_tracing", lambda *_: True):
-        yield
-
-
 class Stop(Exception):
     """Raised when the joint graph is there: nothing else of the compilation is wanted."""
 
 
+def model_and_inputs(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Our own models get memory that nobody writes to, and that therefore takes none."""
+    make = (MODELS | EXTRA)[name]
+    if name.startswith("hf_"):
+        return make()
+    with torch.device("meta"):
+        model, inputs = make()
+    return model.to_empty(device="cpu"), tuple(torch.empty_like(x, device="cpu") for x in inputs)
+
+
 def joint_graph(name: str) -> Captured:
-    """Trace a model with Inductor's decompositions, up to its joint graph."""
+    """Trace a model with Inductor's decompositions, up to its joint graph; those of `transformers` need Dynamo."""
     found: list[Captured] = []
 
     def keep(module: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, static_lifetime_input_indices: Any) -> Any:
@@ -317,12 +316,17 @@ def joint_graph(name: str) -> Captured:
         found.append(Captured(name, merged, num_fwd_outputs, tuple(static_lifetime_input_indices)))
         raise Stop
 
-    with tracing_of(name):
-        model, inputs = (MODELS | EXTRA)[name]()
-        model.train()
-        table = {op: f for op, f in select_decomp_table().items() if op is not torch.ops.aten.detach.default}
+    def backend(module: fx.GraphModule, given: Any) -> Any:
+        return aotgrad.aot_module_simplified(module, given, aotgrad.nop, partition_fn=keep, decompositions=table)
+
+    table = {op: f for op, f in select_decomp_table().items() if op is not torch.ops.aten.detach.default}
+    model, inputs = model_and_inputs(name)
+    model.train()
+    if name.startswith("hf_"):
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+    else:
         compiled = aotgrad.aot_module(model, aotgrad.nop, partition_fn=keep, decompositions=table)
-        with contextlib.suppress(Stop):
-            compiled(*inputs)
+    with contextlib.suppress(Stop, BackendCompilerFailed):
+        compiled(*inputs)
     (captured,) = found
     return captured
