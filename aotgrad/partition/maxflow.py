@@ -7,8 +7,8 @@ In: a `Network` of edges `(tail, head)`, their capacities, source and sink. Out:
 
 A network is made once and cut many times, with other capacities each time.
 
-Dinic's algorithm (E. A. Dinic, 1970): phases of a breadth-first search, which labels each node with its distance from
-the source, and a depth-first search along edges that go one step further, which saturates all shortest paths.
+Dinic's algorithm (E. A. Dinic, 1970): phases of a breadth-first search, which labels each node with its distance to the
+sink, and a depth-first search along edges that go one step nearer, which saturates all shortest paths.
 Iterative, on flat lists: edge `e` and its reverse `e ^ 1` are neighbours. Of all minimum cuts it returns the one with
 the smallest source side. The result depends on the input only, not on the order of a set or a hash.
 
@@ -54,10 +54,10 @@ class Network:
         flow = _Flow(self.heads, residual, self.out)
         value = 0
         while True:
-            level = _levels(flow, source, sink)
-            if level[sink] < 0:
-                return value, frozenset(node for node, distance in enumerate(level) if distance >= 0)
-            value += _blocking_flow(flow, level, source, sink)
+            distance = _distances(flow, source, sink)
+            if distance[source] < 0:
+                return value, _reachable(flow, source)
+            value += _blocking_flow(flow, distance, source, sink)
 
 
 @dataclass(frozen=True)
@@ -69,31 +69,43 @@ class _Flow:
     out: list[list[int]]
 
 
-def _levels(flow: _Flow, source: int, sink: int) -> list[int]:
-    """The distance of each node from the source along edges with residual capacity; -1 where there is no path.
+def _distances(flow: _Flow, source: int, sink: int) -> list[int]:
+    """How far each node is from the sink along edges with residual capacity; -1 where there is no path.
 
-    Nodes at least as far as the sink need no label, unless the sink cannot be reached.
+    Nodes farther than the source need no label. Counted from the sink, a step nearer never is a dead end at first.
     """
     heads, residual, out = flow.heads, flow.residual, flow.out
-    level = [-1] * len(out)
-    level[source] = 0
-    frontier = [source]
-    while frontier and level[sink] < 0:
+    distance = [-1] * len(out)
+    distance[sink] = steps = 0
+    nearer = [sink]
+    while nearer and distance[source] < 0:
+        steps += 1
         reached: list[int] = []
-        for node in frontier:
-            distance = level[node] + 1
+        for node in nearer:
             for edge in out[node]:
-                if residual[edge] and level[heads[edge]] < 0:
-                    level[heads[edge]] = distance
-                    reached.append(heads[edge])
-        frontier = reached
-    return level
+                tail = heads[edge]
+                if distance[tail] < 0 and residual[edge ^ 1]:
+                    distance[tail] = steps
+                    reached.append(tail)
+        nearer = reached
+    return distance
 
 
-def _blocking_flow(flow: _Flow, level: list[int], source: int, sink: int) -> int:
+def _reachable(flow: _Flow, source: int) -> frozenset[int]:
+    heads, residual, out = flow.heads, flow.residual, flow.out
+    reached, stack = {source}, [source]
+    while stack:
+        for edge in out[stack.pop()]:
+            if residual[edge] and heads[edge] not in reached:
+                reached.add(heads[edge])
+                stack.append(heads[edge])
+    return frozenset(reached)
+
+
+def _blocking_flow(flow: _Flow, distance: list[int], source: int, sink: int) -> int:
     """Saturate every shortest path; return the flow that this adds."""
-    heads, residual = flow.heads, flow.residual
-    current = [0] * len(level)  # the first edge of each node that may still lead to the sink
+    heads, residual, out = flow.heads, flow.residual, flow.out
+    current = [0] * len(distance)  # the first edge of each node that may still lead to the sink
     path: list[int] = []
     node, total = source, 0
     while True:
@@ -102,34 +114,29 @@ def _blocking_flow(flow: _Flow, level: list[int], source: int, sink: int) -> int
             total += pushed
             node = heads[path[kept] ^ 1]
             del path[kept:]
-        edge = _advance(flow, level, current, node)
-        if edge >= 0:
-            path.append(edge)
-            node = heads[edge]
-        elif path:
+        edges, nearer = out[node], distance[node] - 1
+        for index in range(current[node], len(edges)):
+            edge = edges[index]
+            if residual[edge] and distance[heads[edge]] == nearer:
+                current[node] = index
+                path.append(edge)
+                node = heads[edge]
+                break
+        else:
+            current[node] = len(edges)
+            if not path:
+                return total
             node = heads[path.pop() ^ 1]
             current[node] += 1
-        else:
-            return total
-
-
-def _advance(flow: _Flow, level: list[int], current: list[int], node: int) -> int:
-    """The next edge of `node` that goes one step further and is not full, or -1."""
-    heads, residual, edges = flow.heads, flow.residual, flow.out[node]
-    distance = level[node] + 1
-    for index in range(current[node], len(edges)):
-        edge = edges[index]
-        if residual[edge] and level[heads[edge]] == distance:
-            current[node] = index
-            return edge
-    current[node] = len(edges)
-    return -1
 
 
 def _augment(residual: list[int], path: list[int]) -> tuple[int, int]:
     """Push what fits along `path`; return it, and how many edges come before the first that is now full."""
-    pushed = min(residual[edge] for edge in path)
-    for edge in path:
+    pushed = min([residual[edge] for edge in path])
+    first = -1
+    for index, edge in enumerate(path):
         residual[edge] -= pushed
         residual[edge ^ 1] += pushed
-    return pushed, next(index for index, edge in enumerate(path) if not residual[edge])
+        if first < 0 and not residual[edge]:
+            first = index
+    return pushed, first
