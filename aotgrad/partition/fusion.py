@@ -10,7 +10,7 @@ values that it is made of.
 
     materialized    reads its leaves once and is written          leaves + bytes
     transparent     k kernels read leaves in place of the value   k x (leaves - bytes), less what its parents are charged
-    both            work within kernels                           a share of the traffic of the op by itself
+    both            work within kernels                           a share of the traffic of the op by itself, never nothing
 
 Which kernels the backward will have is not known before it is compiled. Two of its ops count as one kernel if they run
 over the same number of elements and have the same depth, the number of materialized steps before them.
@@ -153,7 +153,7 @@ def _rerun(
         stored = op.alone if op.kind is Kind.ALONE else leaf_bytes + op.bytes
         chosen = stored if materialized[number] else min(inlined, stored)
         charged.append(0 if materialized[number] else chosen + parents)
-        rerun.append(0 if op.kind is Kind.FREE else chosen + op.alone // SHARE_WITHIN_KERNELS)
+        rerun.append(0 if op.kind is Kind.FREE else chosen + max(1, op.alone // SHARE_WITHIN_KERNELS))
     return rerun
 
 
