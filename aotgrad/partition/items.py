@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch.fx as fx
 
 from aotgrad.partition import costs, fusion, op_table, random_state, tags
+from aotgrad.partition.contraction import Contraction
 from aotgrad.partition.fusion import Kind, Op
 from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.partition.policy import Rules, Verdict, judge
@@ -46,6 +47,11 @@ class Items:
     @functools.cached_property
     def number(self) -> dict[fx.Node, int]:
         return {node: number for number, node in enumerate(self.nodes)}
+
+    @functools.cached_property
+    def contraction(self) -> Contraction:
+        """The problem without what is no choice; it is what is solved."""
+        return Contraction.of(self.problem)
 
 
 @dataclass(frozen=True, eq=False)

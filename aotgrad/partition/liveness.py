@@ -6,6 +6,9 @@ In: a `Program`, the values of a joint graph as ints in the order in which they 
     simulate(program, saved={1, 2})      both are alive from the forward to their last use in the backward
     simulate(program, saved={1})         2 runs again just before 3, and takes its memory from there to its last use
 
+A `Simulator` answers for many choices: what does not depend on the choice is added up once, and one choice takes time in
+the values that it saves or runs again.
+
 A value is allocated when it runs and freed after its last use; what is saved stays from the forward to its last use in
 the backward. What is not saved runs again just before its first use there, once. Not counted: what takes no memory of the
 halves' own, such as parameters and the arguments of the call (their size is 0), and what an op needs while it runs.
@@ -13,6 +16,9 @@ halves' own, such as parameters and the arguments of the call (their size is 0),
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -44,125 +50,215 @@ class Program:
 class Profile:
     """Bytes alive in both halves at their worst, and in the backward while each of `Program.backward` runs.
 
-    `first` and `last` are, for values of the forward that the backward uses, the steps of `Program.backward` between
-    which it needs them, both included.
+    Attributes:
+        first: for each value the first step of `Program.backward` that needs it, more than there are if none does.
+        last_moment: when it was needed last; `last` is the step.
     """
 
     forward: int
     backward: list[int]
-    first: dict[int, int]
-    last: dict[int, int]
+    first: list[int]
+    last_moment: list[int]
 
-    @property
+    @functools.cached_property
     def peak(self) -> int:
         return max(self.forward, *self.backward, 0) if self.backward else self.forward
+
+    def last(self, value: int) -> int:
+        """The last step of `Program.backward` that needs the value; -1 if none does."""
+        return self.last_moment[value] // _moments_per_step(self.first)
+
+
+def _moments_per_step(values: Sequence[int]) -> int:
+    """A moment is a number: in each step, what runs again comes first, by number, and then the step's own op."""
+    return len(values) + 1
 
 
 def simulate(program: Program, saved: Collection[int]) -> Profile:
     """The memory of both halves if `saved` crosses between them."""
-    saved = set(saved)
-    order, step_of = _backward_order(program, saved)
-    first, last = _uses(program, order, step_of)
-    return Profile(_forward_peak(program, saved), _backward_profile(program, saved, order, step_of), first, last)
+    return Simulator(program).run(saved)
 
 
-def _forward_peak(program: Program, saved: set[int]) -> int:
-    order = _with_missing(program, program.forward, saved)
-    kept = saved | program.results
-    sizes, dying = program.sizes, _dying(program, order, kept)
-    alive = peak = 0
-    for position, value in enumerate(order):
-        alive += sizes[value]
-        peak = max(peak, alive)
-        for dead in dying[position]:
-            alive -= sizes[dead]
-    return peak
+class Simulator:
+    """One program, for any number of choices."""
+
+    def __init__(self, program: Program) -> None:
+        self.forward, self.backward = _Forward(program), _Backward(program)
+
+    def run(self, saved: Collection[int]) -> Profile:
+        """The memory of both halves if `saved` crosses between them."""
+        return self.backward.profile(saved, self.forward.peak(saved))
 
 
-def _with_missing(program: Program, forward: list[int], saved: set[int]) -> list[int]:
-    """The forward's values and those that it makes only because they are saved."""
-    made, stack, extra = set(forward), [value for value in saved], set()
-    while stack:
-        value = stack.pop()
-        if value not in made and value not in extra:
-            extra.add(value)
-            stack.extend(program.reads[value])
-    return sorted(made | extra) if extra else forward
+# --- The forward -----------------------------------------------------------------------------------------------------
 
 
-def _dying(program: Program, order: Sequence[int], kept: Collection[int]) -> list[list[int]]:
-    """The values that nobody uses after each position, without those that are kept."""
-    dying: list[list[int]] = [[] for _ in order]
-    seen = set(kept)
-    made = set(order)
-    for position in range(len(order) - 1, -1, -1):
-        for value in (order[position], *program.reads[order[position]]):
-            if value not in seen and value in made:
-                seen.add(value)
-                dying[position].append(value)
-    return dying
+class _Forward:
+    """Bytes alive while each value runs if nothing is saved, and when each dies; numbers are positions."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.made = set(program.forward)
+        self.death = _last_readers(program, program.forward)
+        self.alive = list(itertools.accumulate(self._changes()))
+
+    def _changes(self) -> list[int]:
+        changes = [0] * (len(self.program.sizes) + 1)
+        for value in self.program.forward:
+            changes[value] += self.program.sizes[value]
+            if value not in self.program.results:
+                changes[self.death[value] + 1] -= self.program.sizes[value]
+        return changes
+
+    def peak(self, saved: Collection[int]) -> int:
+        """The most bytes alive. What is saved does not die; what runs only to be saved lets live what it reads."""
+        sizes, results, death = self.program.sizes, self.program.results, self.death
+        changes = [0] * (len(sizes) + 1)
+        extra = self._only_saved(saved)
+        later = _last_readers(self.program, extra)
+        for value, read_at in later.items():
+            if value not in extra and value not in saved and value not in results:
+                changes[death[value] + 1] += sizes[value]
+                changes[max(read_at, death[value]) + 1] -= sizes[value]
+        for value in extra:
+            changes[value] += sizes[value]
+            if value not in saved:
+                changes[later[value] + 1] -= sizes[value]
+        for value in saved:
+            if value in self.made and value not in results:
+                changes[death[value] + 1] += sizes[value]
+        return max(map(operator.add, self.alive, itertools.accumulate(changes)))
+
+    def _only_saved(self, saved: Collection[int]) -> list[int]:
+        """What the forward runs only because it is saved, or because something is made of it that is."""
+        found: set[int] = set()
+        stack = [value for value in saved if value not in self.made]
+        while stack:
+            value = stack.pop()
+            if value not in self.made and value not in found:
+                found.add(value)
+                stack.extend(self.program.reads[value])
+        return sorted(found)
 
 
-def _backward_order(program: Program, saved: set[int]) -> tuple[list[int], list[int]]:
-    """What runs in the backward, and for each the index in `Program.backward` of the value that it runs for."""
-    available = saved | set(program.tangents)
-    order: list[int] = []
-    steps: list[int] = []
-    for step, value in enumerate(program.backward):
-        missing = _missing(program, program.reads[value], available)
-        available.update(missing)
-        available.add(value)
-        order += [*missing, value]
-        steps += [step] * (len(missing) + 1)
-    missing = _missing(program, list(program.gradients), available)
-    return order + missing, steps + [len(program.backward)] * len(missing)
+def _last_readers(program: Program, running: list[int]) -> dict[int, int]:
+    """The last of `running` that reads each value; itself for those of them that nobody reads."""
+    last = {value: value for value in running}
+    for value in running:
+        for read in program.reads[value]:
+            last[read] = value
+    return last
 
 
-def _missing(program: Program, wanted: list[int], available: set[int]) -> list[int]:
-    missing: set[int] = set()
-    stack = [value for value in wanted if value not in available]
-    while stack:
-        value = stack.pop()
-        if value not in missing:
-            missing.add(value)
-            stack.extend(read for read in program.reads[value] if read not in available)
-    return sorted(missing)
+# --- The backward ----------------------------------------------------------------------------------------------------
 
 
-def _uses(program: Program, order: list[int], step_of: list[int]) -> tuple[dict[int, int], dict[int, int]]:
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for value, step in zip(order, step_of, strict=True):
-        for used in (value, *program.reads[value]):
-            first.setdefault(used, step)
-            last[used] = step
-    return first, last
+class _Backward:
+    """What the backward holds whatever is saved, and which values of the forward its own ops read."""
 
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.steps = len(program.backward)
+        self.per_step = _moments_per_step(program.sizes)
+        own = {*program.backward, *program.tangents}
+        self.outside = [value for value in range(len(program.sizes) - 1, -1, -1) if value not in own]
+        self.first_read = [self.steps + 1] * len(program.sizes)
+        self.last_moment = [-1] * len(program.sizes)
+        self._read()
+        self.held = self._held(own)
+        self.own = [*(program.sizes[value] for value in program.backward), 0]
+        self.with_own = list(map(operator.add, self.held, self.own))
 
-def _backward_profile(program: Program, saved: set[int], order: list[int], step_of: list[int]) -> list[int]:
-    sizes = program.sizes
-    kept = program.results | program.gradients
-    given = (saved | set(program.tangents)) - program.results
-    alive = sum(sizes[value] for value in given) + sum(sizes[value] for value in program.results)
-    profile = [alive] * (len(program.backward) + 1)
-    dying = _dying_given(program, order, kept, given)
-    for position, value in enumerate(order):
-        alive += sizes[value]
-        step = step_of[position]
-        profile[step] = max(profile[step], alive) if position and step_of[position - 1] == step else alive
-        for dead in dying[position]:
-            alive -= sizes[dead]
-    return profile[: len(program.backward)] if not order or step_of[-1] < len(program.backward) else profile
+    def _read(self) -> None:
+        """The first step, and the moment of the last one, that read each value whatever runs again."""
+        for step, value in enumerate(self.program.backward):
+            for read in (value, *self.program.reads[value]):
+                self.first_read[read] = min(self.first_read[read], step)
+                self.last_moment[read] = self._end_of(step)
+        for value in self.program.gradients:
+            self.first_read[value] = min(self.first_read[value], self.steps)
+            self.last_moment[value] = self._end_of(self.steps)
 
+    def _end_of(self, step: int) -> int:
+        return (step + 1) * self.per_step - 1
 
-def _dying_given(program: Program, order: list[int], kept: Collection[int], given: Collection[int]) -> list[list[int]]:
-    """As `_dying`, for what runs in the backward and what it is given."""
-    dying: list[list[int]] = [[] for _ in order]
-    seen = set(kept)
-    counted = set(order) | set(given)
-    for position in range(len(order) - 1, -1, -1):
-        for value in (order[position], *program.reads[order[position]]):
-            if value not in seen and value in counted:
-                seen.add(value)
-                dying[position].append(value)
-    return dying
+    def _held(self, own: set[int]) -> list[int]:
+        """Bytes alive just before each step's own op, without values of the forward that are saved or run again."""
+        sizes = self.program.sizes
+        changes = [0] * (self.steps + 1)
+        changes[0] = sum(sizes[value] for value in {*self.program.tangents, *self.program.results})
+        for step, value in enumerate(self.program.backward):
+            changes[step + 1] += sizes[value]
+        for value in own - self.program.results:
+            if 0 <= self.last_moment[value] < self._end_of(self.steps - 1):
+                changes[self.last_moment[value] // self.per_step + 1] -= sizes[value]
+        return list(itertools.accumulate(changes))
+
+    def profile(self, saved: Collection[int], forward: int) -> Profile:
+        first, again = self._again(saved)
+        last = self._last_moments(first, again)
+        return Profile(forward, self._alive(saved, again, first, last), first, last)
+
+    def _again(self, saved: Collection[int]) -> tuple[list[int], list[int]]:
+        """The first step that needs each value, and what runs again, the last value first."""
+        first, again, reads, never = list(self.first_read), [], self.program.reads, self.steps
+        for value in self.outside:
+            step = first[value]
+            if step <= never and value not in saved:
+                again.append(value)
+                for read in reads[value]:
+                    if first[read] > step:
+                        first[read] = step
+        return first, again
+
+    def _last_moments(self, first: list[int], again: list[int]) -> list[int]:
+        last, reads, per_step = list(self.last_moment), self.program.reads, self.per_step
+        for value in again:
+            moment = first[value] * per_step + value
+            for read in reads[value]:
+                if last[read] < moment:
+                    last[read] = moment
+        return last
+
+    def _alive(self, saved: Collection[int], again: list[int], first: list[int], last: list[int]) -> list[int]:
+        """The most bytes alive in each step. After the last one, what is returned may still have to run again."""
+        sizes, kept, per_step = self.program.sizes, self.program.gradients, self.per_step
+        given = [value for value in saved if sizes[value] and value not in self.program.results]
+        remade = [value for value in again if sizes[value]]
+        changes = [0] * (self.steps + 2)
+        changes[0] = sum([sizes[value] for value in given])
+        for value in remade:
+            changes[first[value]] += sizes[value]
+        early: dict[int, dict[int, int]] = {}  # for each step, bytes that die when a value has run again before its own op
+        for value in given + remade:
+            moment = last[value]
+            if moment >= 0 and value not in kept:
+                step, at = divmod(moment + 1, per_step)  # after its own op is at the start of the next step
+                changes[step] -= sizes[value]
+                if at:
+                    died = early.setdefault(step, {})
+                    died[at - 1] = died.get(at - 1, 0) + sizes[value]
+        alive = list(map(operator.add, self.with_own, itertools.accumulate(changes)))
+        if early:
+            self._add_what_dies_early(alive, early, remade, first)
+        runs_after = any(first[value] == self.steps for value in self.program.gradients)
+        return alive if runs_after else alive[:-1]
+
+    def _add_what_dies_early(
+        self, alive: list[int], early: dict[int, dict[int, int]], again: list[int], first: list[int]
+    ) -> None:
+        """Raise `alive` where more is so while values run again than when the step's own op runs."""
+        sizes = self.program.sizes
+        chains: dict[int, list[int]] = {step: [] for step in early}
+        for value in reversed(again):
+            if first[value] in chains:
+                chains[first[value]].append(value)
+        for step, chain in chains.items():
+            died = early[step]
+            most = now = alive[step] - self.own[step] - sum([sizes[value] for value in chain]) + sum(died.values())
+            for value in sorted({*chain, *died}):
+                now += sizes[value] if first[value] == step else 0
+                if now > most:
+                    most = now
+                now -= died.get(value, 0)
+            alive[step] = max(alive[step], most)

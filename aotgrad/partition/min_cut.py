@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from aotgrad.errors import PartitionError
 from aotgrad.partition import costs, op_table
@@ -62,13 +61,18 @@ def _reference(plain: Items, in_peak: bool) -> int:
 
 def recompute_all(analysis: JointAnalysis, objective: Objective) -> Decision:
     """The fewest bytes that the halves can exchange, whatever it takes to make the rest again."""
-    return cut_at(analysis, objective, FREE_HAND, lambda items: Frontier(items.problem).smallest())
+    return cut_at(analysis, objective, FREE_HAND, Frontier.smallest)
 
 
-def cut_at(analysis: JointAnalysis, objective: Objective, rules: Rules, choose: Callable[[Items], Solution]) -> Decision:
+def cut_at(analysis: JointAnalysis, objective: Objective, rules: Rules, choose: Callable[[Frontier], Solution]) -> Decision:
     """The decision of a solution of the problem that `rules` leave open."""
     items = Costed.of(analysis, cost_model(objective)).items(rules)
-    return _decision(items, _solved(items, choose))
+    return _decision(items, _solved(items, lambda items: _expanded(items, choose)))
+
+
+def _expanded(items: Items, choose: Callable[[Frontier], Solution]) -> Solution:
+    contraction = items.contraction
+    return contraction.expand(choose(Frontier(contraction.problem)))
 
 
 def cost_model(objective: Objective) -> CostModel:
@@ -77,10 +81,13 @@ def cost_model(objective: Objective) -> CostModel:
 
 def without_budget(items: Items) -> Solution:
     """The balanced solution; never more bytes than if everything that crosses is saved."""
-    frontier = Frontier(items.problem)
-    balanced = frontier.at(BALANCED)
     everything = sum(costs.held_bytes(items.analysis, node) for node in items.analysis.crossing)
-    return balanced if balanced.kept_bytes <= everything else frontier.within(everything)
+
+    def balanced(frontier: Frontier) -> Solution:
+        found = frontier.at(BALANCED)
+        return found if found.kept_bytes <= everything else frontier.within(everything)
+
+    return _expanded(items, balanced)
 
 
 def simulated(items: Items, solution: Solution) -> Profile:
@@ -96,36 +103,24 @@ def _solved(items: Items, choose: Callable[[Items], Solution]) -> Solution:
         raise _unsolvable(items) from None
 
 
-@dataclass(frozen=True)
-class Frontiers:
-    """What a joint graph can trade: saved bytes for time, and, costlier to find out, peak memory for time."""
-
-    items: Items
-    saved: Frontier
-
-    def peak(self) -> PeakFrontier:
-        program, number = program_of(self.items.analysis)
-        return PeakFrontier(self.items.problem, program, [number[node] for node in self.items.nodes])
-
-
-def frontiers(analysis: JointAnalysis, objective: Objective) -> Frontiers:
-    """Everything that a budget may be met with."""
-    items = Costed.of(analysis, cost_model(objective)).items(FREE_HAND)
-    return Frontiers(items, Frontier(items.problem))
+def peak_frontier(items: Items) -> PeakFrontier:
+    """What can be traded of peak memory for time."""
+    program, number = program_of(items.analysis)
+    return PeakFrontier(items.contraction, program, [number[node] for node in items.nodes])
 
 
 def _within_saved(items: Items, limit: int, warn: bool) -> Solution:
-    solution = Frontier(items.problem).within(limit)
+    solution = _expanded(items, lambda frontier: frontier.within(limit))
     if warn and solution.kept_bytes > limit:
         _warn_unreachable(limit, solution.kept_bytes, "saved for the backward")
     return solution
 
 
 def _within_peak(items: Items, limit: int, warn: bool) -> Solution:
-    found = Frontiers(items, Frontier(items.problem)).peak().within(limit)
+    found = peak_frontier(items).within(limit)
     if warn and found.peak > limit:
         _warn_unreachable(limit, found.peak, "the peak that the simulation finds")
-    return found.solution
+    return items.contraction.expand(found.solution)
 
 
 def _warn_unreachable(limit: int, lowest: int, what: str) -> None:

@@ -1,6 +1,7 @@
 """A limit on the peak of memory, rather than on what is saved. No torch.
 
-In: a `Problem`, the `Program` that it is about and a limit. Out: a `Solution` whose simulated peak is within the limit.
+In: a contracted problem, the `Program` that it is about and a limit. Out: a `Solution` of the former whose simulated peak is
+within the limit.
 
 Saved bytes are not the peak: the backward holds its own values beside them, and what it makes again takes memory too. But
 at each step of the backward the bytes alive are a sum over the values of the forward, so a minimum cut can weigh them: a
@@ -10,8 +11,12 @@ the weights are moved there round by round (the method of multiplicative weights
 Multiplicative Weights Update Method", 2012).
 
 The rounds at each of a few exchange rates give a pool of solutions, of which each that is neither slower nor higher than
-another is on the *staircase*. A limit takes the fastest one that fits, and saves more while that fits and no step of the
-staircase is passed, so that a higher limit never takes more time.
+another is on the *staircase*. From each of its steps a *descent* runs more again of what is held across the peak, as long as
+that finds new steps.
+
+A limit takes the fastest step that fits, or a descent from one of the next ones that do not, as soon as it fits. Both are
+filled: more is saved while that fits, and while it is no faster than the next step or what the descent came from. So a
+higher limit never takes more time: what a lower one gives is a step, or later on the same descent.
 """
 
 from __future__ import annotations
@@ -20,18 +25,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from aotgrad.partition.contraction import Contraction
 from aotgrad.partition.frontier import Frontier, Gains, Rate, loss
-from aotgrad.partition.liveness import Profile, Program, simulate
-from aotgrad.partition.problem import Problem, Solution
+from aotgrad.partition.liveness import Profile, Program, Simulator
+from aotgrad.partition.problem import Solution
 
 WEIGHT_UNITS = 1 << 16  # weights of steps are ints: this much in all
 SHARPNESS = 12.0  # a step at half of the peak weighs exp(-SHARPNESS / 2) of one at the peak
 EXCHANGE_RATES = tuple(8.0**exponent for exponent in range(-5, 3))  # relative to the whole front's own
-WINDOWS = 4  # parts of the backward in which the rounds start, besides all of it
+WINDOWS = 2  # parts of the backward in which the rounds start, besides all of it
 WORK = 150_000  # values x cuts that the rounds may take in all
-MOST_ROUNDS, FEWEST_ROUNDS = 3, 1
+MOST_ROUNDS, FEWEST_ROUNDS = 2, 1
 CORNERS_UP_TO = 2000  # values of a problem, of which all corners of the front of saved bytes are tried
-DESCENT_WORK = 200_000  # values x simulations that walking down from the staircase may take in all
+DESCENT_WORK = 400_000  # values x simulations that the descents of the staircase may take in all
+PATIENCE = 3  # steps down in a row that may be no better than what is known
+WALKS = 4  # steps of the staircase above a limit from which it is approached
 LONGEST_DESCENT = 40
 DESCENT_SHARE = 0.02  # of the peak, what one step down tries to free
 REFINEMENTS = 40  # simulations that saving more may take
@@ -54,26 +62,39 @@ class Simulated:
 
 
 class PeakFrontier:
-    """The trade of peak memory for time. `values` are the numbers in `program` of the problem's values."""
+    """The trade of peak memory for time. `numbers` are those in `program` of the values of the original problem."""
 
-    def __init__(self, problem: Problem, program: Program, values: Sequence[int]) -> None:
-        self.problem, self.program, self.values = problem, program, values
-        self.frontier = Frontier(problem)
+    def __init__(self, contraction: Contraction, program: Program, numbers: Sequence[int]) -> None:
+        self.problem, self.program = contraction.problem, program
+        self.values = [numbers[value] for value in contraction.values]
+        self.free = {numbers[value] for value in contraction.free}
+        self.simulator = Simulator(program)
+        self.frontier = Frontier(self.problem)
         self.staircase = list(_staircase(self._pool()))
 
     def simulate(self, solution: Solution) -> Simulated:
-        return Simulated(solution, simulate(self.program, {self.values[k] for k in solution.saved}))
+        return Simulated(solution, self.simulator.run({self.values[k] for k in solution.saved} | self.free))
 
     def lowest(self) -> Simulated:
         return self.staircase[0]
 
     def within(self, limit: int) -> Simulated:
         """The fastest solution found with a peak of at most `limit` bytes; the lowest one if none fits."""
-        fitting = [step for step in self.staircase if step.peak <= limit]
+        fitting = sum(step.peak <= limit for step in self.staircase)
         if not fitting:
             return self.lowest()
-        above = self.staircase[len(fitting)].solution.time if len(fitting) < len(self.staircase) else 0
-        return self._refine(fitting[-1], limit, above)
+        above = self.staircase[fitting : fitting + WALKS]
+        found = [self._refine(self.staircase[fitting - 1], limit, above[0].solution.time if above else 0)]
+        return min([*found, *filter(None, (self._walk(start, limit) for start in above))], key=lambda s: s.rank)
+
+    def _walk(self, start: Simulated, limit: int) -> Simulated | None:
+        """The first step down from `start` that fits, and more saved as long as the step before it is not passed."""
+        fastest = start.solution.time
+        for step in self._descent(start, LONGEST_DESCENT):
+            if step.peak <= limit:
+                return self._refine(step, limit, fastest)
+            fastest = max(fastest, step.solution.time)
+        return None
 
     # -- the pool
 
@@ -89,7 +110,7 @@ class PeakFrontier:
             pool.append(self.simulate(self.frontier.at(_rate(exchange * spread))))
             for weights in _starts(len(self.program.backward)):
                 pool += self._rounds(_rate(exchange * spread), weights, rounds, fastest)
-        return pool + list(self._descents(list(_staircase(pool))))
+        return self._descents(list(_staircase(pool)))
 
     def _corners(self) -> list[Solution]:
         """What is best for saved bytes is often good for the peak."""
@@ -104,13 +125,20 @@ class PeakFrontier:
             weights = [(old + new) / 2 for old, new in zip(weights, _at_peak(current.profile), strict=False)]
             yield current
 
-    def _descents(self, starts: list[Simulated]) -> Iterator[Simulated]:
-        """Walks down from each start, the lowest first."""
-        left = DESCENT_WORK // (len(self.problem) + 1)
+    def _descents(self, starts: list[Simulated]) -> list[Simulated]:
+        """Walks down from each start, the lowest first, as far as they lead to something better."""
+        found, left = list(starts), DESCENT_WORK // (len(self.problem) + 1)
         for start in starts:
+            patience = PATIENCE
             for step in self._descent(start, min(left, LONGEST_DESCENT)):
                 left -= 1
-                yield step
+                is_worse = any(s.peak <= step.peak and s.solution.time <= step.solution.time for s in found)
+                patience = patience - 1 if is_worse else PATIENCE
+                if not patience:
+                    break
+                found.append(step)
+            found = list(_staircase(found))
+        return found
 
     def _descent(self, start: Simulated, steps: int) -> Iterator[Simulated]:
         """Run more again of what is held across the peak but not used there, least loss of time per byte first."""
@@ -128,7 +156,7 @@ class PeakFrontier:
         profile, solution = current.profile, current.solution
         at = profile.backward.index(max(profile.backward)) if max(profile.backward, default=0) >= profile.forward else -1
         held = sorted(solution.saved - barred)
-        unused = [k for k in held if profile.first.get(self.values[k], at) > at]
+        unused = [k for k in held if profile.first[self.values[k]] > at]
         ranked = sorted((*loss(self.problem, solution, k), k) for k in unused)
         wanted = DESCENT_SHARE * current.peak
         for time, freed, k in ranked:
@@ -145,7 +173,7 @@ class PeakFrontier:
             before.append(before[-1] + weight)
         held, state = [], []
         for k, value in enumerate(self.values):
-            first, last = profile.first.get(value, 0), profile.last.get(value, 0)
+            first, last = profile.first[value], max(0, profile.last(value))
             until, since = before[min(last + 1, len(weights))], before[min(first, len(weights))]
             held.append(self._units(value, until) if self.problem.held[k] else 0)
             state.append(self._units(value, until - since))

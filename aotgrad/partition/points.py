@@ -14,7 +14,7 @@ from aotgrad.partition.decision import Objective
 from aotgrad.partition.frontier import Frontier
 from aotgrad.partition.graphs import analyze
 from aotgrad.partition.items import Costed, Items
-from aotgrad.partition.liveness import simulate
+from aotgrad.partition.liveness import Simulator
 from aotgrad.partition.min_cut import cost_model, without_budget
 from aotgrad.partition.policy import CAUTIOUS, FREE_HAND
 from aotgrad.partition.problem import Solution
@@ -35,11 +35,13 @@ def frontier_points(joint: JointGraph, objective: Objective) -> tuple[FrontierPo
     analysis = analyze(joint)
     costed = Costed.of(analysis, cost_model(objective))
     program, number = program_of(analysis)
+    simulator = Simulator(program)
 
     def point(items: Items, solution: Solution) -> FrontierPoint:
-        profile = simulate(program, {number[items.nodes[k]] for k in solution.saved})
+        profile = simulator.run({number[items.nodes[k]] for k in solution.saved})
         return FrontierPoint(solution.kept_bytes, profile.peak, solution.time // costs.TIME_PER_BYTE)
 
     plain, items = costed.items(CAUTIOUS), costed.items(FREE_HAND)
-    corners = [point(items, corner) for corner in reversed(Frontier(items.problem).corners())]
-    return point(plain, without_budget(plain)), corners
+    contraction = items.contraction
+    corners = [contraction.expand(corner) for corner in reversed(Frontier(contraction.problem).corners())]
+    return point(plain, without_budget(plain)), [point(items, corner) for corner in corners]

@@ -22,7 +22,7 @@ from aotgrad.partition.policy import CAUTIOUS
 def save_all(analysis: JointAnalysis, objective: Objective) -> Decision:
     """Save every value that crosses; only what is tagged to be recomputed is."""
     if analysis.tagged:
-        return cut_at(analysis, objective, CAUTIOUS, lambda items: Frontier(items.problem).fastest())
+        return cut_at(analysis, objective, CAUTIOUS, Frontier.fastest)
     return Decision({node: _reason(reader) for node, reader in analysis.crossing.items()}, {})
 
 

@@ -38,9 +38,12 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition as
 from aotgrad.ir import JointGraph, Partition
 from aotgrad.partition import Objective, costs, min_cut_rematerialization_partition, op_table, partition
 from aotgrad.partition.adapt import read_halves, read_joint_module
+from aotgrad.partition.frontier import Frontier
 from aotgrad.partition.graphs import analyze
-from aotgrad.partition.liveness import simulate
-from aotgrad.partition.min_cut import Frontiers, frontiers
+from aotgrad.partition.items import Costed, Items
+from aotgrad.partition.liveness import Simulator
+from aotgrad.partition.min_cut import cost_model, peak_frontier
+from aotgrad.partition.policy import FREE_HAND
 from aotgrad.partition.program import program_of
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.0)
@@ -87,7 +90,8 @@ class Judge:
         self.captured, self.with_inductor = captured, with_inductor
         self.joint = read_joint_module(captured.copy(), captured.num_fwd_outputs, captured.static)
         self.analysis = analyze(self.joint)
-        self.program, self.number = program_of(self.analysis)
+        program, self.number = program_of(self.analysis)
+        self.simulator = Simulator(program)
         self.by_name = {node.name: node for node in self.analysis.nodes}
         runs = (node for node in self.analysis.forward if node.op == "call_function")
         self.time_alone = {node.name: costs.time_alone(node, FLOPS_PER_BYTE) for node in runs if self._counts(node)}
@@ -115,28 +119,34 @@ class Judge:
         )
 
     @functools.cached_property
-    def front(self) -> Frontiers:
-        return frontiers(self.analysis, Objective(fuses=False, flops_per_byte=FLOPS_PER_BYTE))
+    def items(self) -> Items:
+        return self._items(Objective(fuses=False, flops_per_byte=FLOPS_PER_BYTE))
+
+    def _items(self, objective: Objective) -> Items:
+        return Costed.of(self.analysis, cost_model(objective)).items(FREE_HAND)
+
+    @functools.cached_property
+    def front(self) -> Frontier:
+        return Frontier(self.items.contraction.problem)
 
     @functools.cached_property
     def lowest_peak(self) -> int:
-        fused = frontiers(self.analysis, self.objective)
-        return min(self.front.peak().lowest().peak, fused.peak().lowest().peak)
+        return min(peak_frontier(items).lowest().peak for items in (self.items, self._items(self.objective)))
 
     def _gap(self, limit: int) -> float:
         """How far our time is above the lower bound, in percent of recomputing everything."""
         front = self.front
-        found, most = front.saved.within(limit), front.saved.smallest()
-        return 100 * (found.time - front.saved.bound(limit)) / max(1, most.time)
+        found, most = front.within(limit), front.smallest()
+        return 100 * (found.time - front.bound(limit)) / max(1, most.time)
 
     def _bytes_at(self, peer: Plan) -> int:
         """The fewest bytes with which we need no more time than the peer's plan, by bisection."""
         front = self.front
         wanted = peer.recompute / 100 * self.forward_time
-        low, high = front.saved.smallest().kept_bytes, max(peer.kept, front.saved.fastest().kept_bytes)
+        low, high = front.smallest().kept_bytes, max(peer.kept, front.fastest().kept_bytes)
         for _ in range(12):
             middle = (low + high) // 2
-            low, high = (low, middle) if front.saved.within(middle).time <= wanted else (middle, high)
+            low, high = (low, middle) if front.within(middle).time <= wanted else (middle, high)
         return high
 
     # -- the partition functions
@@ -176,7 +186,7 @@ class Judge:
         return Plan(
             kept=sum(costs.held_bytes(self.analysis, base) for base in bases),
             recompute=100 * again / self.forward_time,
-            peak=simulate(self.program, {self.number[base] for base in bases}).peak,
+            peak=self.simulator.run({self.number[base] for base in bases}).peak,
             seconds=seconds,
             traffic=inductor_traffic(halves) if self.with_inductor else None,
         )

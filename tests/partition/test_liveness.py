@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
@@ -38,7 +40,7 @@ def test_saved_values_stay_until_their_last_use():
     profile = simulate(chain(), {1, 2})
     assert profile.forward == 20  # 0 is dead when 2 is made
     assert profile.backward == [30, 30]  # 1, 2 and 3; then 1, 3 and 4
-    assert (profile.first[1], profile.last[1], profile.last[2]) == (1, 1, 0)
+    assert (profile.first[1], profile.last(1), profile.last(2)) == (1, 1, 0)
 
 
 def test_what_runs_again_takes_memory_from_its_first_use_on():
@@ -51,6 +53,75 @@ def test_results_are_held_by_the_caller_all_along():
     program = chain()
     held = Program(program.sizes, program.reads, [0, 1, 2], [3, 4], frozenset({0}), [], frozenset({4}))
     assert simulate(held, {1, 2}).backward == [40, 40]
+
+
+# --- Against a simulation that runs one op after the other ------------------------------------------------------------
+
+
+@st.composite
+def programs(draw) -> tuple[Program, set[int]]:
+    """A program and values that are saved; those that nothing is made of, such as inputs, are."""
+    count, rest, made = draw(st.integers(1, 8)), draw(st.integers(1, 6)), draw(st.integers(1, 8))
+    tangent = count
+    reads = [sorted(draw(st.sets(st.integers(0, k - 1), max_size=3))) if k else [] for k in range(count)]
+    reads += [[], *(sorted({tangent, *draw(st.sets(st.integers(0, count + k), max_size=3))}) for k in range(rest))]
+    forward = closure(range(min(made, count)), reads)
+    backward = list(range(count + 1, count + 1 + rest))
+    program = Program(
+        sizes=draw(st.lists(st.integers(0, 9), min_size=count + 1 + rest, max_size=count + 1 + rest)),
+        reads=reads,
+        forward=sorted(forward),
+        backward=backward,
+        results=frozenset(draw(st.sets(st.sampled_from(sorted(forward)), max_size=2))),
+        tangents=[tangent],
+        gradients=frozenset({backward[-1], *draw(st.sets(st.integers(0, count - 1), max_size=1))}),
+    )
+    inputs = {value for value in range(count) if not reads[value]}
+    return program, inputs | draw(st.sets(st.integers(0, count - 1)))
+
+
+def closure(wanted, reads, stop=()) -> set[int]:
+    found, stack = set(), list(wanted)
+    while stack:
+        value = stack.pop()
+        if value not in found and value not in stop:
+            found.add(value)
+            stack.extend(reads[value])
+    return found
+
+
+def bytes_alive(program: Program, order: list[int], given: set[int], kept: set[int]) -> list[int]:
+    """While each op of `order` runs: what is given and what was made stays until its last use, and `kept` for ever."""
+    alive, found = set(given), []
+    for position, value in enumerate(order):
+        alive.add(value)
+        found.append(sum(program.sizes[v] for v in alive))
+        later = {v for other in order[position + 1 :] for v in (other, *program.reads[other])}
+        used = {v for other in order for v in (other, *program.reads[other])}
+        alive = {v for v in alive if v in kept or v in later or v not in used}
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(programs())
+def test_the_profile_is_that_of_one_op_after_the_other(drawn):
+    program, saved = drawn
+    saved |= program.results  # one that runs again takes memory twice, which a set of values does not tell
+    forward = sorted({*program.forward, *closure(saved, program.reads)})
+    profile = simulate(program, saved)
+    assert profile.forward == max(bytes_alive(program, forward, set(), saved | program.results))
+
+    given = saved | program.results | set(program.tangents)
+    available, order, steps = saved | set(program.tangents), [], []
+    for step, value in enumerate([*program.backward, None]):
+        missing = sorted(closure(program.gradients if value is None else [value], program.reads, available) - {value})
+        available |= {*missing, value}
+        order += [v for v in (*missing, value) if v is not None]
+        steps += [step] * (len(order) - len(steps))
+    counted = bytes_alive(program, order, given, set(program.results | program.gradients))
+    for step, most in enumerate(profile.backward[: len(program.backward)]):
+        assert most == max(alive for alive, at in zip(counted, steps, strict=True) if at == step)
+    assert profile.peak >= max(counted)
 
 
 # --- Against the halves as they run ----------------------------------------------------------------------------------

@@ -1,0 +1,126 @@
+"""A smaller problem with the same answers. No torch.
+
+In: a `Problem`. Out: a `Contraction`: a problem of fewer values, and what a solution of it is in the given one.
+
+    h saved or not, a = h + 1, b = sin(a), c = cos(b); the backward reads c
+    a and b are read once and are no smaller than c, so saving c beats saving them: {a, b, c} is one value
+
+Three kinds of values are no choice. What costs nothing to save is saved. What nothing needs is left out. And a value with
+one reader is *merged* into it where saving the reader is at least as good, or where it may not be saved anyway: then both
+run again, or neither. No solution that is lost is smaller or faster than each that is left, at any exchange rate and any
+limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotgrad.partition.problem import NEVER, Problem, Solution
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """`values[k]` is the value of the `original` problem that is saved where value k of the `problem` is."""
+
+    original: Problem
+    problem: Problem
+    values: list[int]
+    free: frozenset[int]
+
+    @classmethod
+    def of(cls, problem: Problem) -> Contraction:
+        merging = _Merging(problem)
+        for value in range(len(problem)):
+            merging.visit(value)
+        values = merging.left()
+        free = frozenset(value for value in range(len(problem)) if merging.free[value])
+        return cls(problem, merging.problem_of(values), values, free)
+
+    def expand(self, solution: Solution) -> Solution:
+        """A solution of the contracted problem as one of the original problem: as many bytes, as much time."""
+        return self.original.solution(self.saved(solution))
+
+    def saved(self, solution: Solution) -> set[int]:
+        """The values of the original problem that it saves, and those that cost nothing, needed or not."""
+        return {self.values[k] for k in solution.saved} | self.free
+
+
+class _Merging:
+    """A problem while values of it are merged; `users` are kept for values that are left, `parents` without free ones."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.free = [s and not h and not t for s, h, t in zip(problem.savable, problem.held, problem.saving, strict=True)]
+        self.parents = [[p for p in parents if not self.free[p]] for parents in problem.parents]
+        self.rerun, self.state = list(problem.rerun), list(problem.state)
+        self.wanted = {value for value in problem.wanted if not self.free[value]}
+        self.users: list[set[int]] = [set() for _ in range(len(problem))]
+        for value in self._needed():
+            for parent in self.parents[value]:
+                self.users[parent].add(value)
+        self.merged: set[int] = set()
+
+    def _needed(self) -> set[int]:
+        """What the backward may need. What may not run again needs nothing."""
+        needed, stack = set(self.wanted), list(self.wanted)
+        while stack:
+            value = stack.pop()
+            if self.problem.rerun[value] == NEVER:
+                self.parents[value] = []
+            for parent in self.parents[value]:
+                if parent not in needed:
+                    needed.add(parent)
+                    stack.append(parent)
+        return needed
+
+    def visit(self, value: int) -> None:
+        """Merge the value into its only reader, if that loses nothing."""
+        if value in self.wanted or len(self.users[value]) != 1:
+            return
+        (user,) = self.users[value]
+        if not self._is_worse(value, user):
+            return
+        self.merged.add(value)
+        self.parents[user].remove(value)
+        self.state[user] += self.state[value]
+        self.rerun[user] = NEVER if self.rerun[value] == NEVER else self.rerun[user] + self.rerun[value]
+        for parent in self.parents[value] if self.rerun[user] != NEVER else ():
+            self.users[parent].add(user)
+            if parent not in self.parents[user]:
+                self.parents[user].append(parent)
+        for parent in self.parents[value]:
+            self.users[parent].discard(value)
+        if self.rerun[user] == NEVER:
+            self._detach(user)
+
+    def _detach(self, value: int) -> None:
+        """Forget what a value is made of that may not run again."""
+        for parent in self.parents[value]:
+            self.users[parent].discard(value)
+        self.parents[value] = []
+
+    def _is_worse(self, value: int, user: int) -> bool:
+        """Whether saving `value` is never better than saving `user`, for which alone it is needed."""
+        problem = self.problem
+        if not problem.savable[value]:
+            return True
+        if not problem.savable[user] or self.rerun[value] == NEVER:
+            return False
+        slower = problem.saving[user] <= problem.saving[value] + self.rerun[user]
+        return slower and problem.held[user] <= problem.held[value] + self.state[user]
+
+    def left(self) -> list[int]:
+        needed = (v for v in range(len(self.problem)) if v in self.wanted or self.users[v])
+        return [value for value in needed if value not in self.merged and not self.free[value]]
+
+    def problem_of(self, values: list[int]) -> Problem:
+        problem, number = self.problem, {value: k for k, value in enumerate(values)}
+        return Problem(
+            held=[problem.held[value] for value in values],
+            saving=[problem.saving[value] for value in values],
+            savable=[problem.savable[value] for value in values],
+            rerun=[self.rerun[value] for value in values],
+            state=[self.state[value] for value in values],
+            parents=[sorted(number[parent] for parent in self.parents[value]) for value in values],
+            wanted=sorted(number[value] for value in self.wanted),
+        )
