@@ -192,6 +192,8 @@ class OpenTrace(Protocol):
 
     def attribute_to(self, origin: dict[str, Any] | None) -> None: ...
 
+    def constants(self) -> list[torch.Tensor]: ...
+
     def module(self) -> fx.GraphModule: ...
 
 
@@ -342,7 +344,7 @@ class SymOutput:
 
 @dataclass(frozen=True)
 class ConstantOutput:
-    """`None`, a number, a string, ...: the same value on every call of this plan."""
+    """`None`, a number, a string, a tensor that the function closed over: the same object on every call of this plan."""
 
     value: Any
 

@@ -34,16 +34,22 @@ class MemoryGuard:
         sharing: how they share memory.
         traced: what they were traced as, where it is not `args`: sizes that are symbolic there differ from call to call.
         counters: whether version counters are compared too; fake tensors do not tell.
+        closure: the last of `args`, if they are no arguments of a call.
 
     Raises:
         UnsupportedAliasingError: if two of them are the same memory in two storages, which nothing can be a view of.
     """
 
     def __init__(
-        self, args: Sequence[Any], sharing: MemorySharing, traced: Sequence[Any] = (), counters: bool = True
+        self,
+        args: Sequence[Any],
+        sharing: MemorySharing,
+        traced: Sequence[Any] = (),
+        counters: bool = True,
+        closure: Sequence[torch.Tensor] = (),
     ) -> None:
         reject_foreign_memory(args, sharing)
-        self.sharing, self.counters = sharing, counters
+        self.sharing, self.counters, self.closure = sharing, counters, closure
         self.changed = sorted({*sharing.mutated, *sharing.bumped})
         self.storages = same_storage(args, self.changed)
         self.sharers = [k for sharers in self.storages for k in sharers]
@@ -62,6 +68,8 @@ class MemoryGuard:
     def __call__(self, args: Sequence[Any]) -> bool:
         if self.is_alone:
             return True
+        if self.closure:
+            args = (*args, *self.closure)
         if not self.others_are_apart(args):
             return self.is_as_traced(args)
         if not self.sharers:

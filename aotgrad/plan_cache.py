@@ -25,9 +25,9 @@ import torch
 
 from aotgrad import passes, torch_compat
 from aotgrad.capture.flatten import Arguments, FlatOutput
-from aotgrad.convention import Dedupe
+from aotgrad.convention import Dedupe, MemorySharing
 from aotgrad.counters import counters
-from aotgrad.errors import CaptureError
+from aotgrad.errors import CaptureError, UnsupportedAliasingError
 from aotgrad.guards import PlanGuards, structure_key
 from aotgrad.ir import InputHint
 from aotgrad.jvp import CompiledJvp, reject_aliases
@@ -327,10 +327,29 @@ def make_guards(
         dedupe=dedupe,
         global_state=torch_compat.GlobalState(),
         tensors=torch_compat.TensorGuard(tensors, fakes),
-        memory=MemoryGuard(tensors, sharing, fakes) if changed else None,
+        memory=memory_guard(executable, tensors, sharing, fakes) if changed else None,
         facts=tuple((k, name, FACTS[name](tensors[k])) for name, k in sorted(wanted)),
         shapes=torch_compat.shape_guards(fakes) if any(map(torch_compat.is_symbolic, fakes)) else None,
     )
+
+
+def memory_guard(
+    executable: Executable | SmallGraph, tensors: Sequence[torch.Tensor], sharing: MemorySharing, fakes: Sequence[Any]
+) -> MemoryGuard:
+    """The guard of a plan that changes inputs: what the function closed over is read, and must be somewhere else.
+
+    Raises:
+        UnsupportedAliasingError
+    """
+    constants = executable.capture.trace.constants() if isinstance(executable, Executable) else []
+    everything = [*tensors, *constants]
+    found = MemorySharing.among(everything, sharing.mutated, sharing.bumped)
+    if found.groups != sharing.groups:
+        raise UnsupportedAliasingError(
+            "the function changes an input that shares memory with a tensor which it closed over (a global, or an attribute "
+            "of an object); pass that tensor as an argument too"
+        )
+    return MemoryGuard(everything, found, [*fakes, *constants], closure=constants)
 
 
 def facts_needed(

@@ -451,15 +451,33 @@ class EffectTokens(dict):
         return self[effect]
 
 
-def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
-    """Raise for a write to a real tensor, or to one of which several elements are the same memory."""
-    for argument, value in zip(op._schema.arguments, args, strict=False):
-        if argument.alias_info is None or not argument.alias_info.is_write or not isinstance(value, torch.Tensor):
-            continue
-        if type(value) in (torch.Tensor, torch.nn.Parameter):
+WRITES_TO_EXPANDED = frozenset(
+    {
+        *(torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor, torch.ops.aten.zero_.default),
+        *(torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default, torch.ops.aten.fill_diagonal_.default),
+        *(torch.ops.aten.index_fill_.int_Scalar, torch.ops.aten.index_fill_.int_Tensor),
+        *(torch.ops.aten.masked_fill_.Scalar, torch.ops.aten.masked_fill_.Tensor),
+        *(torch.ops.aten.tril_.default, torch.ops.aten.triu_.default),
+    }
+)
+"""The ops that may change an expanded tensor in eager; the others raise."""
+
+SEVERAL_IN_ONE_PLACE = (
+    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+    "Please clone() the tensor before performing the operation."
+)
+"""Eager's message."""
+
+
+def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise for a write to a tensor that is not traced, or to one of which several elements are the same memory."""
+    for value in written_arguments(op, args, kwargs):
+        if not isinstance(value, FunctionalTensor):
             raise RuntimeError("mutating a non-functional tensor")
+        if value.layout is not torch.strided:
+            raise RuntimeError("mutating a sparse tensor")
         if is_expanded(value):
-            raise RuntimeError("writing through an expanded tensor")
+            raise RuntimeError("writing through an expanded tensor" if op in WRITES_TO_EXPANDED else SEVERAL_IN_ONE_PLACE)
         if (torch.Tag.pointwise in op.tags or op is torch.ops.aten.copy_.default) and not is_symbolic(value):
             for other in args:
                 if isinstance(other, torch.Tensor) and not is_symbolic(other) and partly_overlap(value, other):
@@ -577,14 +595,15 @@ class AbsoluteGeometry:
         self.strided: dict[int, torch.UntypedStorage] = {}
         self.written: dict[int, torch.UntypedStorage] = {}
 
-    def check(self, op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+    def check(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise where an op would use geometry that the graph does not keep."""
         if op in self.STRIDED and isinstance(args[0], FunctionalTensor):
             if not is_plain(args[0]):
                 self.note(args[0], self.strided, self.written)
         elif op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
-            for value in written_arguments(op, args):
-                self.note(value, self.written, self.strided)
+            for value in written_arguments(op, args, kwargs):
+                if isinstance(value, FunctionalTensor):
+                    self.note(value, self.written, self.strided)
 
     def note(self, value: torch.Tensor, own: dict, other: dict) -> None:
         storage = value.untyped_storage()
@@ -598,30 +617,39 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return known_contiguous(tensor) and not recorded_views(tensor) and known_equal([tensor.storage_offset()], [0])
 
 
-def written_arguments(op: torch._ops.OpOverload, args: Sequence[Any]) -> Iterator[torch.Tensor]:
-    """The functional tensors that an op writes to."""
-    for argument, value in zip(op._schema.arguments, args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, FunctionalTensor):
-            yield value
+def written_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that an op writes to, in lists too."""
+    named = {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)} | dict(kwargs)
+    for argument in op._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            values = pytree.tree_leaves(named.get(argument.name))
+            yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
 def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """Functionalization, with four things of eager's that it lacks.
+    """Functionalization, with five things of eager's that it lacks.
 
-    A write to a real tensor is refused: it would happen for real, once, while tracing. A view of a normal tensor is a
-    normal tensor, in inference mode too. A view keeps the geometry of its base that it was made from, or is refused. So
-    is what depends on the geometry of a value that the graph lays out anew: `as_strided`, and a write to the same memory.
+    A write to a tensor that the function closed over, or to a view of one, is refused: it would happen once, while tracing.
+    What is computed from such tensors alone is functional too. A view of a normal tensor is a normal tensor, in inference
+    mode too. A view keeps the geometry of its base that it was made from, or is refused. So is what depends on the geometry
+    of a value that the graph lays out anew: `as_strided`, and a write to the same memory.
     """
     if isinstance(op, torch._ops.OpOverload):
         with torch._C.DisableTorchFunction():  # what is asked here is not what the user's function asks
             refuse_stale_views(args)
-            mode._geometry.check(op, args)
+            mode._geometry.check(op, args, kwargs or {})
         if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
-            refuse_unrecordable_write(op, args)
+            refuse_unrecordable_write(op, args, kwargs or {})
         elif torch.is_inference_mode_enabled() and is_view_op(op):
             with normal_mode():
                 return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
-    return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
+    result = FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
+    return result if is_view_op(op) else pytree.tree_map_only(FakeTensor, functools.partial(wrapped_result, mode), result)
+
+
+def wrapped_result(mode: FunctionalTensorMode, fake: torch.Tensor) -> torch.Tensor:
+    """A functional wrapper around a new value, below autograd."""
+    return FunctionalTensor(torch._to_functional_tensor(fake), mode)
 
 
 @contextlib.contextmanager

@@ -697,7 +697,7 @@ def test_as_strided_and_writes_exclude_one_another_unless_the_tensor_is_plain(fa
         with pytest.raises(RuntimeError, match="as_strided and a write to the same memory"):
             z[1:].as_strided((2,), (1,))
         assert compat.AbsoluteGeometry().written == {}
-        (written,) = compat.written_arguments(torch.ops.aten.add_.Tensor, (z, y))
+        (written,) = compat.written_arguments(torch.ops.aten.add_.Tensor, (z, y), {})
         assert written is z
 
 
@@ -753,12 +753,47 @@ def test_a_write_to_a_real_tensor_is_refused(fake_mode):
 
 
 def test_writes_that_no_graph_can_record_are_refused():
-    real, expanded = torch.ones(2), compat.new_fake_mode().from_tensor(torch.ones(1)).expand(3)
-    with pytest.raises(RuntimeError, match="mutating a non-functional tensor"):
-        compat.refuse_unrecordable_write(aten.add_.Tensor, [real, 1])
-    with pytest.raises(RuntimeError, match="writing through an expanded tensor"):
-        compat.refuse_unrecordable_write(aten.add_.Tensor, [expanded, 1])
-    compat.refuse_unrecordable_write(aten.add.Tensor, [real, 1])
+    trace, real = Tracing(compat.new_fake_mode(), torch.ones(1)), torch.ones(2)
+    for closed_over in (real, trace.fake):
+        with pytest.raises(RuntimeError, match="mutating a non-functional tensor"):
+            compat.refuse_unrecordable_write(aten.add_.Tensor, [closed_over, 1], {})
+    compat.refuse_unrecordable_write(aten.add.Tensor, [real, 1], {})
+    with trace.active() as x:
+        compat.refuse_unrecordable_write(aten.add_.Tensor, [x, 1], {})
+        with pytest.raises(RuntimeError, match="mutating a sparse tensor"):
+            compat.refuse_unrecordable_write(aten.add_.Tensor, [x.to_sparse(), 1], {})
+        with pytest.raises(RuntimeError) as refused:
+            compat.refuse_unrecordable_write(aten.add_.Tensor, [x.expand(3), 1], {})
+        with pytest.raises(RuntimeError, match="writing through an expanded tensor"):
+            compat.refuse_unrecordable_write(aten.fill_.Scalar, [x.expand(3), 1], {})
+    with pytest.raises(RuntimeError) as eager:
+        torch.ones(1).expand(3).add_(1)
+    assert str(refused.value) == str(eager.value) == compat.SEVERAL_IN_ONE_PLACE
+
+
+@pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated:UserWarning")
+def test_what_may_be_written_to_an_expanded_tensor():
+    matrix, index, mask = torch.ones(1, 2).expand(2, 2), torch.tensor([0]), torch.ones(2, 2, dtype=torch.bool)
+    arguments = {
+        "fill_": (1,),
+        "index_put_": ((index,), torch.ones(())),
+        "_index_put_impl_": ((index,), torch.ones(())),
+        "index_fill_": (0, index, 1),
+        "masked_fill_": (mask, 1),
+        "fill_diagonal_": (1,),
+    }
+    for op in compat.WRITES_TO_EXPANDED:
+        name = op._schema.name.split("::")[1]
+        op.overloadpacket(matrix, *arguments.get(name, ()))
+
+
+def test_what_is_computed_from_closed_over_tensors_is_functional(fake_mode):
+    trace, real = Tracing(fake_mode, torch.ones(2)), torch.ones(2)
+    with trace.active():
+        assert compat.any_functional([real * 2])
+        assert not compat.any_functional([real[1:]])
+        wrapped = compat.wrapped_result(trace.functional_mode, trace.fake)
+        assert compat.any_functional([wrapped]) and compat.from_functional(wrapped) is trace.fake
 
 
 def test_a_view_of_a_normal_tensor_is_a_normal_one_in_inference_mode(fake_mode):

@@ -147,9 +147,10 @@ def test_aliases_name_what_is_there(views, outputs, message):
     assert_broken("analysis", replace(views.meta, outputs=tuple(outputs)), message)
 
 
-def test_constants_are_no_tensors(views):
-    meta = replace(views.meta, outputs=(ConstantOutput(torch.ones(2)),))
-    assert_broken("analysis", meta, "output 0 is a constant tensor: f32[2]")
+def test_constants_are_no_traced_tensors(views):
+    traced = views.capture.inputs[0].fake
+    meta = replace(views.meta, outputs=(ConstantOutput(torch.ones(2)), ConstantOutput(traced)))
+    assert_broken("analysis", meta, "output 1 is a traced tensor, but constant: f32[2, 3]")
 
 
 def test_every_base_has_a_view(views):

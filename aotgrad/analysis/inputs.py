@@ -90,19 +90,25 @@ def reject_several_elements_in_one_place(capture: Capture, index: int) -> None:
     Raises:
         UnsupportedMutationError: names the input.
     """
-    fake = capture.inputs[index].fake
     if isinstance(capture.inputs[index], MemberInput):
         return  # it sees a write to another member of the base
-    if fake.layout is not torch.strided or torch_compat.is_symbolic(fake) or fake.numel() == 0:
-        return
+    if may_overlap_itself(capture.inputs[index].fake):
+        raise UnsupportedMutationError(
+            f"input {index} is expanded or unfolded, so that several of its elements may be the same memory, and is "
+            "changed in place; change the tensor that it was made from, or pass a clone()"
+        )
+
+
+def may_overlap_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements of a tensor may be the same memory: not if its strides are nested, or symbolic."""
+    if tensor.layout is not torch.strided or torch_compat.is_symbolic(tensor) or tensor.numel() == 0:
+        return False
     reach = 0
-    for step, size in sorted((step, size) for size, step in zip(fake.size(), fake.stride(), strict=True) if size > 1):
+    for step, size in sorted((step, size) for size, step in zip(tensor.size(), tensor.stride(), strict=True) if size > 1):
         if step <= reach:
-            raise UnsupportedMutationError(
-                f"input {index} is expanded or unfolded, so that several of its elements may be the same memory, and is "
-                "changed in place; change the tensor that it was made from, or pass a clone()"
-            )
+            return True
         reach += step * (size - 1)
+    return False
 
 
 def reject_changed_view_of_leaf(capture: Capture, index: int) -> None:
@@ -131,9 +137,11 @@ def mutation_type(capture: Capture, index: int, before: InputState) -> MutationT
 
     A tensor whose elements overlap each other cannot have been written to: it only sees what was written to another one.
     """
+    spec = capture.inputs[index]
+    only_sees = isinstance(spec, MemberInput) and may_overlap_itself(spec.fake)
     placeholder = capture.placeholder_of(index)
     root, _ = chain_from(capture.trace.node_of(capture.arguments[index]))
-    data = root is not placeholder and not torch_compat.is_expanded(capture.arguments[index])
+    data = root is not placeholder and not only_sees
     metadata = Geometry.of(capture.arguments[index]) != before.geometry
     return {
         (False, False): MutationType.NONE,

@@ -90,7 +90,7 @@ class _Outputs:
         fresh: dict[int, int] = {}
         first_of = first_positions([id(value) for value in self.capture.outputs])
         for position, value in enumerate(self.capture.outputs):
-            if not isinstance(value, torch.Tensor):
+            if not torch_compat.any_functional([value]):
                 self.infos[position] = describe_value(position, value)
             elif (first := first_of[id(value)]) != position:
                 self.infos[position] = IsOutput(first)
@@ -233,8 +233,22 @@ class _Outputs:
             raise UnsupportedOutputError(
                 f"an output that requires grad has the layout {value.layout}; return a dense tensor, or detach() it"
             )
-        _, steps = chain_from(self.capture.trace.node_of(value))
+        root, steps = chain_from(self.capture.trace.node_of(value))
+        if root.meta["val"].layout is not torch.strided and steps:
+            self.reject_alias_of_a_sparse_tensor(position, root)
         return UnsafeViewAlias(value.requires_grad) if steps else NonAlias(value.requires_grad)
+
+    def reject_alias_of_a_sparse_tensor(self, position: int, root: fx.Node) -> None:
+        """Raise for the values, indices, ... of a sparse tensor that the caller has, too.
+
+        Raises:
+            UnsupportedAliasingError: names the output.
+        """
+        returned = [self.capture.trace.node_of(v) for v in self.capture.outputs if torch_compat.any_functional([v])]
+        if root.op == "placeholder" or root in returned:
+            raise UnsupportedAliasingError(
+                f"output {position} shares memory with a sparse tensor that is an input or is returned too; return a clone()"
+            )
 
     def classify_views(self, members: Sequence[int]) -> None:
         """If one output is the base of the others, it serves as base; else the base becomes an extra result."""
@@ -341,10 +355,15 @@ def reject_order_of_changes(position: int, steps: Sequence[ViewStep], value: tor
 
 
 def describe_value(position: int, value: Any) -> OutputAliasInfo:
-    """A symbolic number, or a constant of this plan."""
+    """A symbolic number, or a constant of this plan: a tensor that the function closed over is the same object always."""
     if isinstance(value, SYMBOLIC_NUMBERS):
         return SymOutput()
-    if isinstance(value, CONSTANTS):
+    if isinstance(value, torch.Tensor) and torch_compat.is_traced(value):
+        raise UnsupportedAliasingError(
+            f"output {position} is a view of a tensor that is no argument of the function; pass that as an argument, or "
+            "return a clone() of the view"
+        )
+    if isinstance(value, (torch.Tensor, *CONSTANTS)):
         return ConstantOutput(value)
     raise UnsupportedOutputError(
         f"output {position} is a {type(value).__module__}.{type(value).__qualname__}; a compiled function returns tensors, "

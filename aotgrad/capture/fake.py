@@ -53,7 +53,8 @@ def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint) -> 
 
 def checked_fake(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims: frozenset[int]) -> torch.Tensor:
     """`fake_tensor`, or an error that names the argument."""
-    kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else None
+    kinds = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "MKL-DNN": tensor.is_mkldnn}
+    kind = next((name for name, holds in kinds.items() if holds), None)
     if kind is not None:
         raise CaptureError(
             f"tensor argument {index} is a {kind} tensor, which cannot be traced; pass its parts as plain tensors"

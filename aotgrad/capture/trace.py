@@ -69,8 +69,8 @@ class Trace:
         value = torch_compat.from_functional(like)  # recorded: a view is made again if its base was written to
         with torch_compat.hidden_tracing_modes(), torch.no_grad():
             fake = tangent_like(value)
-            last = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
-            with self.graph.inserting_after(last):
+            placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+            with self.graph.inserting_after(placeholders[-1] if placeholders else None):
                 self._track(self.graph.placeholder(name), fake)
         return torch_compat.to_functional(fake)
 
@@ -108,6 +108,11 @@ class Trace:
 
     def attribute_to(self, origin: dict[str, Any] | None) -> None:
         self.recorder.attribute_to(origin)
+
+    def constants(self) -> list[torch.Tensor]:
+        """The real tensors in the graph that the function closed over, or made of numbers; not what passes made."""
+        values = (getattr(self.recorder.root, node.target, None) for node in self.graph.find_nodes(op="get_attr"))
+        return list({id(value): value for value in values if isinstance(value, torch.Tensor)}.values())
 
     def module(self) -> fx.GraphModule:
         """The graph as a module, with the constants that the trace met as attributes."""
@@ -200,6 +205,13 @@ EXPLANATIONS = {
     "mutating a non-functional tensor": (
         "a tensor that is no argument of the function is changed in place, at {line}. "
         "Pass it as an argument, so that the change reaches it on every call"
+    ),
+    "layout_impl is only implemented": (
+        "an operation on a sparse tensor cannot be traced, at {line}. Do this outside of the compiled function"
+    ),
+    "mutating a sparse tensor": (
+        "a sparse tensor is changed in place, at {line}. Compute a new one instead, or do this outside of the compiled "
+        "function"
     ),
     "mutation on a view chain": (
         "an as_strided() view, or a view of one, is changed in place, at {line}. Change the tensor that it was made from, "

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from aotgrad import torch_compat
 from aotgrad.ir import (
     AliasOfInput,
     AliasOfIntermediate,
@@ -62,8 +63,8 @@ def check_output_alias(meta: ViewAndMutationMeta, position: int, info: OutputAli
             if not 0 <= output < len(meta.outputs) or not hasattr(meta.outputs[output], "replay"):
                 yield f"is a view of output {output}, which is no alias"
         case ConstantOutput(value):
-            if isinstance(value, torch.Tensor):
-                yield f"is a constant tensor: {type_text(value)}"
+            if torch_compat.is_traced(value):
+                yield f"is a traced tensor, but constant: {type_text(value)}"
     for step in replay_steps(info):
         yield from check_view_step(step)
 

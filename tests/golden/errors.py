@@ -49,6 +49,24 @@ def overlap_of_two_histories():
 
 
 @error_case
+def changed_sparse_tensor():
+    """A sparse tensor is changed in place."""
+    aotgrad.aot_function(lambda x: x.mul_(2), aotgrad.nop)(torch.eye(2).to_sparse())
+
+
+@error_case
+def values_of_a_sparse_input():
+    """The values of a sparse input are returned."""
+    aotgrad.aot_function(lambda x: x.values(), aotgrad.nop)(torch.eye(2).to_sparse().coalesce())
+
+
+@error_case
+def expanded_tensor_filled():
+    """An expanded tensor is filled, which eager lets pass."""
+    aotgrad.aot_function(lambda x: x.expand(2, 3).fill_(1), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
 def part_of_an_expanded_input():
     """A row of an expanded input is changed."""
 
@@ -136,6 +154,20 @@ def mutated_closure():
     """A tensor that is no argument is changed in place."""
     total = torch.zeros(3)
     aotgrad.aot_function(lambda x: total.add_(x), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def view_of_a_closure():
+    """A view of a tensor that is no argument is returned."""
+    total = torch.zeros(3)
+    aotgrad.aot_function(lambda x: (x * 2, total[1:]), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def closure_in_changed_memory():
+    """An input is changed that is the same memory as a tensor of the closure."""
+    total = torch.zeros(3)
+    aotgrad.aot_function(lambda x: x.add_(1) * total, aotgrad.nop)(total[:])
 
 
 @error_case

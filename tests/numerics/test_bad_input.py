@@ -301,6 +301,14 @@ def test_an_exception_in_a_module_leaves_its_parameters_alone() -> None:
 EAGERS_OWN_ERRORS = {
     "leaf_changed_in_place": (lambda x: x.mul_(2), lambda: (leaf(3),)),
     "view_of_a_leaf_changed_in_place": (lambda x: x[1:].mul_(2), lambda: (leaf(3),)),
+    "expanded_tensor_changed_in_place": (lambda x: x.expand(2, 3).mul_(2), lambda: (plain(3),)),
+    "expanded_input_changed_in_place": (lambda x: x.copy_(torch.ones(2, 3)), lambda: (plain(3).expand(2, 3),)),
+    "expanded_input_changed_at_random": (lambda x: x.uniform_(), lambda: (plain(3).expand(2, 3),)),
+    "expanded_input_written_as_out": (
+        lambda x: torch.sin(torch.ones(2, 3), out=x),
+        lambda: (plain(3).expand(2, 3),),
+    ),
+    "expanded_input_beside_its_base": (lambda x, y: x.mul_(y[0]), lambda: expanded_and_base(plain(1, 3))),
     "leaf_transposed_in_place": (lambda x: x.t_(), lambda: (leaf(3, 2),)),
     "shapes_that_do_not_fit": (lambda x, y: x @ y, lambda: (leaf(3, 4), leaf(3, 4))),
     "shapes_that_do_not_broadcast": (lambda x, y: x + y, lambda: (leaf(3), leaf(4))),
@@ -317,6 +325,10 @@ EAGERS_OWN_ERRORS = {
 
 # Torch checks the shapes of fake tensors with other code, which has other words.
 OTHER_WORDS = {"shapes_that_do_not_broadcast", "shapes_that_do_not_fit"}
+
+
+def expanded_and_base(x):
+    return x.expand(2, 3), x
 
 
 def no_grad_view(x):

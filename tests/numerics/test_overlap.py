@@ -24,6 +24,21 @@ def scale_first(x, y):
     return x.sin(), y * 3, (x * 1).sum() + (y * y).sum()
 
 
+def first_rows(x, rows):
+    x.mul_(2)
+    return rows * 3, rows[0] + rows[1]
+
+
+def changed_beside_nothing(x, nothing):
+    x.mul_(2)
+    return nothing.sin(), x * 1
+
+
+def in_containers(given, others):
+    given["a"].mul_(2)
+    return [others[0] * 2, given["a"]], others[1].sum()
+
+
 def add(name, make, function=scale_first, **expectations):
     """A case of `function` under another name."""
 
@@ -52,6 +67,18 @@ add("transposed", lambda: (lambda x: (x.t(), x))(non_leaf(3, 4)))
 add("diagonal", lambda: (lambda x: (x.diagonal(), x[1:]))(non_leaf(3, 3)))
 add("every_other", lambda: cut(non_leaf(8), slice(0, 8, 2), slice(2, 7, 3)))
 add("expanded_reader", lambda: (lambda x: (x, x[:1].expand(4, 3)))(plain(2, 3)))
+add("expanded_reader_with_gradients", lambda: (lambda x: (x, x[:1].expand(4, 3)))(non_leaf(2, 3)))
+add("unfolded_reader", lambda: (lambda x: (x, x.unfold(0, 2, 1)))(plain(5)), first_rows)
+add("unfolded_reader_with_gradients", lambda: (lambda x: (x, x.unfold(0, 2, 1)))(non_leaf(5)), first_rows)
+add(
+    "expanded_writer",
+    lambda: (lambda x: (x[:1].expand(4, 3), x))(non_leaf(2, 3)),
+    raises=RuntimeError,
+    without_dynamo=WRAPPED,
+)
+add("no_elements", lambda: (lambda x: (x[:0], x))(non_leaf(3)))
+add("no_elements_at_the_end", lambda: (lambda x: (x, x[3:]))(non_leaf(3)), changed_beside_nothing)
+add("in_containers", lambda: (lambda x: ({"a": x[:3]}, [x[1:], x[2:]]))(non_leaf(4)), in_containers)
 add("offset_in_a_larger_storage", lambda: cut(plain(40)[13:], slice(0, 5), slice(4, 9)))
 add("one_element", lambda: (lambda x: (x[1], x))(non_leaf(3)))
 add("a_column_of_a_batch", lambda: (lambda x: (x[:, 1], x.view(-1)[2:9]))(non_leaf(4, 3)))

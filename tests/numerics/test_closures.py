@@ -1,0 +1,125 @@
+"""Tensors that a function closes over: read at every call and returned as they are; changes and views are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aotgrad
+from aotgrad.errors import AOTGradError, UnsupportedAliasingError
+
+from .against_eager import assert_like_eager, compiled, leaf, plain
+from .cases import Case, Cases
+
+CASES = Cases()
+WEIGHT = torch.arange(1.0, 4.0)
+PARAMETER = torch.arange(1.0, 4.0, requires_grad=True)
+LIFTED = "Dynamo makes them inputs of the graph, and guards them"
+
+
+@CASES.add(lambda: (leaf(3),))
+def read(x):
+    return x * WEIGHT
+
+
+@CASES.add(lambda: (leaf(3),))
+def returned(x):
+    return x * 2, WEIGHT, WEIGHT
+
+
+@CASES.add(lambda: (leaf(3),), without_dynamo=LIFTED)
+def returned_with_a_gradient(x):
+    return x * 2, PARAMETER
+
+
+@CASES.add(lambda: ())
+def returned_alone():
+    return WEIGHT
+
+
+@CASES.add(lambda: ())
+def computed_from_nothing_else():
+    return WEIGHT * 2
+
+
+@CASES.add(lambda: (leaf(3),))
+def what_is_computed_from_it_is_changed(x):
+    y = WEIGHT * 2
+    y.add_(x)
+    return y
+
+
+@CASES.add(lambda: (leaf(3),))
+def what_is_computed_from_it_is_changed_through_a_view(x):
+    y = WEIGHT * 2
+    y[1:].add_(1)
+    return x * y, y, y[:2]
+
+
+@CASES.add(lambda: (leaf(2),))
+def viewed(x):
+    return x * WEIGHT[1:], x + WEIGHT.detach()[:2]
+
+
+@CASES.parametrize()
+def test_closures(case: Case, backend: str) -> None:
+    case.check(backend)
+
+
+def test_a_returned_tensor_is_the_same_object() -> None:
+    under_test = compiled(lambda x: (x * 2, WEIGHT), "nop")
+    assert under_test(plain(3))[1] is under_test(plain(3))[1] is WEIGHT
+
+
+@pytest.mark.parametrize("function", [lambda x, w: x * w, lambda x, w: x + w.t() * 2, lambda x, w: x[1:] + w[1:]])
+def test_its_value_is_that_of_the_call(function) -> None:
+    weight = torch.ones(3)
+    under_test = compiled(lambda x: function(x, weight), "nop")
+    for _ in range(3):
+        assert_like_eager(lambda x: function(x, weight), lambda: (leaf(3),), under_test, compilations=None)
+        weight.add_(1)
+    assert len(under_test.plans()) == 1
+
+
+def changed_beside_it(weight):
+    def function(x):
+        x.mul_(2)
+        return weight * 3
+
+    return function
+
+
+@pytest.mark.parametrize("first", ["apart", "the same"])
+def test_an_input_that_is_changed_may_not_be_the_same_memory(first: str) -> None:
+    """Whether it is so in the first call or in a later one; memory beside it is another matter."""
+    buffer = torch.arange(8.0)
+    under_test = compiled(changed_beside_it(buffer[:4]), "nop")
+    if first == "apart":
+        under_test(plain(4))
+    for overlapping in (buffer[:4], buffer[2:6]):
+        before = buffer.clone()
+        with pytest.raises(UnsupportedAliasingError, match="a tensor which it closed over"):
+            under_test(overlapping)
+        assert torch.equal(buffer, before)
+    for _ in range(2):
+        assert torch.equal(under_test(buffer[4:]), buffer[:4] * 3)
+        assert torch.equal(under_test(plain(4)), buffer[:4] * 3)
+
+
+REFUSED = {
+    "changed": lambda x: WEIGHT.add_(x),
+    "written as out": lambda x: torch.sin(x, out=WEIGHT),
+    "one of several that are changed": lambda x: torch._foreach_mul_([x, WEIGHT], 2.0),
+    "changed through a view": lambda x: WEIGHT[1:].mul_(2) + x[1:],
+    "a view of it returned": lambda x: (x * 2, WEIGHT[1:]),
+    "a gradient of it": lambda x: x * PARAMETER,
+    "a gradient of it alone": lambda x: PARAMETER * 2,
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what: str) -> None:
+    before = WEIGHT.clone()
+    with pytest.raises(AOTGradError, match="no argument of the function"):
+        aotgrad.aot_function(REFUSED[what], aotgrad.nop)(plain(3))
+    assert torch.equal(WEIGHT, before)
