@@ -141,12 +141,21 @@ class InputState:
 
 
 @dataclass(frozen=True)
+class InputHook:
+    """What the function told autograd to do with the gradient of input `index`: `input.method(*arguments)`."""
+
+    index: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
 class Capture:
     """A function that ran once on functional fake tensors, with the trace still open.
 
     `primals` are the placeholders' live values: gradients are taken with respect to them. `arguments` are what the
     function was called with, one an input: the same tensors, except that an input which is not a leaf is a non-leaf here
-    too.
+    too. `hooks` are those that the function registered on arguments; every call does it again, on the caller's tensors.
     """
 
     trace: OpenTrace
@@ -157,6 +166,7 @@ class Capture:
     outputs: tuple[Any, ...]
     grad_mode_before: bool
     grad_mode_after: bool
+    hooks: tuple[InputHook, ...]
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
@@ -419,11 +429,14 @@ class BackwardSegment:
     Every tangent of the joint graph belongs to one segment. A gradient of a result or a cut is added to the tangent that
     a later segment gets for it. Gradients are in the order of the node's inputs: one for which the engine runs the hooks of
     leaves as in eager. `materialize`: an undefined tangent beside a defined one is zeros, as for a custom function.
+    `saving`: of eager's nodes that save a value, the tangents that lead to one and the gradients that it leads to, as bit
+    masks: a second backward through such a node raises, unless the graph was retained.
     """
 
     tangents: tuple[Tangent, ...]
     gradients: tuple[Gradient, ...]
     materialize: bool = False
+    saving: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

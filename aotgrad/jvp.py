@@ -101,8 +101,8 @@ COMPILED_OUTPUTS = (NonAlias, UnsafeViewAlias, SymOutput, ConstantOutput)
 
 
 def reject_aliases(executable: Executable | SmallGraph) -> None:
-    """Raises NotCompiled for a jvp whose results are not all fresh, or that changes an input."""
+    """Raises NotCompiled for a jvp whose results are not all fresh, or that changes an input or registers hooks on one."""
     meta: ViewAndMutationMeta = executable.meta
     changes = any(info is not None and info.version_bumps + info.mutation.data for info in meta.inputs)
-    if changes or not all(isinstance(info, COMPILED_OUTPUTS) for info in meta.outputs):
+    if changes or executable.capture.hooks or not all(isinstance(info, COMPILED_OUTPUTS) for info in meta.outputs):
         raise NotCompiled

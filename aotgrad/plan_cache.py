@@ -132,7 +132,19 @@ class PlanCache:
         state: State,
         known: passes.KnownValues | None = None,
     ) -> Any:
-        """Run the plan for these arguments, after making it if there is none.
+        """Run the plan for these arguments, after making it if there is none; see `plan_for`."""
+        plan = self.plan_for(function, arguments, static_count, state, known)
+        return state.eager(*arguments.args, **arguments.kwargs) if plan is None else plan(state, arguments)
+
+    def plan_for(
+        self,
+        function: Callable,
+        arguments: Arguments,
+        static_count: int,
+        state: State,
+        known: passes.KnownValues | None = None,
+    ) -> CachedPlan | None:
+        """The plan for these arguments, which is made if there is none; `None` if there are too many already.
 
         Args:
             function: takes the nested arguments.
@@ -151,8 +163,7 @@ class PlanCache:
         if plan is None:
             counters["fallbacks"] += 1
             self.fallbacks[TOO_MANY] += 1
-            return state.eager(*arguments.args, **arguments.kwargs)
-        return plan(state, arguments)
+        return plan
 
     def find(self, key: tuple, tensors: Sequence[torch.Tensor]) -> CachedPlan | None:
         for plan in self.entries.get(key, ()):

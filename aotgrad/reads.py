@@ -45,9 +45,18 @@ class Reads:
 
     @contextlib.contextmanager
     def of(self, arguments: Sequence[Any]) -> Iterator[None]:
-        """Inside, note what is read of `arguments`."""
-        with Reader(self, arguments):
+        """Inside, note what is read of `arguments`.
+
+        Raises:
+            CaptureError: one is hooked and changed; its hooks belong to another history then.
+        """
+        before = versions(arguments)
+        with Reader(self, arguments) as reader:
             yield
+        after = versions(arguments) if reader.hooked else before
+        for position in reader.hooked:
+            if before[position] != after[position]:
+                refuse_hook(position)
 
     def check(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raise if something was read that a trace does not have.
@@ -64,15 +73,32 @@ class Reader(TorchFunctionMode):
     def __init__(self, reads: Reads, arguments: Sequence[Any]) -> None:
         super().__init__()
         self.reads = reads
+        self.hooked: set[int] = set()
         self.position_of = {id(argument): k for k, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)}
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if args and (position := self.position_of.get(id(args[0]))) is not None:
             if func in GUARDED:
                 self.reads.found.add((GUARDED[func], position))
+            elif func is torch.Tensor.register_hook:
+                self.hooked.add(position)
             elif func in torch_compat.HISTORY_GETTERS:
                 refuse(torch_compat.HISTORY_GETTERS[func], position)
         return func(*args, **(kwargs or {}))
+
+
+def versions(arguments: Sequence[Any]) -> list[int | None]:
+    """The versions of tensors, read behind the back of every `Reader`."""
+    with torch_compat.unobserved():
+        return [torch_compat.version_of(each) if isinstance(each, torch.Tensor) else None for each in arguments]
+
+
+def refuse_hook(position: int) -> None:
+    """Raises CaptureError: which gradient the hook is to see depends on when it was registered."""
+    raise CaptureError(
+        f"the function hooks input {position}, which it changes in place; call register_hook() outside of the compiled "
+        "function"
+    )
 
 
 def refuse(what: str, position: int) -> None:

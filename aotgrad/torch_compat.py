@@ -73,6 +73,9 @@ zero_without_memory = torch.ops.aten._efficientzerotensor.default
 cast = torch.ops.aten._to_copy.default
 """What `to` is in a graph: a copy with another dtype, device or layout."""
 
+unobserved = torch._C.DisableTorchFunction
+"""Context in which no `__torch_function__` runs, of subclasses or modes."""
+
 HISTORY_GETTERS: dict[Callable, str] = {
     torch.Tensor._version.__get__: "._version",
     torch.Tensor._base.__get__: "._base",
@@ -148,9 +151,20 @@ def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
     return edge.node, edge.output_nr
 
 
-def has_hooks(value: Any) -> bool:
-    """Whether a tensor has gradient hooks."""
-    return bool(getattr(value, "_backward_hooks", None))
+def pop_hooks(tensor: torch.Tensor) -> list[Callable]:
+    """The gradient hooks of a tensor, which it has no longer."""
+    return _emptied(tensor._backward_hooks)
+
+
+def pop_post_accumulate_hooks(tensor: torch.Tensor) -> list[Callable]:
+    """The hooks that run after a leaf got its gradient, which it has no longer."""
+    return _emptied(tensor._post_accumulate_grad_hooks)
+
+
+def _emptied(hooks: dict[int, Callable] | None) -> list[Callable]:
+    found = list((hooks or {}).values())
+    (hooks or {}).clear()
+    return found
 
 
 def edges_of_running_node() -> tuple[Any, ...]:
@@ -414,6 +428,33 @@ def flat_alias(tensor: torch.Tensor, start: int, nbytes: int, dtype: torch.dtype
     storage = tensor.untyped_storage()[start : start + nbytes]
     with torch.no_grad(), normal_mode():
         return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage)
+
+
+def saves_a_value(node: Any) -> bool:
+    """Whether a node of torch's own saved a tensor, so that it runs only once unless the graph is retained.
+
+    A custom function raises in a second backward only if it asks for what it saved.
+    """
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    names = [name.removeprefix("_raw") for name in dir(node) if name.startswith("_raw_saved_")]
+    return any(map(functools.partial(_holds_a_tensor, node), names))
+
+
+def _holds_a_tensor(node: Any, name: str) -> bool:
+    try:
+        value = getattr(node, name)
+    except RuntimeError:  # it was changed in place, or freed
+        return True
+    return any(each is not None for each in (value if isinstance(value, (list, tuple)) else (value,)))
+
+
+def raise_second_backward() -> None:
+    """Raise what autograd raises in a second backward through a graph that is not retained."""
+    with torch.enable_grad():
+        y = torch.ones(1, requires_grad=True).exp()
+    torch.autograd.grad(y, y.grad_fn.next_functions[0][0].variable)
+    y.grad_fn._saved_result  # noqa: B018
 
 
 def release_saved_tensors(ctx: Any) -> None:

@@ -11,7 +11,7 @@ Known limits: an input whose old value is needed but was changed by the call rai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +118,6 @@ class CompiledVjp:
         tangents: Gradients,
         wanted: Sequence[bool],
     ) -> Gradients:
-        call.check_unchanged()
         self.function.reject_lost_inputs()
         defined = tuple(k for k, tangent in enumerate(tangents) if tangent is not None)
         names = self.function.reusable(saved)
@@ -128,18 +127,23 @@ class CompiledVjp:
         arguments = Arguments.of((*values, *(saved[Saved(name)].detach() for name in names)), {})
         state = State(vjp, vjp.key, lambda: vjp.key)
         with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
-            if self.cache.runs_eagerly(arguments.tensors):
-                return vjp(*arguments.args)
-            return self.cache.call(vjp, arguments, static_count=0, state=state, known=known)
+            runs_eagerly = self.cache.runs_eagerly(arguments.tensors)
+            plan = None if runs_eagerly else self.cache.plan_for(vjp, arguments, static_count=0, state=state, known=known)
+            call.check_unchanged(range(len(call.primals)) if plan is None else inputs_read(plan.executable))
+            return vjp(*arguments.args) if plan is None else plan(state, arguments)
+
+
+def inputs_read(executable: Executable | SmallGraph) -> Iterator[int]:
+    """The inputs whose values a vjp needs."""
+    assert isinstance(executable, Executable), "vjps are compiled, however small"
+    placeholders = executable.joint.module.graph.find_nodes(op="placeholder")
+    return (index for index, node in enumerate(placeholders) if node.users)
 
 
 def check_old_values(function: CapturedFunction, executable: Executable | SmallGraph) -> None:
     """An input that the function changed holds its new value by now; raise if the vjp would read it."""
-    assert isinstance(executable, Executable), "vjps are compiled, however small"
-    placeholders = executable.joint.module.graph.find_nodes(op="placeholder")
-    for index in function.mutated_inputs:
-        if index < len(placeholders) and placeholders[index].users:
-            reject_old_value(index)
+    for index in set(function.mutated_inputs).intersection(inputs_read(executable)):
+        reject_old_value(index)
 
 
 def reject_old_value(index: int) -> None:
@@ -177,6 +181,7 @@ class VectorJacobianProduct:
         with torch.enable_grad():
             inputs = self.protected(primals)
             outputs = self.function.call(*inputs)
+            forget_hooks(inputs)
             live = {slot: self.root(slot, outputs) for slot in self.function.results}
             with torch_compat.autocast_as(self.autocast):
                 return self.gradients(live, inputs, tangents)
@@ -211,6 +216,14 @@ class VectorJacobianProduct:
         return [found.get(gradient) if gradient in wanted else None for gradient in segment.gradients]
 
 
+def forget_hooks(inputs: Sequence[Any]) -> None:
+    """Remove hooks that the function registered: the engine runs those of the call itself."""
+    for value in inputs:
+        if isinstance(value, torch.Tensor):
+            torch_compat.pop_hooks(value)
+            torch_compat.pop_post_accumulate_hooks(value)
+
+
 Live = dict[ForwardResult, torch.Tensor]
 Found = Mapping[Gradient, torch.Tensor | None]
 
@@ -219,6 +232,8 @@ def gradients_of_all(
     live: Live, inputs: Sequence[Any], slots: Sequence[Any], wanted: Sequence[Any], tangents: Sequence[torch.Tensor]
 ) -> Found:
     """The gradients of wanted primals, in a backward of one segment."""
+    if not wanted:
+        return {}
     roots, leaves = [live[slot] for slot in slots], [inputs[gradient.of.index] for gradient in wanted]
     found = torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
     return dict(zip(wanted, found, strict=True))

@@ -353,13 +353,42 @@ def test_where_a_gradient_arrives():
     assert compat.gradient_edge(second) == (first.grad_fn, 1)
 
 
-def test_hooks_of_a_tensor_are_seen():
+def test_nodes_that_save_a_value_run_once():
     x = torch.ones(2, requires_grad=True)
-    assert not compat.has_hooks(x)
-    handle = x.register_hook(lambda gradient: None)
-    assert compat.has_hooks(x)
-    handle.remove()
-    assert not compat.has_hooks(x)
+    for saving in (x.exp(), x * 2, x[torch.tensor([0])], torch.where(x > 0, x, 0.0)):
+        assert compat.saves_a_value(saving.grad_fn)
+        saving.sum().backward()
+        assert compat.saves_a_value(saving.grad_fn)
+        with pytest.raises(RuntimeError, match="a second time"):
+            saving.sum().backward()
+    for free in (x + 2, x.cumsum(0), torch.cat([x, x]), x.mean(), Watching.apply(x, x)):
+        assert not compat.saves_a_value(free.grad_fn)
+    with pytest.raises(RuntimeError, match="a second time"):
+        compat.raise_second_backward()
+
+
+def test_nothing_observes_what_runs_unobserved():
+    class Refusing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            raise AssertionError(function)
+
+    x = torch.ones(2)
+    with Refusing(), compat.unobserved():
+        assert x._version == 0
+
+
+def test_hooks_of_a_tensor_are_seen_and_removed():
+    seen = []
+    leaf = torch.ones(2, requires_grad=True)
+    for tensor in (leaf, leaf * 1):
+        assert compat.pop_hooks(tensor) == [] == compat.pop_post_accumulate_hooks(tensor)
+        tensor.register_hook(seen.append)
+        assert compat.pop_hooks(tensor) == [seen.append]
+        tensor.sum().backward()
+    leaf.register_post_accumulate_grad_hook(seen.append)
+    assert compat.pop_post_accumulate_hooks(leaf) == [seen.append]
+    leaf.sum().backward()
+    assert seen == []
 
 
 def test_the_engine_says_whether_the_graph_is_retained():

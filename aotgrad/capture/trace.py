@@ -18,6 +18,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
+from aotgrad.capture.hooks import take_hooks
 from aotgrad.capture.recorder import Recorder
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.ir import CallingConvention, Capture, MemberInput, SymInput, TensorInput
@@ -157,7 +158,8 @@ def capture_function(
             outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         reject_seeding(trace.graph, seed)
         grad_mode_after = torch.is_grad_enabled()
-    return Capture(trace, convention, primals, arguments, before, outputs, grad_mode_before, grad_mode_after)
+        hooks = take_hooks(arguments)
+    return Capture(trace, convention, primals, arguments, before, outputs, grad_mode_before, grad_mode_after, hooks)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,15 @@ from aotgrad.ir import (
     TensorInput,
     ViewAndMutationMeta,
 )
-from aotgrad.joint.segments import CutBackward, Edge, Segmentation, arranged, find_segments
+from aotgrad.joint.segments import (
+    CutBackward,
+    Edge,
+    Segmentation,
+    arranged,
+    find_segments,
+    saving_nodes,
+    single_segment,
+)
 from aotgrad.slots import (
     Cut,
     ForwardResult,
@@ -146,24 +154,36 @@ def _append_backward(capture: Capture, outputs: Sequence[Result], grad_segments:
             entry = _segments_of_tangents(outputs, tangents, segmentation)
     flowing = [slot for slot, value in gradients.items() if value is not None]
     segments = _backward_segments(entry, flowing, arrived, segmentation.materialized if segmentation else frozenset())
+    segments = _with_saving_nodes(capture, outputs, segments, segmentation)
     _reject_recomputed_randomness(capture, list(tangents.values()))
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
     return AppendedBackward(tangents, nodes, segments)
 
 
-def _segmentation(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> Segmentation | None:
-    """`None` if it is known at once that the backward is one segment.
-
-    That is so if there is one result, and must be so if hooks of an input want its whole gradient, or inputs that require
-    grad are views of one memory.
-    """
-    is_one = len(outputs) == 1 and grad_segments == 1
-    shares_memory = any(isinstance(spec, MemberInput) and spec.requires_grad for spec in capture.inputs)
-    has_hooks = any(torch_compat.has_hooks(value) for value in (*capture.primals, *capture.arguments))
-    if is_one or shares_memory or has_hooks:
-        return None
+def _with_saving_nodes(
+    capture: Capture, outputs: Sequence[Result], segments: Sequence[BackwardSegment], segmentation: Segmentation | None
+) -> tuple[BackwardSegment, ...]:
+    """The segments with what they save in eager."""
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
-    return find_segments(results, _input_edges(capture, outputs), grad_segments)
+    if segmentation is None or segmentation.count == 1:
+        segmentation = single_segment(results, _input_edges(capture, outputs))
+    edges = {target: edge for edge, target in segmentation.targets.items()} | results
+    entered = {tangent: edges[tangent.of] for segment in segments for tangent in segment.tangents}
+    with torch_compat.hidden_tracing_modes():
+        saving = saving_nodes(segmentation, segments, entered)
+    return tuple(replace(segment, saving=masks) for segment, masks in zip(segments, saving, strict=True))
+
+
+def _segmentation(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> Segmentation | None:
+    """`None` if it is known at once that the backward is one segment, as it is for one result.
+
+    What leads to the memory of inputs that overlap is one segment: each write to it is a step of all their histories.
+    """
+    if len(outputs) == 1 and grad_segments == 1:
+        return None
+    shared = {Primal(spec.base) for spec in capture.inputs if isinstance(spec, MemberInput) and spec.requires_grad}
+    results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
+    return find_segments(results, _input_edges(capture, outputs), grad_segments, shared)
 
 
 def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Primal]:

@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, Primal
+from aotgrad.ir import BackwardSegment
+from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, Primal, Tangent
 
 Item = TypeVar("Item")
 Edge = tuple[Any, int]
@@ -55,7 +56,10 @@ class Segmentation:
 
 
 def find_segments(
-    results: Mapping[ForwardResult, Edge], inputs: Mapping[Edge, Primal], chunks: int | str
+    results: Mapping[ForwardResult, Edge],
+    inputs: Mapping[Edge, Primal],
+    chunks: int | str,
+    whole: Collection[Primal] = (),
 ) -> Segmentation | None:
     """The segments of the graph between results and inputs, or `None` if a result is an input: nothing can be cut there.
 
@@ -63,6 +67,7 @@ def find_segments(
         results: where the gradient of each result enters.
         inputs: where the gradients of inputs arrive.
         chunks: into how many segments, one after the other, the work is cut besides.
+        whole: inputs whose gradients one segment computes.
     """
     roots = list(results.values())
     if any(root in inputs for root in roots):
@@ -71,13 +76,21 @@ def find_segments(
     order = topological_order(successors, successors.__getitem__, lambda node: -torch_compat.node_sequence_nr(node))
     reached = dependence(order, successors, [node for node, _ in roots])
     chunk = chunks_of_equal_length(order, resolved(chunks, len(order)))
-    alone = nodes_that_get_zeros(order, reached, roots)
+    together = nodes_that_lead_to(order, {edge for edge, primal in inputs.items() if primal in whole})
+    alone = nodes_that_get_zeros(order, reached, roots) - together
     level = levels(order, successors, alone)
     keys = {node: (reached[node], chunk[node], level[node], node if node in alone else None) for node in order}
+    keys.update(dict.fromkeys(together, WHOLE))
     segment_of = numbered(keys, successors)
     count = len(set(segment_of.values()))
     targets = targets_of(order, segment_of, results, inputs)
     return Segmentation(segment_of, targets, count, frozenset(segment_of[node] for node in alone))
+
+
+def single_segment(results: Mapping[ForwardResult, Edge], inputs: Mapping[Edge, Primal]) -> Segmentation:
+    """Everything in one segment."""
+    successors = reachable([node for node, _ in results.values()], inputs)
+    return Segmentation(dict.fromkeys(successors, 0), inputs, 1, frozenset())
 
 
 def nodes_that_get_zeros(order: Sequence[Any], reached: Mapping[Any, int], roots: Sequence[Edge]) -> set[Any]:
@@ -92,6 +105,18 @@ def nodes_that_get_zeros(order: Sequence[Any], reached: Mapping[Any, int], roots
             masks[position] = masks.get(position, 0) | reached[node]
     custom = (node for node in order if isinstance(node, torch.autograd.function.BackwardCFunction))
     return {node for node in custom if len(set(arriving[node].values())) > 1}
+
+
+WHOLE = "leads to an input that is not cut off"
+
+
+def nodes_that_lead_to(order: Sequence[Any], edges: Collection[Edge]) -> set[Any]:
+    """The nodes whose gradients go on to `edges`."""
+    found: set[Any] = set()
+    for node in reversed(order):
+        if any(edge in edges or edge[0] in found for edge in edges_of(node)):
+            found.add(node)
+    return found
 
 
 def resolved(chunks: int | str, nodes: int) -> int:
@@ -232,6 +257,38 @@ def arranged(items: Sequence[Item]) -> list[Item]:
     for item, place in zip(items, engine_order(len(items) + 1)[1:], strict=True):
         places[place - 1] = item
     return places
+
+
+# --- What eager saves ------------------------------------------------------------------------------------------------
+
+
+def saving_nodes(
+    segmentation: Segmentation, segments: Sequence[BackwardSegment], edges: Mapping[Tangent, Edge]
+) -> list[tuple[tuple[int, int], ...]]:
+    """For each segment, what leads to its nodes that save a value, and where they lead; see `BackwardSegment.saving`.
+
+    Args:
+        edges: where each tangent comes in.
+    """
+    segment_of = segmentation.segment_of
+    inside = {node: [n for n, _ in edges_of(node) if segment_of.get(n) == segment_of[node]] for node in segment_of}
+    order = topological_order(segment_of, inside.__getitem__, segment_of.__getitem__)
+    reached, leads = dict.fromkeys(order, 0), dict.fromkeys(order, 0)
+    for segment in segments:
+        for k, tangent in enumerate(segment.tangents):
+            reached[edges[tangent][0]] |= 1 << k
+    for node in order:
+        for successor in inside[node]:
+            reached[successor] |= reached[node]
+    for node in reversed(order):
+        gradients = enumerate(segments[segment_of[node]].gradients)
+        left = {segmentation.targets.get(edge) for edge in edges_of(node) if segmentation.leaves(node, edge)}
+        leads[node] = sum(1 << k for k, gradient in gradients if gradient.of in left)
+        for successor in inside[node]:
+            leads[node] |= leads[successor]
+    saving = [node for node in order if torch_compat.saves_a_value(node)]
+    found = {(segment_of[node], reached[node], leads[node]) for node in saving}
+    return [tuple(sorted((r, g) for s, r, g in found if s == number)) for number in range(len(segments))]
 
 
 # --- Cutting ---------------------------------------------------------------------------------------------------------

@@ -7,14 +7,14 @@ asks the engine which gradients are wanted, sees which tangents are defined, and
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.ir import GraphHalf
+from aotgrad.ir import BackwardSegment, GraphHalf
 from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
 from aotgrad.runtime.variants import VariantCache, VariantKey
@@ -36,6 +36,7 @@ class Backward:
 
     `gradient_positions` are where the graph returns the gradients of the node's inputs, `formats` the dtype and device of
     each tangent. `materialize`: the node gets zeros for undefined tangents. `transformed` runs an uncompiled graph.
+    `saving`: see `BackwardSegment`.
     """
 
     variants: VariantCache
@@ -45,14 +46,22 @@ class Backward:
     full: VariantKey
     formats: tuple[tuple[torch.dtype, torch.device], ...]
     materialize: bool
+    saving: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, variants: VariantCache, segment: int, higher_order: HigherOrder, materialize: bool) -> Backward:
+    def of(cls, variants: VariantCache, number: int, higher_order: HigherOrder, segment: BackwardSegment) -> Backward:
         outputs = variants.full.signature.outputs
         positions = tuple(outputs.index(gradient) for gradient in variants.gradients)
         formats = tangent_formats(variants.full)
-        of_segment = functools.partial(higher_order, segment)
-        return cls(variants, of_segment, higher_order.transformed, positions, variants.full_key(), formats, materialize)
+        of_segment, full = functools.partial(higher_order, number), variants.full_key()
+        transformed, materialize = higher_order.transformed, segment.materialize
+        return cls(variants, of_segment, transformed, positions, full, formats, materialize, segment.saving)
+
+    def nodes_run(self, key: VariantKey) -> int:
+        """Which of `saving` run in eager, as a bit mask."""
+        tangents, gradients = bits(key.tangents), bits(key.gradients)
+        run = (bool(reached & tangents and leads & gradients) for reached, leads in self.saving)
+        return bits(run)
 
     def with_zeros(self, tangents: Sequence[torch.Tensor | None], layouts: Sequence[Layout]) -> list[torch.Tensor]:
         """`tangents` with zeros for those that are undefined."""
@@ -92,6 +101,11 @@ class Backward:
             find_nan(half.module, values)
 
 
+def bits(flags: Iterable[bool]) -> int:
+    """A bit mask of the positions at which `flags` are true."""
+    return sum(1 << k for k, flag in enumerate(flags) if flag)
+
+
 def tangent_formats(half: GraphHalf) -> tuple[tuple[torch.dtype, torch.device], ...]:
     """Dtype and device of each tangent."""
     slots = zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True)
@@ -124,6 +138,7 @@ class Segment(torch.autograd.Function):
         if call.saved:
             ctx.save_for_backward(*call.saved)
         ctx.plan, ctx.sizes, ctx.layouts, ctx.saves = call.backward, call.sizes, call.layouts, bool(call.saved)
+        ctx.ran = ()
         ctx.recomputation = call.recomputation
         if torch.is_anomaly_enabled():
             ctx.metadata["traceback_"] = call.backward.user_traceback(ctx.metadata["traceback_"])
@@ -132,20 +147,20 @@ class Segment(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         plan: Backward = ctx.plan
+        key = plan.full if is_usual(tangents) else variant_key(plan.full, tangents)
+        note_run(ctx, key)
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-            plan.find_nan(variant_key(plan.full, tangents), [*ctx.sizes, *saved_of(ctx).values()], tangents, ctx.layouts)
+            plan.find_nan(key, [*ctx.sizes, *saved_of(ctx).values()], tangents, ctx.layouts)
         if torch.is_grad_enabled():
-            wanted = variant_key(plan.full, tangents).gradients
-            gradients = plan.higher_order(recomputation_of(ctx), saved_of(ctx), tangents, wanted)
+            gradients = plan.higher_order(recomputation_of(ctx), saved_of(ctx), tangents, key.gradients)
             release(ctx)
             return (None, None, *gradients)
         if torch_compat.any_autocast_enabled() or torch_compat.transform_is_open():
-            key, saved = variant_key(plan.full, tangents), unpack_and_release(ctx)
-            gradients = plan.run_transformed(key, [*ctx.sizes, *saved], tangents, ctx.layouts)
+            gradients = plan.run_transformed(key, [*ctx.sizes, *unpack_and_release(ctx)], tangents, ctx.layouts)
             return (None, None, *(gradients[position] for position in plan.gradient_positions))
-        variant = plan.variants.whole
-        if variant is None or not is_usual(tangents):
-            variant = plan.variants.get(variant_key(plan.full, tangents))
+        variant = plan.variants.whole if key is plan.full else None
+        if variant is None:
+            variant = plan.variants.get(key)
         values = [*ctx.sizes, *unpack_and_release(ctx)]
         ready = [as_traced(tangent, layout) for tangent, layout in zip(tangents, ctx.layouts, strict=True)]
         values += plan.with_zeros(ready, ctx.layouts) if variant.undefined is not None else ready
@@ -178,6 +193,20 @@ def recomputation_of(ctx: Any) -> Recomputation:
     if ctx.recomputation is None:
         ctx.saved_tensors  # noqa: B018  (freed: raises eager's message)
     return ctx.recomputation
+
+
+def note_run(ctx: Any, key: VariantKey) -> None:
+    """Note which backward runs, unless the graph is retained.
+
+    Raises:
+        RuntimeError: eager's, if it needs what an earlier one freed.
+    """
+    if ctx.ran:
+        needed = ctx.plan.nodes_run(key)
+        if any(needed & ctx.plan.nodes_run(earlier) for earlier in ctx.ran):
+            torch_compat.raise_second_backward()
+    if not torch_compat.graph_is_retained():
+        ctx.ran += (key,)
 
 
 def saved_of(ctx: Any) -> dict[Saved, torch.Tensor]:

@@ -26,6 +26,7 @@ from aotgrad.runtime.steps import (
     AsInference,
     Attach,
     AttachError,
+    CallMethod,
     CopyBack,
     Forward,
     KeepInputs,
@@ -56,6 +57,7 @@ def emit(plan: Plan) -> str:
 def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backward]) -> Callable[[list], list]:
     """The function that `source` defines, with the compiled graphs bound; `backwards` has one entry a segment."""
     constants = [step.value for step in plan.steps if isinstance(step, ReturnValue) and not step.is_name]
+    hooks = [argument for step in of_kind(plan.steps, CallMethod) for argument in step.arguments]
     namespace = {
         "torch": torch,
         "aten": torch.ops.aten,
@@ -79,6 +81,7 @@ def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backw
         "stand_in": stand_in,
         **dict(zip((step.backward for step in reversed(of_kind(plan.steps, Attach))), backwards, strict=True)),
         **{f"constant_{k}": value for k, value in enumerate(constants)},
+        **{f"hook_{k}": hook for k, hook in enumerate(hooks)},
     }
     exec(compile(source, f"<aotgrad plan {compiled.backend}>", "exec"), namespace)
     return namespace["call"]
@@ -94,7 +97,7 @@ def make_backwards(
         variants = VariantCache(half, compiled.compile_backward, segment.gradients)
         if symbolic:
             variants.get(variants.full_key())  # now, while guards that this adds are still read
-        backwards.append(Backward.of(variants, number, higher_order, segment.materialize))
+        backwards.append(Backward.of(variants, number, higher_order, segment))
     return backwards
 
 
@@ -104,6 +107,7 @@ class _Emitter:
         self.symbols: dict[str, str] = {}
         self.bound: set[str] = set()
         self.constants = 0
+        self.hooks = 0
 
     def text(self) -> str:
         body = [line for step in self.plan.steps for line in self.lines(step)]
@@ -135,6 +139,8 @@ class _Emitter:
                 yield from self.update_geometry(step)
             case CopyBack():
                 yield from in_grad_mode(step.grad_mode, [f"{step.target}{step.through}.copy_({step.source})"])
+            case CallMethod():
+                yield self.call_method(step)
             case AsInference():
                 yield f"{step.name} = as_inference({step.name})"
             case ShareVersion():
@@ -200,6 +206,11 @@ class _Emitter:
         yield from bindings
         call = f"{step.target}.as_strided_{text}"
         yield from in_grad_mode(False if step.hidden_from_autograd else None, [call])
+
+    def call_method(self, step: CallMethod) -> str:
+        names = [f"hook_{self.hooks + k}" for k in range(len(step.arguments))]
+        self.hooks += len(names)
+        return f"{step.name}.{step.method}({', '.join(names)})"
 
     def make_view(self, step: MakeView) -> Iterator[str]:
         base, calls = step.base, []

@@ -48,6 +48,7 @@ from aotgrad.runtime.steps import (
     AsInference,
     Attach,
     AttachError,
+    CallMethod,
     CopyBack,
     Forward,
     KeepInputs,
@@ -126,6 +127,7 @@ class _PlanBuilder:
 
     def build(self) -> Plan:
         later = (
+            *self.hooks(),
             *self.views_of_old_geometry(),
             *self.moved_versions(),
             *self.rewritten_versions(),
@@ -157,6 +159,9 @@ class _PlanBuilder:
                 root = f"{member}._base" if spec.through_base else member
                 nbytes, dtype = int(spec.fake.numel()) * spec.fake.element_size(), spec.fake.dtype
                 yield MakeBase(spec.name, member, spec.start_bytes, nbytes, dtype, root if spec.requires_grad else None)
+
+    def hooks(self) -> Iterator[CallMethod]:
+        return (CallMethod(self.inputs[hook.index], hook.method, hook.arguments) for hook in self.capture.hooks)
 
     @functools.cached_property
     def primals(self) -> tuple[str, ...]:
@@ -384,8 +389,15 @@ class _PlanBuilder:
 
     def outputs(self) -> Iterator[Step]:
         yield from (view for index, view in self.views() if not is_of_old_geometry(self.meta.outputs[index]))
+        yield from self.kept_gradients()
         for index, info in enumerate(self.meta.outputs):
             yield self.return_value(index, info)
+
+    def kept_gradients(self) -> Iterator[CallMethod]:
+        """Results that are no leaves and of which the function wants the gradient kept; inputs are among `hooks`."""
+        for index, (info, value) in enumerate(zip(self.meta.outputs, self.capture.outputs, strict=True)):
+            if isinstance(value, torch.Tensor) and value.retains_grad and not isinstance(info, IsInput | IsOutput):
+                yield CallMethod(self.return_value(index, info).value, "retain_grad", ())
 
     def views(self) -> Iterator[tuple[int, MakeView]]:
         """The replays by output, each after the one that it is a view of."""
@@ -503,7 +515,7 @@ def names_read(step: Step) -> tuple[str, ...]:
             return step.primals
         case AttachError():
             return (*step.outputs, *step.inputs)
-        case AsInference() | StartVersion():
+        case AsInference() | StartVersion() | CallMethod():
             return (step.name,)
         case ShareVersion():
             return (step.name, step.saved)

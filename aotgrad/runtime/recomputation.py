@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,13 +24,19 @@ class Recomputation:
     versions: list[int | None]
     random_state: Any
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, needed: Iterable[int]) -> None:
         """Raise what eager would: a saved tensor was modified in place.
+
+        Args:
+            needed: the inputs whose values are needed; other positions than those of inputs are passed over.
 
         Raises:
             RuntimeError: as eager's.
         """
-        for primal, version in zip(self.primals, self.versions, strict=True):
+        for index in needed:
+            if index >= len(self.primals):
+                continue
+            primal, version = self.primals[index], self.versions[index]
             if version is not None and torch_compat.version_of(primal) != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "

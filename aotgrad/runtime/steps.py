@@ -1,6 +1,6 @@
 """The steps that a plan is made of: data, in the order in which they run. `emit.py` turns them into source text.
 
-MakeBase       the memory of overlapping inputs
+MakeBase       the memory of overlapping inputs       CallMethod     register a hook of an input
 Forward        run the compiled forward                Attach         give its results their autograd nodes
 UpdateGeometry redo a metadata mutation of an input    CopyBack       write the new data of a mutated input
 SetVersion     make a version counter what eager's is  MakeView       replay a view on its base
@@ -31,6 +31,15 @@ class MakeBase:
     nbytes: int
     dtype: torch.dtype
     root: str | None
+
+
+@dataclass(frozen=True)
+class CallMethod:
+    """Call a method of an input that says something to autograd, as the function does."""
+
+    name: str
+    method: str
+    arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -193,6 +202,7 @@ class RestoreGradMode:
 
 Step = Union[
     MakeBase,
+    CallMethod,
     Forward,
     KeepInputs,
     MakeCut,

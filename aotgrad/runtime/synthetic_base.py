@@ -33,9 +33,10 @@ class Flattened(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, root: torch.Tensor, bases: tuple[torch.Tensor]) -> torch.Tensor:
         (base,) = bases
+        ctx.set_materialize_grads(False)
         ctx.geometry = (root.size(), root.stride(), (root.data_ptr() - base.data_ptr()) // root.element_size())
         return base
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient.as_strided(*ctx.geometry), None
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
+        return (None if gradient is None else gradient.as_strided(*ctx.geometry)), None

@@ -16,22 +16,13 @@ OTHER_TYPE_OF_ERROR = (
 )
 """Torch's kernels in Python, which run while tracing, raise another class for the same mistake."""
 
-NEEDLESS_ERROR = (
-    r"raised RuntimeError: one of the variables needed for gradient computation has been modified by an inplace "
-    r"operation: an input of shape .*; eager: nothing",
-)
-"""With `create_graph=True` every input must be unchanged, also one whose value the gradient does not need."""
-
 NOT_SAVED = (
     r"raised nothing; eager: RuntimeError: one of the variables needed for gradient computation has been modified by an",
 )
 """A partition recomputes what eager saves: the gradient is that of the forward as it was, where eager raises."""
 
-FREED_TOGETHER = (
-    r"raised RuntimeError: Trying to backward through the graph a second time .*; eager: nothing",
-    r"raised nothing; eager: RuntimeError: Trying to backward through the graph a second time",
-)
-"""A second backward without `retain_graph`: what a compiled region saves is freed together, and it may save nothing."""
+FREED_TOGETHER = (r"raised RuntimeError: Trying to backward through the graph a second time .*; eager: nothing",)
+"""A second backward without `retain_graph`: what a segment saves is freed together."""
 
 CHECKED_BY_KERNELS = (
     r"raised nothing; eager: RuntimeError: setStorage: sizes .* are out of bounds for storage of size",
@@ -50,7 +41,6 @@ KNOWN = (
     *VIEWS_IN_THE_TRACE,
     *LAID_OUT_ANEW,
     *OTHER_TYPE_OF_ERROR,
-    *NEEDLESS_ERROR,
     *NOT_SAVED,
     *FREED_TOGETHER,
     *CHECKED_BY_KERNELS,

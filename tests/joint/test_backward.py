@@ -95,12 +95,15 @@ def test_a_custom_function_that_may_get_zeros_is_a_segment_by_itself():
     assert not any(s.materialize for s in executable_of(lambda x: sum(Both.apply(x)), "f32[2] requires_grad").joint.segments)
 
 
-def test_hooks_of_an_input_keep_the_backward_in_one_segment():
+def test_hooks_of_an_input_are_no_part_of_the_graph():
     def function(x):
         x.register_hook(lambda gradient: gradient * 10)
         return x.sin(), x.cos()
 
-    assert len(executable_of(function, "f32[2] requires_grad").joint.segments) == 1
+    executable = executable_of(function, "f32[2] requires_grad")
+    assert len(executable.joint.segments) == 2
+    assert "10" not in executable.joint.module.code
+    assert "primals_1.register_hook(hook_0)" in executable.source
 
 
 def test_a_backward_node_carries_the_line_of_its_forward():

@@ -75,6 +75,24 @@ def test_an_input_changed_before_a_second_derivative_is_noticed() -> None:
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
+@pytest.mark.parametrize("function", [torch.mul, torch.add, lambda x, y: x.sin() + y], ids=["mul", "add", "sum"])
+@pytest.mark.parametrize("y_requires_grad", [False, True])
+@pytest.mark.parametrize("changed", [0, 1])
+def test_an_input_whose_value_no_gradient_needs_may_change(function, y_requires_grad, changed) -> None:
+    def run(function):
+        inputs = doubles((3,), (3,))
+        inputs[1].requires_grad_(y_requires_grad)
+        output = function(*inputs)
+        with torch.no_grad():
+            inputs[changed].mul_(2)
+        try:
+            return torch.autograd.grad(output.sum(), inputs[0], create_graph=True)[0].tolist()
+        except RuntimeError as error:
+            return str(error).partition(":")[0]
+
+    assert run(aotgrad.aot_function(function, aotgrad.nop)) == run(function)
+
+
 def test_a_gradient_that_no_used_output_needs_is_none() -> None:
     x, a, b = doubles((3,), (3,), (3,))
     used, _ = aotgrad.aot_function(lambda x, a, b: (x * a, x * b), aotgrad.nop)(x, a, b)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
 import aotgrad
@@ -144,6 +145,131 @@ def test_a_hook_of_a_returned_intermediate_sees_the_whole_gradient():
         return [*seen, x.grad]
 
     assert_same(hooked(aotgrad.aot_function(function, compile_eager)), hooked(function))
+
+
+# --- Hooks that the function registers itself ------------------------------------------------------------------------
+
+
+def hooks_its_input(x, w):
+    x.register_hook(lambda gradient: gradient * 2)
+    return x.sin(), (x * w).sum(0), w * 3
+
+
+def hooks_its_input_and_frees_it(x, w):
+    x.register_hook(lambda gradient: gradient * 2).remove()
+    return x.sin(), x * w
+
+
+def keeps_the_gradient_of_its_input(x, w):
+    x.retain_grad()
+    return x.sin(), x * w
+
+
+def keeps_the_gradient_of_its_result(x, w):
+    z = x * w
+    z.retain_grad()
+    return z.sin(), z, z.view(-1)
+
+
+def hooks_a_result(x, w):
+    z = x * w
+    z.register_hook(lambda gradient: gradient * 3)
+    return z.sin(), z, x.cos()
+
+
+HOOKING = [
+    hooks_a_result,
+    hooks_its_input,
+    hooks_its_input_and_frees_it,
+    keeps_the_gradient_of_its_input,
+    keeps_the_gradient_of_its_result,
+]
+
+
+@pytest.mark.parametrize("function", HOOKING, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("used", [0, 1, None])
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("leaf", [False, True])
+def test_hooks_registered_inside(function, used: int | None, calls: int, leaf: bool):
+    """They see what comes from outside of the function, too, after those that were registered before, at every call."""
+
+    def run(function: Callable) -> list[Any]:
+        seen: Trace = []
+        origins = leaves()
+        inputs = origins if leaf else [origin * 1 for origin in origins]
+        tensor_hooks(seen, dict(zip("xw", inputs, strict=True)))
+        for _ in range(calls):
+            outputs = function(*inputs)
+        terms = [output.sum() for output in (outputs if used is None else [outputs[used]])]
+        (sum(terms) + inputs[0].sum()).backward()
+        kept = [tensor.grad for tensor in (*inputs, *outputs) if tensor.retains_grad]
+        return [sorted((name, gradient.sum().item()) for name, gradient in seen), *kept, *(t.grad for t in origins)]
+
+    under_test = aotgrad.aot_function(function, compile_eager)
+    actual, expected = run(under_test), run(function)
+    assert actual[0] == expected[0]
+    assert_same(actual[1:], expected[1:])
+
+
+def test_a_hook_that_runs_after_accumulation_is_registered_at_every_call():
+    def run(compile_function: Callable) -> list[float]:
+        seen: list[float] = []
+
+        def function(x, w):
+            w.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.sum().item()))
+            return x * w
+
+        under_test, (x, w) = compile_function(function), leaves()
+        for _ in range(2):
+            under_test(x, w).sum().backward()
+        return seen
+
+    actual = run(lambda function: aotgrad.aot_function(function, compile_eager))
+    assert actual == run(lambda function: function) and len(actual) == 3
+
+
+def scales_by_its_own_tensor(x, w):
+    scale = w * 2
+    x.register_hook(lambda gradient: gradient * scale)
+    return x * w
+
+
+def waits_for_both(x, w):
+    torch.autograd.graph.register_multi_grad_hook((x, w), lambda gradients: None)
+    return x * w
+
+
+def changes_what_it_hooked(x, w):
+    x.register_hook(lambda gradient: gradient * 2)
+    x.mul_(2)
+    return x * w
+
+
+REFUSED = {
+    changes_what_it_hooked: "changes in place",
+    scales_by_its_own_tensor: "uses a tensor of the function",
+    waits_for_both: "uses a tensor of the function",
+}
+
+
+@pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
+def test_hooks_that_only_a_trace_could_run_are_a_clear_error(function):
+    x, w = leaves()
+    with pytest.raises(aotgrad.errors.CaptureError, match=REFUSED[function]):
+        aotgrad.aot_function(function, compile_eager)(x * 1, w)
+
+
+@pytest.mark.parametrize("order", ["second", "forward"])
+def test_hooks_registered_inside_at_higher_order_and_in_forward_mode(order: str):
+    def run(function: Callable) -> list[Any]:
+        x, w = leaves()
+        if order == "forward":
+            with forward_ad.dual_level():
+                return list(forward_ad.unpack_dual(function(forward_ad.make_dual(x, w.detach()), w)[1]))
+        (first,) = torch.autograd.grad(function(x, w)[0].sum(), x, create_graph=True)
+        return [first, *torch.autograd.grad(first.sum(), x)]
+
+    assert_same(run(aotgrad.aot_function(hooks_its_input, compile_eager)), run(hooks_its_input))
 
 
 def test_hooks_of_modules_and_parameters():

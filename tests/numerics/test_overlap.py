@@ -264,6 +264,27 @@ def test_a_pattern_is_compiled_once() -> None:
     assert len(under_test.plans()) <= 3
 
 
+@pytest.mark.parametrize("used", range(3))
+def test_what_does_not_overlap_has_a_backward_of_its_own(used: int) -> None:
+    """`None` for the inputs that an output does not depend on, and no call of their hooks."""
+
+    def function(x, y, z):
+        x.mul_(2)
+        return x * 3, z * 2, y * z
+
+    def run(function):
+        torch.manual_seed(0)
+        origin, z = leaf(8), leaf(5)
+        whole, seen = origin * 1, []
+        x, y = cut(whole, *HALVES)
+        for k, tensor in enumerate((x, y, z)):
+            tensor.register_hook(lambda gradient, k=k: seen.append((k, gradient.tolist())))
+        function(x, y, z)[used].sum().backward()
+        return sorted(seen), *(None if tensor.grad is None else tensor.grad.tolist() for tensor in (origin, z))
+
+    assert run(aotgrad.aot_function(function, aotgrad.nop)) == run(function)
+
+
 def test_parameters_that_share_memory() -> None:
     class Tied(torch.nn.Module):
         def __init__(self) -> None:
