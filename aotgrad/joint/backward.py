@@ -175,15 +175,11 @@ def _with_saving_nodes(
 
 
 def _segmentation(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> Segmentation | None:
-    """`None` if it is known at once that the backward is one segment, as it is for one result.
-
-    What leads to the memory of inputs that overlap is one segment: each write to it is a step of all their histories.
-    """
+    """`None` if it is known at once that the backward is one segment, as it is for one result."""
     if len(outputs) == 1 and grad_segments == 1:
         return None
-    shared = {Primal(spec.base) for spec in capture.inputs if isinstance(spec, MemberInput) and spec.requires_grad}
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
-    return find_segments(results, _input_edges(capture, outputs), grad_segments, shared)
+    return find_segments(results, _input_edges(capture, outputs), grad_segments)
 
 
 def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Primal]:

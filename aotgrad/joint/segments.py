@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -59,7 +59,6 @@ def find_segments(
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
     chunks: int | str,
-    whole: Collection[Primal] = (),
 ) -> Segmentation | None:
     """The segments of the graph between results and inputs, or `None` if a result is an input: nothing can be cut there.
 
@@ -67,7 +66,6 @@ def find_segments(
         results: where the gradient of each result enters.
         inputs: where the gradients of inputs arrive.
         chunks: into how many segments, one after the other, the work is cut besides.
-        whole: inputs whose gradients one segment computes.
     """
     roots = list(results.values())
     if any(root in inputs for root in roots):
@@ -76,11 +74,9 @@ def find_segments(
     order = topological_order(successors, successors.__getitem__, lambda node: -torch_compat.node_sequence_nr(node))
     reached = dependence(order, successors, [node for node, _ in roots])
     chunk = chunks_of_equal_length(order, resolved(chunks, len(order)))
-    together = nodes_that_lead_to(order, {edge for edge, primal in inputs.items() if primal in whole})
-    alone = nodes_that_get_zeros(order, reached, roots) - together
+    alone = nodes_that_get_zeros(order, reached, roots)
     level = levels(order, successors, alone)
     keys = {node: (reached[node], chunk[node], level[node], node if node in alone else None) for node in order}
-    keys.update(dict.fromkeys(together, WHOLE))
     segment_of = numbered(keys, successors)
     count = len(set(segment_of.values()))
     targets = targets_of(order, segment_of, results, inputs)
@@ -105,18 +101,6 @@ def nodes_that_get_zeros(order: Sequence[Any], reached: Mapping[Any, int], roots
             masks[position] = masks.get(position, 0) | reached[node]
     custom = (node for node in order if isinstance(node, torch.autograd.function.BackwardCFunction))
     return {node for node in custom if len(set(arriving[node].values())) > 1}
-
-
-WHOLE = "leads to an input that is not cut off"
-
-
-def nodes_that_lead_to(order: Sequence[Any], edges: Collection[Edge]) -> set[Any]:
-    """The nodes whose gradients go on to `edges`."""
-    found: set[Any] = set()
-    for node in reversed(order):
-        if any(edge in edges or edge[0] in found for edge in edges_of(node)):
-            found.add(node)
-    return found
 
 
 def resolved(chunks: int | str, nodes: int) -> int:
