@@ -21,24 +21,29 @@ those after it as little as possible, and finds the position by bisection. Early
 the backward needs them last. Two solutions of the sweep are left, one that fits and one that does not quite: the first is
 *filled* with the values that spare most time per byte, or the second *emptied* of those that spare least.
 
+Where the two are far apart, more is tried. *Mixtures* take one for early values and the other for late ones, off the hull.
+And the two often differ by one large value: the search *branches* into one that always saves it and one that never does,
+each with a hull of its own. A branch without a solution below a line proves that there is none (`bound`).
+
 More bytes never cost more time: all solutions of a sweep lie on the hull, so each is at least as fast as anything that
-fits into fewer bytes; and filling and emptying follow a sequence that does not depend on the limit.
+fits into fewer bytes. Between two of them, what is tried depends on the two and not on the limit, and each attempt is of that
+kind: the fastest that fits of a few, a branch, or a sequence of fillings.
 """
 
 from __future__ import annotations
 
 import copy
-import heapq
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from aotgrad.partition import maxflow
+from aotgrad.partition.filling import empty, fill
 from aotgrad.partition.problem import NEVER, Problem, Solution
 
 SOURCE, SINK = 0, 1
-FILL_SIZES = (1 << 62, *(4**k for k in range(18, 5, -1)))
-"""Largest values that filling considers, in bytes, one attempt each: where a big one does not fit, small ones may."""
+BRANCHES = 1  # how often in a row a value is decided on before the search along the hull
+TALL = 0.02  # of the time of the smallest solution: steps of the hull beyond which more is tried
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,14 @@ class Frontier:
             self.found[rate] = self._cut(rate, [rate.time] * len(self.problem))
         return self.found[rate]
 
+    def is_solvable(self) -> bool:
+        """Whether each value that the backward needs can be saved or run again."""
+        try:
+            self.smallest()
+        except Unsolvable:
+            return False
+        return True
+
     def smallest(self) -> Solution:
         """The fewest bytes, and among those the least time."""
         return self.at(Rate(1 + sum(t for t in (*self.problem.rerun, *self.problem.saving) if t > 0), 1))
@@ -85,16 +98,20 @@ class Frontier:
         """The least time, and among those the fewest bytes."""
         return self.at(Rate(1, 1 + sum(self.problem.held) + sum(self.problem.state)))
 
-    def within(self, limit: int) -> Solution:
+    def within(self, limit: int, branches: int = BRANCHES) -> Solution:
         """The fastest solution found with at most `limit` bytes; the smallest one if none fits."""
         above, below = self.fastest(), self.smallest()
         if above.kept_bytes <= limit:
             return above
         if below.kept_bytes >= limit:
             return below
-        below, above, rate = self._neighbours(below, above, limit)
-        below, above = self._sweep(below, above, rate, limit)
-        return min(fill(self.problem, below, limit), empty(self.problem, above, limit, below), key=lambda s: s.rank)
+        tall = TALL * below.time
+        below, above = self._around(below, above, limit)
+        found = [fill(self.problem, below, limit), empty(self.problem, above, limit, below)]
+        if below.time - above.time > tall:
+            found.append(self._mixed(below, above, limit))
+            found += [branch.within(limit, branches - 1) for branch in self._branches(below, above, branches)]
+        return min((s for s in found if s.kept_bytes <= limit), key=lambda s: (s.time, s.kept_bytes))
 
     def corners(self) -> list[Solution]:
         """The corners of the hull, from the fewest bytes to the least time."""
@@ -111,16 +128,23 @@ class Frontier:
                 stack += [(middle, above), (below, middle)]
         return corners
 
-    def bound(self, limit: int) -> float:
-        """No solution with at most `limit` bytes takes less time: the hull's height there."""
+    def bound(self, limit: int, branches: int = 0) -> float:
+        """No solution with at most `limit` bytes takes less time: the hull's height there, or the least of its branches."""
         above, below = self.fastest(), self.smallest()
         if above.kept_bytes <= limit or below.kept_bytes >= limit:
-            return above.time if above.kept_bytes <= limit else below.time
-        below, above, _ = self._neighbours(below, above, limit)
+            reachable = below.kept_bytes <= limit
+            return math.inf if not reachable else above.time if above.kept_bytes <= limit else below.time
+        below, above = self._around(below, above, limit)
         share = (limit - below.kept_bytes) / (above.kept_bytes - below.kept_bytes)
-        return below.time + share * (above.time - below.time)
+        height = below.time + share * (above.time - below.time)
+        lower = [branch.bound(limit, branches - 1) for branch in self._branches(below, above, branches)]
+        return max(height, min(lower, default=height))
 
     # -- the search along the hull
+
+    def _around(self, below: Solution, above: Solution, limit: int) -> tuple[Solution, Solution]:
+        """Two solutions on one line of the hull, of which the first fits `limit` and the second does not."""
+        return self._sweep(*self._neighbours(below, above, limit), limit)
 
     def _neighbours(self, below: Solution, above: Solution, limit: int) -> tuple[Solution, Solution, Rate]:
         """The corners next to each other of which the first fits `limit` and the second does not, and their rate."""
@@ -156,6 +180,34 @@ class Frontier:
         scale = 2 * sum(time for time in self.problem.rerun if time > 0) + 1
         times = [scale * rate.time + (-1 if value < position else 1) for value in range(len(self.problem))]
         return self._cut(Rate(scale * rate.bytes, scale * rate.time), times)
+
+    # -- off the hull
+
+    def _mixed(self, below: Solution, above: Solution, limit: int) -> Solution:
+        """The fastest mixture that fits, filled as long as it is no faster than the next larger one that does not."""
+        mixtures = [below, *self._mixtures(below, above)]
+        fastest = min((s for s in mixtures if s.kept_bytes <= limit), key=lambda s: s.rank)
+        next_ones = (s for s in mixtures if s.kept_bytes > limit and s.time < fastest.time)
+        return fill(self.problem, fastest, limit, min(next_ones, key=lambda s: s.kept_bytes, default=above).time)
+
+    def _mixtures(self, below: Solution, above: Solution) -> Iterator[Solution]:
+        """The solutions that are one of the two for early values and the other for late ones."""
+        for position in sorted(below.saved ^ above.saved):
+            for first, then in ((below, above), (above, below)):
+                saved = {v for v in first.saved if v <= position} | {v for v in then.saved if v > position}
+                solution = self.problem.solution(saved)
+                if self.problem.is_legal(solution):
+                    yield solution
+
+    def _branches(self, below: Solution, above: Solution, branches: int) -> list[Frontier]:
+        """Two problems that together are this one: the largest value that the solutions differ in is saved, or is not."""
+        different = sorted(below.saved ^ above.saved)
+        if not branches or not different:
+            return []
+        largest = max(different, key=self.problem.held.__getitem__)
+        never = replace(self.problem, savable=[s and k != largest for k, s in enumerate(self.problem.savable)])
+        always = replace(self.problem, rerun=[NEVER if k == largest else t for k, t in enumerate(self.problem.rerun)])
+        return [branch for branch in map(self.with_problem, (never, always)) if branch.is_solvable()]
 
     # -- one cut
 
@@ -203,118 +255,3 @@ def _edges(problem: Problem) -> Iterator[tuple[int, int]]:
 def _common_rate(below: Solution, above: Solution) -> Rate:
     """The exchange rate at which two solutions cost the same."""
     return Rate(below.time - above.time, above.kept_bytes - below.kept_bytes)
-
-
-# --- Filling ---------------------------------------------------------------------------------------------------------
-
-
-def fill(problem: Problem, start: Solution, limit: int) -> Solution:
-    """Save more of what `start` runs again, as far as `limit` bytes allow."""
-    room = limit - start.kept_bytes
-    gains = Gains(problem, start)
-    sizes = [size for size in FILL_SIZES if any(problem.held[value] <= min(size, room) for value in gains.candidates)]
-    return min([start, *(_fill_with(problem, start, room, size) for size in sizes)], key=lambda s: s.rank)
-
-
-def _fill_with(problem: Problem, start: Solution, room: int, largest: int) -> Solution:
-    """Save the value of at most `largest` bytes with the best gain per byte, again and again, until one does not fit."""
-    gains = Gains(problem, start)
-    saved = set(start.saved)
-    for value in gains.best_first(lambda value: problem.held[value] <= largest):
-        room -= gains.growth(value)
-        if room < 0:
-            break
-        saved.add(value)
-        gains.save(value)
-    return problem.solution(saved)
-
-
-def empty(problem: Problem, start: Solution, limit: int, otherwise: Solution) -> Solution:
-    """Run more of what `start` saves again, least loss of time per byte first, until it fits; `otherwise` if it cannot."""
-    solution = start
-    heap = [(*loss(problem, solution, value), value) for value in sorted(start.saved)]
-    heapq.heapify(heap)
-    while solution.kept_bytes > limit and heap:
-        known, _, value = heapq.heappop(heap)
-        now, freed = loss(problem, solution, value)
-        if now > known and heap and now > heap[0][0]:
-            heapq.heappush(heap, (now, freed, value))
-        elif freed < 0:
-            solution = problem.solution(solution.saved - {value})
-    return solution if solution.kept_bytes <= limit else otherwise
-
-
-def loss(problem: Problem, solution: Solution, value: int) -> tuple[float, int]:
-    """Time lost per byte if `value` runs again, and minus the bytes freed; infinite where that is not legal."""
-    again = [value]
-    for other in again:
-        missing = (p for p in problem.parents[other] if p not in solution.saved and p not in solution.again)
-        again += [parent for parent in dict.fromkeys(missing) if parent not in again]
-    freed = problem.held[value] - sum(problem.state[other] for other in again)
-    if freed <= 0 or any(problem.rerun[other] == NEVER for other in again):
-        return math.inf, 0
-    time = sum(problem.rerun[other] for other in again) - problem.saving[value]
-    return time / freed, -freed
-
-
-class Gains:
-    """What saving a value that runs again would spare: its own time, and that of what only it needs."""
-
-    def __init__(self, problem: Problem, solution: Solution) -> None:
-        self.problem = problem
-        self.again = set(solution.again)
-        self.uses = dict.fromkeys(solution.again, 0)
-        for value in problem.wanted:
-            if value in self.uses:
-                self.uses[value] += 1
-        for value in solution.again:
-            for parent in problem.parents[value]:
-                if parent in self.uses:
-                    self.uses[parent] += 1
-        self.candidates = [v for v in sorted(solution.again) if problem.savable[v]]
-
-    def best_first(self, eligible: Callable[[int], bool]) -> Iterator[int]:
-        """Values with a positive gain, best gain per byte first; the caller saves each one or stops."""
-        heap = [(-self.ratio(value), value) for value in self.candidates if eligible(value)]
-        heapq.heapify(heap)
-        while heap:
-            known, value = heapq.heappop(heap)
-            if value not in self.again:
-                continue
-            now = -self.ratio(value)
-            if now >= 0:
-                continue
-            if now > known:
-                heapq.heappush(heap, (now, value))
-            else:
-                yield value
-
-    def ratio(self, value: int) -> float:
-        return self.gain(value) / max(1, self.growth(value))
-
-    def gain(self, value: int) -> int:
-        spared = sum(self.problem.rerun[other] for other in self.spared(value))
-        return spared - self.problem.saving[value]
-
-    def growth(self, value: int) -> int:
-        """Bytes that saving the value adds, less the recorded states that are not needed any more."""
-        return self.problem.held[value] - sum(self.problem.state[other] for other in self.spared(value))
-
-    def spared(self, value: int) -> list[int]:
-        """The values that would not run again any more: `value`, and what only it needs."""
-        missing: dict[int, int] = {}
-        spared = [value]
-        for other in spared:
-            for parent in self.problem.parents[other]:
-                if parent in self.again:
-                    missing[parent] = missing.get(parent, 0) + 1
-                    if missing[parent] == self.uses[parent]:
-                        spared.append(parent)
-        return spared
-
-    def save(self, value: int) -> None:
-        for other in self.spared(value):
-            self.again.discard(other)
-            for parent in self.problem.parents[other]:
-                if parent in self.uses:
-                    self.uses[parent] -= 1

@@ -26,7 +26,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from aotgrad.partition.contraction import Contraction
-from aotgrad.partition.frontier import Frontier, Gains, Rate, loss
+from aotgrad.partition.filling import Gains, loss
+from aotgrad.partition.frontier import Frontier, Rate
 from aotgrad.partition.liveness import Profile, Program, Simulator
 from aotgrad.partition.problem import Solution
 

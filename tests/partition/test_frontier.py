@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotgrad.partition.frontier import Frontier, Gains, Rate, Unsolvable, fill
+from aotgrad.partition.filling import Gains, fill
+from aotgrad.partition.frontier import Frontier, Rate, Unsolvable
 from aotgrad.partition.problem import NEVER, Problem, Solution
 
 

@@ -1,0 +1,133 @@
+"""A limit met step by step: save more of what runs again while there is room, or less of what is saved until it fits.
+
+In: a `Problem`, a `Solution` and a limit in bytes. Out: a `Solution` within the limit, no cut needed.
+
+    fill(problem, solution, limit)        the best gain of time per byte first
+    empty(problem, solution, limit, ...)  the least loss of time per byte first
+
+The order in which values are taken does not depend on the limit, so a higher limit never takes more time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+
+from aotgrad.partition.problem import NEVER, Problem, Solution
+
+FILL_SIZES = (1 << 62, *(4**k for k in range(18, 5, -1)))
+"""Largest values that filling considers, in bytes, one attempt each: where a big one does not fit, small ones may."""
+
+
+def fill(problem: Problem, start: Solution, limit: int, fastest: int = 0) -> Solution:
+    """Save more of what `start` runs again, as far as `limit` bytes allow, and in no less time than `fastest`."""
+    room = limit - start.kept_bytes
+    gains = Gains(problem, start)
+    sizes = [size for size in FILL_SIZES if any(problem.held[value] <= min(size, room) for value in gains.candidates)]
+    return min([start, *(_fill_with(problem, start, room, size, fastest) for size in sizes)], key=lambda s: s.rank)
+
+
+def _fill_with(problem: Problem, start: Solution, room: int, largest: int, fastest: int) -> Solution:
+    """Save the value of at most `largest` bytes with the best gain per byte, again and again, until one does not fit."""
+    gains = Gains(problem, start)
+    saved, time = set(start.saved), start.time
+    for value in gains.best_first(lambda value: problem.held[value] <= largest):
+        room -= gains.growth(value)
+        time -= gains.gain(value)
+        if room < 0 or time < fastest:
+            break
+        saved.add(value)
+        gains.save(value)
+    return problem.solution(saved)
+
+
+def empty(problem: Problem, start: Solution, limit: int, otherwise: Solution) -> Solution:
+    """Run more of what `start` saves again, least loss of time per byte first, until it fits; `otherwise` if it cannot."""
+    solution = start
+    heap = [(*loss(problem, solution, value), value) for value in sorted(start.saved)]
+    heapq.heapify(heap)
+    while solution.kept_bytes > limit and heap:
+        known, _, value = heapq.heappop(heap)
+        now, freed = loss(problem, solution, value)
+        if now > known and heap and now > heap[0][0]:
+            heapq.heappush(heap, (now, freed, value))
+        elif freed < 0:
+            solution = problem.solution(solution.saved - {value})
+    return solution if solution.kept_bytes <= limit else otherwise
+
+
+def loss(problem: Problem, solution: Solution, value: int) -> tuple[float, int]:
+    """Time lost per byte if `value` runs again, and minus the bytes freed; infinite where that is not legal."""
+    again = [value]
+    for other in again:
+        missing = (p for p in problem.parents[other] if p not in solution.saved and p not in solution.again)
+        again += [parent for parent in dict.fromkeys(missing) if parent not in again]
+    freed = problem.held[value] - sum(problem.state[other] for other in again)
+    if freed <= 0 or any(problem.rerun[other] == NEVER for other in again):
+        return math.inf, 0
+    time = sum(problem.rerun[other] for other in again) - problem.saving[value]
+    return time / freed, -freed
+
+
+class Gains:
+    """What saving a value that runs again would spare: its own time, and that of what only it needs."""
+
+    def __init__(self, problem: Problem, solution: Solution) -> None:
+        self.problem = problem
+        self.again = set(solution.again)
+        self.uses = dict.fromkeys(solution.again, 0)
+        for value in problem.wanted:
+            if value in self.uses:
+                self.uses[value] += 1
+        for value in solution.again:
+            for parent in problem.parents[value]:
+                if parent in self.uses:
+                    self.uses[parent] += 1
+        self.candidates = [v for v in sorted(solution.again) if problem.savable[v]]
+
+    def best_first(self, eligible: Callable[[int], bool]) -> Iterator[int]:
+        """Values with a positive gain, best gain per byte first; the caller saves each one or stops."""
+        heap = [(-self.ratio(value), value) for value in self.candidates if eligible(value)]
+        heapq.heapify(heap)
+        while heap:
+            known, value = heapq.heappop(heap)
+            if value not in self.again:
+                continue
+            now = -self.ratio(value)
+            if now >= 0:
+                continue
+            if now > known:
+                heapq.heappush(heap, (now, value))
+            else:
+                yield value
+
+    def ratio(self, value: int) -> float:
+        return self.gain(value) / max(1, self.growth(value))
+
+    def gain(self, value: int) -> int:
+        spared = sum(self.problem.rerun[other] for other in self.spared(value))
+        return spared - self.problem.saving[value]
+
+    def growth(self, value: int) -> int:
+        """Bytes that saving the value adds, less the recorded states that are not needed any more."""
+        return self.problem.held[value] - sum(self.problem.state[other] for other in self.spared(value))
+
+    def spared(self, value: int) -> list[int]:
+        """The values that would not run again any more: `value`, and what only it needs."""
+        missing: dict[int, int] = {}
+        spared = [value]
+        for other in spared:
+            for parent in self.problem.parents[other]:
+                if parent in self.again:
+                    missing[parent] = missing.get(parent, 0) + 1
+                    if missing[parent] == self.uses[parent]:
+                        spared.append(parent)
+        return spared
+
+    def save(self, value: int) -> None:
+        for other in self.spared(value):
+            self.again.discard(other)
+            for parent in self.problem.parents[other]:
+                if parent in self.uses:
+                    self.uses[parent] -= 1
