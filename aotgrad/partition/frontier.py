@@ -26,8 +26,8 @@ And the two often differ by one large value: the search *branches* into one that
 each with a hull of its own. A branch without a solution below a line proves that there is none (`bound`).
 
 More bytes never cost more time: all solutions of a sweep lie on the hull, so each is at least as fast as anything that
-fits into fewer bytes. Between two of them, what is tried depends on the two and not on the limit, and each attempt is of that
-kind: the fastest that fits of a few, a branch, or a sequence of fillings.
+fits into fewer bytes. Between two of them, what is tried depends on the two and not on the limit, and each attempt is of
+that kind: the fastest that fits of a few, a branch, or a sequence of fillings.
 """
 
 from __future__ import annotations
