@@ -51,7 +51,8 @@ class InputHint:
 class TensorInput:
     """A tensor placeholder: what the trace assumed of it.
 
-    `is_static`: a parameter or buffer, whose memory outlives the call at one address. `is_view_of_leaf`: of a leaf that
+    `is_static`: a parameter or buffer, whose memory outlives the call at one address. `is_view`: it requires grad, and is a
+    view. `is_forbidden_after_a_write`: a view that autograd lets nobody use then. `is_view_of_leaf`: of a leaf that
     requires grad, so that eager does not let it be changed in place.
     """
 
@@ -60,7 +61,9 @@ class TensorInput:
     requires_grad: bool
     is_leaf: bool
     is_static: bool
+    is_view: bool = field(default=False, kw_only=True)
     is_view_of_leaf: bool = field(default=False, kw_only=True)
+    is_forbidden_after_a_write: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -370,7 +370,7 @@ def facts_needed(
     leaves = {k for k in changed if tensors[k].requires_grad}
     absolute = isinstance(executable, Executable) and any(map(uses_geometry, executable.plan.steps))
     offsets = {k for k, tensor in enumerate(tensors) if absolute and tensor.layout is torch.strided}
-    kinds = ("is a leaf", "is a view of a leaf")
+    kinds = ("is a leaf", "is a view", "is a view of a leaf", "is forbidden after a write")
     return {*((kind, k) for kind in kinds for k in leaves), *(("storage offset", k) for k in offsets)}
 
 

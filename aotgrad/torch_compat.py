@@ -35,6 +35,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _detect_infra_mode
 
@@ -393,11 +394,6 @@ def strided_alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[in
     return alias
 
 
-def storage_was_replaced(functional: torch.Tensor) -> bool:
-    """Whether `set_` gave a functional tensor another storage."""
-    return torch._functionalize_was_storage_changed(functional.elem)
-
-
 def version_of(tensor: torch.Tensor) -> int | None:
     """The version counter, or `None` for inference tensors, which have none."""
     return None if tensor.is_inference() else tensor._version
@@ -582,9 +578,14 @@ def made_under_no_grad(view: torch.Tensor) -> bool:
 def is_forbidden_after_a_write(tensor: torch.Tensor) -> bool:
     """Whether autograd lets nobody use a view once its base is changed: one made under `no_grad`, or with other views."""
     meta = torch._C._autograd.CreationMeta
-    if not tensor.requires_grad or tensor._base is None:
+    if not is_differentiable_view(tensor):
         return False
     return torch._C._autograd._get_creation_meta(tensor) in (meta.NO_GRAD_MODE, meta.MULTI_OUTPUT_NODE)
+
+
+def is_differentiable_view(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that requires grad is a view."""
+    return tensor.requires_grad and tensor._base is not None
 
 
 def is_view_of_leaf(tensor: torch.Tensor) -> bool:
@@ -618,7 +619,7 @@ def functional_mode(make_token: Callable[[], torch.Tensor]) -> FunctionalTensorM
     """The mode that records functionally; `make_token` gives a tracked tensor for effectful ops."""
     mode = FunctionalTensorMode()
     mode._tokens = EffectTokens(make_token)
-    mode._geometry = AbsoluteGeometry()
+    mode._geometry, mode._pieces = AbsoluteGeometry(), UnsafePieces()
     # On the instance: higher-order ops look their rules up by the exact type of the mode.
     mode.__torch_dispatch__ = types.MethodType(guarded_dispatch, mode)
     return mode
@@ -653,6 +654,54 @@ class AbsoluteGeometry:
         own[storage._cdata] = storage
 
 
+class UnsafePieces:
+    """Storages of a trace that are the same memory in eager: what `unsafe_split` takes apart, and the pieces.
+
+    For functionalization the pieces are copies. So after a write to one of the two, the other may not be used.
+    """
+
+    SPLITS = (torch.ops.aten.unsafe_split.Tensor, torch.ops.aten.unsafe_split_with_sizes.default)
+
+    def __init__(self) -> None:
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.whole_of: dict[int, int] = {}
+        self.stale: set[int] = set()
+
+    def add(self, whole: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
+        for piece in pieces:
+            self.whole_of[storage_id(piece)] = storage_id(whole)
+            self.storages.update((storage_id(tensor), tensor.untyped_storage()) for tensor in (whole, piece))
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """The wholes that a written tensor is a piece of do not know of it, nor do its own pieces."""
+        key = storage_id(tensor)
+        self.stale.update(self.wholes(key))
+        self.stale.update(piece for piece in self.whole_of if key in self.wholes(piece))
+
+    def wholes(self, key: int) -> Iterator[int]:
+        while (key := self.whole_of.get(key)) is not None:
+            yield key
+
+    def check(self, values: Sequence[Any]) -> None:
+        """Raise for a tensor that would be used without the write that reached its memory in eager."""
+        if self.stale and any(isinstance(v, FunctionalTensor) and storage_key(v) in self.stale for v in values):
+            raise RuntimeError("unsafe_split and a write to the same memory")
+
+    def note(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """An op has run."""
+        if op in self.SPLITS:
+            self.add(args[0], result)
+        elif self.storages and op._schema.is_mutable:
+            for tensor in written_arguments(op, args, kwargs):
+                if tensor.layout is torch.strided:
+                    self.write(tensor)
+
+
+def check_pieces(mode: FunctionalTensorMode, values: Sequence[Any]) -> None:
+    """Raise for a tensor whose memory was changed through a piece that `unsafe_split` made, or the other way round."""
+    mode._pieces.check(values)
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a functional tensor is contiguous from the first element of its storage on, and no view."""
     return known_contiguous(tensor) and not recorded_views(tensor) and known_equal([tensor.storage_offset()], [0])
@@ -667,17 +716,42 @@ def written_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Ma
             yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
+ANOTHER_STORAGE = "a tensor is given another storage"
+
+REPLACES_STORAGE = {
+    torch.ops.aten.resize_as_.default: "resize_as_ while tracing",
+    torch.ops.aten.set_.default: ANOTHER_STORAGE,
+    torch.ops.aten.set_.source_Storage: ANOTHER_STORAGE,
+    torch.ops.aten.set_.source_Storage_storage_offset: ANOTHER_STORAGE,
+    torch.ops.aten.set_.source_Tensor: ANOTHER_STORAGE,
+    torch.ops.aten.set_.source_Tensor_storage_offset: ANOTHER_STORAGE,
+}
+"""Ops that functionalization cannot record, and what to say of them."""
+
+
+class RefusedAssignments(TorchFunctionMode):
+    """Refuses `x.data = y`: a traced tensor would not be what it was given."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function == torch.Tensor.data.__set__:
+            raise RuntimeError(ANOTHER_STORAGE)
+        return function(*args, **(kwargs or {}))
+
+
 def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """Functionalization, with five things of eager's that it lacks.
+    """Functionalization, with six things of eager's that it lacks.
 
     A write to a tensor that the function closed over, or to a view of one, is refused: it would happen once, while tracing.
     What is computed from such tensors alone is functional too. A view of a normal tensor is a normal tensor, in inference
     mode too. A view keeps the geometry of its base that it was made from, or is refused. So is what depends on the geometry
-    of a value that the graph lays out anew: `as_strided`, and a write to the same memory.
+    of a value that the graph lays out anew: `as_strided`, and a write to the same memory. And another storage for a tensor.
     """
     if isinstance(op, torch._ops.OpOverload):
+        if op in REPLACES_STORAGE:
+            raise RuntimeError(REPLACES_STORAGE[op])
         with torch._C.DisableTorchFunction():  # what is asked here is not what the user's function asks
             refuse_stale_views(args)
+            mode._pieces.check(args)
             mode._geometry.check(op, args, kwargs or {})
         if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
             refuse_unrecordable_write(op, args, kwargs or {})
@@ -685,6 +759,9 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             with normal_mode():
                 return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
     result = FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
+    if isinstance(op, torch._ops.OpOverload):
+        with torch._C.DisableTorchFunction():
+            mode._pieces.note(op, args, kwargs or {}, result)
     return result if is_view_op(op) else pytree.tree_map_only(FakeTensor, functools.partial(wrapped_result, mode), result)
 
 

@@ -734,6 +734,7 @@ def test_a_view_of_a_leaf_is_recognised():
     leaf = torch.ones(2, requires_grad=True)
     views = (leaf[0], leaf.detach()[0], (leaf * 1)[0], leaf)
     assert [compat.is_view_of_leaf(view) for view in views] == [True, False, False, False]
+    assert [compat.is_differentiable_view(view) for view in views] == [True, False, True, False]
 
 
 def test_the_name_of_an_erased_node_is_free_again():
@@ -765,12 +766,60 @@ def test_a_view_is_stale_once_its_base_is_transposed_in_place(fake_mode):
             compat.refuse_stale_views([row])
 
 
-def test_replaced_storage_is_noticed(fake_mode):
+STORAGE_REPLACED = [
+    *(lambda x: x.set_(x + 1), lambda x: x.set_(), lambda x: x.set_(x + 1, 0, (1,), (1,))),
+    *(lambda x: x.set_(x.untyped_storage()), lambda x: x.set_(x.untyped_storage(), 0, (1,), (1,))),
+]
+
+
+@pytest.mark.parametrize("replace", STORAGE_REPLACED)
+def test_another_storage_is_refused(fake_mode, replace):
     trace = Tracing(fake_mode, torch.ones(2))
-    with trace.active() as x, torch.no_grad():
-        assert not compat.storage_was_replaced(x)
-        x.set_(x + 1)
-        assert compat.storage_was_replaced(x)
+    with trace.active() as x, torch.no_grad(), pytest.raises(RuntimeError, match=compat.ANOTHER_STORAGE):
+        replace(x)
+
+
+def test_an_assignment_of_data_is_refused(fake_mode):
+    assert issubclass(compat.RefusedAssignments, compat.TorchFunctionMode)
+    with Tracing(fake_mode, torch.ones(2)).active() as x, compat.RefusedAssignments():
+        for value in (x, x * 2, torch.ones(2)):
+            with pytest.raises(RuntimeError, match=compat.ANOTHER_STORAGE):
+                value.data = torch.zeros(2)
+        assert x.data.shape == (2,)
+
+
+def test_resize_as_is_refused(fake_mode):
+    with Tracing(fake_mode, torch.ones(2)).active() as x, pytest.raises(RuntimeError, match="resize_as_ while tracing"):
+        x.resize_as_(x[1:])
+    assert len(compat.REPLACES_STORAGE) == 6
+
+
+def test_pieces_that_are_the_same_memory_in_eager(fake_mode):
+    """Which of the wholes, pieces and pieces of pieces are stale once one of them is written to."""
+    expected = {"whole": [1, 2, 3, 4], "first": [0, 3, 4], "second": [0], "part": [0, 1], "other part": [0, 1]}
+    for written, name in enumerate(expected):
+        trace = Tracing(fake_mode, torch.ones(8))
+        assert isinstance(trace.functional_mode._pieces, compat.UnsafePieces)
+        with trace.active() as x:
+            first, second = x.unsafe_chunk(2)
+            values = [x, first, second, *first.unsafe_split_with_sizes((1, 3))]
+            compat.check_pieces(trace.functional_mode, values)
+            values[written].mul_(2)
+            stale = [k for k, value in enumerate(values) if is_refused(lambda value=value: value.sin())]
+            assert stale == [k for k, value in enumerate(values) if is_refused_at_the_end(trace, value)] == expected[name]
+
+
+def is_refused(function) -> bool:
+    try:
+        function()
+    except RuntimeError as error:
+        assert str(error) == "unsafe_split and a write to the same memory"
+        return True
+    return False
+
+
+def is_refused_at_the_end(trace, value) -> bool:
+    return is_refused(lambda: compat.check_pieces(trace.functional_mode, [value, 3]))
 
 
 def test_a_write_to_a_real_tensor_is_refused(fake_mode):

@@ -29,9 +29,12 @@ def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
     version_bumps = 0 if argument.is_inference() else argument._version - before.version
     if mutation.data or (version_bumps and not mutation.metadata):
         reject_several_elements_in_one_place(capture, index)
+    hidden = history_of(argument) is before.grad_fn
+    if capture.grad_mode_before and version_bumps and hidden:
+        reject_changed_view(capture, index, mutation)
     return InputAliasInfo(
         mutation=mutation,
-        hidden_from_autograd=history_of(argument) is before.grad_fn,
+        hidden_from_autograd=hidden,
         version_bumps=version_bumps,
         requires_grad_after=argument.requires_grad,
         geometry=geometry_in_caller(capture, index) if mutation.metadata else None,
@@ -55,12 +58,12 @@ def reject_replaced_storage(index: int, argument: torch.Tensor, before: InputSta
     """Raise if the input no longer lies in the storage that it came with.
 
     Raises:
-        UnsupportedMutationError: after `x.data = y`, `x.set_(y)`, or a `resize_` beyond the storage.
+        UnsupportedMutationError: after `swap_tensors(x, y)`, or a `resize_` beyond the storage.
     """
     if before.storage is None:
         return
-    if torch_compat.storage_id(argument) != before.storage or torch_compat.storage_was_replaced(argument):
-        how = "was given another storage, by `x.data = ...` or `x.set_(...)`; use x.copy_(...)"
+    if torch_compat.storage_id(argument) != before.storage:
+        how = "was given another storage, by swap_tensors(); use x.copy_(...)"
     elif not statically_fits(argument, before.storage_bytes):
         how = "was resized beyond its storage; allocate it large enough before the call"
     else:
@@ -121,6 +124,27 @@ def reject_changed_view_of_leaf(capture: Capture, index: int) -> None:
     of_leaf = isinstance(spec, TensorInput) and spec.is_view_of_leaf
     if of_leaf and history_of(argument) is not capture.before[index].grad_fn:
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
+
+
+def reject_changed_view(capture: Capture, index: int, mutation: MutationType) -> None:
+    """Raise if an input was changed unseen by autograd, and eager makes its history anew then. In the trace it is no view.
+
+    Raises:
+        UnsupportedMutationError: names the input.
+    """
+    spec = capture.inputs[index]
+    if not isinstance(spec, TensorInput):
+        return
+    if spec.is_forbidden_after_a_write:
+        raise UnsupportedMutationError(
+            f"input {index} is a view that was made under no_grad, or with others (split, unbind, ...), and is changed in "
+            "place under no_grad, after which autograd lets nobody use it; pass a clone()"
+        )
+    if spec.is_view and mutation.metadata:
+        raise UnsupportedMutationError(
+            f"input {index} is a view that requires grad, and its size or stride is changed in place under no_grad (t_, "
+            "unsqueeze_, ...); use t(), unsqueeze(), ... instead"
+        )
 
 
 def statically_fits(tensor: torch.Tensor, storage_bytes: Any) -> bool:

@@ -9,6 +9,7 @@ the graph must return so that views which share memory in eager share it here.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,11 +26,13 @@ from aotgrad.analysis.history import (
 )
 from aotgrad.analysis.storage import first_positions, group_by_key
 from aotgrad.analysis.views import (
+    DATA_STEP,
     DETACH_STEP,
     chain_from,
     detaches,
     replay_by_geometry,
     replay_of_chain,
+    with_own_version,
     without_prefix,
 )
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError
@@ -100,6 +103,7 @@ class _Outputs:
                 fresh[position] = _storage_or_none(value) or id(value)
         for group in group_by_key(fresh):
             self.classify_group(group)
+        self.reject_counters_of_their_own()
         return tuple(self.infos[position] for position in range(len(self.capture.outputs))), tuple(self.bases)
 
     # -- outputs that share memory with an input
@@ -260,10 +264,11 @@ class _Outputs:
             self.infos[own_base] = NonAlias(base.requires_grad)
         else:
             self.bases.append(BaseInfo(base is not None and base.requires_grad, root, base))
+        counted = self.most_shared_counter(members) if base is None else base
         for position in members:
             if position != own_base:
                 live = root.meta["val"] if base is None else base
-                self.infos[position] = self.view_of(position, live, own_base, root)
+                self.infos[position] = self.view_of(position, live, own_base, root, counted)
 
     def find_base(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, fx.Node]:
         """The tensor that `values` are views of, and its node: one that autograd tracks, if any, the first made.
@@ -279,7 +284,28 @@ class _Outputs:
         base, _ = min(attached, key=lambda pair: len(pair[1]))
         return base, self.capture.trace.node_of(base)
 
-    def view_of(self, position: int, base: torch.Tensor, output: int | None, root: fx.Node) -> OutputAliasInfo:
+    def most_shared_counter(self, members: Sequence[int]) -> torch.Tensor:
+        """An output that counts its versions together with most of the others: as the base does, whoever that is."""
+        values = [self.capture.outputs[position] for position in members]
+        return max(values, key=lambda value: sum(shares_version(value, other) for other in values))
+
+    def reject_counters_of_their_own(self) -> None:
+        """Raise for outputs that count their versions together, but not with the tensor that they are made of.
+
+        Raises:
+            UnsupportedAliasingError: names the outputs.
+        """
+        own = [k for k, info in self.infos.items() if not isinstance(info, AliasOfOutput) and counts_alone(info)]
+        for one, other in itertools.combinations(own, 2):
+            if shares_version(self.capture.outputs[one], self.capture.outputs[other]):
+                raise UnsupportedAliasingError(
+                    f"outputs {one} and {other} are views of one `.data` alias that is not returned; return that too, use "
+                    "detach() in its place, or return clones"
+                )
+
+    def view_of(
+        self, position: int, base: torch.Tensor, output: int | None, root: fx.Node, counted: torch.Tensor
+    ) -> OutputAliasInfo:
         value = self.capture.outputs[position]
         storage, own = chain_from(root)
         parent = self.view_of_output(position, value, storage)
@@ -289,7 +315,7 @@ class _Outputs:
         replay = (
             self.replay_strided(position, value, base, Geometry.of(value))
             if steps is None
-            else self.replay(position, value, base, steps)
+            else self.replay(position, value, base, steps, counted)
         )
         if output is None:
             return AliasOfIntermediate(len(self.bases) - 1, replay)
@@ -297,11 +323,23 @@ class _Outputs:
 
     # -- replays
 
-    def replay(self, position: int, value: torch.Tensor, base: torch.Tensor, steps: tuple[ViewStep, ...]) -> ViewReplay:
-        """The recorded chain; whether it detaches is asked of autograd, since some traces record `detach` as `alias`."""
+    def replay(
+        self,
+        position: int,
+        value: torch.Tensor,
+        base: torch.Tensor,
+        steps: tuple[ViewStep, ...],
+        counted: torch.Tensor | None = None,
+    ) -> ViewReplay:
+        """The recorded chain; whether it detaches is asked of autograd, since some traces record `detach` as `alias`.
+
+        An alias by `.data` shows in its version counter, which is not that of `counted`: the base, or what counts with it.
+        """
         detached = base.requires_grad and not value.requires_grad
         if detached and not detaches(steps):
             steps = (DETACH_STEP, *steps)
+        if not shares_version(value, base if counted is None else counted):
+            steps = with_own_version(steps, value._base is not None)
         return replay_of_chain(steps, self.grad_mode_for(position, value, base, detached or detaches(steps)))
 
     def replay_strided(self, position: int, value: torch.Tensor, base: torch.Tensor, geometry: Geometry) -> ViewReplay:
@@ -338,6 +376,16 @@ class _Outputs:
             return None if natural == wanted else wanted
         has_history = value.grad_fn is not None
         return None if natural == has_history else has_history
+
+
+def shares_version(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two traced tensors count their versions together; inference tensors have none."""
+    return one.is_inference() or other.is_inference() or torch_compat.share_version(one, other)
+
+
+def counts_alone(info: OutputAliasInfo) -> bool:
+    """Whether an output is an alias that does not count its versions together with its base."""
+    return hasattr(info, "replay") and DATA_STEP in info.replay.steps
 
 
 def reject_order_of_changes(position: int, steps: Sequence[ViewStep], value: torch.Tensor, info: InputAliasInfo) -> None:

@@ -21,6 +21,7 @@ from aotgrad.torch_compat import is_view_op, known_equal
 aten = torch.ops.aten
 DETACH = aten.detach.default
 DETACH_STEP = ViewStep(DETACH, (), (), None)
+DATA_STEP = ViewStep(aten.data.default, (), (), None)
 
 
 def parent_in_chain(node: fx.Node) -> tuple[fx.Node, ViewStep] | None:
@@ -82,4 +83,11 @@ def replay_by_geometry(geometry: Geometry, detached: bool, grad_mode: bool | Non
 
 
 def detaches(steps: tuple[ViewStep, ...]) -> bool:
-    return any(step.op is DETACH for step in steps)
+    return any(step.op is DETACH or step == DATA_STEP for step in steps)
+
+
+def with_own_version(steps: tuple[ViewStep, ...], is_view: bool) -> tuple[ViewStep, ...]:
+    """The steps with `.data` in them, whose result counts its own versions, where `detach` was recorded in its place."""
+    if any(step.op is DETACH for step in steps):
+        return tuple(DATA_STEP if step.op is DETACH else step for step in steps)
+    return (DATA_STEP, *steps) if is_view else (*steps, DATA_STEP)

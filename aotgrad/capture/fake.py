@@ -44,8 +44,12 @@ def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint) -> 
     name = f"primals_{index + 1}"
     if isinstance(arg, torch.Tensor):
         fake = checked_fake(mode, index, arg, hint.dynamic_dims)
-        of_leaf = torch_compat.is_view_of_leaf(arg)
-        return TensorInput(name, fake, arg.requires_grad, arg.is_leaf, hint.static, is_view_of_leaf=of_leaf)
+        return TensorInput(
+            *(name, fake, arg.requires_grad, arg.is_leaf, hint.static),
+            is_view=torch_compat.is_differentiable_view(arg),
+            is_view_of_leaf=torch_compat.is_view_of_leaf(arg),
+            is_forbidden_after_a_write=torch_compat.is_forbidden_after_a_write(arg),
+        )
     if isinstance(arg, SYMBOLIC_NUMBERS):
         return SymInput(name, arg)
     raise CaptureError(f"argument {name} is a {type(arg).__name__}; a graph takes tensors and symbolic numbers only")

@@ -82,6 +82,17 @@ class Trace:
             self._track(self.graph.call_function(torch.ops.aten.empty.memory_format, ([0],)), token)
         return token
 
+    def reject_stale_memory(self, values: Sequence[Any]) -> None:
+        """Raise if a value that outlives the trace lacks a write.
+
+        Raises:
+            CaptureError
+        """
+        try:
+            torch_compat.check_pieces(self._functional_mode, values)
+        except RuntimeError as error:
+            raise CaptureError(EXPLANATIONS[str(error)]) from None
+
     def _track(self, node: fx.Node, value: Any) -> None:
         node.meta["val"] = value
         torch_compat.track_tensor_tree(value, fx.Proxy(node, self.recorder), constant=None, tracer=self.recorder)
@@ -154,8 +165,9 @@ def capture_function(
         primals, arguments = _make_inputs(trace, convention)
         before = tuple(input_state(value) for value in arguments)
         seed = torch.initial_seed()
-        with shared_versions(convention, arguments):
+        with torch_compat.RefusedAssignments(), shared_versions(convention, arguments):
             outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
+        trace.reject_stale_memory([*outputs, *arguments])
         reject_seeding(trace.graph, seed)
         grad_mode_after = torch.is_grad_enabled()
         hooks = take_hooks(arguments)
@@ -246,6 +258,17 @@ EXPLANATIONS = {
     "view of a tensor whose metadata was changed": (
         "a view is used whose base had its size or stride changed in place (t_, unsqueeze_, ...) after the view was made, "
         "at {line}. Make the view after that change, or use t(), unsqueeze(), ... instead"
+    ),
+    "resize_as_ while tracing": (
+        "resize_as_() cannot be traced, at {line}. Use resize_() with the size, or do this outside of the compiled function"
+    ),
+    torch_compat.ANOTHER_STORAGE: (
+        "a tensor is given another storage, by `x.data = ...` or `x.set_(...)`, at {line}. Use x.copy_(...), or do this "
+        "outside of the compiled function"
+    ),
+    "unsafe_split and a write to the same memory": (
+        "a tensor is used or returned, or is an input, whose memory was changed through a piece that unsafe_chunk() or "
+        "unsafe_split() made of it, or the other way round; use chunk() or split()"
     ),
     "writing through an expanded tensor": (
         "an expanded tensor is changed in place, at {line}. Several of its elements are the same memory: "

@@ -59,15 +59,14 @@ def test_whether_the_new_value_carries_a_gradient(function, specs, carries):
     assert first_input(function, *specs).carries_gradient == carries
 
 
-def assign_data(x):
-    x.data = torch.zeros(2)
+def swap(x):
+    torch.utils.swap_tensors(x, x + 1)
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (assign_data, "input 0 was given another storage, by `x.data = ...` or `x.set_(...)`; use x.copy_(...)"),
-        (lambda x: x.set_(torch.zeros(2)), "input 0 was given another storage"),
+        (swap, "input 0 was given another storage, by swap_tensors(); use x.copy_(...)"),
         (lambda x: x.resize_(9), "input 0 was resized beyond its storage; allocate it large enough before the call"),
     ],
 )

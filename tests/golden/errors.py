@@ -194,6 +194,63 @@ def replaced_storage():
 
 
 @error_case
+def unsafe_pieces_changed():
+    """A piece that is no view for autograd is changed, and then the whole is used."""
+
+    def function(x):
+        x.unsafe_chunk(2)[0].mul_(2)
+        return x * 1
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(4))
+
+
+@error_case
+def resized_as_another():
+    """A size is taken from another tensor, in place."""
+    aotgrad.aot_function(lambda x, y: x.resize_as_(y), aotgrad.nop)(torch.ones(4), torch.ones(2))
+
+
+@error_case
+def hidden_data_alias():
+    """Two views of `.data` are returned, but not what they are views of."""
+
+    def function(x):
+        alias = x.data
+        return alias[0], alias[1]
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(4))
+
+
+@error_case
+def piece_changed_under_no_grad():
+    """One of several views is changed under `no_grad`, and nobody may use it from then on."""
+
+    def function(x):
+        with torch.no_grad():
+            x.mul_(2)
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(4, requires_grad=True).chunk(2)[0])
+
+
+@error_case
+def view_reshaped_under_no_grad():
+    """A view has its size changed in place under `no_grad`."""
+
+    def function(x):
+        with torch.no_grad():
+            x.unsqueeze_(0)
+        return x * 2
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(4, requires_grad=True)[1:])
+
+
+@error_case
+def swapped_tensors():
+    """An input is exchanged for another tensor."""
+    aotgrad.aot_function(lambda x: torch.utils.swap_tensors(x, x + 1), aotgrad.nop)(torch.ones(4))
+
+
+@error_case
 def read_as_an_array():
     """The values of a tensor are read while tracing."""
     aotgrad.aot_function(lambda x: x * float(x.detach().numpy()[0]), aotgrad.nop)(torch.ones(3))

@@ -88,6 +88,13 @@ def detached_alias(x):
     return y, y.detach()
 
 
+@case("runtime", args=["f32[3] requires_grad"])
+def data_alias(x):
+    """`x.data` counts its versions by itself: the caller may change it, and autograd notices nothing, as in eager."""
+    y = x.sin()
+    return y, y.data, x.data[1:]
+
+
 @case("analysis", "runtime", args=["f32[3] requires_grad"])
 def detached_input(x):
     """A detached input is a view like any other, and replayed."""

@@ -218,6 +218,49 @@ def reshape_that_may_copy(x):
     return x.reshape(12), x.t().reshape(12)
 
 
+# --- Aliases by `.data`: they count their versions by themselves ------------------------------------------------------
+
+
+def change_first(outputs, args):
+    """The caller changes an output; how often everything was changed then is compared."""
+    outputs[0].mul_(2)
+    return [torch.tensor(float(value._version), requires_grad=True) for value in (*outputs, *args)]
+
+
+@CASES.add(lambda: (leaf(3),), caller=change_first)
+def data_of_a_saved_input(x):
+    return x.data, x * x
+
+
+@CASES.add(lambda: (leaf(3),), caller=change_first)
+def data_of_a_saved_intermediate(x):
+    y = x.exp()
+    return y.data, y
+
+
+@CASES.add(lambda: (leaf(3),), caller=change_first)
+def data_beside_detached(x):
+    y = x * 2
+    return y.data, y.detach(), y.detach(), y.data
+
+
+@CASES.add(lambda: (plain(4, 3),), caller=change_first)
+def data_of_a_constant(x):
+    return x.data, x[1].data, x.data[1], x
+
+
+@CASES.add(lambda: (leaf(4, 3),), caller=change_first, without_dynamo="makes the view of another alias")
+def data_and_its_view(x):
+    alias = x.data
+    return alias, alias[1], x.detach()
+
+
+@CASES.add(lambda: (non_leaf(4, 3),), caller=change_first)
+def data_of_a_changed_input(x):
+    x.mul_(2)
+    return x.data[1:], x.t()
+
+
 # --- Views of intermediates ------------------------------------------------------------------------------------------
 
 

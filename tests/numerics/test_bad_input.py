@@ -393,9 +393,105 @@ def grown(x):
     x.resize_(100)
 
 
-@pytest.mark.parametrize("function", [new_data, new_storage, grown], ids=lambda function: function.__name__)
+def new_data_of_an_intermediate(x):
+    y = x * 2
+    y.data = torch.zeros(2)
+    return y
+
+
+def new_storage_of_an_intermediate(x):
+    return (x * 2).set_(x)
+
+
+STORAGES = [new_data, new_storage, new_data_of_an_intermediate, new_storage_of_an_intermediate]
+
+
+@pytest.mark.parametrize("function", STORAGES, ids=lambda function: function.__name__)
 def test_a_replaced_storage(function) -> None:
-    assert_refused(function, (plain(3),), UnsupportedMutationError, "input 0", "storage")
+    assert_refused(function, (plain(3),), CaptureError, "is given another storage", "copy_")
+
+
+def test_a_storage_that_grows() -> None:
+    assert_refused(grown, (plain(3),), UnsupportedMutationError, "input 0", "beyond its storage")
+
+
+def test_a_size_taken_from_another_tensor() -> None:
+    assert_refused(lambda x, y: x.resize_as_(y), (plain(3), plain(2)), CaptureError, "Use resize_()")
+
+
+# --- Pieces that autograd is not told of -----------------------------------------------------------------------------
+
+
+def piece_changed(x):
+    x.unsafe_chunk(2)[0].mul_(2)
+    return x * 1
+
+
+def whole_changed(x):
+    y = x * 1
+    first, _ = y.unsafe_split(2)
+    y.mul_(2)
+    return first
+
+
+def piece_of_an_input_changed(x):
+    x.unsafe_split_with_sizes((1, 3))[1].mul_(2)
+
+
+def piece_changed_and_the_whole_saved(x):
+    y = x.exp()
+    y.unsafe_chunk(2)[0].mul_(2)
+    return y[2:]
+
+
+UNSAFE = [piece_changed, whole_changed, piece_of_an_input_changed, piece_changed_and_the_whole_saved]
+
+
+@pytest.mark.parametrize("function", UNSAFE, ids=lambda function: function.__name__)
+def test_a_write_to_unsafe_pieces(function) -> None:
+    assert_refused(function, (non_leaf(4),), CaptureError, "unsafe_chunk()", "use chunk() or split()")
+
+
+# --- Inputs that autograd forbids, or gives another history, once they are changed -----------------------------------
+
+
+def under_no_grad(change):
+    def function(x):
+        with torch.no_grad():
+            change(x)
+        return x * 2
+
+    return function
+
+
+def made_under_no_grad():
+    x = non_leaf(4)
+    with torch.no_grad():
+        return x[1:]
+
+
+FORBIDDEN = {
+    "view_made_under_no_grad": (made_under_no_grad, lambda x: x.mul_(2), "autograd lets nobody use"),
+    "one_of_several_pieces": (lambda: non_leaf(4).chunk(2)[1], lambda x: x.mul_(2), "autograd lets nobody use"),
+    "piece_of_a_leaf": (lambda: leaf(4).unbind()[1], lambda x: x.fill_(1), "autograd lets nobody use"),
+    "view_whose_size_changes": (lambda: non_leaf(4)[1:], lambda x: x.unsqueeze_(0), "its size or stride is changed"),
+    "view_of_a_leaf_whose_size_changes": (lambda: leaf(4)[1:], lambda x: x.unsqueeze_(0), "its size or stride is changed"),
+}
+
+
+@pytest.mark.parametrize("case", FORBIDDEN)
+def test_a_view_that_is_changed_under_no_grad(case: str) -> None:
+    make, change, message = FORBIDDEN[case]
+    assert_refused(under_no_grad(change), (make(),), UnsupportedMutationError, "input 0", message)
+    under_test = compiled(under_no_grad(change), "nop")
+    under_test(non_leaf(*make().shape))
+    with pytest.raises(UnsupportedMutationError, match=message):  # the plan of a tensor that is no view does not fit
+        under_test(make())
+    with torch.no_grad():
+        x, y = make(), make()
+        y.copy_(x)
+        assert torch.equal(under_test(x), under_no_grad(change)(y))
+        assert torch.equal(x, y)
 
 
 # --- Tensors that are no arguments -----------------------------------------------------------------------------------
