@@ -7,6 +7,10 @@ note (`add_note`, Python 3.11 and later), so the first line stays readable.
 from __future__ import annotations
 
 
+class EagerError(RuntimeError):
+    """What eager raises too, found before anything has run: the function then runs eagerly up to there."""
+
+
 class AOTGradError(RuntimeError):
     """Base class of everything that aotgrad raises on purpose."""
 

@@ -193,6 +193,9 @@ class OpenTrace(Protocol):
     @property
     def graph(self) -> fx.Graph: ...
 
+    @property
+    def asks_for_offsets(self) -> bool: ...
+
     def node_of(self, value: Any) -> fx.Node: ...
 
     def active(self) -> AbstractContextManager: ...
@@ -419,10 +422,11 @@ class ViewAndMutationMeta:
 
 @dataclass(frozen=True)
 class BackwardError:
-    """Why there is no backward, as eager says it, and the results through which one would go."""
+    """Why there is no backward, as eager says it, and the results and primals between which one would go."""
 
     message: str
     results: tuple[ForwardResult, ...]
+    primals: tuple[int, ...]
 
 
 @dataclass(frozen=True)

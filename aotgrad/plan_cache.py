@@ -27,7 +27,7 @@ from aotgrad import passes, torch_compat
 from aotgrad.capture.flatten import Arguments, FlatOutput
 from aotgrad.convention import Dedupe, MemorySharing
 from aotgrad.counters import counters
-from aotgrad.errors import CaptureError, UnsupportedAliasingError
+from aotgrad.errors import AOTGradError, CaptureError, EagerError, UnsupportedAliasingError
 from aotgrad.guards import PlanGuards, structure_key
 from aotgrad.ir import InputHint
 from aotgrad.jvp import CompiledJvp, reject_aliases
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 DISABLED = "the option `enabled` is off"
 OBSERVED = "a trace, mode or transform watches every op"
 TOO_MANY = "the limit of plans is reached"
+RAISES = "the function raises while it is traced"
 
 log = logging.getLogger("aotgrad.guards")
 _thread = threading.local()
@@ -61,6 +62,14 @@ class State:
     eager: Callable[..., Any]
     value: Hashable = None
     reread: Callable[[], Hashable] = lambda: None
+
+
+@dataclass(frozen=True)
+class NoPlan:
+    """Why a call has no plan; `error` is what the function raised while it was traced, if it did."""
+
+    reason: str
+    error: Exception | None = None
 
 
 @dataclass(eq=False)
@@ -134,7 +143,7 @@ class PlanCache:
     ) -> Any:
         """Run the plan for these arguments, after making it if there is none; see `plan_for`."""
         plan = self.plan_for(function, arguments, static_count, state, known)
-        return state.eager(*arguments.args, **arguments.kwargs) if plan is None else plan(state, arguments)
+        return self.run_eagerly(plan, state, arguments) if isinstance(plan, NoPlan) else plan(state, arguments)
 
     def plan_for(
         self,
@@ -143,8 +152,8 @@ class PlanCache:
         static_count: int,
         state: State,
         known: passes.KnownValues | None = None,
-    ) -> CachedPlan | None:
-        """The plan for these arguments, which is made if there is none; `None` if there are too many already.
+    ) -> CachedPlan | NoPlan:
+        """The plan for these arguments, which is made if there is none, or why there can be none.
 
         Args:
             function: takes the nested arguments.
@@ -160,10 +169,20 @@ class PlanCache:
             counters["hits"] += 1
         else:
             plan = self.make(key, function, arguments, static_count, state, known)
-        if plan is None:
-            counters["fallbacks"] += 1
-            self.fallbacks[TOO_MANY] += 1
         return plan
+
+    def run_eagerly(self, missing: NoPlan, state: State, arguments: Arguments) -> Any:
+        """The function itself. If it raised while it was traced, it does so again, with eager's error and its effects."""
+        counters["fallbacks"] += 1
+        self.fallbacks[missing.reason] += 1
+        result = state.eager(*arguments.args, **arguments.kwargs)
+        if missing.error is not None:
+            warnings.warn(
+                f"{self.name} ran eagerly: it raises {type(missing.error).__name__} while it is traced, though not when it "
+                f"runs: {missing.error}",
+                stacklevel=3,
+            )
+        return result
 
     def find(self, key: tuple, tensors: Sequence[torch.Tensor]) -> CachedPlan | None:
         for plan in self.entries.get(key, ()):
@@ -179,8 +198,8 @@ class PlanCache:
         static_count: int,
         state: State,
         known: passes.KnownValues | None,
-    ) -> CachedPlan | None:
-        """Compile a plan, or `None` if there are too many already."""
+    ) -> CachedPlan | NoPlan:
+        """Compile a plan, or say why there is none."""
         with COMPILING:
             plan = self.find(key, arguments.tensors)
             if plan is not None:
@@ -189,8 +208,14 @@ class PlanCache:
             self.explain_miss(key, arguments.tensors)
             if len(self.plans()) >= self.recipe.options.plan_limit:
                 self.warn_once(key, arguments.tensors)
-                return None
-            plan = self.compile(key, function, arguments, static_count, known)
+                return NoPlan(TOO_MANY)
+            traced = TracedOnce(function)
+            try:
+                plan = self.compile(key, traced, arguments, static_count, known)
+            except Exception as error:
+                if error is traced.raised or isinstance(error, EagerError):
+                    return NoPlan(RAISES, error)
+                raise
             if structure_key(arguments.constants, arguments.spec, (state.reread(), passes.generation())) != key:
                 reject_second_run(plan)
                 key = (object(),)  # the function changes what the plan depends on: each call has to change it again
@@ -266,6 +291,23 @@ class PlanCache:
                 f"run eagerly. What keeps changing: {self.reason(key, tensors)}",
                 stacklevel=2,
             )
+
+
+@dataclass
+class TracedOnce:
+    """A function that is traced; remembers what it raised, unless that is a refusal of ours."""
+
+    function: Callable
+    raised: Exception | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.function(*args, **kwargs)
+        except AOTGradError:
+            raise
+        except Exception as error:
+            self.raised = error
+            raise
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:
@@ -366,10 +408,11 @@ def memory_guard(
 def facts_needed(
     executable: Executable | SmallGraph, tensors: Sequence[torch.Tensor], changed: Collection[int]
 ) -> set[tuple[str, int]]:
-    """What a plan depends on besides the graph: it writes to leaves, or lays tensors out by absolute offset."""
+    """What a plan depends on besides the graph: it writes to leaves, or places tensors within their storages."""
     leaves = {k for k in changed if tensors[k].requires_grad}
     absolute = isinstance(executable, Executable) and any(map(uses_geometry, executable.plan.steps))
-    offsets = {k for k, tensor in enumerate(tensors) if absolute and tensor.layout is torch.strided}
+    placed = absolute or executable.capture.trace.asks_for_offsets
+    offsets = {k for k, tensor in enumerate(tensors) if placed and tensor.layout is torch.strided}
     kinds = ("is a leaf", "is a view", "is a view of a leaf", "is forbidden after a write")
     return {*((kind, k) for kind in kinds for k in leaves), *(("storage offset", k) for k in offsets)}
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import re
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,23 +112,40 @@ def new_fake_mode() -> FakeTensorMode:
 def symbolic_kernels() -> Iterator[None]:
     """Composite ops use their Python kernels, which keep symbolic sizes symbolic and draw random numbers as eager does.
 
-    Dropout's returns a clone where eager returns the input itself: replaced inside.
+    Two of them return an alias where eager returns none, or the other way round: replaced inside.
     """
-    dropout = torch.ops.aten.dropout.default
-    kernels = dict(dropout.py_kernels)
+    with (
+        replaced_kernels(torch.ops.aten.dropout.default, eager_dropout),
+        replaced_kernels(torch.ops.aten.matmul.default, eager_matmul),
+        enable_python_dispatcher(),
+    ):
+        yield
 
-    def eager_dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-        return python_dropout(input, p, train) if train and p != 0 else input
 
-    python_dropout = kernels[torch._C.DispatchKey.CompositeImplicitAutograd]
-    dropout.py_kernels.update(dict.fromkeys(kernels, eager_dropout))
-    dropout._dispatch_cache.clear()
+@contextlib.contextmanager
+def replaced_kernels(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[None]:
+    """Inside, the Python kernels of a composite op are `kernel`, which gets the one that it replaces first."""
+    kernels = dict(op.py_kernels)
+    replaced = functools.partial(kernel, kernels[torch._C.DispatchKey.CompositeImplicitAutograd])
+    op.py_kernels.update(dict.fromkeys(kernels, replaced))
+    op._dispatch_cache.clear()
     try:
-        with enable_python_dispatcher():
-            yield
+        yield
     finally:
-        dropout.py_kernels.update(kernels)
-        dropout._dispatch_cache.clear()
+        op.py_kernels.update(kernels)
+        op._dispatch_cache.clear()
+
+
+def eager_dropout(python_kernel: Callable, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """The input itself if nothing is dropped; the Python kernel gives a clone."""
+    return python_kernel(input, p, train) if train and p != 0 else input
+
+
+def eager_matmul(python_kernel: Callable, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Eager's kernel where sizes are known: the Python kernel gives a view of the product."""
+    if is_symbolic(one) or is_symbolic(other):
+        return python_kernel(one, other)
+    return torch.ops.aten.matmul.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, one, other)
 
 
 def sequence_nr() -> int:
@@ -521,6 +538,26 @@ def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any], kw
                     raise RuntimeError(PARTIAL_OVERLAP)
 
 
+PROMOTING = tuple(
+    overload
+    for name in ("add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_")
+    for packet in [getattr(torch.ops.aten, name)]
+    for overload in map(packet.__getattr__, packet.overloads())
+)
+"""In-place ops whose out-of-place form may have a dtype that eager does not cast back."""
+
+
+def refuse_lossy_cast(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+    """Raise eager's error for an in-place op whose result has a dtype of a higher kind than the tensor written to."""
+    if op not in PROMOTING:
+        return
+    of_numbers = {bool: torch.bool, int: torch.uint8, float: torch.float16, complex: torch.complex32}
+    dtypes = [arg.dtype if isinstance(arg, torch.Tensor) else of_numbers.get(type(arg), torch.bool) for arg in args]
+    result = functools.reduce(torch.promote_types, dtypes)
+    if not torch.can_cast(result, args[0].dtype):
+        raise RuntimeError(f"result type {result} can't be cast to the desired output type {args[0].dtype}")
+
+
 def is_expanded(tensor: torch.Tensor) -> bool:
     """Whether several elements are the same memory, by a stride of 0."""
     steps = strides(tensor)
@@ -549,12 +586,16 @@ def partly_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements lie next to each other, in any order of the dimensions."""
+    return tensor.layout is torch.strided and is_dense_layout(tensor.size(), tensor.stride())
+
+
+def is_dense_layout(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     expected = 1
-    for stride, size in sorted(zip(strides(tensor), tensor.size(), strict=False)):
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
         if size != 1 and stride != expected:
             return False
         expected *= size
-    return tensor.layout is torch.strided
+    return True
 
 
 def byte_range(dense: torch.Tensor) -> tuple[int, int]:
@@ -632,13 +673,16 @@ class AbsoluteGeometry:
     """
 
     STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
+    ALIGNED = (torch.ops.aten.view_as_complex.default, torch.ops.aten.view.dtype)
 
     def __init__(self) -> None:
+        self.asked_for_offsets = False
         self.strided: dict[int, torch.UntypedStorage] = {}
         self.written: dict[int, torch.UntypedStorage] = {}
 
     def check(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise where an op would use geometry that the graph does not keep."""
+        """Raise where an op would use geometry that the graph does not keep; note one that asks for storage offsets."""
+        self.asked_for_offsets |= op in self.ALIGNED
         if op in self.STRIDED and isinstance(args[0], FunctionalTensor):
             if not is_plain(args[0]):
                 self.note(args[0], self.strided, self.written)
@@ -702,6 +746,11 @@ def check_pieces(mode: FunctionalTensorMode, values: Sequence[Any]) -> None:
     mode._pieces.check(values)
 
 
+def asked_for_offsets(mode: FunctionalTensorMode) -> bool:
+    """Whether an op ran in a `functional_mode` that asks whether a tensor starts at an aligned place of its storage."""
+    return mode._geometry.asked_for_offsets
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a functional tensor is contiguous from the first element of its storage on, and no view."""
     return known_contiguous(tensor) and not recorded_views(tensor) and known_equal([tensor.storage_offset()], [0])
@@ -742,9 +791,10 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     """Functionalization, with six things of eager's that it lacks.
 
     A write to a tensor that the function closed over, or to a view of one, is refused: it would happen once, while tracing.
-    What is computed from such tensors alone is functional too. A view of a normal tensor is a normal tensor, in inference
-    mode too. A view keeps the geometry of its base that it was made from, or is refused. So is what depends on the geometry
-    of a value that the graph lays out anew: `as_strided`, and a write to the same memory. And another storage for a tensor.
+    What is computed from such tensors alone is functional too. A write does not change how a tensor is laid out. A view of a
+    normal tensor is a normal tensor, in inference mode too. A view keeps the geometry of its base that it was made from, or
+    is refused. So is what depends on the geometry of a value that the graph lays out anew: `as_strided`, and a write to the
+    same memory. And another storage for a tensor.
     """
     if isinstance(op, torch._ops.OpOverload):
         if op in REPLACES_STORAGE:
@@ -755,9 +805,17 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             mode._geometry.check(op, args, kwargs or {})
         if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
             refuse_unrecordable_write(op, args, kwargs or {})
+            refuse_lossy_cast(op, args)
+            with kept_layouts(written_arguments(op, args, kwargs or {})):
+                return _functional_result(mode, op, classes, args, kwargs)
         elif torch.is_inference_mode_enabled() and is_view_op(op):
             with normal_mode():
                 return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
+    return _functional_result(mode, op, classes, args, kwargs)
+
+
+def _functional_result(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Any) -> Any:
+    """What functionalization makes of an op; what it computes of constants alone is wrapped, too."""
     result = FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
     if isinstance(op, torch._ops.OpOverload):
         with torch._C.DisableTorchFunction():
@@ -768,6 +826,28 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
 def wrapped_result(mode: FunctionalTensorMode, fake: torch.Tensor) -> torch.Tensor:
     """A functional wrapper around a new value, below autograd."""
     return FunctionalTensor(torch._to_functional_tensor(fake), mode)
+
+
+@contextlib.contextmanager
+def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Lay transposed tensors out as they were, after a write inside: the out-of-place form of many ops is contiguous."""
+    functional = (tensor for tensor in written if isinstance(tensor, FunctionalTensor))
+    before = [(tensor, tensor.stride()) for tensor in functional if not is_symbolic(tensor) and not tensor.is_contiguous()]
+    yield
+    for tensor, stride in before:
+        value = from_functional(tensor)
+        if value.stride() != stride and is_dense_layout(tensor.size(), stride):
+            with disable_functional_mode():
+                torch._functionalize_replace(tensor.elem, contiguous_in_order(value, stride))
+                torch._functionalize_commit_update(tensor.elem)
+                torch._functionalize_sync(tensor.elem)
+
+
+def contiguous_in_order(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """A copy with the dense strides `stride`."""
+    order = sorted(range(tensor.dim()), key=lambda dim: -stride[dim])
+    back = sorted(range(tensor.dim()), key=order.__getitem__)
+    return tensor.permute(order).contiguous().permute(back)
 
 
 @contextlib.contextmanager
@@ -924,8 +1004,12 @@ class ShapeGuards:
 
 def shape_guards(fakes: Sequence[FakeTensor]) -> ShapeGuards | None:
     """The symbolic guards of the trace of `fakes`, or `None` if it has none."""
-    text = fakes[0].fake_mode.shape_env.produce_guards_expression(fakes, ignore_static=False)
-    return ShapeGuards(text, len(fakes)) if text else None
+    from torch._dynamo.source import LocalSource
+
+    sources = [LocalSource(f"t{k}") for k in range(len(fakes))]
+    guards = fakes[0].fake_mode.shape_env.produce_guards(fakes, sources, ignore_static=False)
+    # One guard may be an `or` of two.
+    return ShapeGuards(" and ".join(f"({guard})" for guard in guards), len(fakes)) if guards else None
 
 
 class TensorGuard:

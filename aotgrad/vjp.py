@@ -34,7 +34,7 @@ from aotgrad.ir import (
 from aotgrad.joint.segments import CutBackward, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph
-from aotgrad.plan_cache import PlanCache, State
+from aotgrad.plan_cache import CachedPlan, PlanCache, State
 from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.slots import Cut, ForwardResult, Gradient, IntermediateBase, Primal, Saved, UpdatedInput, UserOutput
 from aotgrad.torch_compat import AutocastState
@@ -129,8 +129,11 @@ class CompiledVjp:
         with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
             runs_eagerly = self.cache.runs_eagerly(arguments.tensors)
             plan = None if runs_eagerly else self.cache.plan_for(vjp, arguments, static_count=0, state=state, known=known)
-            call.check_unchanged(range(len(call.primals)) if plan is None else inputs_read(plan.executable))
-            return vjp(*arguments.args) if plan is None else plan(state, arguments)
+            if isinstance(plan, CachedPlan):
+                call.check_unchanged(inputs_read(plan.executable))
+                return plan(state, arguments)
+            call.check_unchanged(range(len(call.primals)))
+            return vjp(*arguments.args) if plan is None else self.cache.run_eagerly(plan, state, arguments)
 
 
 def inputs_read(executable: Executable | SmallGraph) -> Iterator[int]:
@@ -235,6 +238,8 @@ def gradients_of_all(
     if not wanted:
         return {}
     roots, leaves = [live[slot] for slot in slots], [inputs[gradient.of.index] for gradient in wanted]
+    if not leaves:
+        return {}
     found = torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
     return dict(zip(wanted, found, strict=True))
 

@@ -127,7 +127,7 @@ def test_branches_of_control_flow_are_nested_functions():
 
     torch._dynamo.reset()  # what it knows of other branches would make sizes symbolic
     module = make_fx(branch, tracing_mode="fake")(torch.ones(2))
-    signature = GraphSignature((Primal(0),), (UserOutput(0),))
+    signature = GraphSignature((Primal(0),), (UserOutput(0),), (0,))
     results = module.graph.find_nodes(op="output")[0]
     results.args = ((results.args[0],),)
     text = printing.text(JointGraph(module, signature, frozenset(), frozenset()))
@@ -137,7 +137,7 @@ def test_branches_of_control_flow_are_nested_functions():
 
 def test_a_joint_graph_says_why_it_has_no_backward():
     joint = executable_of(lambda x: x.sin(), "f32[3]").joint
-    error = BackwardError("modified by an inplace operation", (UserOutput(0),))
+    error = BackwardError("modified by an inplace operation", (UserOutput(0),), (0,))
     text = printing.text(JointGraph(joint.module, joint.signature, frozenset(), frozenset(), error))
     assert text.endswith("a backward through output 0 raises\n    modified by an inplace operation")
 

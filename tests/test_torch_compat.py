@@ -528,6 +528,16 @@ def test_shape_guards_are_evaluated_on_real_tensors(fake_mode):
     assert isinstance(holds, compat.ShapeGuards)
 
 
+def test_a_shape_guard_that_is_an_or_does_not_let_others_pass(fake_mode):
+    fake = symbolic(fake_mode, 4)
+    size = fake.size(0)
+    with fake_mode:
+        assert size % 2 == 0
+        torch._check(torch.fx.experimental.symbolic_shapes.sym_or(size == 4, size > 100))
+    holds = compat.shape_guards([fake])
+    assert [holds([torch.ones(n)]) for n in (4, 102, 101, 6)] == [True, True, False, False]
+
+
 def test_tensor_guards_compare_metadata_and_leave_symbolic_sizes_out(fake_mode):
     traced = torch.ones(4, 3)
     guard = compat.TensorGuard([traced], [compat.dynamic_fake(fake_mode, traced, dims=[0], index=0)])
@@ -730,6 +740,36 @@ def test_as_strided_and_writes_exclude_one_another_unless_the_tensor_is_plain(fa
         assert written is z
 
 
+def test_ops_that_ask_where_a_tensor_starts_are_noted(fake_mode):
+    mode = compat.functional_mode(lambda: None)
+    assert not compat.asked_for_offsets(mode)
+    mode._geometry.check(aten.view.dtype, (), {})
+    assert compat.asked_for_offsets(mode)
+
+
+def test_a_write_keeps_the_layout(fake_mode):
+    assert compat.is_dense_layout((2, 3), (1, 2)) and not compat.is_dense_layout((2, 3), (1, 3))
+    moved = compat.contiguous_in_order(torch.arange(6).view(2, 3), (1, 2))
+    assert moved.stride() == (1, 2) and torch.equal(moved, torch.arange(6).view(2, 3))
+    with Tracing(fake_mode, torch.ones(2, 3)).active() as x, torch.no_grad():
+        view = x.clone().t()
+        view.cumsum_(0)
+        assert compat.from_functional(view).stride() == (1, 3)
+        with compat.kept_layouts([x]):
+            pass
+
+
+def test_a_write_of_a_higher_kind_is_refused():
+    real, complex_ = torch.ones(2), torch.ones(2, dtype=torch.complex64)
+    assert aten.addcmul_.default in compat.PROMOTING
+    with pytest.raises(RuntimeError, match="can't be cast to the desired output type"):
+        compat.refuse_lossy_cast(aten.addcmul_.default, (real, real, complex_))
+    with pytest.raises(RuntimeError, match="can't be cast to the desired output type"):
+        compat.refuse_lossy_cast(aten.mul_.Scalar, (torch.ones(2, dtype=torch.int64), 1.5))
+    compat.refuse_lossy_cast(aten.add_.Tensor, (real, real.double()))
+    compat.refuse_lossy_cast(aten.eq_.Tensor, (real, complex_))
+
+
 def test_a_view_of_a_leaf_is_recognised():
     leaf = torch.ones(2, requires_grad=True)
     views = (leaf[0], leaf.detach()[0], (leaf * 1)[0], leaf)
@@ -920,10 +960,27 @@ def test_dropout_that_drops_nothing_returns_its_input(fake_mode):
     with fake_mode, compat.symbolic_kernels():
         assert torch.dropout(fake, 0.5, train=False) is fake
         assert torch.dropout(fake, 0.5, train=True) is not fake
-    kernels = aten.dropout.default.py_kernels
+    assert compat.eager_dropout(None, fake, 0.5, False) is fake
     with fake_mode, compat.enable_python_dispatcher():
-        torch.dropout(fake, 0.5, train=False)
-    assert "eager_dropout" not in {kernel.__name__ for kernel in kernels.values()}
+        assert torch.dropout(fake, 0.5, train=False) is not fake
+
+
+def test_a_product_of_known_sizes_is_no_view(fake_mode):
+    with fake_mode, compat.symbolic_kernels():
+        known = torch.ones(1, 2, 2)
+        assert torch.matmul(known, known)._base is None
+    unknown = symbolic(fake_mode, 3, 4, 4)
+    with fake_mode, compat.symbolic_kernels():
+        assert isinstance(compat.eager_matmul(torch.matmul, unknown, unknown).size(0), torch.SymInt)
+
+
+def test_replaced_kernels_are_back_after_an_error(fake_mode):
+    kernels = dict(aten.dropout.default.py_kernels)
+    with pytest.raises(ZeroDivisionError), compat.replaced_kernels(aten.dropout.default, lambda *_: 1 / 0):
+        assert aten.dropout.default.py_kernels != kernels
+        with fake_mode, compat.enable_python_dispatcher():
+            torch.dropout(torch.ones(2), 0.5, train=True)
+    assert aten.dropout.default.py_kernels == kernels
 
 
 def test_effect_tokens_are_made_when_they_are_needed():

@@ -81,23 +81,12 @@ def is_custom_function_view(value: torch.Tensor, stops: Collection[Any]) -> bool
 
 
 def _is_view_node(node: Any) -> bool:
-    return node.name() != "CopySlices" and any(word in node.name() for word in VIEW_NODE_NAMES)
+    return node.name().startswith(VIEW_NODE_NAMES)
 
 
 VIEW_NODE_NAMES = (
     *("Alias", "AsStrided", "Chunk", "Conj", "Diagonal", "Expand", "Imag", "Narrow", "NegView", "Permute", "Real"),
-    *(
-        "Reshape",
-        "Select",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "TBackward",
-        "Transpose",
-        "Unbind",
-        "Unfold",
-        "Unsqueeze",
-        "View",
-    ),
+    *("ReshapeAlias", "SelectBackward", "SliceBackward", "Split", "Squeeze", "TBackward", "Transpose", "Unbind", "Unfold"),
+    *("Unsqueeze", "View"),
 )
-"""Autograd nodes of view ops, by part of their name: autograd offers no other way to tell."""
+"""Autograd nodes of view ops, by the start of their name: autograd offers no other way to tell."""

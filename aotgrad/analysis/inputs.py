@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.analysis.views import chain_from
-from aotgrad.errors import UnsupportedMutationError
+from aotgrad.analysis.views import AS_STRIDED, chain_from
+from aotgrad.errors import EagerError, UnsupportedMutationError
 from aotgrad.ir import Capture, Geometry, InputAliasInfo, InputState, MemberInput, MutationType, SyntheticBase, TensorInput
 
 
@@ -24,9 +25,13 @@ def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
     argument = capture.arguments[index]
     reject_replaced_storage(index, argument, before)
     reject_changed_gradient_state(capture, index)
-    reject_changed_view_of_leaf(capture, index)
+    reject_forbidden_change(capture, index)
     mutation = mutation_type(capture, index, before)
     version_bumps = 0 if argument.is_inference() else argument._version - before.version
+    if mutation.metadata:
+        reject_reshaped_member(capture, index)
+    if mutation is MutationType.DATA_AND_METADATA:
+        reject_other_elements(capture, index, before)
     if mutation.data or (version_bumps and not mutation.metadata):
         reject_several_elements_in_one_place(capture, index)
     hidden = history_of(argument) is before.grad_fn
@@ -69,6 +74,42 @@ def reject_replaced_storage(index: int, argument: torch.Tensor, before: InputSta
     else:
         return
     raise UnsupportedMutationError(f"input {index} {how}, or do this outside of the compiled function")
+
+
+def reject_reshaped_member(capture: Capture, index: int) -> None:
+    """Raise if the owner of memory that is written to behind autograd's back has its size changed, and a gradient.
+
+    Raises:
+        UnsupportedMutationError: its gradient is that of the shared memory, whose size stays.
+    """
+    spec = capture.inputs[index]
+    if not isinstance(spec, MemberInput) or not spec.requires_grad:
+        return
+    base = capture.inputs[spec.base]
+    is_owner = spec.attached and not base.through_base and capture.inputs[base.member] is spec
+    if is_owner and history_of(capture.arguments[index]) is capture.before[index].grad_fn:
+        raise UnsupportedMutationError(
+            f"input {index} requires grad, has its size or stride changed in place (t_, unsqueeze_, ...), and shares memory "
+            "with another input, and one of the two is written to under no_grad or detached; use t(), unsqueeze(), ..., or "
+            "pass a clone()"
+        )
+
+
+def reject_other_elements(capture: Capture, index: int, before: InputState) -> None:
+    """Raise if an input that is written to comes to be made of other elements of its memory: those that it had are lost.
+
+    Raises:
+        UnsupportedMutationError: after `x.as_strided_(...)`, or a `resize_` within the storage.
+    """
+    argument = capture.arguments[index]
+    made_by = len(capture.inputs[index].views) if isinstance(capture.inputs[index], MemberInput) else 0
+    _, steps = chain_from(capture.trace.node_of(argument))
+    restrided = any(step.op is AS_STRIDED for step in steps[made_by:])
+    if restrided or not torch_compat.known_equal([argument.numel()], [math.prod(before.geometry.size)]):
+        raise UnsupportedMutationError(
+            f"input {index} is changed in place, and by as_strided_() or resize_() comes to show other elements of its "
+            "memory; do one of the two outside of the compiled function"
+        )
 
 
 def reject_changed_gradient_state(capture: Capture, index: int) -> None:
@@ -114,16 +155,20 @@ def may_overlap_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def reject_changed_view_of_leaf(capture: Capture, index: int) -> None:
-    """Raise if the function changed a view of a leaf in place, seen by autograd. In the trace it is no view.
+def reject_forbidden_change(capture: Capture, index: int) -> None:
+    """Raise if the function changed a view, seen by autograd, that eager does not let it change. In the trace it is no view.
 
     Raises:
-        RuntimeError: eager's.
+        EagerError
     """
-    spec, argument = capture.inputs[index], capture.arguments[index]
-    of_leaf = isinstance(spec, TensorInput) and spec.is_view_of_leaf
-    if of_leaf and history_of(argument) is not capture.before[index].grad_fn:
-        raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
+    spec = capture.inputs[index]
+    is_seen = history_of(capture.arguments[index]) is not capture.before[index].grad_fn
+    if not isinstance(spec, TensorInput) or not is_seen:
+        return
+    if spec.is_view_of_leaf:
+        raise EagerError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
+    if spec.is_forbidden_after_a_write:
+        raise EagerError("a view that was made under no_grad, or with others, is being modified inplace with grad mode on.")
 
 
 def reject_changed_view(capture: Capture, index: int, mutation: MutationType) -> None:

@@ -58,6 +58,10 @@ from aotgrad.ir import (
     ViewStep,
 )
 
+aten = torch.ops.aten
+MAY_SHOW_TWICE = (aten.as_strided.default, aten.expand.default, aten.unfold.default)
+"""Views that may show an element of their base in several places."""
+
 SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 CONSTANTS = (
     *(torch.Size, type(None), bool, int, float, complex, str, bytes, enum.Enum, range, slice, type(Ellipsis)),
@@ -125,7 +129,7 @@ class _Outputs:
         root, _ = chain_from(self.capture.trace.node_of(argument))
         if (parent := self.view_of_output(position, value, root)) is not None:
             return parent
-        if steps is None:
+        if not steps:  # made before the input's size or stride was changed, if it is laid out as the input is now
             return self.alias_before_metadata(position, value, owners)
         return AliasOfInput(owner, self.replay(position, value, argument, steps))
 
@@ -214,7 +218,7 @@ class _Outputs:
 
         Torch reports its base's `requires_grad` for a view made under `no_grad`, and forbids to change one of several
         pieces (`split`, `unbind`, ...) in place. A view that was itself changed is no view in the graph, and may lie there
-        in another way.
+        in another way. A write to a view that shows elements twice has a gradient of its own.
         """
         if value.layout is not torch.strided:
             return False
@@ -223,7 +227,7 @@ class _Outputs:
             return value._base is not None
         if not value.requires_grad or value._base is None:
             return False
-        return value.grad_fn is None or any(step.item is not None for step in steps)
+        return value.grad_fn is None or any(step.item is not None or step.op in MAY_SHOW_TWICE for step in steps)
 
     def single(self, position: int) -> OutputAliasInfo:
         value = self.capture.outputs[position]

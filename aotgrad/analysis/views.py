@@ -19,6 +19,7 @@ from aotgrad.ir import Geometry, ViewReplay, ViewStep
 from aotgrad.torch_compat import is_view_op, known_equal
 
 aten = torch.ops.aten
+AS_STRIDED = aten.as_strided.default
 DETACH = aten.detach.default
 DETACH_STEP = ViewStep(DETACH, (), (), None)
 DATA_STEP = ViewStep(aten.data.default, (), (), None)
@@ -78,7 +79,7 @@ def replay_of_chain(steps: tuple[ViewStep, ...], grad_mode: bool | None) -> View
 def replay_by_geometry(geometry: Geometry, detached: bool, grad_mode: bool | None, reason: str) -> ViewReplay:
     """The fallback: size, stride and offset within the shared storage, after a `detach` if the view is detached."""
     detach = (DETACH_STEP,) if detached else ()
-    step = ViewStep(aten.as_strided.default, (geometry.size, geometry.stride, geometry.offset), (), None)
+    step = ViewStep(AS_STRIDED, (geometry.size, geometry.stride, geometry.offset), (), None)
     return ViewReplay((*detach, step), grad_mode, f"as_strided, because {reason}")
 
 

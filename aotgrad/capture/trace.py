@@ -41,6 +41,11 @@ class Trace:
     def graph(self) -> fx.Graph:
         return self.recorder.graph
 
+    @property
+    def asks_for_offsets(self) -> bool:
+        """Whether an op ran that raises or not, depending on where in its storage a tensor starts."""
+        return torch_compat.asked_for_offsets(self._functional_mode)
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Record everything that runs inside. Autocast keeps no traced cast beyond it, and nothing looks for NaNs."""
@@ -250,6 +255,10 @@ EXPLANATIONS = {
     "numpy() is not supported": (
         "a tensor is turned into a NumPy array, at {line}. Its values are not there while tracing: "
         "use torch's own functions, or do this outside of the compiled function"
+    ),
+    "are out of bounds for storage of size": (
+        "an as_strided() view reaches beyond the tensor that it is made of, at {line}. Make it of the tensor that owns "
+        "the memory"
     ),
     "resize a view tensor to a larger size": (
         "an input is resized beyond its storage, at {line}. Allocate it large enough before the call, or do this outside "

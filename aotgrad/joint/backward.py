@@ -21,7 +21,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.errors import CaptureError, UnsupportedMutationError
+from aotgrad.errors import AOTGradError, CaptureError, UnsupportedMutationError
 from aotgrad.ir import (
     BackwardError,
     BackwardSegment,
@@ -100,15 +100,24 @@ def _append_possible_backward(capture: Capture, outputs: Sequence[Result], grad_
     forward = set(capture.trace.graph.nodes)
     try:
         return _append_backward(capture, outputs, grad_segments)
+    except AOTGradError:
+        raise
     except RuntimeError as error:
         reject_hidden_reshape(error)
         if OVERWRITTEN not in str(error):
-            raise
+            raise CaptureError(f"the backward of the function cannot be traced: {error}") from error
         message = str(error)
     _erase_all_but(capture.trace.graph, forward)
     failing = [output for output in outputs if _is_overwritten(capture, output)]
     found = _append_backward(capture, [output for output in outputs if output not in failing], grad_segments)
-    return replace(found, error=BackwardError(message, tuple(output.slot for output in failing)))
+    slots = tuple(output.slot for output in failing)
+    return replace(found, error=BackwardError(message, slots, tuple(_primals_behind(capture, failing))))
+
+
+def _primals_behind(capture: Capture, outputs: Sequence[Result]) -> Iterator[int]:
+    """The primals that the backward of some outputs leads to."""
+    leaves = {id(getattr(node, "variable", None)) for node in autograd_nodes(o.differentiable for o in outputs)}
+    return (k for k, primal in enumerate(capture.primals) if id(primal) in leaves)
 
 
 def reject_hidden_reshape(error: RuntimeError) -> None:

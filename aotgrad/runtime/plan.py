@@ -37,7 +37,6 @@ from aotgrad.ir import (
     SymInput,
     SymOutput,
     SyntheticBase,
-    TensorInput,
     UnsafeViewAlias,
     ViewAndMutationMeta,
     ViewReplay,
@@ -228,7 +227,7 @@ class _PlanBuilder:
 
     def attach_error(self, error: BackwardError) -> AttachError:
         outputs = tuple(result_name(slot) for slot in error.results)
-        inputs = tuple(self.inputs[index] for index in self.differentiable_inputs())
+        inputs = tuple(self.inputs[index] for index in error.primals)
         return AttachError(outputs, inputs, error.message, self.node_grad_mode())
 
     def node_grad_mode(self) -> bool | None:
@@ -248,10 +247,6 @@ class _PlanBuilder:
         if slot in self.saved_bases:
             return f"{self.saved_bases[slot].name}_after"
         return slot.name if slot.name in self.inputs else result_name(slot)
-
-    def differentiable_inputs(self) -> tuple[int, ...]:
-        specs = enumerate(self.capture.inputs)
-        return tuple(i for i, spec in specs if isinstance(spec, TensorInput) and spec.requires_grad)
 
     def inference_results(self) -> Iterator[AsInference]:
         """Results made under an inner `inference_mode`."""

@@ -8,6 +8,7 @@ python scripts/conformance/fuzz.py --examples 500 --seed 1                the sa
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -17,13 +18,14 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
 
-from tests.fuzz.compare import Rejection, check
+from tests.fuzz.compare import Difference, Rejection, check
 from tests.fuzz.program import Program
+from tests.fuzz.reduce import reduced
 from tests.fuzz.script import standalone
 from tests.fuzz.strategies import programs
 
 CHUNK = 100
-"""Programs of one chunk. A chunk ends at its first failure, which is then made small."""
+"""Programs of one chunk."""
 
 SEED_FACTOR = 1_000_003
 """Keeps the seeds of the chunks of two campaigns apart."""
@@ -57,41 +59,67 @@ def chunks(examples: int, seed: int) -> Iterator[tuple[int, int]]:
 
 
 def run_chunk(seed: int, examples: int) -> Report:
-    """Check `examples` programs drawn from `seed`; stops at the first that differs, and makes it small."""
+    """Check `examples` programs drawn from `seed`; those that differ are made small in the end."""
     torch.set_num_threads(1)
     report = Report()
-    failure: list[tuple[Program, str]] = []
+    failed: list[Program] = []
 
     @with_seed(seed)
     @settings(
         max_examples=examples,
         database=None,
         deadline=None,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
     @given(programs())
-    def differs_in_nothing(program: Program) -> None:
+    def look_at(program: Program) -> None:
         try:
             rejections = check(program)
-        except Exception as error:
-            failure[:] = [(program, found_text(error))]
-            raise
-        if not failure:
-            report.programs += 1
-            report.calls += len(program.rounds)
-            report.rejections.update(rejections)
+        except Exception:
+            failed.append(program)
+            return
+        report.programs += 1
+        report.calls += len(program.rounds)
+        report.rejections.update(rejections)
 
     logging.disable(logging.CRITICAL)  # torch logs what fails while tracing, before it raises
     try:
-        differs_in_nothing()
-    except Exception:
-        if not failure:
-            raise
-        report.failures.append(standalone(*failure[0]))
+        look_at()
+        report.failures += dict.fromkeys(failure_text(program) for program in failed)
     finally:
         logging.disable(logging.NOTSET)
     return report
+
+
+def failure_text(program: Program) -> str:
+    """A program that differs, made small, as a script with what was found on top."""
+    error = error_of(program)
+    if error is None:
+        return standalone(program, "differed once, and not when it ran again")
+    wanted = signature(error)
+
+    def differs_alike(candidate: Program) -> bool:
+        other = error_of(candidate)
+        return other is not None and signature(other) == wanted
+
+    small = reduced(program, differs_alike)
+    return standalone(small, found_text(error_of(small) or error))
+
+
+def error_of(program: Program) -> Exception | None:
+    try:
+        check(program)
+    except Exception as error:
+        return error
+    return None
+
+
+def signature(error: Exception) -> str:
+    """What kind of difference it is: its first line, without names and numbers."""
+    lines = str(error).splitlines()
+    first = lines[1] if isinstance(error, Difference) else lines[0] if lines else ""
+    return type(error).__name__ + re.sub(r"-?\d[\d.e+-]*|\[[^]]*\]|\([^)]*\)", "_", first)
 
 
 def found_text(error: Exception) -> str:

@@ -66,13 +66,13 @@ def compare_round(eager: Callable, compiled: Callable, round: Round, where: str)
     before: Step | None = None
     for position, actual in enumerate(run_round(compiled, round)):
         wanted = expected[position]
-        if failed_call := is_call(actual) and actual.error is not None:
-            wanted = Step(wanted.code, wanted.error, before.facts, before.values)
         rejected = isinstance(actual.error, REJECTIONS)
-        if rejected and failed_call:
-            wanted = Step(wanted.code, actual.error, wanted.facts, wanted.values)
-        if rejected and not failed_call:
+        if rejected and not is_call(actual):
             return Rejection.of(actual.error)
+        if rejected:  # nothing has changed
+            wanted = Step(wanted.code, actual.error, before.facts, before.values)
+        if type(actual.error) is not type(wanted.error) and is_known(error_line(actual, wanted)):
+            return None  # from here on the two have nothing in common
         if differences := [line for line in different(actual, wanted) if not is_known(line)]:
             raise Difference("\n  ".join([f"{where}, after {actual.code!r}:", *differences[:MOST_LINES]]))
         if rejected:
@@ -92,13 +92,17 @@ def is_backward(step: Step) -> bool:
 def different(actual: Step, wanted: Step) -> Iterator[str]:
     """One line a difference."""
     if type(actual.error) is not type(wanted.error):
-        yield f"raised {described(actual.error)}; eager: {described(wanted.error)}"
+        yield error_line(actual, wanted)
     if actual.error is not None and is_backward(actual):
         return  # which gradients had arrived by then is open
     yield from different_facts(actual.facts, wanted.facts)
     for name in {**wanted.values, **actual.values}:
         if not same(actual.values.get(name), wanted.values.get(name)):
             yield f"{name}: {listed(actual.values.get(name))}; eager: {listed(wanted.values.get(name))}"
+
+
+def error_line(actual: Step, wanted: Step) -> str:
+    return f"raised {described(actual.error)}; eager: {described(wanted.error)}"
 
 
 def described(error: Exception | None) -> str:

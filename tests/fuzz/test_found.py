@@ -1,0 +1,146 @@
+"""Programs that once differed from eager, made small: everything that the fuzzer compares is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.fuzz.compare import Rejection, check
+from tests.fuzz.program import Apply, Name, Program, Round
+
+PARTITIONERS = ("aotgrad.min_cut_rematerialization_partition", "aotgrad.default_partition")
+
+
+def program(
+    body: str,
+    result: str,
+    setup: str,
+    *actions: str,
+    call: str = "x",
+    then: str = "",
+    context: str = "",
+    dynamic: bool = False,
+) -> Callable[[str], Program]:
+    """A function of `p0`, `p1`, ..., called with the tensors `call` that `setup` makes, and once more after `then`."""
+    arguments = tuple(call.split(", "))
+    rounds = [Round(lines(each), arguments, context, lines(*actions)) for each in (setup, then) if each]
+    parameters = tuple(f"p{k}" for k in range(len(arguments)))
+    options = f"aotgrad.nop, dynamic={dynamic}"
+    return lambda partition: Program(
+        parameters, lines(body), Name(result), f"{options}, partition_fn={partition}", tuple(rounds)
+    )
+
+
+def lines(*texts: str) -> tuple[Apply, ...]:
+    """Statements, one a line; an indented line belongs to the one before."""
+    found: list[str] = []
+    for line in (line for text in texts for line in text.strip("\n").splitlines()):
+        if line.startswith(" "):
+            found[-1] += "\n" + line
+        else:
+            found.append(line)
+    return tuple(Apply("", text.replace("{", "{{").replace("}", "}}"), ()) for text in found)
+
+
+COMPLEX = "y = tensor(2, 3, dtype=torch.complex64)"
+LEAF = "x = tensor(2, 3, requires_grad=True)"
+DATA = "x = tensor(2, 3)"
+HIDDEN_VIEW = "w = tensor(2, 3, requires_grad=True) * 1\nwith torch.no_grad():\n    x = w.view(6)"
+
+ALIKE = {
+    "a transposed view laid out as it was after a write": program(
+        "v = p0.clone().movedim(0, -1)\nv.masked_fill_(v > 0, 2)", "v, v.mul(2)", DATA
+    ),
+    "a running sum in place keeps the layout": program("v = p0.clone().t()\nv.cumsum_(0)\nw = v + 1", "v, w", DATA),
+    "a product of matrices is no view": program("v = p0.matmul(p0)", "v, v.diagonal()", "x = tensor(1, 2, 2)"),
+    "a product with a vector": program("v = p0.matmul(p0[0])", "v", LEAF, "backward(o0)"),
+    "a piece of what was selected by index": program(
+        "v, = p0.index_select(1, torch.tensor([0])).unbind(-1)", "p0, v", f"{LEAF} * 1", "o1.zero_()"
+    ),
+    "a write to windows that overlap": program(
+        "v = p0.clone().unfold(0, 2, 1)", "v, v", "x = tensor(4, requires_grad=True)", "o1.copy_(o1)", "backward(o1)"
+    ),
+    "a view as the input came to be": program("v = p0[None]\np0.unsqueeze_(0)", "v", "x = tensor()"),
+    "sizes of which one guard is an or": program(
+        "v, w = p0.tensor_split(2)\nv.transpose_(0, -1)",
+        "w",
+        "x = tensor(2, 2, dtype=torch.int64)",
+        then="x = tensor(3, 2, dtype=torch.int64)",
+        context="torch.no_grad()",
+        dynamic=True,
+    ),
+    "memory that is not aligned": program(
+        "v = torch.view_as_complex(p0)", "p0.clone()", "x = tensor(2, 2)", then="x = tensor(5)[1:].view(2, 2)"
+    ),
+    "a complex number added to a real one": program("p0.add_(p1)", "p0", f"{DATA}\n{COMPLEX}", call="x, y"),
+    "a complex product added to a real one": program("p0.addcmul_(p1, p1)", "p0", f"{DATA}\n{COMPLEX}", call="x, y"),
+    "an argument that a backward which raises does not lead to": program(
+        "p1.addcmul_(p1, p1)",
+        "p1",
+        "w = tensor(2, requires_grad=True)\nx = w * 1\ny = tensor(2, requires_grad=True) * 1",
+        "a, = gradients([o0, x], [x], create_graph=True)",
+        call="x, y",
+    ),
+    "no gradient of the second order, since none of the first": program(
+        "with torch.no_grad():\n    v = p0.view(6)\nw = v.clone()", "w", LEAF, "backward(o0, create_graph=True)"
+    ),
+    "a piece that may not be changed": program(
+        "p0[p0 > 1] = 0", "p1", "y = tensor(2, 0, requires_grad=True) * 1\nx = y.split_with_sizes([1, 1])[1]", call="x, y"
+    ),
+    "a view of a leaf that may not be changed": program(
+        "with torch.no_grad():\n    p0.unbind()[0].mul_(2)\np0.swapdims_(0, -1)",
+        "p0",
+        "w = tensor(8, requires_grad=True)\nx = w.squeeze()",
+    ),
+    "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
+    "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
+}
+
+
+@pytest.mark.parametrize("partition", PARTITIONERS, ids=("min_cut", "default"))
+@pytest.mark.parametrize("name", ALIKE)
+def test_alike(name: str, partition: str) -> None:
+    assert check(ALIKE[name](partition)) == []
+
+
+REFUSED = {
+    "elements that a written input no longer shows": (
+        program("p0.mul_(2)\np0.as_strided_((2,), (1,))", "p0", DATA),
+        "UnsupportedMutationError",
+    ),
+    "a smaller size of a written input": (program("p0.mul_(2)\np0.resize_(2)", "p0", DATA), "UnsupportedMutationError"),
+    "a view of a changed input that was made under no_grad": (
+        program("v = p0.view(2, 3)\nwith torch.no_grad():\n    p0.neg_()", "v", HIDDEN_VIEW),
+        "UnsupportedMutationError",
+    ),
+    "a piece whose size is changed": (
+        program(
+            "v = p0.transpose(0, -1)\nw = v.clone()\nwith torch.no_grad():\n    v.transpose_(0, -1)",
+            "w",
+            "x = (tensor(2, requires_grad=True) * 1).split(1)[0]",
+        ),
+        "UnsupportedMutationError",
+    ),
+    "a change of the size of an input whose memory is written to": (
+        program("p1.transpose_(0, -1)\np0.mul_(2)", "p0", f"{LEAF} * 1\ny = x.detach()", "backward(x)", call="y, x"),
+        "UnsupportedMutationError",
+    ),
+    "a view beyond the tensor": (
+        program("v = p0.as_strided((2,), (1,), 0)\nv.mul_(2)", "p0", "x = tensor(3)[0]"),
+        "CaptureError",
+    ),
+    "a view of a tensor that was reshaped since, in the backward": (
+        program("v = p0.matmul(p0.t())\np0.unsqueeze_(0)", "v", "x = tensor(3, 2, requires_grad=True) * 1"),
+        "CaptureError",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    """With an error of ours, and before anything has changed."""
+    build, kind = REFUSED[name]
+    (rejection,) = check(build(PARTITIONERS[0]))
+    assert isinstance(rejection, Rejection)
+    assert rejection.kind == kind
