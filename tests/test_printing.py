@@ -127,7 +127,7 @@ def test_branches_of_control_flow_are_nested_functions():
 
     torch._dynamo.reset()  # what it knows of other branches would make sizes symbolic
     module = make_fx(branch, tracing_mode="fake")(torch.ones(2))
-    signature = GraphSignature((Primal(0),), (UserOutput(0),), (0,))
+    signature = GraphSignature((Primal(0),), (UserOutput(0),))
     results = module.graph.find_nodes(op="output")[0]
     results.args = ((results.args[0],),)
     text = printing.text(JointGraph(module, signature, frozenset(), frozenset()))
