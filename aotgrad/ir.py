@@ -17,7 +17,7 @@ from typing import Any, Protocol, Union
 import torch
 import torch.fx as fx
 
-from aotgrad.slots import ForwardResult, Gradient, GraphSignature, Saved, SavedSymInt, Tangent
+from aotgrad.slots import ForwardResult, Gradient, GraphSignature, Primal, Saved, SavedSymInt, Tangent
 
 
 @dataclass(frozen=True)
@@ -430,20 +430,33 @@ class BackwardError:
 
 
 @dataclass(frozen=True)
+class SavingNodes:
+    """Nodes of eager's autograd graph that save values, and run in the same backwards.
+
+    `reached` are the tangents of a segment that lead to them, `leads` the gradients that they lead to, as bit masks.
+    `values` are the inputs and results of the function in whose memory the saved values lie.
+    """
+
+    reached: int
+    leads: int
+    values: frozenset[Primal | ForwardResult]
+
+
+@dataclass(frozen=True)
 class BackwardSegment:
     """What one autograd node of the compiled function gets and returns.
 
     Every tangent of the joint graph belongs to one segment. A gradient of a result or a cut is added to the tangent that
     a later segment gets for it. Gradients are in the order of the node's inputs: one for which the engine runs the hooks of
     leaves as in eager. `materialize`: an undefined tangent beside a defined one is zeros, as for a custom function.
-    `saving`: of eager's nodes that save a value, the tangents that lead to one and the gradients that it leads to, as bit
-    masks: a second backward through such a node raises, unless the graph was retained.
+    `saving` are eager's nodes in it that save a value: a second backward through one raises, unless the graph was retained,
+    and so does one after the value was changed in place.
     """
 
     tangents: tuple[Tangent, ...]
     gradients: tuple[Gradient, ...]
     materialize: bool = False
-    saving: tuple[tuple[int, int], ...] = ()
+    saving: tuple[SavingNodes, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -450,8 +450,11 @@ def saves_a_value(node: Any) -> bool:
     """
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         return False
-    names = [name.removeprefix("_raw") for name in dir(node) if name.startswith("_raw_saved_")]
-    return any(map(functools.partial(_holds_a_tensor, node), names))
+    return any(map(functools.partial(_holds_a_tensor, node), _saved_attributes(node)))
+
+
+def _saved_attributes(node: Any) -> list[str]:
+    return [name.removeprefix("_raw") for name in dir(node) if name.startswith("_raw_saved_")]
 
 
 def _holds_a_tensor(node: Any, name: str) -> bool:
@@ -460,6 +463,20 @@ def _holds_a_tensor(node: Any, name: str) -> bool:
     except RuntimeError:  # it was changed in place, or freed
         return True
     return any(each is not None for each in (value if isinstance(value, (list, tuple)) else (value,)))
+
+
+def saved_tensors(node: Any) -> list[torch.Tensor]:
+    """The strided tensors that a node of torch's own saved, without those that were changed in place since."""
+    found = []
+    for name in _saved_attributes(node):
+        with contextlib.suppress(RuntimeError):
+            found += [each for each in pytree.tree_leaves(getattr(node, name)) if has_storage(each)]
+    return found
+
+
+def has_storage(value: Any) -> bool:
+    """Whether a value is a strided tensor."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def raise_second_backward() -> None:

@@ -365,6 +365,9 @@ def test_nodes_that_save_a_value_run_once():
         assert not compat.saves_a_value(free.grad_fn)
     with pytest.raises(RuntimeError, match="a second time"):
         compat.raise_second_backward()
+    (saved,) = compat.saved_tensors(x.exp().grad_fn)
+    assert compat.has_storage(saved) and not compat.has_storage(torch.ones(2).to_sparse())
+    assert compat.saved_tensors(torch.cat([x, x]).grad_fn) == []
 
 
 def test_nothing_observes_what_runs_unobserved():

@@ -178,8 +178,12 @@ def _with_saving_nodes(
         segmentation = single_segment(results, _input_edges(capture, outputs))
     edges = {target: edge for edge, target in segmentation.targets.items()} | results
     entered = {tangent: edges[tangent.of] for segment in segments for tangent in segment.tangents}
+    live: dict[Any, Any] = {Primal(k): primal for k, primal in enumerate(capture.primals)}
+    live.update({UserOutput(k): output for k, output in enumerate(capture.outputs)})
+    live.update({result.slot: result.differentiable for result in outputs})
     with torch_compat.hidden_tracing_modes():
-        saving = saving_nodes(segmentation, segments, entered)
+        owners = {torch_compat.storage_id(value): slot for slot, value in live.items() if torch_compat.has_storage(value)}
+        saving = saving_nodes(segmentation, segments, entered, owners)
     return tuple(replace(segment, saving=masks) for segment, masks in zip(segments, saving, strict=True))
 
 

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.ir import BackwardSegment
+from aotgrad.ir import BackwardSegment, SavingNodes
 from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, Primal, Tangent
 
 Item = TypeVar("Item")
@@ -247,12 +247,16 @@ def arranged(items: Sequence[Item]) -> list[Item]:
 
 
 def saving_nodes(
-    segmentation: Segmentation, segments: Sequence[BackwardSegment], edges: Mapping[Tangent, Edge]
-) -> list[tuple[tuple[int, int], ...]]:
-    """For each segment, what leads to its nodes that save a value, and where they lead; see `BackwardSegment.saving`.
+    segmentation: Segmentation,
+    segments: Sequence[BackwardSegment],
+    edges: Mapping[Tangent, Edge],
+    owners: Mapping[int, Primal | ForwardResult],
+) -> list[tuple[SavingNodes, ...]]:
+    """For each segment, its nodes that save a value; see `BackwardSegment.saving`.
 
     Args:
         edges: where each tangent comes in.
+        owners: the inputs and results by their storage.
     """
     segment_of = segmentation.segment_of
     inside = {node: [n for n, _ in edges_of(node) if segment_of.get(n) == segment_of[node]] for node in segment_of}
@@ -270,9 +274,14 @@ def saving_nodes(
         leads[node] = sum(1 << k for k, gradient in gradients if gradient.of in left)
         for successor in inside[node]:
             leads[node] |= leads[successor]
-    saving = [node for node in order if torch_compat.saves_a_value(node)]
-    found = {(segment_of[node], reached[node], leads[node]) for node in saving}
-    return [tuple(sorted((r, g) for s, r, g in found if s == number)) for number in range(len(segments))]
+    found: dict[tuple[int, int, int], set] = {}
+    for node in order:
+        if torch_compat.saves_a_value(node):
+            values = map(torch_compat.storage_id, torch_compat.saved_tensors(node))
+            masks = (segment_of[node], reached[node], leads[node])
+            found.setdefault(masks, set()).update(owners[storage] for storage in values if storage in owners)
+    groups = [(s, SavingNodes(reached, leads, frozenset(values))) for (s, reached, leads), values in sorted(found.items())]
+    return [tuple(group for s, group in groups if s == number) for number in range(len(segments))]
 
 
 # --- Cutting ---------------------------------------------------------------------------------------------------------
@@ -308,7 +317,7 @@ class CutBackward:
 
     def pass_on(self, segment: int, edge: Edge, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """What the engine gets in place of a gradient that a node of `segment` passes to `edge`."""
-        if gradient is None or self.segments.segment_of.get(edge[0]) == segment:
+        if gradient is None or edge[0] is None or self.segments.segment_of.get(edge[0]) == segment:
             return gradient
         target = self.segments.targets[edge]
         self.collected.setdefault((segment, target), []).append(gradient)

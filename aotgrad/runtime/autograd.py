@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.ir import BackwardSegment, GraphHalf
+from aotgrad.ir import BackwardSegment, GraphHalf, SavingNodes
 from aotgrad.runtime.anomaly import find_nan, user_traceback
-from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
+from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation, check_version
 from aotgrad.runtime.variants import VariantCache, VariantKey
 from aotgrad.slots import Saved, Tangent, of_kind
 
@@ -25,6 +25,8 @@ SENTINEL_NODE = torch.autograd.graph.get_gradient_edge(SENTINEL).node
 """A leaf that every node has as its first input and that nobody asks a gradient for: the engine executes its node in a
 plain `.backward()`, and not if only some gradients are wanted. One question in place of one per parameter."""
 
+
+NOTHING_WATCHED = ((), ())
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Size and stride."""
@@ -46,7 +48,7 @@ class Backward:
     full: VariantKey
     formats: tuple[tuple[torch.dtype, torch.device], ...]
     materialize: bool
-    saving: tuple[tuple[int, int], ...]
+    saving: tuple[SavingNodes, ...]
 
     @classmethod
     def of(cls, variants: VariantCache, number: int, higher_order: HigherOrder, segment: BackwardSegment) -> Backward:
@@ -60,8 +62,7 @@ class Backward:
     def nodes_run(self, key: VariantKey) -> int:
         """Which of `saving` run in eager, as a bit mask."""
         tangents, gradients = bits(key.tangents), bits(key.gradients)
-        run = (bool(reached & tangents and leads & gradients) for reached, leads in self.saving)
-        return bits(run)
+        return bits(bool(nodes.reached & tangents and nodes.leads & gradients) for nodes in self.saving)
 
     def with_zeros(self, tangents: Sequence[torch.Tensor | None], layouts: Sequence[Layout]) -> list[torch.Tensor]:
         """`tangents` with zeros for those that are undefined."""
@@ -118,7 +119,8 @@ class SegmentCall:
     """What one call of the compiled function gives its autograd node.
 
     `layouts`: (size, stride) that the backward expects of each tangent. `recomputation`: what a gradient of the gradient
-    would be computed from.
+    would be computed from. `watched_inputs` (by position) and `watched_results` (with their versions) are tensors that eager
+    saves and the segment does not, with the nodes that do, as a bit mask: if one runs, the version must be the same.
     """
 
     backward: Backward
@@ -127,6 +129,8 @@ class SegmentCall:
     sizes: tuple[int, ...]
     layouts: tuple[Layout, ...]
     recomputation: Recomputation
+    watched_inputs: tuple[tuple[int, int], ...] = ()
+    watched_results: tuple[tuple[torch.Tensor, int, int], ...] = ()
 
 
 class Segment(torch.autograd.Function):
@@ -139,7 +143,7 @@ class Segment(torch.autograd.Function):
             ctx.save_for_backward(*call.saved)
         ctx.plan, ctx.sizes, ctx.layouts, ctx.saves = call.backward, call.sizes, call.layouts, bool(call.saved)
         ctx.ran = ()
-        ctx.recomputation = call.recomputation
+        ctx.recomputation, ctx.watched = call.recomputation, (call.watched_inputs, call.watched_results)
         if torch.is_anomaly_enabled():
             ctx.metadata["traceback_"] = call.backward.user_traceback(ctx.metadata["traceback_"])
         return call.outputs
@@ -149,6 +153,8 @@ class Segment(torch.autograd.Function):
         plan: Backward = ctx.plan
         key = plan.full if is_usual(tangents) else variant_key(plan.full, tangents)
         note_run(ctx, key)
+        if ctx.watched != NOTHING_WATCHED:
+            check_watched(ctx, key)
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
             plan.find_nan(key, [*ctx.sizes, *saved_of(ctx).values()], tangents, ctx.layouts)
         if torch.is_grad_enabled():
@@ -207,6 +213,20 @@ def note_run(ctx: Any, key: VariantKey) -> None:
             torch_compat.raise_second_backward()
     if not torch_compat.graph_is_retained():
         ctx.ran += (key,)
+
+
+def check_watched(ctx: Any, key: VariantKey) -> None:
+    """Raise what eager would: a value that a node which runs has saved was changed in place.
+
+    Raises:
+        RuntimeError: as eager's.
+    """
+    run, (inputs, results) = ctx.plan.nodes_run(key), ctx.watched
+    if ctx.recomputation is not None:
+        ctx.recomputation.check_unchanged(index for index, nodes in inputs if nodes & run)
+    for tensor, version, nodes in results:
+        if nodes & run:
+            check_version(tensor, version)
 
 
 def saved_of(ctx: Any) -> dict[Saved, torch.Tensor]:

@@ -178,7 +178,11 @@ class _Emitter:
         text, bindings = self.render(tuple((layout.size, layout.stride) for layout in step.tangents))
         yield from bindings
         saved, sizes = f"({tuple_of(step.saved)})", f"({tuple_of(step.sizes)})"
-        yield f"node = SegmentCall({step.backward}, ({tuple_of(step.outputs)}), {saved}, {sizes}, {text}, recomputation)"
+        arguments = [step.backward, f"({tuple_of(step.outputs)})", saved, sizes, text, "recomputation"]
+        results = [f"({name}.detach(), version_of({name}), {nodes})" for name, nodes in step.watched_results]
+        arguments += [repr(step.watched_inputs)] if step.watched_inputs or results else []
+        arguments += [f"({tuple_of(results)})"] if results else []
+        yield f"node = SegmentCall({', '.join(arguments)})"
         call = f"{tuple_of(step.outputs)} = attach({', '.join(('node', 'sentinel', *step.inputs))})"
         yield from in_grad_mode(step.grad_mode, [call])
 

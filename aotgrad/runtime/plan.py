@@ -34,6 +34,7 @@ from aotgrad.ir import (
     NonAlias,
     OutputAliasInfo,
     Partition,
+    SavingNodes,
     SymInput,
     SymOutput,
     SyntheticBase,
@@ -210,7 +211,26 @@ class _PlanBuilder:
             sizes=tuple(result_name(slot) for slot in of_kind(half.signature.inputs, SavedSymInt)),
             tangents=tuple(TangentLayout(tuple(fake.size()), tuple(fake.stride())) for fake in tangents.values()),
             grad_mode=self.node_grad_mode(),
+            watched_inputs=tuple(self.watched_inputs(segment.saving, of_kind(half.signature.inputs, Saved))),
+            watched_results=tuple(self.watched_results(segment.saving, of_kind(half.signature.inputs, Saved))),
         )
+
+    def watched_inputs(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[int, int]]:
+        """The inputs that eager saves and a segment does not, with the nodes that do, as a bit mask."""
+        for index, name in enumerate(self.primals):
+            nodes, info = mask_of(saving, Primal(index)), self.meta.inputs[index]
+            is_unchanged = info is not None and not info.mutation.data and not info.version_bumps
+            if nodes and is_unchanged and Saved(name) not in saved:
+                yield index, nodes
+
+    def watched_results(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[str, int]]:
+        """The results that eager saves and a segment does not, with the nodes that do, as a bit mask."""
+        memory = {storage_node(self.result_nodes[slot]) for slot in saved}
+        changed = {slot for slot, _ in self.meta.versions}
+        for slot in of_kind(self.signature.outputs, (UserOutput, IntermediateBase)):
+            nodes = mask_of(saving, slot)
+            if nodes and slot not in changed and storage_node(self.result_nodes[slot]) not in memory:
+                yield result_name(slot), nodes
 
     def target_name(self, target: GradientTarget) -> str:
         """The variable whose gradient a segment returns; an updated input has been written by then."""
@@ -447,6 +467,11 @@ class _PlanBuilder:
         return (*inputs, *named)
 
 
+def mask_of(saving: Sequence[SavingNodes], value: Any) -> int:
+    """Which nodes save `value`, as a bit mask."""
+    return sum(1 << k for k, nodes in enumerate(saving) if value in nodes.values)
+
+
 def is_of_old_geometry(info: OutputAliasInfo) -> bool:
     return isinstance(info, AliasOfInput) and info.before_metadata
 
@@ -505,7 +530,7 @@ def names_read(step: Step) -> tuple[str, ...]:
     """The variables that a step uses."""
     match step:
         case Attach():
-            return (*step.outputs, *step.inputs, *step.saved, *step.sizes)
+            return (*step.outputs, *step.inputs, *step.saved, *step.sizes, *(name for name, _ in step.watched_results))
         case KeepInputs():
             return step.primals
         case AttachError():

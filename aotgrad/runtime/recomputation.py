@@ -36,13 +36,23 @@ class Recomputation:
         for index in needed:
             if index >= len(self.primals):
                 continue
-            primal, version = self.primals[index], self.versions[index]
-            if version is not None and torch_compat.version_of(primal) != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"an input of shape {tuple(primal.shape)} is at version {torch_compat.version_of(primal)}; expected "
-                    f"version {version} instead"
-                )
+            version = self.versions[index]
+            if version is not None:
+                check_version(self.primals[index], version)
+
+
+def check_version(tensor: torch.Tensor, version: int) -> None:
+    """Raise eager's error if a tensor was modified in place since it had `version`.
+
+    Raises:
+        RuntimeError: as eager's.
+    """
+    if torch_compat.version_of(tensor) != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"a tensor of shape {tuple(tensor.shape)} is at version {torch_compat.version_of(tensor)}; expected "
+            f"version {version} instead"
+        )
 
 
 Gradients = Sequence[torch.Tensor | None]

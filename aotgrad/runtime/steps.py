@@ -87,6 +87,8 @@ class MakeCut:
 class Attach:
     """Make `outputs` the outputs of the autograd node of one segment, whose inputs are `inputs`.
 
+    `watched_inputs` (by position) and `watched_results` are tensors that eager would save, with a bit mask of the nodes that
+    do: their versions are to stay.
     `backward` names what the node runs. `grad_mode` is the mode that the node must be made in, or `None` if the caller's is
     right.
     """
@@ -98,6 +100,8 @@ class Attach:
     sizes: tuple[str, ...]
     tangents: tuple[TangentLayout, ...]
     grad_mode: bool | None
+    watched_inputs: tuple[tuple[int, int], ...] = ()
+    watched_results: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

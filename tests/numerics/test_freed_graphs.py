@@ -102,3 +102,35 @@ def test_what_one_segment_saves_is_freed_together() -> None:
     assert outcome(aotgrad.aot_function(function, compile_eager), runs)[:2] == ["fine", AGAIN]
     retained = (Run((0,), inputs=(1,), retain_graph=True), Run((0,), inputs=(0,)))
     assert outcome(aotgrad.aot_function(function, compile_eager), retained) == outcome(function, retained)
+
+
+OVERWRITTEN = {
+    "a_result_computed_again": (lambda x, w: (x.amax(),), "output"),
+    "a_result_of_an_inner_value": (lambda x, w: ((x * w).amax(0), x * w), "output"),
+    "a_result_that_is_no_value_of_the_backward": (lambda x, w: (x + w,), "output"),
+    "an_input": (lambda x, w: (x.amax(),), "input"),
+    "an_input_of_which_only_the_sign_is_needed": (lambda x, w: (x.abs() + w,), "input"),
+    "a_parameter_that_is_only_added": (lambda x, w: (torch.nn.functional.layer_norm(x, (3,), x.detach(), w),), "parameter"),
+    "an_input_that_is_not_saved": (lambda x, w: (x + 2 * w,), "input"),
+    "an_input_of_another_result": (lambda x, w: (x + w, x.sin()), "input"),
+}
+
+
+@pytest.mark.parametrize("name", OVERWRITTEN)
+def test_an_overwritten_value_that_eager_saves_raises_though_it_is_not_saved(name: str) -> None:
+    """`amax` is computed again from its input: eager saves it, and notices the change."""
+    function, changed = OVERWRITTEN[name]
+
+    def run(function: Callable) -> str | list:
+        generator = torch.Generator().manual_seed(0)
+        x, w = (torch.rand(3, generator=generator).requires_grad_() for _ in range(2))
+        y = function(x, w)[0]
+        with torch.no_grad():
+            {"output": y, "input": x, "parameter": w}[changed].mul_(2)
+        try:
+            y.sum().backward()
+        except RuntimeError as error:
+            return str(error).partition(":")[0]
+        return [None if leaf.grad is None else leaf.grad.tolist() for leaf in (x, w)]
+
+    assert run(aotgrad.aot_function(function, compile_eager)) == run(function)

@@ -213,6 +213,20 @@ def test_symbolic_sizes(program):
     assert len(plan.executable.joint.segments) > 1
 
 
+def test_a_gradient_that_nobody_needs_leaves_no_segment():
+    """`cat` computes gradients of constants, too."""
+
+    def function(x, w):
+        constant = torch.zeros_like(x) * 2
+        return torch.cat([constant, x * w]), w.sin()
+
+    def run(function):
+        x, w = (torch.full((2,), value, requires_grad=True) for value in (2.0, 3.0))
+        return torch.autograd.grad([output.sum() for output in function(x, w)], [x, w])
+
+    assert_same(run(aotgrad.aot_function(function, compile_eager)), run(function))
+
+
 class Separate(TwoOutputs):
     """Each input's gradient comes from one output: eager gives zeros for the other."""
 
