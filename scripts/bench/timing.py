@@ -18,13 +18,23 @@ SAMPLE_SECONDS = 0.02  # Long against the clock's resolution and the loop's own 
 
 def median_seconds(candidates: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
     """Call each candidate again and again, in turns, and return the median time of one call of each."""
+    return {name: statistics.median(times) for name, times in _samples(candidates, rounds).items()}
+
+
+def least_seconds(candidates: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
+    """The least time instead: what short calls take when nobody else is there."""
+    return {name: min(times) for name, times in _samples(candidates, rounds).items()}
+
+
+def _samples(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """The seconds of one call of each candidate, in each round."""
     repeats = {name: _repeats(run) for name, run in candidates.items()}
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     with _no_garbage_collection():
         for _ in range(rounds):
             for name, run in candidates.items():
                 samples[name].append(_seconds_per_call(run, repeats[name]))
-    return {name: statistics.median(times) for name, times in samples.items()}
+    return samples
 
 
 def first_call_seconds(makers: Mapping[str, Callable[[], Callable[[], object]]], rounds: int) -> dict[str, float]:

@@ -240,19 +240,57 @@ def test_overlap(case: Case, backend: str) -> None:
 # --- Several calls ---------------------------------------------------------------------------------------------------
 
 
+PATTERNS = {
+    "separate": lambda: (non_leaf(5), non_leaf(5)),
+    "overlapping": lambda: cut(non_leaf(8), *HALVES),
+    "the same": lambda: (non_leaf(5),) * 2,
+    "disjoint": lambda: cut(non_leaf(12), slice(0, 5), slice(6, 11)),
+    "overlapping elsewhere": lambda: cut(non_leaf(9), slice(0, 5), slice(2, 7)),
+    "overlapping the other way round": lambda: cut(non_leaf(8), *HALVES[::-1]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("first", ["separate", "overlapping", "the same"])
 @pytest.mark.parametrize("backend", ["nop", "dynamo"])
-def test_each_pattern_of_overlap_is_right(backend: str) -> None:
-    under_test = compiled(scale_first, backend)
-    patterns = [
-        lambda: (non_leaf(5), non_leaf(5)),
-        lambda: cut(non_leaf(8), *HALVES),
-        lambda: cut(non_leaf(9), slice(0, 5), slice(2, 7)),
-        lambda: cut(non_leaf(12), slice(0, 5), slice(6, 11)),
-        lambda: (non_leaf(5),) * 2,
-        lambda: cut(non_leaf(8), *HALVES[::-1]),
-    ]
-    for make in (*patterns, *patterns):
-        assert_like_eager(scale_first, make, under_test, compilations=None, gradients_close=ORDER)
+def test_each_pattern_of_overlap_is_right(backend: str, first: str, dynamic: bool) -> None:
+    """Whichever pattern was there first, one after another, and all of them again; values and gradients."""
+    under_test = compiled(scale_first, backend, dynamic=dynamic)
+    for pattern in (first, *PATTERNS, *PATTERNS):
+        assert_like_eager(scale_first, PATTERNS[pattern], under_test, compilations=None, gradients_close=ORDER)
+
+
+@pytest.mark.parametrize("first", ["separate", "overlapping"])
+def test_each_pattern_of_overlap_is_right_under_inductor(first: str) -> None:
+    under_test = compiled(scale_first, "inductor")
+    for pattern in (first, "separate", "overlapping", "the same", "overlapping"):
+        expectations = {"compilations": None, "values_close": "Inductor fuses and reorders floating point arithmetic"}
+        assert_like_eager(scale_first, PATTERNS[pattern], under_test, **expectations)
+
+
+def test_buffers_of_a_module_that_come_to_overlap_under_dynamo() -> None:
+    """Dynamo does not see that a buffer is now a part of another one; the values are right all the same."""
+
+    class Running(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x):
+            self.total.add_(x.detach())
+            return x * self.seen
+
+    torch._dynamo.reset()
+    eager, module = Running(), Running()
+    under_test = torch.compile(module, backend="aotgrad_eager", options={"min_graph_ops": 0})
+    for overlapping in (False, True, False, True):
+        for model in (eager, module):
+            memory = torch.zeros(6)
+            model.total, model.seen = (memory[:3], memory[2:5]) if overlapping else (torch.zeros(3), torch.zeros(3))
+        for x in (plain(3), leaf(3)):
+            assert torch.equal(under_test(x), eager(x))
+        assert torch.equal(module.total, eager.total) and torch.equal(module.seen, eager.seen)
 
 
 def test_a_pattern_is_compiled_once() -> None:
