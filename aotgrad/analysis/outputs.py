@@ -280,6 +280,8 @@ class _Outputs:
         Without a live tensor (every value is detached from the others) only the node is known.
         """
         candidates = [value if value._base is None else value._base for value in values]
+        if all(base is candidates[0] for base in candidates):
+            return candidates[0], self.capture.trace.node_of(candidates[0])
         roots = [(base, *chain_from(self.capture.trace.node_of(base))) for base in candidates]
         tracked = [(base, steps) for base, _, steps in roots if base.requires_grad]
         attached = tracked or [(base, steps) for base, _, steps in roots if not detaches(steps)]

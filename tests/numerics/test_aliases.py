@@ -6,12 +6,14 @@ input or the base in place afterwards.
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
 import aotgrad
 
-from .against_eager import AOT, THREE_TERMS, assert_like_eager, leaf, non_leaf, plain
+from .against_eager import AOT, THREE_TERMS, Scenario, assert_like_eager, leaf, non_leaf, plain, random_cotangent
 from .cases import Case, Cases
 
 CASES = Cases()
@@ -259,6 +261,66 @@ def data_and_its_view(x):
 def data_of_a_changed_input(x):
     x.mul_(2)
     return x.data[1:], x.t()
+
+
+@CASES.add(lambda: (leaf(4, 3),), caller=change_first)
+def views_of_a_detached_intermediate(x):
+    alias = (x * 2).detach()
+    return alias[0], alias[1]
+
+
+@CASES.add(lambda: (leaf(4, 3),), caller=change_first)
+def views_of_the_data_of_an_intermediate(x):
+    alias = (x * 2).data
+    return alias[0], alias[1]
+
+
+@CASES.add(lambda: (leaf(4, 3),), caller=change_first, raises=RuntimeError)
+def pieces_of_a_detached_intermediate_that_is_saved(x):
+    y = x.exp()
+    return *y.detach().chunk(2), y * 1
+
+
+@CASES.add(lambda: (leaf(4, 3),), known_difference="views of a detached input have a base each, in place of one")
+def views_of_a_detached_input(x):
+    alias = x.detach()
+    return alias[0], alias[1]
+
+
+# --- Everything at once ----------------------------------------------------------------------------------------------
+
+
+def of_every_kind(x, y):
+    """Outputs of every kind: inputs, their views, changed ones; results, their views; detached ones; constants."""
+    base, rows, lone = x * 2, x.exp(), x.sin()
+    transposed = x.t()
+    y.mul_(3)
+    inputs = (x, transposed, y, y[0], y.detach(), x.data)
+    results = (base, base[0], base[0][1:], base.unbind()[1], base[1:].as_strided((2,), (1,)), rows[0], rows[1], lone[0])
+    return {"inputs": inputs, "results": results, "detached": lone.detach(), "constants": (torch.ones(2), 3, None, "a")}
+
+
+def change_of(name, index):
+    def call(outputs, args):
+        outputs[name][index].mul_(2)
+        return [
+            torch.tensor(float(value._version), requires_grad=True) for value in (*outputs["inputs"], *outputs["results"])
+        ]
+
+    call.__name__ = f"{name}_{index}"
+    return call
+
+
+EVERY_CHANGE = [change_of("inputs", k) for k in range(6)] + [change_of("results", k) for k in range(8)]
+
+
+@pytest.mark.parametrize("make", [non_leaf, plain], ids=["gradient", "no_gradient"])
+@pytest.mark.parametrize("change", EVERY_CHANGE, ids=lambda change: change.__name__)
+def test_every_kind_of_output_in_one_function(change, make) -> None:
+    """The caller changes one of them in place: values, versions, gradients and errors are eager's."""
+    make_args = lambda: (make(3, 3), make(3, 3))  # noqa: E731
+    eager = Scenario(make_args, contextlib.nullcontext, change, random_cotangent).run(of_every_kind, seed=1, catch=True)
+    assert_like_eager(of_every_kind, make_args, "nop", caller=change, raises=eager.facts.get("raised"))
 
 
 # --- Views of intermediates ------------------------------------------------------------------------------------------
