@@ -275,6 +275,10 @@ EXPLANATIONS = {
         "a tensor is given another storage, by `x.data = ...` or `x.set_(...)`, at {line}. Use x.copy_(...), or do this "
         "outside of the compiled function"
     ),
+    "are out of bounds for storage of size": (
+        "a tensor is laid out in place beyond its memory, by as_strided_(), at {line}. Of an input, a trace knows the memory "
+        "up to its last element only: pass the tensor that it is a view of"
+    ),
     "unsafe_split and a write to the same memory": (
         "a tensor is used or returned, or is an input, whose memory was changed through a piece that unsafe_chunk() or "
         "unsafe_split() made of it, or the other way round; use chunk() or split()"

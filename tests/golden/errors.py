@@ -205,6 +205,12 @@ def unsafe_pieces_changed():
 
 
 @error_case
+def strided_beyond_an_input():
+    """An input is laid out beyond its last element, in the memory of the tensor that it is a piece of."""
+    aotgrad.aot_function(lambda x: x.as_strided_((4,), (1,)), aotgrad.nop)(torch.ones(4)[:2])
+
+
+@error_case
 def resized_as_another():
     """A size is taken from another tensor, in place."""
     aotgrad.aot_function(lambda x, y: x.resize_as_(y), aotgrad.nop)(torch.ones(4), torch.ones(2))

@@ -19,7 +19,7 @@ from aotgrad.errors import (
     UnsupportedOutputError,
 )
 
-from .against_eager import AOT, compiled, leaf, non_leaf, plain
+from .against_eager import AOT, assert_like_eager, compiled, leaf, non_leaf, plain
 
 
 def assert_refused(function, args, error: type[Exception], *words: str, backend: str = "nop") -> Exception:
@@ -438,6 +438,16 @@ def test_a_storage_that_grows() -> None:
 
 def test_a_size_taken_from_another_tensor() -> None:
     assert_refused(lambda x, y: x.resize_as_(y), (plain(3), plain(2)), CaptureError, "Use resize_()")
+
+
+@pytest.mark.parametrize("make", [lambda: plain(8)[:4], lambda: plain(4).view(torch.int16)[2:4]], ids=["slice", "bytes"])
+def test_memory_beyond_an_input(make) -> None:
+    """A piece of a larger tensor, laid out over more of it: as a view right, in place up to its last element only."""
+    size = (make().numel() + make().storage_offset() + 1,)
+    assert_like_eager(lambda x: x.as_strided(size, (1,), 0) * 1, lambda: (make(),), "nop")
+    assert_like_eager(lambda x: x.as_strided_((2,), (1,)) * 1, lambda: (make(),), "nop")
+    refused = "in place beyond its memory", "it is a view of"
+    assert_refused(lambda x: x.as_strided_(size, (1,), 0), (make(),), CaptureError, *refused)
 
 
 # --- Pieces that autograd is not told of -----------------------------------------------------------------------------
