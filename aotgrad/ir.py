@@ -159,6 +159,7 @@ class Capture:
     `primals` are the placeholders' live values: gradients are taken with respect to them. `arguments` are what the
     function was called with, one an input: the same tensors, except that an input which is not a leaf is a non-leaf here
     too. `hooks` are those that the function registered on arguments; every call does it again, on the caller's tensors.
+    `joins` are tensors whose gradients are those of an input; see `capture/joins.py`.
     """
 
     trace: OpenTrace
@@ -170,6 +171,7 @@ class Capture:
     grad_mode_before: bool
     grad_mode_after: bool
     hooks: tuple[InputHook, ...]
+    joins: tuple[tuple[int, torch.Tensor], ...]
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:

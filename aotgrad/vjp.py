@@ -19,6 +19,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.batching import CompiledBatches
+from aotgrad.capture import joins
 from aotgrad.capture.flatten import Arguments
 from aotgrad.errors import HigherOrderError
 from aotgrad.ir import (
@@ -58,6 +59,11 @@ class CapturedFunction:
     @property
     def segments(self) -> tuple[BackwardSegment, ...]:
         return self.joint.segments
+
+    @property
+    def returned(self) -> list[ForwardResult]:
+        """Those results that are an output as they are."""
+        return [slot for slot in self.results if isinstance(slot, UserOutput)]
 
     @property
     def results(self) -> list[ForwardResult]:
@@ -120,9 +126,11 @@ class CompiledVjp:
     ) -> Gradients:
         self.function.reject_lost_inputs()
         defined = tuple(k for k, tangent in enumerate(tangents) if tangent is not None)
-        names = self.function.reusable(saved)
-        vjp = VectorJacobianProduct(self.function, segment, defined, tuple(wanted), names, torch_compat.autocast_state())
-        values = (*call.primals, *(tangents[k] for k in defined))
+        names, present = self.function.reusable(saved), dict(call.present_results())
+        results = tuple(self.function.returned[position] for position in present)
+        autocast = torch_compat.autocast_state()
+        vjp = VectorJacobianProduct(self.function, segment, defined, tuple(wanted), results, names, autocast)
+        values = (*call.primals, *(tangents[k] for k in defined), *present.values())
         known = self.function.known_values(names, len(values))
         arguments = Arguments.of((*values, *(saved[Saved(name)].detach() for name in names)), {})
         state = State(vjp, vjp.key, lambda: vjp.key)
@@ -161,6 +169,7 @@ def reject_old_value(index: int) -> None:
 class VectorJacobianProduct:
     """The function that is traced: runs the original one, then differentiates one segment of it.
 
+    `results` are those that the caller has: they are arguments, since gradients may be asked for with respect to them.
     `saved` are the names of values that the first order saved, the last arguments. `autocast` is what is on around the
     backward; the original function runs with what was on around it.
     """
@@ -169,25 +178,30 @@ class VectorJacobianProduct:
     segment: int
     defined: tuple[int, ...]
     wanted: tuple[bool, ...]
+    results: tuple[ForwardResult, ...]
     saved: tuple[str, ...]
     autocast: AutocastState
 
     @property
     def key(self) -> tuple:
-        return (self.segment, self.defined, self.wanted, self.saved, self.autocast)
+        return (self.segment, self.defined, self.wanted, self.results, self.saved, self.autocast)
 
     def __call__(self, *arguments: Any) -> list[torch.Tensor | None]:
         count = len(self.function.capture.inputs)
-        primals, tangents = list(arguments[:count]), arguments[count : count + len(self.defined)]
+        primals, others = list(arguments[:count]), arguments[count:]
+        tangents, results = others[: len(self.defined)], others[len(self.defined) :]
         if not torch_compat.any_functional(primals):
             primals = [primal.view_as(primal) if isinstance(primal, torch.Tensor) else primal for primal in primals]
         with torch.enable_grad():
             inputs = self.protected(primals)
-            outputs = self.function.call(*inputs)
+            with joins.collected() as joined:
+                outputs = self.function.call(*inputs)
             forget_hooks(inputs)
             live = {slot: self.root(slot, outputs) for slot in self.function.results}
+            for slot, result in zip(self.results, results, strict=False):
+                joins.declare(result, live[slot])
             with torch_compat.autocast_as(self.autocast):
-                return self.gradients(live, inputs, tangents)
+                return self.gradients(live, inputs, tangents, joins.positions(joined, inputs))
 
     def protected(self, primals: Sequence[Any]) -> list[Any]:
         """Clones of the inputs that the function changes: it has changed them once already."""
@@ -206,16 +220,22 @@ class VectorJacobianProduct:
         raise AssertionError(slot)
 
     def gradients(
-        self, live: dict[ForwardResult, torch.Tensor], inputs: Sequence[Any], tangents: Sequence[torch.Tensor]
+        self,
+        live: dict[ForwardResult, torch.Tensor],
+        inputs: Sequence[Any],
+        tangents: Sequence[torch.Tensor],
+        joined: Sequence[tuple[int, torch.Tensor]],
     ) -> list[torch.Tensor | None]:
         """What the segment passes on, `None` where that is not wanted."""
         segment = self.function.segments[self.segment]
         slots = [segment.tangents[k].of for k in self.defined]
         wanted = [gradient for gradient, is_wanted in zip(segment.gradients, self.wanted, strict=True) if is_wanted]
-        if len(self.function.segments) == 1:
+        is_one = len(self.function.segments) == 1
+        if is_one and not joined:
             found = gradients_of_all(live, inputs, slots, wanted, tangents)
         else:
-            found = gradients_of_segments(self.function, live, inputs, slots, tangents)
+            found = gradients_of_segments(self.function, live, inputs, slots, tangents, joined)
+            found = {Gradient(gradient.of): value for gradient, value in found.items()} if is_one else found
         return [found.get(gradient) if gradient in wanted else None for gradient in segment.gradients]
 
 
@@ -250,11 +270,13 @@ def gradients_of_segments(
     inputs: Sequence[Any],
     slots: Sequence[Any],
     tangents: Sequence[torch.Tensor],
+    joined: Sequence[tuple[int, torch.Tensor]],
 ) -> Found:
     """What segments pass on whose tangents are given: the graph is cut as it was when the function was first traced."""
     with_grad = [k for k, spec in enumerate(function.capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
     edges = {slot: torch_compat.gradient_edge(tensor) for slot, tensor in live.items()}
     starts = {torch_compat.gradient_edge(inputs[k]): Primal(k) for k in with_grad}
+    starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in joined})
     segmentation = find_segments(edges, starts, function.grad_segments)
     assert segmentation is not None, "the function ran otherwise than when it was first traced"
     entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}

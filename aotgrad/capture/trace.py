@@ -17,6 +17,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.capture import joins
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
 from aotgrad.capture.hooks import take_hooks
 from aotgrad.capture.recorder import Recorder
@@ -170,13 +171,15 @@ def capture_function(
         primals, arguments = _make_inputs(trace, convention)
         before = tuple(input_state(value) for value in arguments)
         seed = torch.initial_seed()
-        with torch_compat.RefusedAssignments(), shared_versions(convention, arguments):
+        with torch_compat.RefusedAssignments(), shared_versions(convention, arguments), joins.collected() as joined:
             outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         trace.reject_stale_memory([*outputs, *arguments])
         reject_seeding(trace.graph, seed)
         grad_mode_after = torch.is_grad_enabled()
         hooks = take_hooks(arguments)
-    return Capture(trace, convention, primals, arguments, before, outputs, grad_mode_before, grad_mode_after, hooks)
+    modes = grad_mode_before, grad_mode_after
+    joined = joins.positions(joined, arguments)
+    return Capture(trace, convention, primals, arguments, before, outputs, *modes, hooks, joined)
 
 
 @contextlib.contextmanager

@@ -153,13 +153,15 @@ def _append_backward(capture: Capture, outputs: Sequence[Result], grad_segments:
     segmentation = _segmentation(capture, outputs, grad_segments)
     tangents = {Tangent(result.slot): _add_tangent(capture.trace, k, result) for k, result in enumerate(outputs)}
     with arrivals(capture.primals) as arrived:
-        if segmentation is None or segmentation.count == 1:
+        if segmentation is None or (segmentation.count == 1 and not capture.joins):
             found = _gradients(capture, outputs, list(tangents.values()))
             gradients = {Gradient(Primal(k)): gradient for k, gradient in enumerate(found)}
             entry = dict.fromkeys(tangents, 0)
         else:
             cuts, gradients = _gradients_of_segments(capture, outputs, tangents, segmentation)
             tangents = {**tangents, **cuts}
+            if segmentation.count == 1:
+                gradients = _of_one_segment(capture, gradients)
             entry = _segments_of_tangents(outputs, tangents, segmentation)
     flowing = [slot for slot, value in gradients.items() if value is not None]
     segments = _backward_segments(entry, flowing, arrived, segmentation.materialized if segmentation else frozenset())
@@ -167,6 +169,12 @@ def _append_backward(capture: Capture, outputs: Sequence[Result], grad_segments:
     _reject_recomputed_randomness(capture, list(tangents.values()))
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
     return AppendedBackward(tangents, nodes, segments)
+
+
+def _of_one_segment(capture: Capture, gradients: Mapping[Gradient, torch.Tensor]) -> dict[Gradient, torch.Tensor | None]:
+    """One gradient for each primal, `None` where there is none."""
+    found = {gradient.of: value for gradient, value in gradients.items()}
+    return {Gradient(Primal(k)): found.get(Primal(k)) for k in range(capture.convention.placeholder_count)}
 
 
 def _with_saving_nodes(
@@ -189,7 +197,7 @@ def _with_saving_nodes(
 
 def _segmentation(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> Segmentation | None:
     """`None` if it is known at once that the backward is one segment, as it is for one result."""
-    if len(outputs) == 1 and grad_segments == 1:
+    if len(outputs) == 1 and grad_segments == 1 and not capture.joins:
         return None
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
     return find_segments(results, _input_edges(capture, outputs), grad_segments)
@@ -204,6 +212,7 @@ def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Prim
     for node in autograd_nodes(result.differentiable for result in outputs):
         if (leaf := getattr(node, "variable", None)) is not None and id(leaf) in leaves:
             edges[node, 0] = Primal(leaves[id(leaf)])
+    edges.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in capture.joins})
     return edges
 
 
@@ -245,7 +254,9 @@ def _backward_segments(
 
     def order(gradient: Gradient) -> tuple[bool, int]:
         primal = isinstance(gradient.of, Primal)
-        return primal, arrived.index(gradient.of.index) if primal else 0
+        if not primal or gradient.of.index not in arrived:
+            return primal, len(arrived)
+        return primal, arrived.index(gradient.of.index)
 
     return tuple(
         BackwardSegment(

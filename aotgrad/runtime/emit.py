@@ -20,7 +20,7 @@ from aotgrad import torch_compat
 from aotgrad.ir import BackwardSegment, Compiled, ViewStep
 from aotgrad.runtime.autograd import SENTINEL, Backward, FailingSegment, Segment, SegmentCall, stand_in
 from aotgrad.runtime.plan import Plan
-from aotgrad.runtime.recomputation import HigherOrder, Recomputation
+from aotgrad.runtime.recomputation import HigherOrder, Recomputation, references
 from aotgrad.runtime.steps import (
     AliasBase,
     AsInference,
@@ -34,6 +34,7 @@ from aotgrad.runtime.steps import (
     MakeBase,
     MakeCut,
     MakeView,
+    NoteResults,
     RestoreGradMode,
     ReturnValue,
     SetVersion,
@@ -77,6 +78,7 @@ def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backw
         "sentinel": SENTINEL,
         "SegmentCall": SegmentCall,
         "Recomputation": Recomputation,
+        "references": references,
         "random_state": torch_compat.random_state,
         "stand_in": stand_in,
         **dict(zip((step.backward for step in reversed(of_kind(plan.steps, Attach))), backwards, strict=True)),
@@ -131,6 +133,8 @@ class _Emitter:
                 yield from self.forward(step)
             case KeepInputs():
                 yield self.keep_inputs(step)
+            case NoteResults():
+                yield f"recomputation.results = references({', '.join(step.names)})"
             case MakeCut():
                 yield from self.make_cut(step)
             case Attach():

@@ -56,6 +56,7 @@ from aotgrad.runtime.steps import (
     MakeBase,
     MakeCut,
     MakeView,
+    NoteResults,
     RestoreGradMode,
     ReturnValue,
     SetVersion,
@@ -195,6 +196,9 @@ class _PlanBuilder:
                     yield from self.mutate(index, self.meta.inputs[index])
             written.update(self.updated_targets(number))
             yield from self.attach_segment(number)
+        tangents = sorted(t.of.index for s in self.segments for t in s.tangents if isinstance(t.of, UserOutput))
+        if tangents:
+            yield NoteResults(tuple(result_name(UserOutput(index)) for index in tangents))
 
     def attach_segment(self, number: int) -> Iterator[Step]:
         segment, half = self.segments[number], self.halves[number]

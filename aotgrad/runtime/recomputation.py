@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,12 +18,21 @@ from aotgrad.slots import Saved
 class Recomputation:
     """What the original function can be run again from: its inputs, their versions, the random state at entry.
 
-    A version is `None` for numbers, and for inputs that the call itself changes.
+    A version is `None` for numbers, and for inputs that the call itself changes. `results` are the differentiable ones of
+    the call that it returned as they are; the caller may have dropped one or changed its history since.
     """
 
     primals: tuple[Any, ...]
     versions: list[int | None]
     random_state: Any
+    results: tuple[weakref.ref[torch.Tensor], ...] = ()
+
+    def present_results(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Those results, by position, that the caller has and that are still what the call returned."""
+        for position, reference in enumerate(self.results):
+            tensor = reference()
+            if tensor is not None and getattr(tensor.grad_fn, "recomputation", None) is self:
+                yield position, tensor
 
     def check_unchanged(self, needed: Iterable[int]) -> None:
         """Raise what eager would: a saved tensor was modified in place.
@@ -39,6 +49,11 @@ class Recomputation:
             version = self.versions[index]
             if version is not None:
                 check_version(self.primals[index], version)
+
+
+def references(*tensors: torch.Tensor) -> tuple[weakref.ref[torch.Tensor], ...]:
+    """Weak references: an autograd node must not keep alive what it computed."""
+    return tuple(map(weakref.ref, tensors))
 
 
 def check_version(tensor: torch.Tensor, version: int) -> None:

@@ -74,6 +74,13 @@ class KeepInputs:
 
 
 @dataclass(frozen=True)
+class NoteResults:
+    """Note which tensors are the results `names`, as long as the caller has them, for gradients of gradients."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class MakeCut:
     """`name` = a tensor that stands for a value inside the function, to carry its gradient from segment to segment."""
 
@@ -209,6 +216,7 @@ Step = Union[
     CallMethod,
     Forward,
     KeepInputs,
+    NoteResults,
     MakeCut,
     Attach,
     AttachError,

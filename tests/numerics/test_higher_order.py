@@ -278,6 +278,66 @@ def test_third_order_takes_values_of_both_earlier_orders() -> None:
     assert [text.count("aten.tanh.default(") for text in forwards] == [2, 0, 0]
 
 
+# --- with respect to results -----------------------------------------------------------------------------------------
+
+RETURNING = {
+    "an_intermediate": lambda x, w: ((z := x @ w).sin(), z),
+    "its_own_result": lambda x, w: ((x @ w).exp(), x.cos()),
+    "a_chain": lambda x, w: ((z := (x @ w).tanh()), (y := z.exp() * x), y.sin()),
+    "a_trunk": lambda x, w: ((z := x @ w), (h := z.tanh()).sin(), h.cos()),
+    "views": lambda x, w: ((z := x @ w)[0], z[1], z.exp()),
+    "a_view": lambda x, w: ((z := x @ w), z.view(-1).sin(), z.exp()),
+}
+
+
+def with_respect_to_results(function, root: int, of: int, keep: bool = True):
+    """The gradient of a gradient, and that of those, with respect to a result and to the inputs."""
+    x, w = doubles((2, 2), (2, 2))
+    outputs = function(x, w)
+    root, of = outputs[root % len(outputs)], outputs[of % len(outputs)]
+    if not keep:
+        del outputs
+    (first,) = torch.autograd.grad(root.sin().sum(), x, create_graph=True)
+    wanted = (of, x, w)
+    second = torch.autograd.grad(first.sin().sum(), wanted, allow_unused=True, create_graph=True)
+    terms = [gradient.sin().sum() for gradient in second if gradient is not None and gradient.requires_grad]
+    third = torch.autograd.grad(sum(terms), wanted, allow_unused=True) if terms else []
+    return [first, *second, *third]
+
+
+@pytest.mark.parametrize("name", RETURNING)
+@pytest.mark.parametrize("root", range(3))
+@pytest.mark.parametrize("of", range(3))
+@pytest.mark.parametrize("keep", [True, False])
+def test_gradients_of_gradients_with_respect_to_results(name: str, root: int, of: int, keep: bool) -> None:
+    """`None` where eager has `None`: what was computed from a result passes its gradient on to it, not around it."""
+    expected = with_respect_to_results(RETURNING[name], root, of, keep)
+    under_test = aotgrad.aot_function(RETURNING[name], aotgrad.nop)
+    for _ in range(2):
+        for actual, wanted in zip(with_respect_to_results(under_test, root, of, keep), expected, strict=True):
+            assert (actual is None) == (wanted is None)
+            if actual is not None:
+                torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_a_result_that_the_caller_changed_is_no_longer_what_was_computed() -> None:
+    def run(function):
+        x, w = doubles((2, 2), (2, 2))
+        d, z = function(x, w)
+        (first,) = torch.autograd.grad(d.sum(), x, create_graph=True, retain_graph=True)
+        z = z.mul_(2)
+        return [first, *torch.autograd.grad(first.sin().sum(), (z, x, w), allow_unused=True)]
+
+    def function(x, w):
+        z = x @ w
+        return z**2, z.clone()
+
+    for actual, wanted in zip(run(aotgrad.aot_function(function, aotgrad.nop)), run(function), strict=True):
+        assert (actual is None) == (wanted is None)
+        if actual is not None:
+            torch.testing.assert_close(actual, wanted)
+
+
 # --- state: random numbers, buffers, changed inputs, memory ----------------------------------------------------------
 
 
