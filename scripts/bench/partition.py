@@ -8,9 +8,11 @@ memory as the peer's plan really needs. Both plans are judged alike:
 
     kept        bytes of the distinct storages that the forward hands to the backward, parameters not counted
     recompute   time of what runs in both halves, each op by itself, in percent of the forward
-    traffic     bytes that both halves move after Inductor's own fusion, and its products as bytes (--inductor)
+    traffic     bytes that both halves move after Inductor's own fusion, and its products as bytes (--inductor); with the
+                layouts that it chooses, of which our backend lets the forward decide and the peer each half
     peak        bytes alive at the worst moment of both halves, simulated
-    seconds     what the partition function takes, everything included
+    seconds     CPU time of the partition function, everything included; the best of three of each, taking turns
+    gap         time above the lower bound (the convex front, and branches of it), in points of a full recomputation
 
 Times of products are in bytes too: floating point operations divided by `FLOPS_PER_BYTE`.
 """
@@ -20,11 +22,12 @@ import functools
 import gc
 import json
 import math
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,10 @@ from partition_models import EXTRA, MODELS, Captured, joint_graph
 from tabulate import tabulate
 from torch._functorch import config as peer_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition as peer_partition
+from torch._inductor import config as inductor_config
 
+from aotgrad import torch_compat
+from aotgrad.backends.inductor import apply_strides
 from aotgrad.ir import JointGraph, Partition
 from aotgrad.partition import Objective, costs, min_cut_rematerialization_partition, op_table, partition
 from aotgrad.partition.adapt import read_halves, read_joint_module
@@ -48,7 +54,8 @@ from aotgrad.partition.program import program_of
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.0)
 FLOPS_PER_BYTE = 100
-MEGABYTE = 1e6
+MEGABYTE, GIGABYTE = 1e6, 1e9
+BRANCHES_OF_BOUND = 3
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class Plan:
     recompute: float
     peak: int
     seconds: float
-    traffic: int | None = None
+    traffic: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,10 @@ class Row:
     same_bytes: Plan
     same_bytes_unfused: Plan
     same_peak: Plan
+    same_peak_fused: Plan | None
+    layouts_chosen_anew: Plan | None
     gap: float
+    gap_to_front: float
     lowest_peak: int
     bytes_at_equal_time: float
 
@@ -98,14 +108,27 @@ class Judge:
         self.forward_time = sum(self.time_alone.values())
         self.objective = Objective(flops_per_byte=FLOPS_PER_BYTE)
 
+    @functools.cached_property
+    def has_layouts(self) -> bool:
+        """Whether Inductor may choose layouts, as it does where there are convolutions."""
+        convolutions = self.captured.module.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+        return self.with_inductor and bool(convolutions)
+
     def _counts(self, node: fx.Node) -> bool:
         return not self.analysis.is_view(node) and not op_table.is_getitem(node.target)
 
     def row(self, budget: float) -> Row:
-        peer = self.judge(lambda: self.peer(budget))
-        same_bytes = self.judge(lambda: self.ours(memory_budget=peer.kept))
-        unfused = self.judge(lambda: self.ours(memory_budget=peer.kept, fuses=False))
-        same_peak = self.judge(lambda: self.ours(memory_budget=peer.peak, budget_of="peak", fuses=False))
+        peer = self.judge(lambda: self.peer(budget), inductor_traffic)
+        kept, peak = {"memory_budget": peer.kept}, {"memory_budget": peer.peak, "budget_of": "peak"}
+        same_bytes = self.judge(lambda: self.ours(**kept), our_traffic)
+        unfused = self.judge(lambda: self.ours(**kept, fuses=False))
+        same_peak = self.judge(lambda: self.ours(**peak, fuses=False))
+        same_peak_fused = self.judge(lambda: self.ours(**peak), our_traffic) if self.with_inductor else None
+        anew = self.judge(lambda: self.ours(**kept), inductor_traffic) if self.has_layouts else None
+        for _ in range(2 if not self.with_inductor else 0):
+            peer = quicker(peer, self.peer(budget)[1])
+            same_bytes = quicker(same_bytes, self.ours(**kept)[1])
+            same_peak = quicker(same_peak, self.ours(**peak, fuses=False)[1])
         return Row(
             self.captured.name,
             budget,
@@ -113,7 +136,10 @@ class Judge:
             same_bytes,
             unfused,
             same_peak,
-            gap=self._gap(peer.kept),
+            same_peak_fused,
+            anew,
+            gap=self._gap(peer.kept, BRANCHES_OF_BOUND),
+            gap_to_front=self._gap(peer.kept, 0),
             lowest_peak=self.lowest_peak,
             bytes_at_equal_time=self._bytes_at(peer) / max(1, peer.kept),
         )
@@ -133,11 +159,12 @@ class Judge:
     def lowest_peak(self) -> int:
         return min(peak_frontier(items).lowest().peak for items in (self.items, self._items(self.objective)))
 
-    def _gap(self, limit: int) -> float:
+    def _gap(self, limit: int, branches: int) -> float:
         """How far our time is above the lower bound, in percent of recomputing everything."""
         front = self.front
         found, most = front.within(limit), front.smallest()
-        return 100 * (found.time - front.bound(limit)) / max(1, most.time)
+        bound = min(front.bound(limit, branches), found.time)  # infinite where nothing fits
+        return 100 * (found.time - bound) / max(1, most.time)
 
     def _bytes_at(self, peer: Plan) -> int:
         """The fewest bytes with which we need no more time than the peer's plan, by bisection."""
@@ -155,27 +182,27 @@ class Judge:
         module = self.captured.copy()
         gc.collect()
         with peer_config.patch(activation_memory_budget=budget):
-            start = time.perf_counter()
+            start = time.process_time()
             halves = peer_partition(
                 module,
                 [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")],
                 num_fwd_outputs=self.captured.num_fwd_outputs,
                 static_lifetime_input_indices=list(self.captured.static),
             )
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
         return read_peer_halves(self.joint, *halves), seconds
 
     def ours(self, **objective: Any) -> tuple[Partition, float]:
         joint = read_joint_module(self.captured.copy(), self.captured.num_fwd_outputs, self.captured.static)
         gc.collect()
-        start = time.perf_counter()
+        start = time.process_time()
         given = Objective(**{**asdict(self.objective), **objective})
         halves = partition(joint, min_cut_rematerialization_partition, given)
-        return halves, time.perf_counter() - start
+        return halves, time.process_time() - start
 
     # -- how good they are
 
-    def judge(self, make: Callable[[], tuple[Partition, float]]) -> Plan:
+    def judge(self, make: Callable[[], tuple[Partition, float]], traffic: Callable[[Partition], int] = lambda _: 0) -> Plan:
         halves, seconds = make()
         assert halves.backward is not None
         saved = {self.by_name[value.slot.name] for value in halves.saved if value.slot.name in self.by_name}
@@ -188,8 +215,12 @@ class Judge:
             recompute=100 * again / self.forward_time,
             peak=self.simulator.run({self.number[base] for base in bases}).peak,
             seconds=seconds,
-            traffic=inductor_traffic(halves) if self.with_inductor else None,
+            traffic=traffic(halves) if self.with_inductor else 0,
         )
+
+
+def quicker(plan: Plan, seconds: float) -> Plan:
+    return replace(plan, seconds=min(plan.seconds, seconds))
 
 
 def read_peer_halves(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule) -> Partition:
@@ -206,22 +237,32 @@ def read_peer_halves(joint: JointGraph, forward: fx.GraphModule, backward: fx.Gr
 # --- Inductor's own count --------------------------------------------------------------------------------------------
 
 
-def inductor_traffic(halves: Partition) -> int:
-    """Bytes that Inductor's kernels of both halves read and write, products as bytes."""
+def our_traffic(halves: Partition) -> int:
+    """As our backend compiles them: layouts are the forward's choice."""
+    return inductor_traffic(halves, layout_optimization=False)
+
+
+def inductor_traffic(halves: Partition, **settings: Any) -> int:
+    """Bytes that Inductor's kernels of both halves read and write, products as bytes; `settings` are for the backward."""
     assert halves.backward is not None
-    return sum(kernel_bytes(half.module) for half in (halves.forward, halves.backward))
+    forward, strides = kernel_bytes(halves.forward.module)
+    apply_strides(halves, strides)
+    with inductor_config.patch(settings):
+        backward, _ = kernel_bytes(halves.backward.module)
+    return forward + backward
 
 
-def kernel_bytes(module: fx.GraphModule) -> int:
-    """Lower and fuse a graph with Inductor, without generating code."""
-    from torch._inductor.compile_fx import _recursive_post_grad_passes, view_to_reshape
+def kernel_bytes(module: fx.GraphModule) -> tuple[int, list[tuple[int, ...] | None]]:
+    """Lower and fuse a graph with Inductor, without generating code: its traffic, and the strides of its outputs."""
+    from torch._inductor.compile_fx import _recursive_post_grad_passes
     from torch._inductor.debug import DebugContext
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
 
     computed = sum(costs.flops(node) for node in module.graph.nodes if node.op == "call_function") // FLOPS_PER_BYTE
     inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    mode = next(value.fake_mode for value in inputs if isinstance(value, torch.Tensor))
+    mode = torch_compat.fake_mode_of(module.graph)
     with V.set_fake_mode(mode), V.set_debug_handler(DebugContext()), torch.no_grad():
         view_to_reshape(module)
         _recursive_post_grad_passes(module, False)
@@ -230,7 +271,13 @@ def kernel_bytes(module: fx.GraphModule) -> int:
             graph.run(*inputs)
             graph._update_scheduler()
             moved, _, _ = graph.count_bytes()
-    return moved + computed
+            strides = [strides_of(out) for out in graph.graph_outputs]
+    return moved + computed, strides
+
+
+def strides_of(output: Any) -> tuple[int, ...] | None:
+    """Of an output of Inductor's; `None` for numbers."""
+    return tuple(int(stride) for stride in output.get_stride()) if output.has_tensor_output() else None
 
 
 # --- Tables ----------------------------------------------------------------------------------------------------------
@@ -244,32 +291,66 @@ def geometric_mean(ratios: Iterable[float]) -> float:
 def summary(rows: list[Row]) -> str:
     """Ratios to the peer at each of its budgets: geometric means over the models, below 1 is better."""
     headers = ["budget", "forward + recompute, equal bytes", "worst", "bytes, equal time", "forward + recompute, equal peak"]
-    headers += ["gap to bound, median (max), points", "seconds, bytes", "seconds, peak"]
-    fused = any(row.peer.traffic for row in rows)
-    headers += ["traffic, equal bytes", "worst", "traffic, equal peak"] if fused else []
-    return table(
-        headers, [summary_row(budget, [row for row in rows if row.budget == budget]) for budget in budgets_of(rows)]
-    )
+    headers += ["gap, median (max)", "gap to the front", "seconds, bytes", "seconds, peak"]
+    return by_budget(headers, rows, summary_cells)
 
 
-def summary_row(budget: float, rows: list[Row]) -> list[str]:
+def by_budget(headers: list[str], rows: list[Row], cells: Callable[[list[Row]], list[str]]) -> str:
+    budgets = budgets_of(rows)
+    return table(headers, [[f"{budget}", *cells([row for row in rows if row.budget == budget])] for budget in budgets])
+
+
+def summary_cells(rows: list[Row]) -> list[str]:
     unfused = [(100 + row.same_bytes_unfused.recompute) / (100 + row.peer.recompute) for row in rows]
-    gaps = sorted(row.gap for row in rows)
-    cells = [
-        geometric_mean(unfused),
-        max(unfused),
-        geometric_mean(row.bytes_at_equal_time for row in rows),
-        geometric_mean((100 + row.same_peak.recompute) / (100 + row.peer.recompute) for row in rows),
+    return [
+        f"{geometric_mean(unfused):.3f}",
+        f"{max(unfused):.3f}",
+        f"{geometric_mean(row.bytes_at_equal_time for row in rows):.3f}",
+        f"{geometric_mean((100 + row.same_peak.recompute) / (100 + row.peer.recompute) for row in rows):.3f}",
+        median_and_most([row.gap for row in rows]),
+        median_and_most([row.gap_to_front for row in rows]),
+        f"{geometric_mean(row.same_bytes.seconds / row.peer.seconds for row in rows):.3f}",
+        f"{geometric_mean(row.same_peak.seconds / row.peer.seconds for row in rows):.3f}",
     ]
-    texts = [f"{budget}", *(f"{cell:.3f}" for cell in cells), f"{gaps[len(gaps) // 2]:.2f} ({gaps[-1]:.2f})"]
-    texts += [f"{geometric_mean(row.same_bytes.seconds / row.peer.seconds for row in rows):.3f}"]
-    texts += [f"{geometric_mean(row.same_peak.seconds / row.peer.seconds for row in rows):.3f}"]
-    counted = [(r.peer.traffic, r.same_bytes.traffic, r.same_peak.traffic) for r in rows if r.peer.traffic]
-    if counted:
-        ratios = [ours / peer for peer, ours, _ in counted if peer and ours]
-        texts += [f"{geometric_mean(ratios):.3f}", f"{max(ratios):.3f}"]
-        texts += [f"{geometric_mean(at_peak / peer for peer, _, at_peak in counted if peer and at_peak):.3f}"]
-    return texts
+
+
+def median_and_most(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({max(values):.2f})"
+
+
+def fused_summary(rows: list[Row]) -> str:
+    """Traffic counted by Inductor: ratios to the peer's, and overheads in percent of the peer's largest budget."""
+    headers = ["budget", "traffic, equal bytes", "worst", "overhead %: peer", "ours", "ours / peer", "traffic, equal peak"]
+    return by_budget(headers, rows, lambda some: fused_cells(rows, some))
+
+
+def fused_cells(rows: list[Row], of_budget: list[Row]) -> list[str]:
+    most = max(budgets_of(rows))
+    least = {row.model: row.peer.traffic for row in rows if row.budget == most}
+    ratios = [row.same_bytes.traffic / row.peer.traffic for row in of_budget]
+    peer = statistics.mean(row.peer.traffic / least[row.model] - 1 for row in of_budget)
+    ours = statistics.mean(row.same_bytes.traffic / least[row.model] - 1 for row in of_budget)
+    at_peak = [row.same_peak_fused.traffic / row.peer.traffic for row in of_budget if row.same_peak_fused]
+    return [
+        f"{geometric_mean(ratios):.3f}",
+        f"{max(ratios):.3f}",
+        f"{100 * peer:.1f}",
+        f"{100 * ours:.1f}",
+        f"{ours / peer:.2f}" if peer else "",
+        f"{geometric_mean(at_peak):.3f}",
+    ]
+
+
+def fused_details(rows: list[Row]) -> str:
+    headers = ["model", "budget", "kept MB: peer", "ours", "traffic GB: peer", "ours, equal bytes", "ours, equal peak"]
+    headers += ["ours, equal bytes, layouts chosen anew"]
+    return table(headers, [fused_detail(row) for row in rows])
+
+
+def fused_detail(row: Row) -> list[str]:
+    plans = (row.peer, row.same_bytes, row.same_peak_fused, row.layouts_chosen_anew)
+    kept = [f"{plan.kept / MEGABYTE:.0f}" for plan in (row.peer, row.same_bytes)]
+    return [row.model, f"{row.budget}", *kept, *(f"{plan.traffic / GIGABYTE:.2f}" if plan else "" for plan in plans)]
 
 
 def lowest_peaks(rows: list[Row]) -> float:
@@ -308,7 +389,7 @@ def budgets_of(rows: list[Row]) -> list[float]:
 
 
 def markdown(rows: list[Row], command: str) -> str:
-    models = ", ".join(dict.fromkeys(row.model for row in rows))
+    models, counted = ", ".join(dict.fromkeys(row.model for row in rows)), any(row.peer.traffic for row in rows)
     return "\n\n".join(
         [
             "# The partitioner beside its peer",
@@ -316,9 +397,11 @@ def markdown(rows: list[Row], command: str) -> str:
             "What the columns mean is in the docstring of `scripts/bench/partition.py`. Ratios are ours over the peer's.",
             "## Geometric means",
             summary(rows),
+            *(["Traffic as Inductor's scheduler counts it:", fused_summary(rows)] if counted else []),
             f"The lowest peak of ours over the lowest of the peer at any budget: {lowest_peaks(rows):.3f}.",
             "## Each model",
             details(rows),
+            *([fused_details(rows)] if counted else []),
             "",
         ]
     )
@@ -336,7 +419,8 @@ def measured_alone(model: str, args: argparse.Namespace) -> list[Row]:
 
 
 def read_row(entry: dict[str, Any]) -> Row:
-    return Row(**{key: Plan(**value) if isinstance(value, dict) else value for key, value in entry.items()})
+    fields: dict[str, Any] = {key: Plan(**value) if isinstance(value, dict) else value for key, value in entry.items()}
+    return Row(**fields)
 
 
 def main() -> None:
