@@ -35,6 +35,8 @@ class Options:
             `torch.utils.checkpoint`, inputs and outputs must then not be overwritten before it.
         memory_budget_of: what the budget limits: `"saved"` bytes, or the simulated `"peak"` of memory in forward and
             backward, parameters and the arguments of the call not counted.
+        collectives_first: start the backward's collectives as soon as what they read is there and wait for them as late as
+            can be, so that they run beside other work; their results are held longer.
         plan_limit: how many plans one function may have; further calls run eagerly.
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
         keep_input_mutations: in graphs without a backward, write mutated inputs inside the graph, not after it.
@@ -51,6 +53,7 @@ class Options:
     partitioner: str = "min_cut"
     memory_budget: int | float | str | None = None
     memory_budget_of: str = "saved"
+    collectives_first: bool = False
     mode: str = "default"
     keep_input_mutations: bool = False
     plan_limit: int = 8
@@ -126,6 +129,7 @@ class Budgets:
 
 
 LEGAL_VALUES: dict[str, Sequence[Any] | Budgets] = {
+    "collectives_first": (True, False),
     "dynamic": (True, False, None),
     "enabled": (True, False),
     "grad_segments": (*range(1, 65), "auto"),

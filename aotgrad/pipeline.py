@@ -144,7 +144,12 @@ def compile_flat(
         joint = passes.keep_input_mutations(joint, meta)
     joint = passes.take_known_values(backend.prepare_joint(joint), known)
     observe("joint", joint)
-    objective = Objective(budget_of(options.memory_budget), options.memory_budget_of, backend.fuses)
+    objective = Objective(
+        budget_of(options.memory_budget),
+        options.memory_budget_of,
+        backend.fuses,
+        collectives_first=options.collectives_first,
+    )
     partition = partition_joint(passes.held_by_others(joint, known), partition_fn, objective)
     forward = passes.pipeline("forward", (), options.forward_passes).run(partition.forward, after_pass)
     partition = replace(partition, forward=forward)

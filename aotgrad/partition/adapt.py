@@ -71,8 +71,8 @@ def min_cut_rematerialization_partition(
     Returns:
         The forward and the backward module.
     """
-    joint = read_joint_module(joint_module, num_fwd_outputs, static_lifetime_input_indices or ())
-    return _modules(_choose_and_split(joint, min_cut, Objective(memory_budget)))
+    objective = Objective(memory_budget)
+    return _split_module(joint_module, num_fwd_outputs, static_lifetime_input_indices, min_cut, objective)
 
 
 def default_partition(
@@ -84,8 +84,7 @@ def default_partition(
     **_ignored: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint module so that no op runs twice: every value that crosses is saved. Arguments as above."""
-    joint = read_joint_module(joint_module, num_fwd_outputs, static_lifetime_input_indices or ())
-    return _modules(_choose_and_split(joint, save_all, Objective()))
+    return _split_module(joint_module, num_fwd_outputs, static_lifetime_input_indices, save_all)
 
 
 def recompute_all_partition(
@@ -97,8 +96,7 @@ def recompute_all_partition(
     **_ignored: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint module so that as few bytes are saved as possible, at any cost. Arguments as above."""
-    joint = read_joint_module(joint_module, num_fwd_outputs, static_lifetime_input_indices or ())
-    return _modules(_choose_and_split(joint, recompute_all, Objective()))
+    return _split_module(joint_module, num_fwd_outputs, static_lifetime_input_indices, recompute_all)
 
 
 CHOOSERS: tuple[tuple[PartitionFn, Chooser], ...] = (
@@ -162,10 +160,19 @@ def read_joint_module(module: fx.GraphModule, num_fwd_outputs: int, static_input
 
 def _choose_and_split(joint: JointGraph, chooser: Chooser, objective: Objective) -> Partition:
     analysis = analyze(joint)
-    return split(analysis, chooser(analysis, objective))
+    return split(analysis, chooser(analysis, objective), objective.collectives_first)
 
 
-def _modules(halves: Partition) -> tuple[fx.GraphModule, fx.GraphModule]:
+def _split_module(
+    module: fx.GraphModule,
+    num_fwd_outputs: int,
+    static_inputs: Sequence[int] | None,
+    chooser: Chooser,
+    objective: Objective | None = None,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """What our partition functions do with a joint module in the drop-in convention."""
+    joint = read_joint_module(module, num_fwd_outputs, static_inputs or ())
+    halves = _choose_and_split(joint, chooser, objective or Objective())
     assert halves.backward is not None, "split returns both halves"
     return halves.forward.module, halves.backward.module
 

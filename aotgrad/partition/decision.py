@@ -28,12 +28,14 @@ class Objective:
         budget_of: what is limited: `"saved"` bytes, or the simulated `"peak"` of memory in forward and backward.
         fuses: whether the backend fuses ops into kernels.
         flops_per_byte: floating point operations that the device does while it moves a byte; `None`: by device type.
+        collectives_first: start the backward's collectives as soon as what they read is there, see `schedule`.
     """
 
     memory_budget: Budget = None
     budget_of: str = "saved"
     fuses: bool = True
     flops_per_byte: int | None = None
+    collectives_first: bool = False
 
 
 @dataclass(frozen=True)

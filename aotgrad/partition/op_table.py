@@ -251,6 +251,20 @@ def is_getitem(target: Any) -> bool:
     return target is operator.getitem
 
 
+def is_wait(target: Any) -> bool:
+    """Whether the op waits for a collective that was started before."""
+    return _is_of_collectives(target) and short_name(target) == "wait_tensor"
+
+
+def is_collective(target: Any) -> bool:
+    """Whether the op starts a collective."""
+    return _is_of_collectives(target) and not is_wait(target)
+
+
+def _is_of_collectives(target: Any) -> bool:
+    return getattr(target, "namespace", None) in EFFECTFUL_NAMESPACES
+
+
 def is_symbolic_value(node: fx.Node) -> bool:
     """Whether the node is a number: a symbolic size, float or bool, or a plain one."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))

@@ -25,7 +25,7 @@ import torch.fx as fx
 
 from aotgrad.errors import PartitionError
 from aotgrad.ir import GraphHalf, Partition, RecomputedValue, SavedValue
-from aotgrad.partition import costs, op_table, random_state
+from aotgrad.partition import costs, op_table, random_state, schedule
 from aotgrad.partition.compact import compacted, dense_copy, retrace
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis, inputs_closure
@@ -33,7 +33,7 @@ from aotgrad.partition.symbols import bound_symbol, symbols_of
 from aotgrad.slots import Saved, SavedSymInt, backward_signature, forward_signature
 
 
-def split(analysis: JointAnalysis, decision: Decision) -> Partition:
+def split(analysis: JointAnalysis, decision: Decision, collectives_first: bool = False) -> Partition:
     """Cut the joint graph where `decision` says.
 
     Saved nodes that the backward does not need are left out, and sizes that its inputs mention are added. A random op
@@ -55,8 +55,10 @@ def split(analysis: JointAnalysis, decision: Decision) -> Partition:
     crossing += [_Crossing(node, Saved(random_state.state_name(node)), is_state=True) for node in states]
     slots = [value.slot for value in crossing]
     signature = analysis.joint.signature
+    order = analysis.in_order(analysis.backward)
+    order = schedule.collectives_first(order) if collectives_first else order
     forward = GraphHalf(_forward_module(analysis, crossing), forward_signature(signature, slots))
-    backward = GraphHalf(_backward_module(analysis, crossing), backward_signature(signature, slots))
+    backward = GraphHalf(_backward_module(analysis, crossing, order), backward_signature(signature, slots))
     saved = [_describe(analysis, value, kept.get(value.node)) for value in crossing]
     return Partition(forward, backward, tuple(_tensors_first(saved)), tuple(_recomputed(analysis, decision, needed)))
 
@@ -199,7 +201,7 @@ def _forward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.Gr
     return _module(analysis, graph)
 
 
-def _backward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.GraphModule:
+def _backward_module(analysis: JointAnalysis, crossing: list[_Crossing], order: list[fx.Node]) -> fx.GraphModule:
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     states: dict[fx.Node, fx.Node] = {}
@@ -210,7 +212,7 @@ def _backward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.G
         env[node] = _placeholder(graph, _Crossing(node, Saved(node.name)))
     of_slices = _views_of(analysis, {value.node for value in crossing if value.is_slice})
     gradients = [node for node in analysis.gradients if isinstance(node, fx.Node)]
-    for node in (*analysis.in_order(analysis.backward), *gradients):
+    for node in (*order, *gradients):
         for missing in _missing(analysis, node, env):
             env[missing] = _copy_node(graph, missing, env, "is_backward")
             if missing in of_slices:

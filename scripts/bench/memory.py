@@ -65,9 +65,11 @@ def residual_mlp() -> Workload:
 
 def unet() -> Workload:
     images = torch.randn(4, 3, 64, 64), torch.randn(4, 3, 64, 64)
-    return Workload(
-        UNet((16, 32, 64, 128)), images, lambda m: [b for part in ("down", "up") for b in m.get_submodule(part).children()]
-    )
+    return Workload(UNet((16, 32, 64, 128)), images, stages)
+
+
+def stages(model: nn.Module) -> list[nn.Module]:
+    return [stage for part in ("down", "up") for stage in model.get_submodule(part).children()]
 
 
 def words() -> Tensor:
