@@ -47,17 +47,20 @@ def size_hint(value: Any) -> int:
 
 def extent(value: torch.Tensor) -> int:
     """Elements between the first and the last that the tensor reads, both included."""
-    sizes = [size_hint(size) for size in value.shape]
-    if 0 in sizes:
-        return 0
-    return 1 + sum((size - 1) * size_hint(stride) for size, stride in zip(sizes, value.stride(), strict=True))
+    last = 0
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        count = size if type(size) is int else size_hint(size)
+        if count == 0:
+            return 0
+        last += (count - 1) * (stride if type(stride) is int else size_hint(stride))
+    return last + 1
 
 
 def dense_bytes(value: torch.Tensor) -> int:
     """Bytes of the elements of a tensor, each counted once per index."""
     count = 1
     for size in value.shape:
-        count *= size_hint(size)
+        count *= size if type(size) is int else size_hint(size)
     return count * value.element_size()
 
 
@@ -78,8 +81,9 @@ def storage_bytes(value: torch.Tensor) -> int:
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     """The tensors that a node computes: none for sizes, several for an op that returns a tuple."""
     value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else [value]
-    return [item for item in values if isinstance(item, torch.Tensor)]
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, (tuple, list)) else []
 
 
 def bytes_kept_alive(node: fx.Node) -> int:

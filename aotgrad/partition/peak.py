@@ -21,6 +21,7 @@ higher limit never takes more time: what a lower one gives is a step, or later o
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from aotgrad.partition.frontier import Frontier, Rate
 from aotgrad.partition.liveness import Profile, Program, Simulator
 from aotgrad.partition.problem import Solution
 
+PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # into which the forward is cut for checkpoints to start from
 WEIGHT_UNITS = 1 << 16  # weights of steps are ints: this much in all
 SHARPNESS = 12.0  # a step at half of the peak weighs exp(-SHARPNESS / 2) of one at the peak
 EXCHANGE_RATES = tuple(8.0**exponent for exponent in range(-5, 3))  # relative to the whole front's own
@@ -106,7 +108,7 @@ class PeakFrontier:
         cuts = len(EXCHANGE_RATES) * (WINDOWS + 1)
         rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, WORK // (len(self.problem) * cuts + 1)))
         fastest = pool[1]
-        pool += [self.simulate(corner) for corner in self._corners()]
+        pool += [self.simulate(solution) for solution in (*self._corners(), *self._checkpoints(ends[0]))]
         for exchange in EXCHANGE_RATES:
             pool.append(self.simulate(self.frontier.at(_rate(exchange * spread))))
             for weights in _starts(len(self.program.backward)):
@@ -116,6 +118,27 @@ class PeakFrontier:
     def _corners(self) -> list[Solution]:
         """What is best for saved bytes is often good for the peak."""
         return self.frontier.corners() if len(self.problem) <= CORNERS_UP_TO else []
+
+    def _checkpoints(self, smallest: Solution) -> Iterator[Solution]:
+        """What `torch.utils.checkpoint` around equal parts would save, besides what must be: what lives between two parts.
+
+        Each part ends where the fewest bytes do, near an equal share of the values.
+        """
+        last_reader, forward = list(range(len(self.problem))), set(self.program.forward)
+        for value, parents in enumerate(self.problem.parents):
+            for parent in parents if self.values[value] in forward else ():
+                last_reader[parent] = value
+        changes = [0] * (len(self.problem) + 1)
+        for value, reader in enumerate(last_reader):
+            changes[value] += self.problem.held[value]
+            changes[reader] -= self.problem.held[value]
+        alive = list(itertools.accumulate(changes))[:-1]
+        for parts in (parts for parts in PARTS if 2 * parts <= len(alive)):
+            ends = [round(len(alive) * (2 * part + 1) / (2 * parts)) for part in range(parts)]
+            places = [min(range(*around), key=alive.__getitem__) for around in itertools.pairwise(ends)]
+            between = {v for v, reader in enumerate(last_reader) if any(v <= place < reader for place in places)}
+            savable = {value for value in between if self.problem.savable[value]}
+            yield self.problem.solution(smallest.saved | savable)
 
     def _rounds(self, rate: Rate, weights: list[float], rounds: int, start: Simulated) -> Iterator[Simulated]:
         """Cut, simulate, move the weights to the peak, and again."""
