@@ -232,7 +232,6 @@ class Maker:
         tensors = [self.world.namespace[name] for name in operands]
         if any(value.is_complex() for value in tensors) and any(part in template for part in operations.REAL_ONLY):
             template = "{0}.conj()"
-
         if template in WRITES_FROM_OPERAND and share_memory(*tensors):
             operands = (operands[0], operands[0])  # else the result depends on the order in which a kernel runs
         if "torch.cat" in template and not all(value.numel() for value in tensors):

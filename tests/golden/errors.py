@@ -289,6 +289,32 @@ def freed_storage():
 
 
 @error_case
+def other_elements_shown():
+    """An input is changed in place, and then shows only some of the elements that were changed."""
+    aotgrad.aot_function(lambda x: x.mul_(2).as_strided_((2,), (1,)), aotgrad.nop)(torch.ones(4))
+
+
+@error_case
+def owner_of_changed_memory_transposed():
+    """An input is transposed in place, while its memory is changed through a detached alias."""
+    x = torch.ones(2, 3, requires_grad=True) * 1
+    aotgrad.aot_function(lambda x, alias: (x.t_(), alias.mul_(2)), aotgrad.nop)(x, x.detach())
+
+
+@error_case
+def view_beyond_the_tensor():
+    """A view that reaches beyond the tensor that it is made of, into the rest of its storage, is changed."""
+    aotgrad.aot_function(lambda x: x.as_strided((2,), (1,), 0).mul_(2), aotgrad.nop)(torch.ones(3)[0])
+
+
+@error_case
+def backward_of_what_was_reshaped():
+    """The backward needs a view of a tensor whose number of dimensions has changed since."""
+    x = torch.ones(3, 2, requires_grad=True) * 1
+    aotgrad.aot_function(lambda x: (x @ x.t(), x.unsqueeze_(0))[0], aotgrad.nop)(x)
+
+
+@error_case
 def requires_grad_changed():
     """An input is told to require grad."""
     aotgrad.aot_function(lambda x: x.requires_grad_() * 2, aotgrad.nop)(torch.ones(3))
