@@ -400,7 +400,9 @@ def sharing_version(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """`tensor` with the version counter of `other`, if the two are the same memory: a write to one is seen at the other."""
     if tensor is other or tensor.dtype != other.dtype or storage_key(tensor) != storage_key(other):
         return tensor
-    return strided_alias(other, tensor.size(), tensor.stride(), tensor.storage_offset())
+    alias = strided_alias(other, tensor.size(), tensor.stride(), tensor.storage_offset())
+    alias = torch._conj(alias) if alias.is_conj() != tensor.is_conj() else alias
+    return torch._neg_view(alias) if alias.is_neg() != tensor.is_neg() else alias
 
 
 def strided_alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:

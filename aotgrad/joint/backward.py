@@ -189,7 +189,7 @@ def _with_saving_nodes(
     live: dict[Any, Any] = {Primal(k): primal for k, primal in enumerate(capture.primals)}
     live.update({UserOutput(k): output for k, output in enumerate(capture.outputs)})
     live.update({result.slot: result.differentiable for result in outputs})
-    with torch_compat.hidden_tracing_modes():
+    with torch_compat.disable_proxy_modes_tracing():  # what is read of a node is a functional tensor
         owners = {torch_compat.storage_id(value): slot for slot, value in live.items() if torch_compat.has_storage(value)}
         saving = saving_nodes(segmentation, segments, entered, owners)
     return tuple(replace(segment, saving=masks) for segment, masks in zip(segments, saving, strict=True))

@@ -93,6 +93,12 @@ ALIKE = {
         "p0",
         "w = tensor(8, requires_grad=True)\nx = w.squeeze()",
     ),
+    "a lazily conjugated result that is saved too": program(
+        "v = p0.tanh().conj()", "v", "x = tensor(2, dtype=torch.complex64, requires_grad=True)", "backward(o0)"
+    ),
+    "a saved result of a write beside a value that it overwrote": program(
+        "v = p1.square()\np0.relu_()\nw = v.clone()", "w", f"{LEAF} * 1", "backward(x)", call="x, x"
+    ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
 }
