@@ -577,6 +577,18 @@ def refuse_lossy_cast(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
         raise RuntimeError(f"result type {result} can't be cast to the desired output type {args[0].dtype}")
 
 
+PRODUCTS = (
+    *(torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.mv.default, torch.ops.aten.dot.default),
+    *(torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default, torch.ops.aten.addmv.default),
+)
+
+
+def refuse_mixed_products(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+    """Raise eager's error for a product of different dtypes, which is found by its kernel only."""
+    if op in PRODUCTS and args[-1].dtype != args[-2].dtype:
+        raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {args[-2].dtype} != {args[-1].dtype}")
+
+
 def is_expanded(tensor: torch.Tensor) -> bool:
     """Whether several elements are the same memory, by a stride of 0."""
     steps = strides(tensor)
@@ -807,7 +819,7 @@ class RefusedAssignments(TorchFunctionMode):
 
 
 def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """Functionalization, with six things of eager's that it lacks.
+    """Functionalization, with several things of eager's that it lacks.
 
     A write to a tensor that the function closed over, or to a view of one, is refused: it would happen once, while tracing.
     What is computed from such tensors alone is functional too. A write does not change how a tensor is laid out. A view of a
@@ -820,6 +832,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             raise RuntimeError(REPLACES_STORAGE[op])
         with torch._C.DisableTorchFunction():  # what is asked here is not what the user's function asks
             refuse_stale_views(args)
+            refuse_mixed_products(op, args)
             mode._pieces.check(args)
             mode._geometry.check(op, args, kwargs or {})
         if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:

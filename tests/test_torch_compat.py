@@ -773,6 +773,15 @@ def test_a_write_of_a_higher_kind_is_refused():
     compat.refuse_lossy_cast(aten.eq_.Tensor, (real, complex_))
 
 
+def test_a_product_of_two_dtypes_is_refused():
+    one, other = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.float64)
+    assert aten.mm.default in compat.PRODUCTS
+    with pytest.raises(RuntimeError, match="expected m1 and m2 to have the same dtype"):
+        compat.refuse_mixed_products(aten.mm.default, (one, other))
+    compat.refuse_mixed_products(aten.addmm.default, (other, one, one))
+    compat.refuse_mixed_products(aten.mul.Tensor, (one, other))
+
+
 def test_a_view_of_a_leaf_is_recognised():
     leaf = torch.ones(2, requires_grad=True)
     views = (leaf[0], leaf.detach()[0], (leaf * 1)[0], leaf)

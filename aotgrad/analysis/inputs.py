@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
     reject_forbidden_change(capture, index)
     mutation = mutation_type(capture, index, before)
     version_bumps = 0 if argument.is_inference() else argument._version - before.version
+    if version_bumps and not mutation.data:
+        reject_partly_hidden_change(capture, index, version_bumps)
     if mutation.metadata:
         reject_reshaped_member(capture, index)
     if mutation is MutationType.DATA_AND_METADATA:
@@ -74,6 +77,23 @@ def reject_replaced_storage(index: int, argument: torch.Tensor, before: InputSta
     else:
         return
     raise UnsupportedMutationError(f"input {index} {how}, or do this outside of the compiled function")
+
+
+def reject_partly_hidden_change(capture: Capture, index: int, version_bumps: int) -> None:
+    """Raise if of several changes of an input's size autograd saw only some: its gradient undoes those.
+
+    Raises:
+        UnsupportedMutationError: names the input.
+    """
+    node, end = capture.arguments[index].grad_fn, capture.before[index].grad_fn
+    seen = 0
+    while node is not None and node is not end and node.next_functions:
+        node, seen = node.next_functions[0][0], seen + 1
+    if capture.arguments[index]._base is None and node is end and 0 < seen < version_bumps:
+        raise UnsupportedMutationError(
+            f"input {index} has its size or stride changed in place (t_, unsqueeze_, ...) several times, some of them under "
+            "no_grad, so that its gradient would have another size; use t(), unsqueeze(), ... instead"
+        )
 
 
 def reject_reshaped_member(capture: Capture, index: int) -> None:
@@ -136,23 +156,33 @@ def reject_several_elements_in_one_place(capture: Capture, index: int) -> None:
     """
     if isinstance(capture.inputs[index], MemberInput):
         return  # it sees a write to another member of the base
-    if may_overlap_itself(capture.inputs[index].fake):
+    fake = capture.inputs[index].fake
+    if (
+        fake.layout is torch.strided
+        and not torch_compat.is_symbolic(fake)
+        and may_overlap_itself(fake.size(), fake.stride())
+    ):
         raise UnsupportedMutationError(
             f"input {index} is expanded or unfolded, so that several of its elements may be the same memory, and is "
             "changed in place; change the tensor that it was made from, or pass a clone()"
         )
 
 
-def may_overlap_itself(tensor: torch.Tensor) -> bool:
-    """Whether several elements of a tensor may be the same memory: not if its strides are nested, or symbolic."""
-    if tensor.layout is not torch.strided or torch_compat.is_symbolic(tensor) or tensor.numel() == 0:
+def may_overlap_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether several elements may be the same memory: not if the strides are nested."""
+    if 0 in sizes:
         return False
     reach = 0
-    for step, size in sorted((step, size) for size, step in zip(tensor.size(), tensor.stride(), strict=True) if size > 1):
+    for step, size in sorted((step, size) for size, step in zip(sizes, strides, strict=True) if size > 1):
         if step <= reach:
             return True
         reach += step * (size - 1)
     return False
+
+
+def sizes_in_group(member: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Size and stride of an argument that shares memory: static, also where those of others are symbolic."""
+    return tuple(map(int, member.size())), tuple(map(int, member.stride()))
 
 
 def reject_forbidden_change(capture: Capture, index: int) -> None:
@@ -207,7 +237,7 @@ def mutation_type(capture: Capture, index: int, before: InputState) -> MutationT
     A tensor whose elements overlap each other cannot have been written to: it only sees what was written to another one.
     """
     spec = capture.inputs[index]
-    only_sees = isinstance(spec, MemberInput) and may_overlap_itself(spec.fake)
+    only_sees = isinstance(spec, MemberInput) and may_overlap_itself(*sizes_in_group(spec.fake))
     placeholder = capture.placeholder_of(index)
     root, _ = chain_from(capture.trace.node_of(capture.arguments[index]))
     data = root is not placeholder and not only_sees

@@ -259,10 +259,6 @@ EXPLANATIONS = {
         "a tensor is turned into a NumPy array, at {line}. Its values are not there while tracing: "
         "use torch's own functions, or do this outside of the compiled function"
     ),
-    "are out of bounds for storage of size": (
-        "an as_strided() view reaches beyond the tensor that it is made of, at {line}. Make it of the tensor that owns "
-        "the memory"
-    ),
     "resize a view tensor to a larger size": (
         "an input is resized beyond its storage, at {line}. Allocate it large enough before the call, or do this outside "
         "of the compiled function"
@@ -279,8 +275,8 @@ EXPLANATIONS = {
         "outside of the compiled function"
     ),
     "are out of bounds for storage of size": (
-        "a tensor is laid out in place beyond its memory, by as_strided_(), at {line}. Of an input, a trace knows the memory "
-        "up to its last element only: pass the tensor that it is a view of"
+        "a tensor is laid out beyond its memory, by as_strided() or as_strided_(), at {line}. Of an input, a trace knows "
+        "the memory up to its last element only: pass the tensor that it is a view of"
     ),
     "unsafe_split and a write to the same memory": (
         "a tensor is used or returned, or is an input, whose memory was changed through a piece that unsafe_chunk() or "

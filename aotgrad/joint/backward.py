@@ -107,7 +107,7 @@ def _append_possible_backward(capture: Capture, outputs: Sequence[Result], grad_
         if OVERWRITTEN not in str(error):
             raise CaptureError(f"the backward of the function cannot be traced: {error}") from error
         message = str(error)
-    _erase_all_but(capture.trace.graph, forward)
+    _erase_gradients(capture.trace.graph, forward)
     failing = [output for output in outputs if _is_overwritten(capture, output)]
     found = _append_backward(capture, [output for output in outputs if output not in failing], grad_segments)
     slots = tuple(output.slot for output in failing)
@@ -143,7 +143,7 @@ def _is_overwritten(capture: Capture, output: Result) -> bool:
             raise
         return True
     finally:
-        _erase_all_but(capture.trace.graph, forward)
+        _erase_gradients(capture.trace.graph, forward)
     return False
 
 
@@ -299,10 +299,17 @@ def _reject_recomputed_randomness(capture: Capture, tangents: Sequence[torch.Ten
             )
 
 
-def _erase_all_but(graph: fx.Graph, kept: set[fx.Node]) -> None:
-    for node in reversed(graph.nodes):
-        if node not in kept:
-            torch_compat.erase_with_name(graph, node)
+def _erase_gradients(graph: fx.Graph, forward: set[fx.Node]) -> None:
+    """Erase the tangents that are not in `forward`, and what was computed of them.
+
+    Other nodes stay, and are dead: saved values that a backward looked at are made again in the graph.
+    """
+    erased = dict.fromkeys(node for node in graph.find_nodes(op="placeholder") if node not in forward)
+    for node in graph.nodes:
+        if any(source in erased for source in node.all_input_nodes):
+            erased[node] = None
+    for node in reversed(erased):
+        torch_compat.erase_with_name(graph, node)
 
 
 def _result(capture: Capture, meta: ViewAndMutationMeta, slot: ForwardResult) -> Result:

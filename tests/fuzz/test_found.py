@@ -99,6 +99,12 @@ ALIKE = {
     "a saved result of a write beside a value that it overwrote": program(
         "v = p1.square()\np0.relu_()\nw = v.clone()", "w", f"{LEAF} * 1", "backward(x)", call="x, x"
     ),
+    "a product of two dtypes that nobody uses": program(
+        "p0.matmul(p0.abs())", "p0", "x = tensor(2, 2, dtype=torch.complex64)"
+    ),
+    "a write to what others show expanded": program(
+        "p0.fill_(3)", "p1.clone()", "x = tensor()\ny = x.expand(2)", call="x, y", dynamic=True
+    ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
 }
@@ -130,6 +136,15 @@ REFUSED = {
     ),
     "a change of the size of an input whose memory is written to": (
         program("p1.transpose_(0, -1)\np0.mul_(2)", "p0", f"{LEAF} * 1\ny = x.detach()", "backward(x)", call="y, x"),
+        "UnsupportedMutationError",
+    ),
+    "transposed back where autograd does not see it": (
+        program(
+            "p0.transpose_(0, -1)\nwith torch.no_grad():\n    p0.transpose_(0, -1)",
+            "p0",
+            "x = tensor(2, 2, requires_grad=True) * 1",
+            "backward(x)",
+        ),
         "UnsupportedMutationError",
     ),
     "a view beyond the tensor": (
