@@ -195,7 +195,8 @@ def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe) -> Calla
     def run_flat(*distinct: Any) -> Sequence[Any]:
         result = lifted.forward(*dedupe.exit(distinct))
         if not isinstance(result, (list, tuple)):
-            raise CaptureError(f"the module returned a {type(result).__name__}; a flat list or tuple is needed")
+            kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
+            raise CaptureError(f"the module returned a {kind}; a flat list or tuple is needed")
         return result
 
     hints = [InputHint(k < len(tensors) or is_static(arg)) for k, arg in enumerate(everything)]

@@ -155,9 +155,9 @@ class _Outputs:
         """A view of an input that was made before the input's size or stride was changed."""
         for owner in owners:
             argument, spec = self.capture.arguments[owner], self.capture.inputs[owner]
-            root, moved = chain_from(self.capture.trace.node_of(argument))
+            root = self.capture.placeholder_of(owner)  # not the current value, which may be one of another dtype or size
             made_by = len(spec.views) if isinstance(spec, MemberInput) else 0
-            steps = without_prefix(self.steps_from(root, value), moved[:made_by])
+            steps = without_prefix(self.steps_from(root, value), self.steps_from(root, argument)[:made_by])
             if steps is not None:
                 reject_order_of_changes(position, steps, value, self.inputs[owner])
                 return AliasOfInput(owner, self.replay(position, value, argument, steps), before_metadata=True)

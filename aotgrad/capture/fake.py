@@ -52,7 +52,7 @@ def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint) -> 
         )
     if isinstance(arg, SYMBOLIC_NUMBERS):
         return SymInput(name, arg)
-    raise CaptureError(f"argument {name} is a {type(arg).__name__}; a graph takes tensors and symbolic numbers only")
+    raise CaptureError(f"argument {name} is of type {type(arg).__name__}; a graph takes tensors and symbolic numbers only")
 
 
 def checked_fake(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims: frozenset[int]) -> torch.Tensor:

@@ -10,6 +10,7 @@ the function is never run a second time.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -301,9 +302,10 @@ def reject_seeding(graph: fx.Graph, seed_before: int) -> None:
             "the function seeds the random generator; call torch.manual_seed outside of the compiled function"
         )
     for node in graph.nodes:
-        if any(isinstance(value, torch.Generator) for value in (*node.args, *node.kwargs.values())):
-            line = node.meta.get("stack_trace", "").strip()
-            raise CaptureError(f"a random op draws from a torch.Generator of its own; use the default generator\n{line}")
+        if node.kwargs.get("generator") is not None:
+            frames = re.findall(r'File "(.*)", line (\d+), in .*\n\s*(.*)', node.meta.get("stack_trace", ""))
+            line = "{}:{}: {}".format(*frames[-1]) if frames else "an unknown line"
+            raise CaptureError(f"a random op draws from a torch.Generator of its own, at {line}. Use the default generator")
 
 
 def explain(error: Exception) -> CaptureError | None:

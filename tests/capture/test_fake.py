@@ -54,8 +54,8 @@ def test_fakes_are_taken_as_they_are():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (3, "argument primals_1 is a int; a graph takes tensors and symbolic numbers only"),
-        ("text", "argument primals_1 is a str"),
+        (3, "argument primals_1 is of type int; a graph takes tensors and symbolic numbers only"),
+        ("text", "argument primals_1 is of type str"),
     ],
 )
 def test_what_is_no_tensor_is_refused(value, message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.utils.checkpoint
 from torch import nn
@@ -486,3 +488,139 @@ def user_error():
         raise KeyError("temperature")
 
     aotgrad.aot_function(broken, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def sparse_output_with_a_gradient():
+    """A sparse result requires grad."""
+    aotgrad.aot_function(lambda x: x.to_sparse(), aotgrad.nop)(torch.ones(2, requires_grad=True))
+
+
+@error_case
+def operation_on_a_sparse_tensor():
+    """An operation has no kernel for a traced sparse tensor."""
+    with warnings.catch_warnings():  # torch calls such tensors a prototype
+        warnings.simplefilter("ignore")
+        rows = torch.eye(2).to_sparse_csr()
+    aotgrad.aot_function(lambda s, x: s @ x, aotgrad.nop)(rows, torch.ones(2, 2, requires_grad=True))
+
+
+@error_case
+def nested_tensor():
+    """An argument is a nested tensor."""
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    aotgrad.aot_function(lambda x: x * 2, aotgrad.nop)(rows)
+
+
+@error_case
+def number_for_a_flat_module():
+    """A module that takes flat tensors is given a number."""
+    aotgrad.aot_module_simplified(nn.Identity(), [3], aotgrad.nop)
+
+
+@error_case
+def flat_module_that_returns_a_tensor():
+    """A module that is to return a flat list returns a tensor."""
+    aotgrad.aot_module_simplified(nn.Identity(), [torch.ones(3)], aotgrad.nop)
+
+
+@error_case
+def hook_that_uses_an_intermediate():
+    """A hook on an input uses a tensor of the function."""
+
+    def function(x):
+        y = x.sin()
+        x.register_hook(lambda gradient: gradient * y.detach())
+        return y
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def hook_on_a_changed_input():
+    """An input is hooked and changed in place."""
+
+    def function(x):
+        x.register_hook(lambda gradient: gradient * 2)
+        x.mul_(2)
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3, requires_grad=True) * 1)
+
+
+@error_case
+def small_graph_that_changes_its_module():
+    """A forward that changes an attribute is too small to be compiled, so the original would run once more."""
+
+    class Counter(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    aotgrad.aot_module(Counter(), aotgrad.nop, options={"min_graph_ops": 5})(torch.ones(2))
+
+
+@error_case
+def address_of_a_tensor():
+    """A function asks where a tensor lies in memory."""
+    aotgrad.aot_function(lambda x: x * (x.data_ptr() % 16), aotgrad.nop)(torch.ones(2))
+
+
+@error_case
+def unfolded_view_changed():
+    """A view is changed in place of which several elements are the same memory."""
+    aotgrad.aot_function(lambda x: x.unfold(0, 2, 1).add_(1), aotgrad.nop)(torch.ones(4))
+
+
+@error_case
+def dtype_view_at_an_odd_place():
+    """A tensor cannot be viewed as a larger dtype from its second element on."""
+    aotgrad.aot_function(lambda x: (x * 2)[1:].view(torch.float64), aotgrad.nop)(torch.ones(4))
+
+
+@error_case
+def dtype_view_with_gaps():
+    """A tensor whose rows are not dense cannot be viewed as a smaller dtype."""
+    aotgrad.aot_function(lambda x: x.t().view(torch.int16), aotgrad.nop)(torch.ones(2, 2))
+
+
+@error_case
+def piece_that_grows():
+    """A piece of an input is resized beyond its storage."""
+    aotgrad.aot_function(lambda x: x[1:3].resize_(9), aotgrad.nop)(torch.ones(4))
+
+
+@error_case
+def backward_that_cannot_be_traced():
+    """The backward of a custom function raises while it is traced."""
+
+    class Checked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise RuntimeError("not on fake tensors")
+
+    aotgrad.aot_function(Checked.apply, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def generator_of_its_own():
+    """A function draws from a generator that it makes."""
+    aotgrad.aot_function(lambda x: x * torch.rand(3, generator=torch.Generator()), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def partly_hidden_reshape():
+    """An input is reshaped in place twice, and autograd sees it once."""
+
+    def function(x):
+        x.unsqueeze_(0)
+        with torch.no_grad():
+            x.unsqueeze_(0)
+        return x * 2
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3, requires_grad=True) * 1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from aotgrad.capture.trace import EXPLANATIONS
 from tests.golden import errors, graphs, kinds, modes, mutations, outputs, passes
 from tests.golden.cases import CASES, ERROR_CASES, error_text
 from tests.golden.harness import Golden, literal_names, names_on_disk, repeated
@@ -14,6 +17,7 @@ from tests.numerics.against_eager import assert_like_eager
 
 CASE_MODULES = (errors, graphs, kinds, modes, mutations, outputs, passes)
 TESTS = Path(__file__).parents[1]
+SOURCE = TESTS.parent / "aotgrad"
 PAIRS = [(folder, case) for case in CASES.values() for folder in case.folders]
 CASE_NAMES = [f"{folder}/{case.name}" for folder, case in PAIRS] + [f"errors/{name}" for name in ERROR_CASES]
 
@@ -65,6 +69,69 @@ def test_the_messages_in_the_readme_are_real(error, message, name):
     _, raised = (TESTS.parent / f"expect/errors/{name}.expect").read_text().split("--- raises ---")
     assert raised.strip().startswith(f"{error}: ")
     assert message in raised
+
+
+REFUSALS = {
+    "CaptureError",
+    "UnsupportedOutputError",
+    "UnsupportedAliasingError",
+    "UnsupportedMutationError",
+    "HigherOrderError",
+}
+SAFETY_NETS = (
+    "an as_strided() view, or a view of one, is changed in place",
+    "a value was never seen by the trace",
+    "in a way that no recorded view explains",
+    "is a view of an input that is changed in place and whose size or stride is changed after",
+)
+"""Refusals that no program is known to meet: parts of their messages."""
+
+
+def refusals() -> Iterator[tuple[str, str]]:
+    """Every place that refuses a program, and its message, as a pattern with gaps for what differs."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in REFUSALS and node.args:
+                yield f"{path.relative_to(SOURCE)}:{node.lineno}", pattern_of(node.args[0])
+    yield from (("capture/trace.py", re.escape(text).replace(r"\{line\}", ".*")) for text in EXPLANATIONS.values())
+
+
+def pattern_of(message: ast.expr) -> str:
+    match message:
+        case ast.Constant(str(text)):
+            return re.escape(text)
+        case ast.JoinedStr(parts):
+            return "".join(map(pattern_of, parts))
+        case ast.BinOp(left, ast.Add(), right):
+            return pattern_of(left) + pattern_of(right)
+    return ".*"
+
+
+def test_every_refusal_is_in_the_readme():
+    """A message that is made elsewhere (`.*`) is found where it is made."""
+    shown = [(TESTS.parent / f"expect/errors/{name}.expect").read_text() for *_, name in README_ROWS]
+    nets = tuple(map(re.escape, SAFETY_NETS))
+    missing = [
+        f"{place}: {pattern}"
+        for place, pattern in refusals()
+        if pattern != ".*"
+        and not any(net in pattern for net in nets)
+        and not any(re.search(pattern, text) for text in shown)
+    ]
+    assert missing == []
+    assert len(list(refusals())) > 50
+
+
+@pytest.mark.parametrize("net", SAFETY_NETS)
+def test_a_safety_net_is_there(net):
+    assert any(re.escape(net) in pattern for _, pattern in refusals())
+
+
+def test_a_refusal_without_a_row_would_be_found(monkeypatch, tmp_path):
+    (tmp_path / "new.py").write_text("raise CaptureError(f'input {k} is ' + 'of a new kind')")
+    monkeypatch.setitem(globals(), "SOURCE", tmp_path)
+    with pytest.raises(AssertionError, match=r"new\.py:1: input"):
+        test_every_refusal_is_in_the_readme()
 
 
 # --- the harness itself ----------------------------------------------------------------------------------------------

@@ -161,6 +161,14 @@ def changed_then_moved(x):
     return x[0]
 
 
+@CASES.add(lambda: (plain(2, 3, dtype=torch.complex64),), without_dynamo="breaks the graph at metadata mutations")
+def changed_through_a_view_of_another_dtype_and_moved(x):
+    parts = torch.view_as_real(x)
+    x.t_()
+    parts.mul_(2)
+    return parts, parts[0], x * 1
+
+
 # --- Inputs that no gradient reaches ---------------------------------------------------------------------------------
 
 
