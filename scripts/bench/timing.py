@@ -13,22 +13,24 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 ROUNDS = 11
+SHORT_ROUNDS, SHORT_SAMPLE_SECONDS = 200, 0.001  # So many short ones that some of them meet nobody else.
 SAMPLE_SECONDS = 0.02  # Long against the clock's resolution and the loop's own cost, short against a scheduler's slice.
 
 
 def median_seconds(candidates: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
     """Call each candidate again and again, in turns, and return the median time of one call of each."""
-    return {name: statistics.median(times) for name, times in _samples(candidates, rounds).items()}
+    return {name: statistics.median(times) for name, times in _samples(candidates, rounds, SAMPLE_SECONDS).items()}
 
 
-def least_seconds(candidates: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
-    """The least time instead: what short calls take when nobody else is there."""
-    return {name: min(times) for name, times in _samples(candidates, rounds).items()}
+def least_seconds(candidates: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """The least time of many short samples instead: what short calls take when nobody else is there."""
+    samples = _samples(candidates, SHORT_ROUNDS, SHORT_SAMPLE_SECONDS)
+    return {name: min(times) for name, times in samples.items()}
 
 
-def _samples(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def _samples(candidates: Mapping[str, Callable[[], object]], rounds: int, sample_seconds: float) -> dict[str, list[float]]:
     """The seconds of one call of each candidate, in each round."""
-    repeats = {name: _repeats(run) for name, run in candidates.items()}
+    repeats = {name: _repeats(run, sample_seconds) for name, run in candidates.items()}
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     with _no_garbage_collection():
         for _ in range(rounds):
@@ -48,11 +50,11 @@ def first_call_seconds(makers: Mapping[str, Callable[[], Callable[[], object]]],
     return {name: statistics.median(times) for name, times in samples.items()}
 
 
-def _repeats(run: Callable[[], object]) -> int:
+def _repeats(run: Callable[[], object], sample_seconds: float) -> int:
     """How many calls make one sample; the first two calls compile and warm up."""
     run()
     run()
-    return max(1, round(SAMPLE_SECONDS / _seconds_per_call(run, repeats=1)))
+    return max(1, round(sample_seconds / _seconds_per_call(run, repeats=1)))
 
 
 def _seconds_per_call(run: Callable[[], object], repeats: int) -> float:
