@@ -157,11 +157,7 @@ def reject_several_elements_in_one_place(capture: Capture, index: int) -> None:
     if isinstance(capture.inputs[index], MemberInput):
         return  # it sees a write to another member of the base
     fake = capture.inputs[index].fake
-    if (
-        fake.layout is torch.strided
-        and not torch_compat.is_symbolic(fake)
-        and may_overlap_itself(fake.size(), fake.stride())
-    ):
+    if fake.layout is torch.strided and may_overlap_itself(fake.size(), fake.stride()):
         raise UnsupportedMutationError(
             f"input {index} is expanded or unfolded, so that several of its elements may be the same memory, and is "
             "changed in place; change the tensor that it was made from, or pass a clone()"
@@ -169,7 +165,10 @@ def reject_several_elements_in_one_place(capture: Capture, index: int) -> None:
 
 
 def may_overlap_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether several elements may be the same memory: not if the strides are nested."""
+    """Whether several elements may be the same memory: not if the strides are nested.
+
+    Where symbolic numbers do not say so by themselves, the answer is a guard.
+    """
     if 0 in sizes:
         return False
     reach = 0

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import aotgrad
+from aotgrad.errors import UnsupportedMutationError
 
 from .against_eager import (
     ALL,
@@ -315,3 +316,22 @@ def test_sizes_that_depend_on_values(name: str, backend: str) -> None:
     for shift in (0.0, 1.0, -1.0):
         assert_like_eager(function, lambda shift=shift: (leaf(6) + shift,), under_test, compilations=None)
     assert aotgrad.counters["compilations"] - before == 1
+
+
+# --- Inputs of which several elements are the same memory ------------------------------------------------------------
+
+
+def test_a_change_of_an_unfolded_input_is_refused() -> None:
+    """Whether elements overlap is a guard of a plan that changes them: strides may come to lie closer."""
+    under_test = aotgrad.aot_function(lambda x: x.mul_(2), aotgrad.nop, dynamic=True)
+    for rows, columns, step in ((4, 5, 6), (3, 5, 7), (6, 2, 9)):
+        x = plain(60).as_strided((rows, columns), (step, 1))
+        expected = x * 2
+        assert torch.equal(under_test(x), expected)
+    for step in (1, 3, 4):
+        x = plain(60).as_strided((4, 5), (step, 1))
+        before = x.clone()
+        with pytest.raises(UnsupportedMutationError, match="is expanded or unfolded"):
+            under_test(x)
+        assert torch.equal(x, before)
+    assert len(under_test.plans()) == 1
