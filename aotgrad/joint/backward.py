@@ -191,6 +191,9 @@ def _with_saving_nodes(
     live.update({result.slot: result.differentiable for result in outputs})
     with torch_compat.disable_proxy_modes_tracing():  # what is read of a node is a functional tensor
         owners = {torch_compat.storage_id(value): slot for slot, value in live.items() if torch_compat.has_storage(value)}
+        for k, argument in enumerate(capture.arguments[: len(capture.primals)]):
+            if torch_compat.has_storage(argument):  # that of an input with a history is another one than its primal's
+                owners.setdefault(torch_compat.storage_id(argument), Primal(k))
         saving = saving_nodes(segmentation, segments, entered, owners)
     return tuple(replace(segment, saving=masks) for segment, masks in zip(segments, saving, strict=True))
 

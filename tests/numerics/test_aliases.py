@@ -626,3 +626,48 @@ def test_a_saved_value_that_the_caller_changes_is_noticed(function, partition_fn
 
     make_args = lambda: (non_leaf(4, 3),)  # noqa: E731
     assert_like_eager(function, make_args, backend, caller=change, raises=RuntimeError, partition_fn=partition_fn)
+
+
+# --- The caller changes an input between the forward and the backward ------------------------------------------------
+
+
+SAVING = {
+    "product": lambda x, _: x * x.detach(),
+    "sum": lambda x, _: x + x.detach(),
+    "scaled": lambda x, _: x * 2,
+    "sine": lambda x, _: x.sin(),
+    "exponential": lambda x, _: x.exp() * 2,
+    "sine_of_a_view": lambda x, _: x.view(-1).sin(),
+    "sine_of_a_slice": lambda x, _: x[1:].sin(),
+    "sine_of_a_result": lambda x, _: (x * 2).sin(),
+    "matrix_product": lambda x, _: x.t() @ x.detach(),
+    "relu": lambda x, _: x.relu(),
+    "gelu": lambda x, _: torch.nn.functional.gelu(x),
+    "maximum": lambda x, _: x.maximum(torch.zeros_like(x)),
+    "softmax": lambda x, _: x.softmax(-1),
+    "layer_norm": lambda x, _: torch.nn.functional.layer_norm(x, (3,)),
+    "where": lambda x, _: torch.where(x > 0, x, -x),
+}
+"""Of the first argument; the second one is what the caller changes."""
+
+
+def base_changed(outputs, args):
+    """Saves of the first argument are noticed through the version counter that it shares with its base."""
+    with torch.no_grad():
+        args[1].mul_(2)
+
+
+@pytest.mark.parametrize("backend", ["nop", "dynamo"])
+@pytest.mark.parametrize("make", [leaf, non_leaf], ids=["leaf", "non_leaf"])
+@pytest.mark.parametrize("part", [slice(None), slice(1, None)], ids=["itself", "view"])
+@pytest.mark.parametrize("function", SAVING)
+def test_an_input_that_is_changed_before_the_backward(function: str, part: slice, make, backend: str) -> None:
+    """It raises exactly where eager had saved the input, whatever is saved here."""
+
+    def make_args():
+        base = make(4, 3)
+        return (base if part == slice(None) else base[part]), base
+
+    eager = Scenario(make_args, contextlib.nullcontext, base_changed, random_cotangent)
+    raises = eager.run(SAVING[function], seed=1, catch=True).facts.get("raised")
+    assert_like_eager(SAVING[function], make_args, backend, caller=base_changed, raises=raises, compilations=None)
