@@ -156,15 +156,15 @@ def _append_backward(capture: Capture, outputs: Sequence[Result], grad_segments:
         if segmentation is None or (segmentation.count == 1 and not capture.joins):
             found = _gradients(capture, outputs, list(tangents.values()))
             gradients = {Gradient(Primal(k)): gradient for k, gradient in enumerate(found)}
-            entry = dict.fromkeys(tangents, 0)
+            entry, left = dict.fromkeys(tangents, 0), [(0, Primal(k)) for k in arrived]
         else:
-            cuts, gradients = _gradients_of_segments(capture, outputs, tangents, segmentation)
+            cuts, gradients, left = _gradients_of_segments(capture, outputs, tangents, segmentation)
             tangents = {**tangents, **cuts}
             if segmentation.count == 1:
                 gradients = _of_one_segment(capture, gradients)
             entry = _segments_of_tangents(outputs, tangents, segmentation)
     flowing = [slot for slot, value in gradients.items() if value is not None]
-    segments = _backward_segments(entry, flowing, arrived, segmentation.materialized if segmentation else frozenset())
+    segments = _backward_segments(entry, flowing, left, segmentation.materialized if segmentation else frozenset())
     segments = _with_saving_nodes(capture, outputs, segments, segmentation)
     _reject_recomputed_randomness(capture, list(tangents.values()))
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
@@ -221,8 +221,8 @@ def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Prim
 
 def _gradients_of_segments(
     capture: Capture, outputs: Sequence[Result], tangents: dict[Tangent, torch.Tensor], segmentation: Segmentation
-) -> tuple[dict[Tangent, torch.Tensor], dict[Gradient, torch.Tensor]]:
-    """The tangents of the cuts, and what each segment passes on."""
+) -> tuple[dict[Tangent, torch.Tensor], dict[Gradient, torch.Tensor], list[tuple[int, Primal]]]:
+    """The tangents of the cuts, what each segment passes on, and in which order it completes the gradients of primals."""
     cuts: dict[Tangent, torch.Tensor] = {}
 
     def enter(cut: Cut, gradient: torch.Tensor) -> torch.Tensor:
@@ -233,7 +233,7 @@ def _gradients_of_segments(
         _gradients(capture, outputs, list(tangents.values()))
     with eager_dtypes(), attributed_to_forward(capture.trace, ()):
         terms = cut_backward.terms()
-    return cuts, {gradient: terms[gradient] for gradient in sorted(terms, key=_rank)}
+    return cuts, {gradient: terms[gradient] for gradient in sorted(terms, key=_rank)}, list(cut_backward.left)
 
 
 def _rank(gradient: Gradient) -> tuple[int, int, int, int]:
@@ -251,15 +251,17 @@ def _segments_of_tangents(
 
 
 def _backward_segments(
-    entry: Mapping[Tangent, int], gradients: Sequence[Gradient], arrived: Sequence[int], materialized: frozenset[int]
+    entry: Mapping[Tangent, int],
+    gradients: Sequence[Gradient],
+    left: Sequence[tuple[int, Primal]],
+    materialized: frozenset[int],
 ) -> tuple[BackwardSegment, ...]:
-    """The segments, from the one that each tangent belongs to, and the order in which gradients arrived at primals."""
+    """The segments, from the one that each tangent belongs to, and the order in which they complete gradients of primals."""
+    rank = {item: position for position, item in enumerate(left)}
 
     def order(gradient: Gradient) -> tuple[bool, int]:
         primal = isinstance(gradient.of, Primal)
-        if not primal or gradient.of.index not in arrived:
-            return primal, len(arrived)
-        return primal, arrived.index(gradient.of.index)
+        return primal, rank.get((gradient.segment or 0, gradient.of), len(rank))
 
     return tuple(
         BackwardSegment(

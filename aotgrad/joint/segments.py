@@ -292,12 +292,14 @@ class CutBackward:
     """Keeps the segments of a running backward apart: gradients that leave a segment are collected, not passed on.
 
     `enter(cut, gradient)` is called when the first gradient arrives at a cut; what it returns goes on in its place.
+    `left` are the primals whose gradient leaves each segment, in the order in which it is complete.
     """
 
     segments: Segmentation
     enter: Callable[[Cut, torch.Tensor], torch.Tensor | None]
     collected: dict[tuple[int, GradientTarget], list[torch.Tensor]] = field(default_factory=dict)
     entered: set[Cut] = field(default_factory=set)
+    left: dict[tuple[int, Primal], None] = field(default_factory=dict)
 
     def __enter__(self) -> CutBackward:
         self.handles = [node.register_hook(self.hook(node)) for node in self.segments.segment_of]
@@ -311,9 +313,17 @@ class CutBackward:
         edges, segment = node.next_functions, self.segments.segment_of[node]
 
         def replace(gradients: Sequence[torch.Tensor | None], _: Any) -> tuple:
+            self.note_order(segment, [self.segments.targets.get(edge) for edge in edges])
             return tuple(self.pass_on(segment, edge, g) for edge, g in zip(edges, gradients, strict=True))
 
         return replace
+
+    def note_order(self, segment: int, targets: Sequence[GradientTarget | None]) -> None:
+        """When the gradients of inputs leave a segment for the last time: the engine puts them into its queue together."""
+        primals = [target for target in targets if isinstance(target, Primal)]
+        for position in engine_order(len(primals)):
+            self.left.pop((segment, primals[position]), None)
+            self.left[segment, primals[position]] = None
 
     def pass_on(self, segment: int, edge: Edge, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """What the engine gets in place of a gradient that a node of `segment` passes to `edge`."""

@@ -8,9 +8,10 @@ The full graph is specialised once per key, compiled lazily, and kept. A trainin
 from __future__ import annotations
 
 import operator
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.fx as fx
@@ -19,6 +20,8 @@ from aotgrad import torch_compat
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
 from aotgrad.slots import Gradient, GraphSignature
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,27 +60,30 @@ class Variant:
         return [None if k in self.undefined else result for k, result in enumerate(results)]
 
 
+VARIANT_LIMIT = 64
+"""How many variants of one graph are kept: those that were used last."""
+
+
 @dataclass
 class VariantCache:
     """The variants of one backward graph. `gradients` are those that its node returns, in order.
 
-    `whole` is the variant of the usual case, every tangent and every gradient; `None` until it is needed.
+    `whole` is the variant of the usual case, every tangent and every gradient; `None` until it is needed, then kept.
     """
 
     full: GraphHalf
     compile: Callable[[GraphHalf], BoxedCallable]
     gradients: tuple[Gradient, ...]
-    variants: dict[VariantKey, Variant] = field(default_factory=dict)
+    variants: OrderedDict[VariantKey, Variant] = field(default_factory=OrderedDict)
     whole: Variant | None = None
-    graphs: dict[VariantKey, tuple[GraphHalf, frozenset[int] | None]] = field(default_factory=dict)
+    graphs: OrderedDict[VariantKey, tuple[GraphHalf, frozenset[int] | None]] = field(default_factory=OrderedDict)
 
     def get(self, key: VariantKey) -> Variant:
-        variant = self.variants.get(key)
-        if variant is None:
-            variant = self.variants[key] = self.make(key)
-            if key.is_full:
-                self.whole = variant
-        return variant
+        if not key.is_full:
+            return recent(self.variants, key, self.make)
+        if self.whole is None:
+            self.whole = recent(self.variants, key, self.make)
+        return self.whole
 
     def full_key(self) -> VariantKey:
         return VariantKey((True,) * len(self.full.signature.tangents), (True,) * len(self.gradients))
@@ -98,9 +104,7 @@ class VariantCache:
 
     def graph(self, key: VariantKey) -> tuple[GraphHalf, frozenset[int] | None]:
         """The graph of a variant as it was traced, and its `undefined`; nothing is compiled."""
-        if key not in self.graphs:
-            self.graphs[key] = self.make_graph(key)
-        return self.graphs[key]
+        return recent(self.graphs, key, self.make_graph)
 
     def make_graph(self, key: VariantKey) -> tuple[GraphHalf, frozenset[int] | None]:
         if key.is_full:
@@ -135,6 +139,18 @@ class VariantCache:
         missing = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
         undefined = undefined_outputs(self.full.module.graph, missing, [placeholders[slot] for slot in tangents])
         return frozenset(k for k, is_undefined in enumerate(undefined) if is_undefined)
+
+
+def recent(cache: OrderedDict[VariantKey, T], key: VariantKey, make: Callable[[VariantKey], T]) -> T:
+    """The value of `key`, made if it is not there; what was used longest ago is dropped where there are too many."""
+    try:
+        cache.move_to_end(key)
+        return cache[key]
+    except KeyError:
+        value = cache[key] = make(key)
+    while len(cache) > VARIANT_LIMIT:
+        cache.popitem(last=False)
+    return value
 
 
 def guards_of(half: GraphHalf) -> int:

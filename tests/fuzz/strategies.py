@@ -344,14 +344,12 @@ class Maker:
             self.add(Backward(targets, retain_graph=self.choices.chance(50)), keep_errors=20)
 
     def watchable(self) -> list[str]:
-        """Tensors of which a gradient may be asked on the way.
+        """Tensors of which a gradient may be asked on the way: not those that were changed.
 
-        Not yet those that the function made or changed, if it returned others too, which may depend on them.
+        A view that was written through an alias of it has another history in eager, and here the one that it had.
         """
-        alone = "o0" in self.world.namespace and "o1" not in self.world.namespace
         tensors = self.world.tensors()
-        untouched = [name for name in self.differentiable() if name[0] not in "or" and tensors[name]._version == 0]
-        return [*untouched, "o0"] if alone and can_start_backward(tensors["o0"]) and not self.changed_inputs else untouched
+        return [name for name in self.differentiable() if name[0] != "r" and tensors[name]._version == 0]
 
     def hook(self) -> None:
         roots = self.watchable()[::-1]

@@ -147,6 +147,26 @@ def test_a_hook_of_a_returned_intermediate_sees_the_whole_gradient():
     assert_same(hooked(aotgrad.aot_function(function, compile_eager)), hooked(function))
 
 
+def several_products(x, y, z):
+    return x * y * z, (y * x).sin() * z, torch.addmm(z, y, x)
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("segments", [1, 3])
+def test_the_order_of_the_hooks_of_leaves_across_segments(used: tuple[int, ...], segments: int):
+    def run(function: Callable) -> list[str]:
+        seen: list[str] = []
+        inputs = dict(zip("xyz", (torch.rand(3, 3, requires_grad=True) for _ in range(3)), strict=True))
+        for name, leaf in inputs.items():
+            leaf.register_hook(lambda gradient, name=name: seen.append(name))
+        outputs = function(*inputs.values())
+        torch.autograd.backward([outputs[k].sum() for k in used])
+        return seen
+
+    under_test = aotgrad.aot_function(several_products, compile_eager, options={"grad_segments": segments})
+    assert run(under_test) == run(several_products)
+
+
 # --- Hooks that the function registers itself ------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import torch
 
 import aotgrad
 from aotgrad.backends.eager import compile_eager
+from aotgrad.runtime import variants
 from aotgrad.runtime.variants import VariantCache, VariantKey, specialize
 from aotgrad.slots import Gradient, Primal
 from tests.executables import executable_of
@@ -69,6 +70,24 @@ def test_each_variant_is_compiled_once():
     assert cache.get(key) is cache.get(key)
     cache.get(cache.full_key())
     assert len(compiled) == 2
+
+
+def test_the_variants_that_were_used_last_are_kept(monkeypatch):
+    compiled = []
+
+    def compile(half):
+        compiled.append(half)
+        return compile_eager(half.module, [])
+
+    monkeypatch.setattr(variants, "VARIANT_LIMIT", 2)
+    cache = VariantCache(executable_of(matmul_with_two_results, *SPECS).partition.backward, compile, GRADIENTS)
+    full, *others = [VariantKey((True, True), wanted) for wanted in ((True, True), (True, False), (False, True))]
+    for key in (full, *others, others[0], VariantKey((False, True), (True, True)), others[0], full):
+        cache.get(key)
+    assert len(compiled) == 4 and set(cache.variants) == {others[0], VariantKey((False, True), (True, True))}
+    cache.get(others[1])
+    assert len(compiled) == 5
+    assert cache.whole is cache.get(full)
 
 
 def test_backward_graphs_are_compiled_when_they_are_needed():
