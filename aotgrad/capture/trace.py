@@ -303,8 +303,7 @@ def reject_seeding(graph: fx.Graph, seed_before: int) -> None:
         )
     for node in graph.nodes:
         if node.kwargs.get("generator") is not None:
-            frames = re.findall(r'File "(.*)", line (\d+), in .*\n\s*(.*)', node.meta.get("stack_trace", ""))
-            line = "{}:{}: {}".format(*frames[-1]) if frames else "an unknown line"
+            line = printed_line(node.meta.get("stack_trace", ""))
             raise CaptureError(f"a random op draws from a torch.Generator of its own, at {line}. Use the default generator")
 
 
@@ -324,12 +323,18 @@ def explain(error: Exception) -> CaptureError | None:
 
 
 def user_line_of(error: Exception) -> str:
-    """`file:line: code` of the innermost frame of `error` that is the user's."""
+    """`file:line: code` of the innermost frame of `error` that is the user's, or of the node of Dynamo's that was run."""
     import traceback
 
     from aotgrad.capture.recorder import LIBRARY_FOLDERS
 
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARY_FOLDERS)]
     if not frames:
-        return "an unknown line"
+        return printed_line(str(error))
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
+
+
+def printed_line(text: str) -> str:
+    """`file:line: code` of the innermost frame of a traceback in a text."""
+    frames = re.findall(r'File "(.*)", line (\d+), in .*(?:\n +(\S.*))?', text)
+    return "{}:{}: {}".format(*frames[-1]) if frames else "an unknown line"

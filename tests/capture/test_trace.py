@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import aotgrad
+from aotgrad.capture.trace import printed_line
 from aotgrad.errors import CaptureError
 from aotgrad.printing.graphs import source_line
 from tests.executables import executable_of
@@ -109,3 +110,22 @@ def test_in_place_ops_on_a_leaf_raise_as_in_eager():
     history = leaf * 1
     aotgrad.aot_function(lambda x: x.mul_(2), aotgrad.nop)(history)
     assert history.tolist() == [2, 2]
+
+
+def test_the_line_of_a_graph_that_dynamo_made():
+    def function(x):
+        return x.expand(2, 3).fill_(1)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="aotgrad_eager", fullgraph=True)
+    with pytest.raises(
+        Exception, match=r"is changed in place, at .*test_trace.py:\d+: return x.expand\(2, 3\).fill_\(1\)\. "
+    ):
+        compiled(torch.ones(3))
+
+
+def test_the_innermost_line_of_a_printed_traceback():
+    text = 'Original traceback:\n  File "a.py", line 3, in f\n    g(x)\n  File "b.py", line 4, in g\n    x.fill_(1)\n\nMore.'
+    assert printed_line(text) == "b.py:4: x.fill_(1)"
+    assert printed_line('  File "<stdin>", line 4, in f\n\nMore.') == "<stdin>:4: "
+    assert printed_line("nothing") == "an unknown line"
