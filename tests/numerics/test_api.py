@@ -440,6 +440,33 @@ def test_frozen_parameters() -> None:
     assert module.bias.grad is not None
 
 
+def test_freezing_and_unfreezing_makes_two_plans_that_are_eagers_to_the_bit() -> None:
+    """The product of a frozen matrix is a `bmm` in eager, that of another one an `mm`: no plan can stand for both."""
+
+    class Product(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(-1, 1, 63).view(9, 7).exp())
+
+        def forward(self, x):
+            return (x.transpose(0, 1) @ self.weight).sin()
+
+    def run(module, x):
+        y = module(x)
+        return [y.detach(), *torch.autograd.grad(y.sum(), [t for t in (x, module.weight) if t.requires_grad])]
+
+    eager, module = Product(), aotgrad.aot_module(Product(), aotgrad.nop)
+    for frozen in (False, True, False, True, True):
+        for each in (eager, module):
+            each.weight.requires_grad_(not frozen)
+        x = leaf(3, 2, 9)
+        for actual, wanted in zip(run(module, x), run(eager, x), strict=True):
+            assert torch.equal(actual, wanted)
+    products = ["bmm" in plan.executable.joint.module.code for plan in module.plans()]
+    assert sorted(products) == [False, True]
+    assert sum(plan.hits for plan in module.plans()) == 3
+
+
 def test_a_parameter_that_is_replaced() -> None:
     module = aotgrad.aot_module(nn.Linear(3, 2), aotgrad.nop)
     module(plain(4, 3))
