@@ -195,7 +195,8 @@ def _op(analysis: JointAnalysis, node: fx.Node, number: dict[fx.Node, int], is_r
 def _kind(node: fx.Node) -> Kind:
     if op_table.is_reduction(node.target):
         return Kind.REDUCTION
-    return Kind.POINTWISE if op_table.is_cheap(node.target) or op_table.is_random(node.target) else Kind.ALONE
+    fused = op_table.is_cheap(node.target) or op_table.is_random(node.target) or op_table.reads_indirectly(node.target)
+    return Kind.POINTWISE if fused else Kind.ALONE
 
 
 def _tensors_read(analysis: JointAnalysis, node: fx.Node) -> Iterable[fx.Node]:

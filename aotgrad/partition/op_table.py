@@ -107,6 +107,15 @@ EXPENSIVE_DESPITE_POINTWISE_TAG: frozenset[str] = frozenset(
     }
 )
 
+INDIRECT_READS = frozenset(
+    {
+        "aten.embedding",
+        "aten.gather",
+        "aten.index",
+        "aten.index_select",
+    }
+)
+
 REDUCTIONS = frozenset(
     {
         "aten.amax",
@@ -229,6 +238,12 @@ def is_symbolic(target: Any) -> bool:
 @functools.cache
 def is_reduction(target: Any) -> bool:
     return op_name(target) in REDUCTIONS
+
+
+@functools.cache
+def reads_indirectly(target: Any) -> bool:
+    """Whether the op picks elements of a tensor by the values of another one, which a kernel does among other work."""
+    return op_name(target) in INDIRECT_READS
 
 
 @functools.cache
