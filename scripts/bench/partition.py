@@ -11,7 +11,7 @@ memory as the peer's plan really needs. Both plans are judged alike:
     traffic     bytes that both halves move after Inductor's own fusion, and its products as bytes (--inductor); with the
                 layouts that it chooses, of which our backend lets the forward decide and the peer each half
     peak        bytes alive at the worst moment of both halves, simulated
-    seconds     CPU time of the partition function, everything included; the best of three of each, taking turns
+    seconds     CPU time of the partition function, everything included
     gap         time above the lower bound (the convex front, and branches of it), in points of a full recomputation
 
 Times of products are in bytes too: floating point operations divided by `FLOPS_PER_BYTE`.
@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +125,6 @@ class Judge:
         same_peak = self.judge(lambda: self.ours(**peak, fuses=False))
         same_peak_fused = self.judge(lambda: self.ours(**peak), our_traffic) if self.with_inductor else None
         anew = self.judge(lambda: self.ours(**kept), inductor_traffic) if self.has_layouts else None
-        for _ in range(2 if not self.with_inductor else 0):
-            peer = quicker(peer, self.peer(budget)[1])
-            same_bytes = quicker(same_bytes, self.ours(**kept)[1])
-            same_peak = quicker(same_peak, self.ours(**peak, fuses=False)[1])
         return Row(
             self.captured.name,
             budget,
@@ -217,10 +213,6 @@ class Judge:
             seconds=seconds,
             traffic=traffic(halves) if self.with_inductor else 0,
         )
-
-
-def quicker(plan: Plan, seconds: float) -> Plan:
-    return replace(plan, seconds=min(plan.seconds, seconds))
 
 
 def read_peer_halves(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule) -> Partition:
