@@ -6,6 +6,7 @@ import operator
 
 import pytest
 import torch
+import torch._inductor.inductor_prims  # some of the ops that the tables name
 
 from aotgrad.partition import op_table
 
