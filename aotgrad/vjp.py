@@ -204,9 +204,9 @@ class VectorJacobianProduct:
                 return self.gradients(live, inputs, tangents, joins.positions(joined, inputs))
 
     def protected(self, primals: Sequence[Any]) -> list[Any]:
-        """Clones of the inputs that the function changes: it has changed them once already."""
-        mutated = self.function.mutated_inputs
-        return [primal.clone() if index in mutated else primal for index, primal in enumerate(primals)]
+        """Clones of the inputs that the function changes, if only in their size: it has changed them once already."""
+        changed = {index for index, info in enumerate(self.function.meta.inputs) if info is not None and info.version_bumps}
+        return [primal.clone() if index in changed else primal for index, primal in enumerate(primals)]
 
     def root(self, slot: ForwardResult, outputs: Sequence[Any]) -> torch.Tensor:
         """The tensor that a tangent belongs to."""

@@ -5,15 +5,26 @@ from __future__ import annotations
 from aotgrad.analysis.inputs import analyze_inputs
 from aotgrad.analysis.outputs import analyze_outputs
 from aotgrad.analysis.versions import versions_of_results
+from aotgrad.errors import AOTGradError, CaptureError, EagerError
 from aotgrad.ir import Capture, ViewAndMutationMeta
 
 
 def analyze(capture: Capture) -> ViewAndMutationMeta:
-    """Read mutations and aliases off the live functional tensors of a capture."""
-    with capture.trace.active():
-        inputs = analyze_inputs(capture)
-        outputs, bases = analyze_outputs(capture, inputs)
-        versions = versions_of_results(capture, outputs)
+    """Read mutations and aliases off the live functional tensors of a capture.
+
+    Raises:
+        UnsupportedAliasingError, UnsupportedMutationError, UnsupportedOutputError: see `analyze_inputs`, `analyze_outputs`.
+        CaptureError: torch cannot make a view of a changed tensor again.
+    """
+    try:
+        with capture.trace.active():
+            inputs = analyze_inputs(capture)
+            outputs, bases = analyze_outputs(capture, inputs)
+            versions = versions_of_results(capture, outputs)
+    except (AOTGradError, EagerError):
+        raise
+    except RuntimeError as error:
+        raise CaptureError(f"a view of what was changed in place cannot be made again: {error}") from error
     changed = capture.grad_mode_after != capture.grad_mode_before
     return ViewAndMutationMeta(inputs, outputs, bases, capture.grad_mode_after if changed else None, versions)
 

@@ -16,7 +16,9 @@ from aotgrad.ir import Capture, Geometry, InputAliasInfo, InputState, MemberInpu
 
 def analyze_inputs(capture: Capture) -> tuple[InputAliasInfo | None, ...]:
     """One entry an input; `None` where the input is no argument, or no tensor."""
-    return tuple(_analyze(capture, index) for index in range(len(capture.inputs)))
+    infos = tuple(_analyze(capture, index) for index in range(len(capture.inputs)))
+    reject_new_history_of_shared_memory(capture, infos)
+    return infos
 
 
 def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
@@ -47,6 +49,23 @@ def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
         requires_grad_after=argument.requires_grad,
         geometry=geometry_in_caller(capture, index) if mutation.metadata else None,
     )
+
+
+def reject_new_history_of_shared_memory(capture: Capture, infos: Sequence[InputAliasInfo | None]) -> None:
+    """Raise if memory that two inputs share comes to require grad: a write to each would have to be one write.
+
+    Raises:
+        UnsupportedMutationError: names both inputs.
+    """
+    first: dict[int, int] = {}
+    for index, (spec, info) in enumerate(zip(capture.inputs, infos, strict=True)):
+        if not isinstance(spec, MemberInput) or capture.inputs[spec.base].requires_grad or not info.carries_gradient:
+            continue
+        if (other := first.setdefault(spec.base, index)) != index:
+            raise UnsupportedMutationError(
+                f"inputs {other} and {index} share memory and come to require grad, as it is changed in place by what "
+                "requires grad; pass a clone() of one of them"
+            )
 
 
 def history_of(argument: torch.Tensor) -> Any:

@@ -58,10 +58,6 @@ from aotgrad.ir import (
     ViewStep,
 )
 
-aten = torch.ops.aten
-MAY_SHOW_TWICE = (aten.as_strided.default, aten.expand.default, aten.unfold.default)
-"""Views that may show an element of their base in several places."""
-
 SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 CONSTANTS = (
     *(torch.Size, type(None), bool, int, float, complex, str, bytes, enum.Enum, range, slice, type(Ellipsis)),
@@ -214,20 +210,13 @@ class _Outputs:
             self.classify_views(members)
 
     def needs_base(self, value: torch.Tensor) -> bool:
-        """Whether the only returned view of a tensor behaves otherwise than a tensor of its own.
+        """Whether the only returned view of a tensor that nobody else sees is made anew: it says that it is a view.
 
-        Torch reports its base's `requires_grad` for a view made under `no_grad`, and forbids to change one of several
-        pieces (`split`, `unbind`, ...) in place. A view that was itself changed is no view in the graph, and may lie there
-        in another way. A write to a view that shows elements twice has a gradient of its own.
+        It also takes more memory than it shows, some are forbidden to be changed in place, and its history is made anew
+        after each change. What no autograd tracks as a view (`_unsafe_view`, `detach`) behaves as a tensor of its own.
         """
-        if value.layout is not torch.strided:
-            return False
-        _, steps = chain_from(self.capture.trace.node_of(value))
-        if not steps and torch_compat.recorded_views(value):
-            return value._base is not None
-        if not value.requires_grad or value._base is None:
-            return False
-        return value.grad_fn is None or any(step.item is not None or step.op in MAY_SHOW_TWICE for step in steps)
+        base = value._base
+        return base is not None and value.layout is base.layout is torch.strided
 
     def single(self, position: int) -> OutputAliasInfo:
         value = self.capture.outputs[position]

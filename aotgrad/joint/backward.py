@@ -186,8 +186,8 @@ def _with_saving_nodes(
         segmentation = single_segment(results, _input_edges(capture, outputs))
     edges = {target: edge for edge, target in segmentation.targets.items()} | results
     entered = {tangent: edges[tangent.of] for segment in segments for tangent in segment.tangents}
-    live: dict[Any, Any] = {Primal(k): primal for k, primal in enumerate(capture.primals)}
-    live.update({UserOutput(k): output for k, output in enumerate(capture.outputs)})
+    live: dict[Any, Any] = {UserOutput(k): output for k, output in enumerate(capture.outputs)}
+    live.update({Primal(k): primal for k, primal in enumerate(capture.primals)})  # also where one of them is returned
     live.update({result.slot: result.differentiable for result in outputs})
     with torch_compat.disable_proxy_modes_tracing():  # what is read of a node is a functional tensor
         owners = {torch_compat.storage_id(value): slot for slot, value in live.items() if torch_compat.has_storage(value)}

@@ -213,7 +213,7 @@ class _Emitter:
         text, bindings = self.render(geometry)
         yield from bindings
         call = f"{step.target}.as_strided_{text}"
-        yield from in_grad_mode(False if step.hidden_from_autograd else None, [call])
+        yield from in_grad_mode(step.grad_mode, [call])
 
     def call_method(self, step: CallMethod) -> str:
         names = [f"hook_{self.hooks + k}" for k in range(len(step.arguments))]

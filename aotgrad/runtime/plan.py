@@ -306,7 +306,7 @@ class _PlanBuilder:
             if Saved(name) in saved:
                 yield MakeAlias(f"{name}_before", name)
             if info.mutation.metadata and info.hidden_from_autograd:
-                yield UpdateGeometry(name, info.geometry, True)
+                yield UpdateGeometry(name, info.geometry, False)
             yield SetVersion(name, info.version_bumps)
 
     @functools.cached_property
@@ -390,7 +390,7 @@ class _PlanBuilder:
         if name in self.moved_inputs and (info.hidden_from_autograd or not info.mutation.metadata):
             return
         if info.mutation.metadata:
-            yield UpdateGeometry(name, info.geometry, info.hidden_from_autograd)
+            yield UpdateGeometry(name, info.geometry, False if info.hidden_from_autograd else self.node_grad_mode())
         if copies:
             grad_mode = self.node_grad_mode() if info.carries_gradient else None
             yield CopyBack(name, result_name(UpdatedInput(index)), through, grad_mode)
@@ -408,9 +408,17 @@ class _PlanBuilder:
 
     def outputs(self) -> Iterator[Step]:
         yield from (view for index, view in self.views() if not is_of_old_geometry(self.meta.outputs[index]))
+        yield from self.versions_of_data_aliases()
         yield from self.kept_gradients()
         for index, info in enumerate(self.meta.outputs):
             yield self.return_value(index, info)
+
+    def versions_of_data_aliases(self) -> Iterator[StartVersion]:
+        """An alias by `.data` counts its own versions: the function may have changed it."""
+        for index, (info, value) in enumerate(zip(self.meta.outputs, self.capture.outputs, strict=True)):
+            steps = replay.steps if (replay := replay_of(info)) is not None else ()
+            if any(step.op is torch.ops.aten.data.default for step in steps) and value._version:
+                yield StartVersion(f"output_{index}", value._version)
 
     def kept_gradients(self) -> Iterator[CallMethod]:
         """Results that are no leaves and of which the function wants the gradient kept; inputs are among `hooks`."""

@@ -156,11 +156,11 @@ class AsInference:
 
 @dataclass(frozen=True)
 class UpdateGeometry:
-    """`as_strided_`: the input's metadata was mutated."""
+    """`as_strided_`: the input's metadata was mutated. `grad_mode`: while it runs; `None` leaves the caller's."""
 
     target: str
     geometry: Geometry
-    hidden_from_autograd: bool
+    grad_mode: bool | None
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ def two_views(x):
         (lambda x: x.sin(), ["NonAlias"]),
         (lambda x: x, ["IsInput"]),
         (lambda x: x.t(), ["AliasOfInput"]),
-        (lambda x: x.sin().t(), ["UnsafeViewAlias"]),
+        (lambda x: x.sin().t(), ["AliasOfIntermediate"]),
+        (lambda x: x.sin().detach(), ["UnsafeViewAlias"]),
         (two_views, ["AliasOfIntermediate", "AliasOfIntermediate"]),
         (
             two_views_and_their_base,

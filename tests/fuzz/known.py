@@ -14,7 +14,10 @@ FREED_TOGETHER = (
 """A second backward without `retain_graph`: what a segment saves is freed together; and a view of what nobody can see is no
 view here, so that the caller's own writes to it save nothing."""
 
-KNOWN = FREED_TOGETHER
+CHECKED_BY_KERNELS = (r"raised nothing; eager: RuntimeError: setStorage: sizes .* are out of bounds for storage of size",)
+"""How much memory lies behind an input is not known to a trace; where nobody needs an `as_strided` view, no kernel asks."""
+
+KNOWN = (*FREED_TOGETHER, *CHECKED_BY_KERNELS)
 
 
 def is_known(line: str) -> bool:

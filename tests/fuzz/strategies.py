@@ -252,7 +252,7 @@ class Maker:
         if kind is operations.PIECES:
             return self.pieces()
         if kind is operations.IN_PLACE and self.choices.chance(20):
-            return self.apply([template for template in kind if ".data" not in template], self.fresh())
+            return self.apply(kind, self.fresh())
         returns = kind is operations.FRESH or kind is operations.VIEWS
         return self.apply(kind, self.fresh() if returns else "")
 
@@ -346,10 +346,12 @@ class Maker:
     def watchable(self) -> list[str]:
         """Tensors of which a gradient may be asked on the way: not those that were changed.
 
-        A view that was written through an alias of it has another history in eager, and here the one that it had.
+        A view that was written through an alias of it has another history in eager, and here the one that it had. Of views
+        that are returned beside others nothing depends here: only their base is known to the graph.
         """
         tensors = self.world.tensors()
-        return [name for name in self.differentiable() if name[0] != "r" and tensors[name]._version == 0]
+        names = [name for name in self.differentiable() if name[0] != "r" and tensors[name]._version == 0]
+        return [name for name in names if name[0] != "o" or "o1" not in tensors or tensors[name]._base is None]
 
     def hook(self) -> None:
         roots = self.watchable()[::-1]

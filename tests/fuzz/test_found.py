@@ -105,6 +105,36 @@ ALIKE = {
     "a write to what others show expanded": program(
         "p0.fill_(3)", "p1.clone()", "x = tensor()\ny = x.expand(2)", call="x, y", dynamic=True
     ),
+    "transposed with grad mode on in a call without": program(
+        "with torch.enable_grad():\n    p0.t_()",
+        "p0.clone()",
+        "x = tensor(3, 3, requires_grad=True) * 1\ntorch.set_grad_enabled(False)",
+        "torch.set_grad_enabled(True)",
+        "backward(x)",
+    ),
+    "a changed alias by data": program("v = p0.data.add_(1)", "v", DATA),
+    "a view that the caller transposes": program(
+        "v = p0.clone()[...]",
+        "v",
+        "x = tensor(3, 3, requires_grad=True)",
+        "with torch.no_grad():\n    o0.t_()",
+        "backward(o0)",
+    ),
+    "a saved view of an input that is returned too": program(
+        "v = p1.as_strided((2,), (1,)).abs().clone()",
+        "p0, v",
+        "x = tensor(3, 3, requires_grad=True)",
+        "with torch.no_grad():\n    x.unsqueeze_(0)",
+        "backward(o1)",
+        call="x, x",
+    ),
+    "squeezed in place, and differentiated twice": program(
+        "p0.squeeze_()",
+        "p0.clone(), p1.clone()",
+        "x = tensor()\ny = tensor(requires_grad=True)",
+        "backward(o1, create_graph=True)",
+        call="x, y",
+    ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
 }
@@ -136,6 +166,10 @@ REFUSED = {
     ),
     "a change of the size of an input whose memory is written to": (
         program("p1.transpose_(0, -1)\np0.mul_(2)", "p0", f"{LEAF} * 1\ny = x.detach()", "backward(x)", call="y, x"),
+        "UnsupportedMutationError",
+    ),
+    "shared memory that comes to require grad": (
+        program("p2.sub_(p0.clone())", "p2", "y = tensor()\nx = y.view(())\nw = tensor(requires_grad=True)", call="w, y, x"),
         "UnsupportedMutationError",
     ),
     "transposed back where autograd does not see it": (

@@ -304,6 +304,38 @@ def owner_of_changed_memory_transposed():
 
 
 @error_case
+def shared_memory_comes_to_require_grad():
+    """Two inputs are views of one tensor, which comes to require grad as it is changed."""
+    memory = torch.ones(3)
+    w = torch.ones(3, requires_grad=True)
+    aotgrad.aot_function(lambda x, y, w: x.mul_(w), aotgrad.nop)(memory, memory.view(3), w)
+
+
+@error_case
+def transposed_back_under_no_grad():
+    """An input is transposed in place, and back again where autograd does not see it."""
+
+    def there_and_back(x):
+        x.t_()
+        with torch.no_grad():
+            x.t_()
+
+    aotgrad.aot_function(there_and_back, aotgrad.nop)(torch.ones(2, 2, requires_grad=True) * 1)
+
+
+@error_case
+def view_of_a_changed_conjugate():
+    """A conjugated view is changed, and the memory was viewed as another dtype before."""
+
+    def changed(x):
+        integers = x.view(torch.int32)
+        x.conj().mul_(2)
+        return integers
+
+    aotgrad.aot_function(changed, aotgrad.nop)(torch.ones(2, dtype=torch.complex64))
+
+
+@error_case
 def backward_of_what_was_reshaped():
     """The backward needs a view of a tensor whose number of dimensions has changed since."""
     x = torch.ones(3, 2, requires_grad=True) * 1

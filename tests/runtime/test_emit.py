@@ -64,9 +64,9 @@ def test_forward_under_autocast_that_draws_random_numbers_and_returns_nothing():
         (CopyBack("x", "y", "", None), ["x.copy_(y)"]),
         (CopyBack("x", "y", ".detach()", None), ["x.detach().copy_(y)"]),
         (CopyBack("x", "y", "", True), ["with set_grad_enabled(True):", "x.copy_(y)"]),
-        (UpdateGeometry("x", Geometry((3, 2), (1, 3), 0), False), ["x.as_strided_((3, 2), (1, 3), 0)"]),
+        (UpdateGeometry("x", Geometry((3, 2), (1, 3), 0), None), ["x.as_strided_((3, 2), (1, 3), 0)"]),
         (
-            UpdateGeometry("x", Geometry((2,), (1,), 4), True),
+            UpdateGeometry("x", Geometry((2,), (1,), 4), False),
             ["with set_grad_enabled(False):", "x.as_strided_((2,), (1,), 4)"],
         ),
         (MakeAlias("before", "x"), ["before = x.detach()"]),
