@@ -62,11 +62,14 @@ def take_known_values(joint: JointGraph, known: KnownValues | None) -> JointGrap
 
 
 def held_by_others(joint: JointGraph, known: KnownValues | None) -> JointGraph:
-    """`joint` with known values as inputs that are alive anyway: whoever saved them holds them, so saving them is free."""
+    """`joint` with known values, and what they were computed from, as inputs that are alive anyway.
+
+    Whoever saved them holds them, and the node of the call holds its inputs: saving them is free.
+    """
     if known is None:
         return joint
     joint = held_by_others(joint, known.earlier)
-    return replace(joint, static_inputs=joint.static_inputs | known.nodes.keys())
+    return replace(joint, static_inputs=joint.static_inputs | known.nodes.keys() | set(known.inputs))
 
 
 @dataclass

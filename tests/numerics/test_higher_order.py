@@ -260,6 +260,20 @@ def test_the_first_derivative_runs_no_product_twice() -> None:
     assert (vjp.count("aten.mm.default("), vjp.count("aten.tanh.default(")) == (3, 0)
 
 
+def test_what_only_the_second_derivative_needs_is_not_computed_with_the_first() -> None:
+    """The derivative of a `relu` by its result is zeros, and so are products of it: work of the second order."""
+
+    def mlp(x, a, b, c):
+        return ((x @ a).relu() @ b).relu() @ c
+
+    inputs = doubles((8, 4), (4, 4), (4, 4), (4, 1))
+    with recorded() as stages:
+        y = compiled(mlp, "inductor")(*inputs)
+        torch.autograd.grad(y.sum(), inputs[0], create_graph=True)
+    _, vjp = (stage.text.partition("def backward")[0] for stage in stages if stage.name == "partition")
+    assert vjp.count("aten.mm.default(") <= 3
+
+
 def test_third_order_takes_values_of_both_earlier_orders() -> None:
     def run(function):
         x, w = doubles((3, 4), (4, 4))
