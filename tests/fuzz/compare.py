@@ -51,16 +51,25 @@ def check(program: Program) -> list[Rejection]:
         Difference: with the first step after which something differs.
     """
     eager = define(program)
-    compile_it = f"aotgrad.aot_function(f, {program.options}, options={{'verify': True}})"
-    compiled = eval(compile_it, {"aotgrad": aotgrad, "f": define(program)})
+    verified = {"f": define(program), "aotgrad": aotgrad, "compiled": compiled_and_verified}
+    compiled = eval(f"compiled(f, {program.options})", verified)
     return [
         rejection
         for number, round in enumerate(program.rounds)
-        if (rejection := compare_round(eager, compiled, round, f"round {number}")) is not None
+        if (rejection := compare_round(eager, compiled, round, f"round {number}", "memory_budget" in program.options))
+        is not None
     ]
 
 
-def compare_round(eager: Callable, compiled: Callable, round: Round, where: str) -> Rejection | None:
+def compiled_and_verified(
+    function: Callable, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
+) -> Callable:
+    return aotgrad.aot_function(function, *args, **kwargs, options={"verify": True, **(options or {})})
+
+
+def compare_round(
+    eager: Callable, compiled: Callable, round: Round, where: str, has_budget: bool = False
+) -> Rejection | None:
     """The steps of one round in both worlds, up to the first that is refused."""
     expected = list(run_round(eager, round))
     before: Step | None = None
@@ -71,9 +80,9 @@ def compare_round(eager: Callable, compiled: Callable, round: Round, where: str)
             return Rejection.of(actual.error)
         if rejected:  # nothing has changed
             wanted = Step(wanted.code, actual.error, before.facts, before.values)
-        if type(actual.error) is not type(wanted.error) and is_known(error_line(actual, wanted)):
+        if type(actual.error) is not type(wanted.error) and is_known(error_line(actual, wanted), has_budget):
             return None  # from here on the two have nothing in common
-        if differences := [line for line in different(actual, wanted) if not is_known(line)]:
+        if differences := [line for line in different(actual, wanted) if not is_known(line, has_budget)]:
             raise Difference("\n  ".join([f"{where}, after {actual.code!r}:", *differences[:MOST_LINES]]))
         if rejected:
             return Rejection.of(actual.error)

@@ -22,6 +22,8 @@ T = TypeVar("T")
 SHAPES = ((3,), (2, 3), (4,), (2, 2), (3, 3), (3, 2), (1, 3), (2, 1, 3), (2, 2, 2), (4, 4), (), (2, 0), (8,))
 DTYPES = (*("torch.float32",) * 8, "torch.float64", "torch.complex64", "torch.complex64", "torch.int64")
 PARTITIONERS = ("aotgrad.min_cut_rematerialization_partition", "aotgrad.default_partition")
+BUDGETS = ("0.0", "0.3", "0.7", "16", "100")
+BUDGET_OF = ("'saved'", "'peak'")
 DYNAMIC = (*("False",) * 6, "None", "True")
 WRITES_FROM_OPERAND = tuple(template for template in (*operations.IN_PLACE, *operations.ASSIGNMENTS) if "{1}" in template)
 LARGEST = 64
@@ -59,6 +61,10 @@ def programs(draw: Callable) -> Program:
     body, names = draw_body(choices, world, arguments)
     partition = choices.one_of(PARTITIONERS)
     options = f"aotgrad.nop, partition_fn={partition}, dynamic={choices.one_of(DYNAMIC)}"
+    if "min_cut" in partition and choices.chance(30):
+        options += (
+            f", options={{'memory_budget': {choices.one_of(BUDGETS)}, 'memory_budget_of': {choices.one_of(BUDGET_OF)}}}"
+        )
     program = Program(parameters, body, draw_result(choices, names), options)
     context = choices.weighted([(8, ""), (1, "torch.no_grad()"), (1, "torch.enable_grad()")])
     rounds = [draw_round(choices, program, Round(setup, arguments, context, ()))]
