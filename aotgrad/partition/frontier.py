@@ -43,6 +43,8 @@ from aotgrad.partition.problem import NEVER, Problem, Solution
 
 SOURCE, SINK = 0, 1
 BRANCHES = 1  # how often in a row a value is decided on before the search along the hull
+BRANCHES_UP_TO = 600  # values of a problem; in a larger one no single value matters much
+MOST_MIXTURES = 64  # positions at which one solution goes over into another
 TALL = 0.02  # of the time of the smallest solution: steps of the hull beyond which more is tried
 
 
@@ -192,7 +194,8 @@ class Frontier:
 
     def _mixtures(self, below: Solution, above: Solution) -> Iterator[Solution]:
         """The solutions that are one of the two for early values and the other for late ones."""
-        for position in sorted(below.saved ^ above.saved):
+        positions = sorted(below.saved ^ above.saved)
+        for position in positions[:: 1 + len(positions) // MOST_MIXTURES]:
             for first, then in ((below, above), (above, below)):
                 saved = {v for v in first.saved if v <= position} | {v for v in then.saved if v > position}
                 solution = self.problem.solution(saved)
@@ -202,7 +205,7 @@ class Frontier:
     def _branches(self, below: Solution, above: Solution, branches: int) -> list[Frontier]:
         """Two problems that together are this one: the largest value that the solutions differ in is saved, or is not."""
         different = sorted(below.saved ^ above.saved)
-        if not branches or not different:
+        if not branches or not different or len(self.problem) > BRANCHES_UP_TO:
             return []
         largest = max(different, key=self.problem.held.__getitem__)
         never = replace(self.problem, savable=[s and k != largest for k, s in enumerate(self.problem.savable)])
