@@ -80,7 +80,7 @@ class PlanGuards:
             yield f"tensors that share memory with a changed one ({', '.join(map(str, self.memory.changed))}): {groups}"
         yield from (f"tensor {k}: {name}: {value}" for k, name, value in self.facts)
         if self.shapes is not None:
-            yield from (f"sizes: {condition}" for condition in self.shapes.text.split(" and "))
+            yield from (f"sizes: {condition}" for condition in self.shapes.conditions)
         yield f"global state: {self.global_state.text}"
 
 

@@ -1024,10 +1024,11 @@ def dynamo_symbolic_context(context: TracingContext | None, tensor: torch.Tensor
 class ShapeGuards:
     """The symbolic guards of a trace, evaluated on real tensors. `text` is their source: `t0` is tensor 0."""
 
-    def __init__(self, text: str, count: int) -> None:
+    def __init__(self, conditions: Sequence[str], count: int) -> None:
         from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-        self.text = re.sub(r"L\['(t\d+)'\]", r"\1", text)
+        self.conditions = [re.sub(r"L\['(t\d+)'\]", r"\1", condition) for condition in conditions]
+        self.text = " and ".join(f"({condition})" for condition in self.conditions)  # one may be an `or` of two
         self.holds = eval(f"lambda {', '.join(f't{k}' for k in range(count))}: {self.text}", dict(SYMPY_INTERP))
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -1040,8 +1041,7 @@ def shape_guards(fakes: Sequence[FakeTensor]) -> ShapeGuards | None:
 
     sources = [LocalSource(f"t{k}") for k in range(len(fakes))]
     guards = fakes[0].fake_mode.shape_env.produce_guards(fakes, sources, ignore_static=False)
-    # One guard may be an `or` of two.
-    return ShapeGuards(" and ".join(f"({guard})" for guard in guards), len(fakes)) if guards else None
+    return ShapeGuards(guards, len(fakes)) if guards else None
 
 
 class TensorGuard:
