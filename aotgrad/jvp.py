@@ -23,7 +23,7 @@ from aotgrad import torch_compat
 from aotgrad.capture.flatten import Arguments
 from aotgrad.counters import counters
 from aotgrad.guards import structure_key
-from aotgrad.ir import ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias, ViewAndMutationMeta
+from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias, ViewAndMutationMeta
 from aotgrad.torch_compat import Dual
 
 if TYPE_CHECKING:
@@ -104,5 +104,8 @@ def reject_aliases(executable: Executable | SmallGraph) -> None:
     """Raises NotCompiled for a jvp whose results are not all fresh, or that changes an input or registers hooks on one."""
     meta: ViewAndMutationMeta = executable.meta
     changes = any(info is not None and info.version_bumps + info.mutation.data for info in meta.inputs)
-    if changes or executable.capture.hooks or not all(isinstance(info, COMPILED_OUTPUTS) for info in meta.outputs):
+    bases = [info.base for info in meta.outputs if isinstance(info, AliasOfIntermediate)]
+    lone = len(bases) == len(set(bases))  # nobody else sees what such a view is a view of
+    compiled = (*COMPILED_OUTPUTS, AliasOfIntermediate) if lone else COMPILED_OUTPUTS
+    if changes or executable.capture.hooks or not all(isinstance(info, compiled) for info in meta.outputs):
         raise NotCompiled
