@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ import torch
 from tests.fuzz import compare
 from tests.fuzz.campaign import Report, chunks, run_chunk
 from tests.fuzz.compare import Difference, check
-from tests.fuzz.program import Apply, Backward, Leaf, Name, Program, Round
+from tests.fuzz.program import Apply, Backward, Block, Leaf, Name, Program, Round
+from tests.fuzz.reduce import reduced
 from tests.fuzz.script import standalone
 
 EXAMPLES = 500
@@ -80,6 +82,28 @@ def test_a_mistake_is_found(mistake: str, monkeypatch) -> None:
     monkeypatch.setattr(compare.aotgrad, "aot_function", compile_wrongly)
     with pytest.raises(Difference, match=r"round 0, after 'result = f\(w0\)'"):
         check(PROGRAM)
+
+
+def test_a_program_that_differs_is_made_small() -> None:
+    """What is needed stays: here the write to `v0`, and a backward."""
+
+    def differs(program: Program) -> bool:
+        body = [statement for statement in program.body if "add_" in getattr(statement, "template", "")]
+        return bool(body) and any(isinstance(action, Backward) for round in program.rounds for action in round.actions)
+
+    block = Block("torch.no_grad()", (Apply("", "{0}.add_(1)", ("v0",)), Apply("", "{0}.mul_(1)", ("v0",))))
+    large = replace(PROGRAM, body=(*PROGRAM.body[:1], block), rounds=PROGRAM.rounds * 2)
+    assert not differs(large)
+    small = reduced(replace(large, body=(*large.body, *PROGRAM.body[1:])), differs)
+    assert small.body == PROGRAM.body[1:]
+    assert [round.actions for round in small.rounds] == [(Backward(("o0",)),)]
+
+
+def test_every_program_that_differs_is_reported(monkeypatch) -> None:
+    monkeypatch.setattr(compare.aotgrad, "aot_function", lambda function, *_, **__: lambda *args: None)
+    report = run_chunk(seed=3, examples=5)
+    assert report.programs == 0
+    assert all(failure.startswith("# round 0, after 'result = f(") for failure in report.failures)
 
 
 @pytest.mark.parametrize(("spoilt", "shown"), [(False, ""), (True, "+    w0 = ")])
