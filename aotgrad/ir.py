@@ -338,7 +338,7 @@ class AliasOfIntermediateBaseIsUserOutput:
 
 @dataclass(frozen=True)
 class UnsafeViewAlias:
-    """The only returned view of an intermediate: nobody else can see the base, so it is returned as a fresh tensor."""
+    """An alias of an intermediate that autograd does not track as a view, and whose base nobody sees: returned as it is."""
 
     requires_grad: bool
 
