@@ -312,9 +312,9 @@ class Maker:
         action()
 
     def change(self) -> None:
-        """In place, with or without grad mode."""
+        """In place, with or without grad mode; not by `.data`, after which eager's gradients are silently wrong."""
         kind = self.choices.weighted([(8, operations.IN_PLACE), (1, operations.METADATA)])
-        statement = self.apply(kind, "")
+        statement = self.apply([template for template in kind if ".data" not in template], "")
         hidden = self.choices.chance(25)
         self.add(Block("torch.no_grad()", (statement,)) if hidden else statement, keep_errors=30)
 
