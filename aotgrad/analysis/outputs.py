@@ -176,6 +176,11 @@ class _Outputs:
             return None
         live = self.capture.outputs[parent]
         rest = without_prefix(self.steps_from(root, value), self.steps_from(root, live))
+        if value._base is live and rest is None:
+            raise UnsupportedAliasingError(
+                f"output {position} is a view of output {parent}, whose size or stride was changed in place (t_, "
+                "unsqueeze_, ...) after the view was made; make the view after that change, or use t(), ... instead"
+            )
         return None if not rest else AliasOfOutput(parent, self.replay(position, value, live, rest))
 
     def parent_of(self, position: int, value: torch.Tensor) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from aotgrad.analysis.views import DATA_STEP
 from aotgrad.ir import AliasOfIntermediate, Capture, CustomFunctionView, NonAlias, OutputAliasInfo, UnsafeViewAlias
 from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
 
@@ -25,7 +26,7 @@ def results_with_values(
     """Each output that the graph returns, or whose base it returns, with the traced tensor."""
     for position, (info, value) in enumerate(zip(outputs, capture.outputs, strict=True)):
         match info:
-            case AliasOfIntermediate(base):
+            case AliasOfIntermediate(base, replay) if DATA_STEP not in replay.steps:
                 yield IntermediateBase(base), value
             case NonAlias() | UnsafeViewAlias() | CustomFunctionView(index=None):
                 yield UserOutput(position), value

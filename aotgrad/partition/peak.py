@@ -229,7 +229,9 @@ def _rate(time_per_byte: float) -> Rate:
 
 
 def _starts(steps: int) -> Iterator[list[float]]:
-    """Weights of the steps of the backward to start from: all alike, and mostly on one part."""
+    """Weights of the steps of the backward to start from: all alike, and mostly on one part. None if it has no steps."""
+    if not steps:
+        return
     yield [1.0 / steps] * steps
     for window in range(WINDOWS):
         yield [(1.0 if step * WINDOWS // steps == window else 1e-3) * WINDOWS / steps for step in range(steps)]

@@ -135,6 +135,9 @@ ALIKE = {
         "backward(o1, create_graph=True)",
         call="x, y",
     ),
+    "an alias by data of a view, changed, beside another view": program(
+        "v = p0.clone()\nw = v.squeeze(0)\nu = v.view(-1).data.add_(1)", "w, u", "x = tensor(1, 3)"
+    ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
 }

@@ -336,6 +336,18 @@ def view_of_a_changed_conjugate():
 
 
 @error_case
+def view_of_an_output_that_was_transposed_since():
+    """An integer view of an input is returned after a transposition in place, and a view of it from before."""
+
+    def transposed(x):
+        integers = x.view(torch.int32)
+        rows = integers.view(-1)
+        return rows, integers.t_()
+
+    aotgrad.aot_function(transposed, aotgrad.nop)(torch.ones(2, 3))
+
+
+@error_case
 def backward_of_what_was_reshaped():
     """The backward needs a view of a tensor whose number of dimensions has changed since."""
     x = torch.ones(3, 2, requires_grad=True) * 1
