@@ -18,6 +18,7 @@ def analyze_inputs(capture: Capture) -> tuple[InputAliasInfo | None, ...]:
     """One entry an input; `None` where the input is no argument, or no tensor."""
     infos = tuple(_analyze(capture, index) for index in range(len(capture.inputs)))
     reject_new_history_of_shared_memory(capture, infos)
+    reject_moved_history(capture, infos)
     return infos
 
 
@@ -65,6 +66,24 @@ def reject_new_history_of_shared_memory(capture: Capture, infos: Sequence[InputA
             raise UnsupportedMutationError(
                 f"inputs {other} and {index} share memory and come to require grad, as it is changed in place by what "
                 "requires grad; pass a clone() of one of them"
+            )
+
+
+def reject_moved_history(capture: Capture, infos: Sequence[InputAliasInfo | None]) -> None:
+    """Raise if an input has its size changed, seen by autograd, that another one may be a view of, or a view of the same.
+
+    Raises:
+        UnsupportedMutationError: eager makes the history of the other one anew.
+    """
+    for members in capture.convention.shared_versions:
+        with_grad = [index for index in members if capture.inputs[index].requires_grad]
+        moved = [
+            k for k in with_grad if infos[k].mutation is MutationType.METADATA_ONLY and not infos[k].hidden_from_autograd
+        ]
+        if moved and len(with_grad) > 1:
+            raise UnsupportedMutationError(
+                f"input {moved[0]} has its size or stride changed in place (t_, unsqueeze_, ...), and another input is a "
+                "view of the same tensor, whose history changes with it; use t(), unsqueeze(), ..., or pass a clone()"
             )
 
 

@@ -125,6 +125,7 @@ class _Outputs:
         root, _ = chain_from(self.capture.trace.node_of(argument))
         if (parent := self.view_of_output(position, value, root)) is not None:
             return parent
+        self.reject_view_of_a_reshaped_output(position, value)
         if not steps:  # made before the input's size or stride was changed, if it is laid out as the input is now
             return self.alias_before_metadata(position, value, owners)
         return AliasOfInput(owner, self.replay(position, value, argument, steps))
@@ -176,12 +177,20 @@ class _Outputs:
             return None
         live = self.capture.outputs[parent]
         rest = without_prefix(self.steps_from(root, value), self.steps_from(root, live))
-        if value._base is live and rest is None:
+        return None if not rest else AliasOfOutput(parent, self.replay(position, value, live, rest))
+
+    def reject_view_of_a_reshaped_output(self, position: int, value: torch.Tensor) -> None:
+        """Raise for a view of an output that has come to lie otherwise since.
+
+        Raises:
+            UnsupportedAliasingError: names both outputs.
+        """
+        parent = self.parent_of(position, value)
+        if parent is not None and value._base is self.capture.outputs[parent]:
             raise UnsupportedAliasingError(
                 f"output {position} is a view of output {parent}, whose size or stride was changed in place (t_, "
                 "unsqueeze_, ...) after the view was made; make the view after that change, or use t(), ... instead"
             )
-        return None if not rest else AliasOfOutput(parent, self.replay(position, value, live, rest))
 
     def parent_of(self, position: int, value: torch.Tensor) -> int | None:
         """The nearest other output that `value` is a view of: by its history, or else because it is its `_base`."""

@@ -186,14 +186,13 @@ def _with_saving_nodes(
         segmentation = single_segment(results, _input_edges(capture, outputs))
     edges = {target: edge for edge, target in segmentation.targets.items()} | results
     entered = {tangent: edges[tangent.of] for segment in segments for tangent in segment.tangents}
-    live: dict[Any, Any] = {UserOutput(k): output for k, output in enumerate(capture.outputs)}
-    live.update({Primal(k): primal for k, primal in enumerate(capture.primals)})  # also where one of them is returned
-    live.update({result.slot: result.differentiable for result in outputs})
+    live: list[tuple[Any, Any]] = [(UserOutput(k), output) for k, output in enumerate(capture.outputs)]
+    # An input that is returned counts as an input; one with a history has another storage than its primal.
+    arguments = capture.arguments[: len(capture.primals)]
+    live += [(Primal(k), value) for values in (arguments, capture.primals) for k, value in enumerate(values)]
+    live += [(result.slot, result.differentiable) for result in outputs]
     with torch_compat.disable_proxy_modes_tracing():  # what is read of a node is a functional tensor
-        owners = {torch_compat.storage_id(value): slot for slot, value in live.items() if torch_compat.has_storage(value)}
-        for k, argument in enumerate(capture.arguments[: len(capture.primals)]):
-            if torch_compat.has_storage(argument):  # that of an input with a history is another one than its primal's
-                owners.setdefault(torch_compat.storage_id(argument), Primal(k))
+        owners = {torch_compat.storage_id(value): slot for slot, value in live if torch_compat.has_storage(value)}
         saving = saving_nodes(segmentation, segments, entered, owners)
     return tuple(replace(segment, saving=masks) for segment, masks in zip(segments, saving, strict=True))
 

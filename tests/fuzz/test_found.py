@@ -138,6 +138,13 @@ ALIKE = {
     "an alias by data of a view, changed, beside another view": program(
         "v = p0.clone()\nw = v.squeeze(0)\nu = v.view(-1).data.add_(1)", "w, u", "x = tensor(1, 3)"
     ),
+    "a saved input with a history that is returned too": program(
+        "v = torch.complex(p0, p0)",
+        "p0, v",
+        "x = tensor(2, 3, requires_grad=True).t()",
+        "with torch.no_grad():\n    o0.add_(1)",
+        "backward(o1)",
+    ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
 }

@@ -348,6 +348,13 @@ def view_of_an_output_that_was_transposed_since():
 
 
 @error_case
+def transposed_while_another_input_is_its_view():
+    """An input is transposed in place, and another one is a view of it."""
+    x = torch.ones(2, 2, requires_grad=True) * 1
+    aotgrad.aot_function(lambda x, view: (x.t_(), view * 2)[1], aotgrad.nop)(x, x[:])
+
+
+@error_case
 def backward_of_what_was_reshaped():
     """The backward needs a view of a tensor whose number of dimensions has changed since."""
     x = torch.ones(3, 2, requires_grad=True) * 1
