@@ -38,6 +38,7 @@ def _analyze(capture: Capture, index: int) -> InputAliasInfo | None:
         reject_reshaped_member(capture, index)
     if mutation is MutationType.DATA_AND_METADATA:
         reject_other_elements(capture, index, before)
+        reject_hidden_change(capture, index)
     if mutation.data or (version_bumps and not mutation.metadata):
         reject_several_elements_in_one_place(capture, index)
     hidden = history_of(argument) is before.grad_fn
@@ -150,6 +151,20 @@ def reject_reshaped_member(capture: Capture, index: int) -> None:
             f"input {index} requires grad, has its size or stride changed in place (t_, unsqueeze_, ...), and shares memory "
             "with another input, and one of the two is written to under no_grad or detached; use t(), unsqueeze(), ..., or "
             "pass a clone()"
+        )
+
+
+def reject_hidden_change(capture: Capture, index: int) -> None:
+    """Raise if autograd saw neither the writes to an input nor the changes of its size: its gradient has the new size.
+
+    Raises:
+        UnsupportedMutationError: names the input.
+    """
+    argument = capture.arguments[index]
+    if argument.requires_grad and history_of(argument) is capture.before[index].grad_fn:
+        raise UnsupportedMutationError(
+            f"input {index} requires grad, and both its values and its size or stride are changed in place under no_grad; "
+            "use t(), unsqueeze(), ... instead of t_(), unsqueeze_(), ..."
         )
 
 

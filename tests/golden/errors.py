@@ -355,6 +355,17 @@ def transposed_while_another_input_is_its_view():
 
 
 @error_case
+def written_and_reshaped_under_no_grad():
+    """A leaf is written to and unsqueezed in place where autograd does not see it."""
+
+    def changed(x):
+        with torch.no_grad():
+            x.mul_(2).unsqueeze_(0)
+
+    aotgrad.aot_function(changed, aotgrad.nop)(torch.ones(2, requires_grad=True))
+
+
+@error_case
 def backward_of_what_was_reshaped():
     """The backward needs a view of a tensor whose number of dimensions has changed since."""
     x = torch.ones(3, 2, requires_grad=True) * 1
