@@ -19,6 +19,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.analysis.history import (
     is_custom_function_view,
+    leads_to,
     reject_forbidden_view,
     reject_lost_conjugation,
     stops_before,
@@ -57,6 +58,10 @@ from aotgrad.ir import (
     ViewReplay,
     ViewStep,
 )
+
+aten = torch.ops.aten
+MAY_SHOW_TWICE = (aten.as_strided.default, aten.expand.default, aten.unfold.default)
+"""Views that may show an element of their base in several places."""
 
 SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 CONSTANTS = (
@@ -226,11 +231,23 @@ class _Outputs:
     def needs_base(self, value: torch.Tensor) -> bool:
         """Whether the only returned view of a tensor that nobody else sees is made anew: it says that it is a view.
 
-        It also takes more memory than it shows, some are forbidden to be changed in place, and its history is made anew
-        after each change. What no autograd tracks as a view (`_unsafe_view`, `detach`) behaves as a tensor of its own.
+        What autograd does not track as a view (`_unsafe_view`, `detach`) behaves as a tensor of its own. So, nearly, does a
+        view that other results were computed from: their gradients pass through it, as they do not through a view made
+        anew. Still made anew are those that behave otherwise at once: made under `no_grad`, changed, one of several pieces,
+        and those that show elements twice.
         """
         base = value._base
-        return base is not None and value.layout is base.layout is torch.strided
+        if base is None or value.layout is not torch.strided or base.layout is not torch.strided:
+            return False
+        if value.grad_fn is None or not self.is_passed_by_others(value):
+            return True
+        _, steps = chain_from(self.capture.trace.node_of(value))
+        return not steps or any(step.item is not None or step.op in MAY_SHOW_TWICE for step in steps)
+
+    def is_passed_by_others(self, value: torch.Tensor) -> bool:
+        """Whether the gradient of another result passes through `value`."""
+        results = [v for v in (*self.capture.outputs, *self.capture.arguments) if isinstance(v, torch.Tensor)]
+        return leads_to(value.grad_fn, [v.grad_fn for v in results if v is not value and v.grad_fn is not None])
 
     def single(self, position: int) -> OutputAliasInfo:
         value = self.capture.outputs[position]

@@ -501,3 +501,40 @@ def test_an_optimizer_gets_none_for_a_head_that_is_not_used():
         return [parameter.detach().clone() for parameter in model.parameters()]
 
     assert_same(train(lambda model: aotgrad.aot_module(model, compile_eager)), train(lambda model: model))
+
+
+# --- Gradients with respect to a returned view -----------------------------------------------------------------------
+
+BESIDE_ITS_BASE = "the graph knows the base of a view that is returned beside it, and nothing depends on the view"
+
+RETURNED_VIEWS = {
+    "the only one": lambda x: (lambda view: (view, view * 2))(x.sin().view(-1)),
+    "of several uses": lambda x: (lambda view: (view, view.exp() * view))(x.sin().t()),
+    "of the end": lambda x: (lambda y: (y, y.cos().view(-1)))(x.sin()),
+}
+
+RETURNED_BESIDE = {
+    "its base": lambda x: (lambda y, view: (view, view * 2, y))(*(lambda y: (y, y.view(-1)))(x.sin())),
+    "the input": lambda x: (lambda view: (view, view * 2))(x.view(-1)),
+}
+
+
+def gradients_of_second(function, x) -> list:
+    first, second, *_ = function(x)
+    return list(torch.autograd.grad(second.sum(), [first, x], allow_unused=True))
+
+
+@pytest.mark.parametrize("name", RETURNED_VIEWS)
+def test_gradient_with_respect_to_a_returned_view(name: str) -> None:
+    x = torch.arange(4.0).view(2, 2).requires_grad_()
+    found = gradients_of_second(aotgrad.aot_function(RETURNED_VIEWS[name], aotgrad.nop), x)
+    assert all(map(torch.equal, found, gradients_of_second(RETURNED_VIEWS[name], x)))
+
+
+@pytest.mark.parametrize("name", RETURNED_BESIDE)
+@pytest.mark.xfail(reason=BESIDE_ITS_BASE, strict=True)
+def test_gradient_with_respect_to_a_view_beside_its_base(name: str) -> None:
+    x = torch.arange(4.0).view(2, 2).requires_grad_()
+    found = gradients_of_second(aotgrad.aot_function(RETURNED_BESIDE[name], aotgrad.nop), x)
+    assert None not in found
+    assert all(map(torch.equal, found, gradients_of_second(RETURNED_BESIDE[name], x)))
