@@ -136,7 +136,7 @@ def reject_partly_hidden_change(capture: Capture, index: int, version_bumps: int
 
 
 def reject_reshaped_member(capture: Capture, index: int) -> None:
-    """Raise if the owner of memory that is written to behind autograd's back has its size changed, and a gradient.
+    """Raise if the owner of memory that other inputs share and that is written to has its size changed, and a gradient.
 
     Raises:
         UnsupportedMutationError: its gradient is that of the shared memory, whose size stays.
@@ -145,12 +145,10 @@ def reject_reshaped_member(capture: Capture, index: int) -> None:
     if not isinstance(spec, MemberInput) or not spec.requires_grad:
         return
     base = capture.inputs[spec.base]
-    is_owner = spec.attached and not base.through_base and capture.inputs[base.member] is spec
-    if is_owner and history_of(capture.arguments[index]) is capture.before[index].grad_fn:
+    if spec.attached and not base.through_base and capture.inputs[base.member] is spec:
         raise UnsupportedMutationError(
             f"input {index} requires grad, has its size or stride changed in place (t_, unsqueeze_, ...), and shares memory "
-            "with another input, and one of the two is written to under no_grad or detached; use t(), unsqueeze(), ..., or "
-            "pass a clone()"
+            "with another input, and one of the two is written to; use t(), unsqueeze(), ..., or pass a clone()"
         )
 
 

@@ -178,6 +178,16 @@ REFUSED = {
         program("p1.transpose_(0, -1)\np0.mul_(2)", "p0", f"{LEAF} * 1\ny = x.detach()", "backward(x)", call="y, x"),
         "UnsupportedMutationError",
     ),
+    "an owner of shared memory that is transposed and written to": (
+        program(
+            "p0.swapdims_(0, -1)\np0.clamp_(min=-1)",
+            "p1",
+            "x = tensor(2, 2, requires_grad=True) * 1\ny = x.unsqueeze(-1).detach()[0]",
+            "backward(x)",
+            call="x, y",
+        ),
+        "UnsupportedMutationError",
+    ),
     "shared memory that comes to require grad": (
         program("p2.sub_(p0.clone())", "p2", "y = tensor()\nx = y.view(())\nw = tensor(requires_grad=True)", call="w, y, x"),
         "UnsupportedMutationError",

@@ -179,13 +179,6 @@ def members_and_views_of_them_are_returned(x, y):
     return y, x, y[1:], x.view(5, 1)[2], y[1:]
 
 
-@CASES.add(lambda: (lambda x: (x, x.view(-1)[2:5]))(non_leaf(2, 3)), without_dynamo="t_() of an input breaks its graph")
-def a_member_is_transposed(x, y):
-    y.mul_(2)
-    x.t_()
-    return x * 1
-
-
 @CASES.add(lambda: (*cut(plain(8), *HALVES), *cut(plain(6), slice(0, 4), slice(2, 6)), leaf(5)))
 def two_groups_and_a_weight(a, b, c, d, weight):
     b.mul_(2)
