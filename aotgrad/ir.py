@@ -183,6 +183,11 @@ class Capture:
         nodes = (node for node in self.trace.graph.nodes if node.op == "placeholder")
         return tuple(itertools.islice(nodes, self.convention.placeholder_count))
 
+    def views_made_for(self, index: int) -> int:
+        """How many views lead from a placeholder to an argument before the function has run."""
+        spec = self.inputs[index]
+        return len(spec.views) if isinstance(spec, MemberInput) else 0
+
     def placeholder_of(self, index: int) -> fx.Node:
         """The placeholder that input `index` is, or is a view of."""
         spec = self.inputs[index]

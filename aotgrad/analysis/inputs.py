@@ -95,10 +95,9 @@ def history_of(argument: torch.Tensor) -> Any:
 
 def geometry_in_caller(capture: Capture, index: int) -> Geometry:
     """Where an input lies after the call: the traced value may lie elsewhere, if its data was mutated too."""
-    argument, spec = capture.arguments[index], capture.inputs[index]
-    made_by = len(spec.views) if isinstance(spec, MemberInput) else 0
+    argument, fake, made_for = capture.arguments[index], capture.inputs[index].fake, capture.views_made_for(index)
     with torch_compat.hidden_tracing_modes(), torch.no_grad():
-        return Geometry.of(torch_compat.with_recorded_views(argument, spec.fake, skipped=made_by))
+        return Geometry.of(torch_compat.with_recorded_views(argument, fake, skipped=made_for))
 
 
 def reject_replaced_storage(index: int, argument: torch.Tensor, before: InputState) -> None:
@@ -173,9 +172,8 @@ def reject_other_elements(capture: Capture, index: int, before: InputState) -> N
         UnsupportedMutationError: after `x.as_strided_(...)`, or a `resize_` within the storage.
     """
     argument = capture.arguments[index]
-    made_by = len(capture.inputs[index].views) if isinstance(capture.inputs[index], MemberInput) else 0
     _, steps = chain_from(capture.trace.node_of(argument))
-    restrided = any(step.op is AS_STRIDED for step in steps[made_by:])
+    restrided = any(step.op is AS_STRIDED for step in steps[capture.views_made_for(index) :])
     if restrided or not torch_compat.known_equal([argument.numel()], [math.prod(before.geometry.size)]):
         raise UnsupportedMutationError(
             f"input {index} is changed in place, and by as_strided_() or resize_() comes to show other elements of its "

@@ -50,7 +50,6 @@ from aotgrad.ir import (
     InputAliasInfo,
     IsInput,
     IsOutput,
-    MemberInput,
     NonAlias,
     OutputAliasInfo,
     SymOutput,
@@ -156,10 +155,10 @@ class _Outputs:
     def alias_before_metadata(self, position: int, value: torch.Tensor, owners: Sequence[int]) -> AliasOfInput:
         """A view of an input that was made before the input's size or stride was changed."""
         for owner in owners:
-            argument, spec = self.capture.arguments[owner], self.capture.inputs[owner]
+            argument = self.capture.arguments[owner]
             root = self.capture.placeholder_of(owner)  # not the current value, which may be one of another dtype or size
-            made_by = len(spec.views) if isinstance(spec, MemberInput) else 0
-            steps = without_prefix(self.steps_from(root, value), self.steps_from(root, argument)[:made_by])
+            made_for = self.capture.views_made_for(owner)
+            steps = without_prefix(self.steps_from(root, value), self.steps_from(root, argument)[:made_for])
             if steps is not None:
                 reject_order_of_changes(position, steps, value, self.inputs[owner])
                 return AliasOfInput(owner, self.replay(position, value, argument, steps), before_metadata=True)
