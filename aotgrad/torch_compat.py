@@ -452,11 +452,13 @@ def saves_a_value(node: Any) -> bool:
     """
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         return False
-    return any(map(functools.partial(_holds_a_tensor, node), _saved_attributes(node)))
+    return any(map(functools.partial(_holds_a_tensor, node), _saved_attributes(type(node))))
 
 
-def _saved_attributes(node: Any) -> list[str]:
-    return [name.removeprefix("_raw") for name in dir(node) if name.startswith("_raw_saved_")]
+@functools.lru_cache(maxsize=4096)
+def _saved_attributes(kind: type) -> tuple[str, ...]:
+    """The attributes under which nodes of one kind show what they saved: asked for once, not for every node."""
+    return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
 def _holds_a_tensor(node: Any, name: str) -> bool:
@@ -470,7 +472,7 @@ def _holds_a_tensor(node: Any, name: str) -> bool:
 def saved_tensors(node: Any) -> list[torch.Tensor]:
     """The strided tensors that a node of torch's own saved, without those that were changed in place since."""
     found = []
-    for name in _saved_attributes(node):
+    for name in _saved_attributes(type(node)):
         with contextlib.suppress(RuntimeError):
             found += [each for each in pytree.tree_leaves(getattr(node, name)) if has_storage(each)]
     return found
@@ -557,7 +559,7 @@ def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any], kw
                     raise RuntimeError(PARTIAL_OVERLAP)
 
 
-PROMOTING = tuple(
+PROMOTING = frozenset(
     overload
     for name in ("add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_")
     for packet in [getattr(torch.ops.aten, name)]
@@ -565,21 +567,25 @@ PROMOTING = tuple(
 )
 """In-place ops whose out-of-place form may have a dtype that eager does not cast back."""
 
+SMALLEST_OF_KIND = {bool: torch.bool, int: torch.uint8, float: torch.float16, complex: torch.complex32}
+"""Which dtype a number promotes to at least."""
+
 
 def refuse_lossy_cast(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
     """Raise eager's error for an in-place op whose result has a dtype of a higher kind than the tensor written to."""
     if op not in PROMOTING:
         return
-    of_numbers = {bool: torch.bool, int: torch.uint8, float: torch.float16, complex: torch.complex32}
-    dtypes = [arg.dtype if isinstance(arg, torch.Tensor) else of_numbers.get(type(arg), torch.bool) for arg in args]
+    dtypes = [arg.dtype if isinstance(arg, torch.Tensor) else SMALLEST_OF_KIND.get(type(arg), torch.bool) for arg in args]
     result = functools.reduce(torch.promote_types, dtypes)
     if not torch.can_cast(result, args[0].dtype):
         raise RuntimeError(f"result type {result} can't be cast to the desired output type {args[0].dtype}")
 
 
-PRODUCTS = (
-    *(torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.mv.default, torch.ops.aten.dot.default),
-    *(torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default, torch.ops.aten.addmv.default),
+PRODUCTS = frozenset(
+    {
+        *(torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.mv.default, torch.ops.aten.dot.default),
+        *(torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default, torch.ops.aten.addmv.default),
+    }
 )
 
 
@@ -662,7 +668,7 @@ def is_differentiable_view(tensor: torch.Tensor) -> bool:
 
 def is_view_of_leaf(tensor: torch.Tensor) -> bool:
     """Whether autograd refuses in-place ops on a tensor because it is a view of a leaf that requires grad."""
-    return tensor._base is not None and tensor.requires_grad and tensor._base.requires_grad and tensor._base.is_leaf
+    return is_differentiable_view(tensor) and tensor._base.requires_grad and tensor._base.is_leaf
 
 
 def is_stale_view(tensor: torch.Tensor) -> bool:
@@ -670,10 +676,9 @@ def is_stale_view(tensor: torch.Tensor) -> bool:
 
     Autograd then replays it on the new geometry, and in eager on the old one.
     """
-    base = tensor._base
-    if base is None or not tensor.requires_grad:
+    if not is_differentiable_view(tensor):
         return False
-    changes, own = recorded_views(base), recorded_views(tensor)
+    changes, own = recorded_views(tensor._base), recorded_views(tensor)
     return len(own) < len(changes) or any(change is not view for change, view in zip(changes, own, strict=False))
 
 

@@ -765,6 +765,7 @@ def test_a_write_keeps_the_layout(fake_mode):
 def test_a_write_of_a_higher_kind_is_refused():
     real, complex_ = torch.ones(2), torch.ones(2, dtype=torch.complex64)
     assert aten.addcmul_.default in compat.PROMOTING
+    assert compat.SMALLEST_OF_KIND[float].is_floating_point
     with pytest.raises(RuntimeError, match="can't be cast to the desired output type"):
         compat.refuse_lossy_cast(aten.addcmul_.default, (real, real, complex_))
     with pytest.raises(RuntimeError, match="can't be cast to the desired output type"):
