@@ -71,7 +71,7 @@ def base_is_output(x):
 
 @case("analysis", "joint", args=["f32[2, 3] requires_grad"])
 def single_view(x):
-    """One view of a tensor that nobody else can see: it is returned as a fresh tensor, with no base."""
+    """One view of a tensor that nobody else can see: its base is a result of the graph, and the view is made of it again."""
     return x.sin().t()
 
 
