@@ -128,6 +128,10 @@ class CallingConvention:
     def placeholder_count(self) -> int:
         return sum(not isinstance(spec, MemberInput) for spec in self.inputs)
 
+    def argument_of(self, index: int) -> int:
+        """Which argument of the function input `index` is."""
+        return self.order.index(index)
+
 
 @dataclass(frozen=True)
 class InputState:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -79,13 +79,20 @@ class CapturedFunction:
         """
         for index, spec in enumerate(self.capture.inputs):
             if isinstance(spec, MemberInput):
-                reject_old_value(index)
+                self.reject_old_value(index)
         for slot in self.results:
             if isinstance(slot, UpdatedInput):
-                reject_old_value(slot.index)
+                self.reject_old_value(slot.index)
         for index, info in enumerate(self.meta.inputs):
             if info is not None and info.mutation.metadata:
-                reject_old_value(index)
+                self.reject_old_value(index)
+
+    def reject_old_value(self, index: int) -> NoReturn:
+        """Raises HigherOrderError: a vjp needs input `index` as it was before the call."""
+        raise HigherOrderError(
+            f"create_graph=True needs the value that input {self.capture.convention.argument_of(index)} had before the "
+            "compiled function changed it in place; pass a clone(), or change it outside of the compiled function"
+        )
 
     def reusable(self, saved: Collection[Saved]) -> tuple[str, ...]:
         """The names of saved values that are no inputs. None in a symbolic trace: another one has other symbols."""
@@ -154,15 +161,7 @@ def inputs_read(executable: Executable | SmallGraph) -> Iterator[int]:
 def check_old_values(function: CapturedFunction, executable: Executable | SmallGraph) -> None:
     """An input that the function changed holds its new value by now; raise if the vjp would read it."""
     for index in set(function.mutated_inputs).intersection(inputs_read(executable)):
-        reject_old_value(index)
-
-
-def reject_old_value(index: int) -> None:
-    """Raises HigherOrderError: the vjp needs input `index` as it was before the call."""
-    raise HigherOrderError(
-        f"create_graph=True needs the value that input {index} had before the compiled function changed it in place; "
-        "pass a clone(), or change it outside of the compiled function"
-    )
+        function.reject_old_value(index)
 
 
 @dataclass(frozen=True)

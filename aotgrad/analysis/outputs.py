@@ -163,8 +163,8 @@ class _Outputs:
                 reject_order_of_changes(position, steps, value, self.inputs[owner])
                 return AliasOfInput(owner, self.replay(position, value, argument, steps), before_metadata=True)
         raise UnsupportedAliasingError(
-            f"output {position} shares memory with input {owners[0]} in a way that no recorded view explains; return a "
-            "clone() of it"
+            f"output {position} shares memory with input {self.capture.convention.argument_of(owners[0])} in a way that no "
+            "recorded view explains; return a clone() of it"
         )
 
     def steps_from(self, root: fx.Node, value: torch.Tensor) -> tuple[ViewStep, ...]:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from aotgrad.analysis.refusals import REFUSALS as REFUSED_CHANGES
 from aotgrad.capture.trace import EXPLANATIONS
+from aotgrad.errors import EagerError
 from tests.golden import errors, graphs, kinds, modes, mutations, outputs, passes
 from tests.golden.cases import CASES, ERROR_CASES, error_text
 from tests.golden.harness import Golden, literal_names, names_on_disk, repeated
@@ -94,6 +96,8 @@ def refusals() -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in REFUSALS and node.args:
                 yield f"{path.relative_to(SOURCE)}:{node.lineno}", pattern_of(node.args[0])
     yield from (("capture/trace.py", re.escape(text).replace(r"\{line\}", ".*")) for text in EXPLANATIONS.values())
+    changes = (refusal.message for refusal in REFUSED_CHANGES if refusal.error is not EagerError)
+    yield from (("analysis/refusals.py", re.escape(text).replace(r"\{\}", ".*")) for text in changes)
 
 
 def pattern_of(message: ast.expr) -> str:

@@ -1,0 +1,183 @@
+"""One input, before and after the function ran: what can be asked of the change.
+
+In: a `Capture` and the position of a tensor input. Nothing is decided here; `inputs.py` and `refusals.py` ask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.analysis.views import AS_STRIDED, chain_from
+from aotgrad.ir import Capture, Geometry, InputState, MemberInput, MutationType, SyntheticBase, TensorInput
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the function did to input `index`, which is a tensor and an argument."""
+
+    capture: Capture
+    index: int
+
+    @property
+    def spec(self) -> TensorInput | MemberInput:
+        spec = self.capture.inputs[self.index]
+        assert isinstance(spec, (TensorInput, MemberInput))
+        return spec
+
+    @property
+    def argument(self) -> torch.Tensor:
+        """The live value, as the function left it."""
+        return self.capture.arguments[self.index]
+
+    @property
+    def before(self) -> InputState:
+        state = self.capture.before[self.index]
+        assert state is not None
+        return state
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it shares memory with others, one of which is written to."""
+        return isinstance(self.spec, MemberInput)
+
+    @property
+    def version_bumps(self) -> int:
+        return 0 if self.argument.is_inference() else self.argument._version - self.before.version
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether autograd saw nothing of it."""
+        return history_of(self.argument) is self.before.grad_fn
+
+    @cached_property
+    def mutation(self) -> MutationType:
+        """Data was mutated if the current value is no view of the placeholder; metadata, if the geometry differs.
+
+        A tensor whose elements overlap each other cannot have been written to: it only sees what was written to another one.
+        """
+        only_sees = self.is_member and may_overlap_itself(*sizes_in_group(self.spec.fake))
+        root, _ = chain_from(self.capture.trace.node_of(self.argument))
+        data = root is not self.capture.placeholder_of(self.index) and not only_sees
+        metadata = Geometry.of(self.argument) != self.before.geometry
+        return {
+            (False, False): MutationType.NONE,
+            (False, True): MutationType.METADATA_ONLY,
+            (True, False): MutationType.DATA,
+            (True, True): MutationType.DATA_AND_METADATA,
+        }[data, metadata]
+
+    @property
+    def geometry(self) -> Geometry:
+        """Where it lies after the call: the traced value may lie elsewhere, if its data was mutated too."""
+        made_for = self.capture.views_made_for(self.index)
+        with torch_compat.hidden_tracing_modes(), torch.no_grad():
+            return Geometry.of(torch_compat.with_recorded_views(self.argument, self.spec.fake, skipped=made_for))
+
+    # -- questions of `refusals.py`
+
+    def lies_in_another_storage(self) -> bool:
+        return self.before.storage is not None and torch_compat.storage_id(self.argument) != self.before.storage
+
+    def lies_beyond_its_storage(self) -> bool:
+        return self.before.storage is not None and not statically_fits(self.argument, self.before.storage_bytes)
+
+    def has_another_requires_grad(self) -> bool:
+        return self.argument.grad_fn is None and self.argument.requires_grad != self.spec.requires_grad
+
+    def has_gained_a_gradient(self) -> bool:
+        primal = None if self.is_member else self.capture.primals[self.index]
+        return primal is not None and primal.is_leaf and primal.grad is not None
+
+    def is_of_a_view_of_a_leaf(self) -> bool:
+        return not self.is_hidden and isinstance(self.spec, TensorInput) and self.spec.is_view_of_leaf
+
+    def is_of_a_forbidden_view(self) -> bool:
+        return not self.is_hidden and isinstance(self.spec, TensorInput) and self.spec.is_forbidden_after_a_write
+
+    def reshapes_partly_hidden(self) -> bool:
+        """Several changes of the size, of which autograd saw some, but not all: its gradient undoes those."""
+        if self.mutation.data or self.argument._base is not None:
+            return False
+        node, end, seen = self.argument.grad_fn, self.before.grad_fn, 0
+        while node is not None and node is not end and node.next_functions:
+            node, seen = node.next_functions[0][0], seen + 1
+        return node is end and 0 < seen < self.version_bumps
+
+    def reshapes_the_owner_of_shared_memory(self) -> bool:
+        """Its gradient is that of the shared memory, whose size stays."""
+        spec = self.spec
+        if not self.mutation.metadata or not isinstance(spec, MemberInput) or not spec.attached or not spec.requires_grad:
+            return False
+        base = self.capture.inputs[spec.base]
+        assert isinstance(base, SyntheticBase)
+        return not base.through_base and self.capture.inputs[base.member] is spec
+
+    def shows_other_elements(self) -> bool:
+        """It is written to, and then made of other elements of its memory: those that it had are lost."""
+        if self.mutation is not MutationType.DATA_AND_METADATA:
+            return False
+        _, steps = chain_from(self.capture.trace.node_of(self.argument))
+        restrided = any(step.op is AS_STRIDED for step in steps[self.capture.views_made_for(self.index) :])
+        return restrided or not torch_compat.known_equal([self.argument.numel()], [math.prod(self.before.geometry.size)])
+
+    def writes_and_reshapes_hidden(self) -> bool:
+        """Its gradient has the new size."""
+        return self.mutation is MutationType.DATA_AND_METADATA and self.argument.requires_grad and self.is_hidden
+
+    def writes_where_elements_may_overlap(self) -> bool:
+        """A graph computes its elements apart. A member of a group sees a write to another one."""
+        written = self.mutation.data or (self.version_bumps and not self.mutation.metadata)
+        if not written or self.is_member or self.spec.fake.layout is not torch.strided:
+            return False
+        return may_overlap_itself(self.spec.fake.size(), self.spec.fake.stride())
+
+    def makes_a_history_anew(self) -> bool:
+        """Autograd did not see it, and eager makes the history of a view anew then. In the trace it is no view."""
+        return self.capture.grad_mode_before and self.version_bumps > 0 and self.is_hidden and not self.is_member
+
+    def makes_a_forbidden_view_stale(self) -> bool:
+        return self.makes_a_history_anew() and self.spec.is_forbidden_after_a_write
+
+    def reshapes_a_view_hidden(self) -> bool:
+        return self.makes_a_history_anew() and self.spec.is_view and self.mutation.metadata
+
+
+def history_of(argument: torch.Tensor) -> Any:
+    """The `grad_fn` of an argument, or of the tensor that it is a view of."""
+    return argument.grad_fn if argument._base is None else argument._base.grad_fn
+
+
+def may_overlap_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether several elements may be the same memory: not if the strides are nested.
+
+    Where symbolic numbers do not say so by themselves, the answer is a guard.
+    """
+    if 0 in sizes:
+        return False
+    reach = 0
+    for step, size in sorted((step, size) for size, step in zip(sizes, strides, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
+def sizes_in_group(member: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Size and stride of an argument that shares memory: static, also where those of others are symbolic."""
+    return tuple(map(int, member.size())), tuple(map(int, member.stride()))
+
+
+def statically_fits(tensor: torch.Tensor, storage_bytes: Any) -> bool:
+    """Whether the last element of a tensor lies within `storage_bytes`. Symbolic sizes cannot have been resized."""
+    if tensor.numel() == 0 or torch_compat.is_symbolic(tensor):
+        return True
+    steps = zip(tensor.size(), tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    return (last + 1) * tensor.element_size() <= storage_bytes
