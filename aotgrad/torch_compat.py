@@ -491,6 +491,21 @@ def raise_second_backward() -> None:
     y.grad_fn._saved_result  # noqa: B018
 
 
+def saved_tensor(ctx: Any, position: int) -> torch.Tensor:
+    """One of the tensors that a custom node saved, none of which is its own output. `ctx.saved_tensors` unpacks all.
+
+    Raises:
+        RuntimeError: eager's, if it was changed in place since, or freed.
+    """
+    return ctx._raw_saved_tensors[position].unpack()
+
+
+def unpack_hook(ctx: Any, position: int) -> Callable[[], torch.Tensor] | None:
+    """What makes a saved tensor that a saved-tensor hook has packed, or `None` if none has."""
+    saved = ctx._raw_saved_tensors[position]
+    return None if saved.unpack_hook is None else functools.partial(saved.unpack_hook, saved.data)
+
+
 def release_saved_tensors(ctx: Any) -> None:
     """Let go of a node's saved tensors now rather than after its backward, unless the graph is retained."""
     if hasattr(ctx, "maybe_clear_saved_tensors"):

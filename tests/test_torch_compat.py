@@ -308,6 +308,47 @@ class Watching(torch.autograd.Function):
         return grad, grad
 
 
+class Saving(torch.autograd.Function):
+    """Saves its two inputs, and notes what it finds of them in the backward, one by one."""
+
+    found: ClassVar[list] = []
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        for position in range(2):
+            hook = compat.unpack_hook(ctx, position)
+            Saving.found.append(None if hook is None else hook())
+            try:
+                Saving.found.append(compat.saved_tensor(ctx, position))
+            except RuntimeError as error:
+                Saving.found.append(str(error))
+        return grad, grad
+
+
+def test_saved_tensors_are_unpacked_one_by_one():
+    x, y = torch.ones(1, requires_grad=True), torch.ones(1)
+    result = Saving.apply(x, y)
+    y.add_(1)
+    Saving.found.clear()
+    result.backward()
+    assert Saving.found[:3] == [None, x, None]
+    assert "modified by an inplace operation" in Saving.found[3]
+
+
+def test_a_saved_tensor_shows_its_unpack_hook():
+    x, y = torch.ones(1, requires_grad=True), torch.ones(1)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor + 1, lambda tensor: tensor * 10):
+        result = Saving.apply(x, y)
+    Saving.found.clear()
+    result.backward()
+    assert Saving.found == [20, 20, 20, 20]
+
+
 def test_the_engine_says_which_gradients_it_wants():
     x, y = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
     torch.autograd.grad(Watching.apply(x, y), x)

@@ -7,8 +7,10 @@ asks the engine which gradients are wanted, sees which tangents are defined, and
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from aotgrad import torch_compat
 from aotgrad.ir import BackwardSegment, GraphHalf, SavingNodes
 from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation, check_version
+from aotgrad.runtime.saved import release, saved_of, unpack, unpack_and_release
 from aotgrad.runtime.variants import VariantCache, VariantKey
 from aotgrad.slots import Saved, Tangent, of_kind
 
@@ -38,7 +41,8 @@ class Backward:
 
     `gradient_positions` are where the graph returns the gradients of the node's inputs, `formats` the dtype and device of
     each tangent. `materialize`: the node gets zeros for undefined tangents. `transformed` runs an uncompiled graph.
-    `saving`: see `BackwardSegment`.
+    `saving`: see `BackwardSegment`; `saved_by` are the nodes among them that save each saved tensor, as a bit mask. `needs`
+    and `pending` remember what `needed` and `needed_later` found.
     """
 
     variants: VariantCache
@@ -49,20 +53,69 @@ class Backward:
     formats: tuple[tuple[torch.dtype, torch.device], ...]
     materialize: bool
     saving: tuple[SavingNodes, ...]
+    saved_by: tuple[int, ...]
+    needs: dict[VariantKey, tuple[int, ...] | None] = field(default_factory=dict)
+    pending: dict[int, frozenset[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, variants: VariantCache, number: int, higher_order: HigherOrder, segment: BackwardSegment) -> Backward:
+    def of(
+        cls,
+        variants: VariantCache,
+        number: int,
+        higher_order: HigherOrder,
+        segment: BackwardSegment,
+        saved_by: tuple[int, ...],
+    ) -> Backward:
         outputs = variants.full.signature.outputs
         positions = tuple(outputs.index(gradient) for gradient in variants.gradients)
         formats = tangent_formats(variants.full)
         of_segment, full = functools.partial(higher_order, number), variants.full_key()
         transformed, materialize = higher_order.transformed, segment.materialize
-        return cls(variants, of_segment, transformed, positions, full, formats, materialize, segment.saving)
+        return cls(variants, of_segment, transformed, positions, full, formats, materialize, segment.saving, saved_by)
 
     def nodes_run(self, key: VariantKey) -> int:
         """Which of `saving` run in eager, as a bit mask."""
-        tangents, gradients = bits(key.tangents), bits(key.gradients)
+        return self.nodes_between(bits(key.tangents), bits(key.gradients))
+
+    def nodes_between(self, tangents: int, gradients: int) -> int:
+        """Which of `saving` lead from some of the tangents to some of the gradients; all of these are bit masks."""
         return bits(bool(nodes.reached & tangents and nodes.leads & gradients) for nodes in self.saving)
+
+    def needed(self, key: VariantKey) -> tuple[int, ...] | None:
+        """Which saved tensors a variant unpacks, by position; `None` for all.
+
+        Those that its graph takes, and those that eager's nodes unpack: if one was changed in place, that is an error.
+        """
+        if key is self.full:
+            return None
+        if key not in self.needs:
+            taken, run = set(self.variants.graph(key)[0].signature.inputs), self.nodes_run(key)
+            slots = enumerate(zip(self.saved_slots, self.saved_by, strict=True))
+            needed = tuple(k for k, (slot, nodes) in slots if slot in taken or nodes & run)
+            self.needs[key] = None if len(needed) == len(self.saved_by) else needed
+        return self.needs[key]
+
+    def needed_later(self, ran: Iterable[VariantKey]) -> frozenset[int]:
+        """Which saved tensors eager still has after backwards that retained nothing: others than those may need them."""
+        nodes = functools.reduce(operator.or_, map(self.nodes_run, ran))
+        if nodes not in self.pending:
+            self.pending[nodes] = self.find_needed_later(nodes)
+        return self.pending[nodes]
+
+    def find_needed_later(self, ran: int) -> frozenset[int]:
+        """The same, from the nodes that ran, as a bit mask."""
+        tangents, gradients = (range(len(flags)) for flags in (self.full.tangents, self.full.gradients))
+        paths = {pair: self.nodes_between(1 << pair[0], 1 << pair[1]) for pair in itertools.product(tangents, gradients)}
+        left = [pair for pair, nodes in paths.items() if nodes and not nodes & ran]
+        if not left:
+            return frozenset()
+        roots, ends = map(set, zip(*left, strict=True))
+        needed = self.needed(VariantKey(tuple(k in roots for k in tangents), tuple(k in ends for k in gradients)))
+        return frozenset(range(len(self.saved_by)) if needed is None else needed)
+
+    @property
+    def saved_slots(self) -> tuple[Saved, ...]:
+        return of_kind(self.variants.full.signature.inputs, Saved)
 
     def with_zeros(self, tangents: Sequence[torch.Tensor | None], layouts: Sequence[Layout]) -> list[torch.Tensor]:
         """`tangents` with zeros for those that are undefined."""
@@ -142,7 +195,7 @@ class Segment(torch.autograd.Function):
         if call.saved:
             ctx.save_for_backward(*call.saved)
         ctx.plan, ctx.sizes, ctx.layouts, ctx.saves = call.backward, call.sizes, call.layouts, bool(call.saved)
-        ctx.ran = ()
+        ctx.ran, ctx.kept = (), None
         ctx.recomputation, ctx.watched = call.recomputation, (call.watched_inputs, call.watched_results)
         if torch.is_anomaly_enabled():
             ctx.metadata["traceback_"] = call.backward.user_traceback(ctx.metadata["traceback_"])
@@ -152,22 +205,23 @@ class Segment(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         plan: Backward = ctx.plan
         key = plan.full if is_usual(tangents) else variant_key(plan.full, tangents)
-        note_run(ctx, key)
+        check_second_run(ctx, key)
         if ctx.watched != NOTHING_WATCHED:
             check_watched(ctx, key)
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-            plan.find_nan(key, [*ctx.sizes, *saved_of(ctx).values()], tangents, ctx.layouts)
-        if torch.is_grad_enabled():
-            gradients = plan.higher_order(recomputation_of(ctx), saved_of(ctx), tangents, key.gradients)
-            release(ctx)
+            plan.find_nan(key, [*ctx.sizes, *unpack(ctx, key)], tangents, ctx.layouts)
+        if torch.is_grad_enabled() and (ctx.recomputation is not None or plan.nodes_run(key)):
+            gradients = plan.higher_order(recomputation_of(ctx), saved_of(ctx, key), tangents, key.gradients)
+            release(ctx, key)
             return (None, None, *gradients)
-        if torch_compat.any_autocast_enabled() or torch_compat.transform_is_open():
-            gradients = plan.run_transformed(key, [*ctx.sizes, *unpack_and_release(ctx)], tangents, ctx.layouts)
+        if torch.is_grad_enabled() or torch_compat.any_autocast_enabled() or torch_compat.transform_is_open():
+            values = [*ctx.sizes, *unpack_and_release(ctx, key)]
+            gradients = plan.run_transformed(key, values, tangents, ctx.layouts)
             return (None, None, *(gradients[position] for position in plan.gradient_positions))
         variant = plan.variants.whole if key is plan.full else None
         if variant is None:
             variant = plan.variants.get(key)
-        values = [*ctx.sizes, *unpack_and_release(ctx)]
+        values = [*ctx.sizes, *unpack_and_release(ctx, key)]
         ready = [as_traced(tangent, layout) for tangent, layout in zip(tangents, ctx.layouts, strict=True)]
         values += plan.with_zeros(ready, ctx.layouts) if variant.undefined is not None else ready
         with torch_compat.below_autograd(), torch_compat.disable_autocast():
@@ -201,18 +255,16 @@ def recomputation_of(ctx: Any) -> Recomputation:
     return ctx.recomputation
 
 
-def note_run(ctx: Any, key: VariantKey) -> None:
-    """Note which backward runs, unless the graph is retained.
+def check_second_run(ctx: Any, key: VariantKey) -> None:
+    """Raise what eager would: a backward needs what an earlier one freed.
 
     Raises:
-        RuntimeError: eager's, if it needs what an earlier one freed.
+        RuntimeError: as eager's.
     """
     if ctx.ran:
         needed = ctx.plan.nodes_run(key)
         if any(needed & ctx.plan.nodes_run(earlier) for earlier in ctx.ran):
             torch_compat.raise_second_backward()
-    if not torch_compat.graph_is_retained():
-        ctx.ran += (key,)
 
 
 def check_watched(ctx: Any, key: VariantKey) -> None:
@@ -227,27 +279,6 @@ def check_watched(ctx: Any, key: VariantKey) -> None:
     for tensor, version, nodes in results:
         if nodes & run:
             check_version(tensor, version)
-
-
-def saved_of(ctx: Any) -> dict[Saved, torch.Tensor]:
-    """The saved tensors by what they are."""
-    slots = of_kind(ctx.plan.variants.full.signature.inputs, Saved)
-    return dict(zip(slots, ctx.saved_tensors, strict=True)) if ctx.saves else {}
-
-
-def unpack_and_release(ctx: Any) -> tuple[torch.Tensor, ...]:
-    """The saved tensors, which the node lets go of."""
-    saved = ctx.saved_tensors if ctx.saves else ()
-    release(ctx)
-    return saved
-
-
-def release(ctx: Any) -> None:
-    """Let go of what a node saved, unless the graph is retained. As in eager, what saves nothing can run again."""
-    if ctx.saves:
-        torch_compat.release_saved_tensors(ctx)
-        if not torch_compat.graph_is_retained():
-            ctx.recomputation = None
 
 
 def stand_in(size: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:

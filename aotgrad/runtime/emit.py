@@ -95,11 +95,12 @@ def make_backwards(
     """What the autograd node of each segment runs."""
     symbolic = any(torch_compat.is_symbolic_value(value) for _, value in plan.fakes)
     backwards = []
-    for number, (half, segment) in enumerate(zip(plan.segments, segments, strict=bool(plan.segments))):
+    parts = zip(plan.segments, segments, plan.saved_by, strict=bool(plan.segments))
+    for number, (half, segment, saved_by) in enumerate(parts):
         variants = VariantCache(half, compiled.compile_backward, segment.gradients)
         if symbolic:
             variants.get(variants.full_key())  # now, while guards that this adds are still read
-        backwards.append(Backward.of(variants, number, higher_order, segment))
+        backwards.append(Backward.of(variants, number, higher_order, segment, saved_by))
     return backwards
 
 

@@ -21,6 +21,7 @@ from aotgrad.ir import (
     AliasOfIntermediateBaseIsUserOutput,
     AliasOfOutput,
     BackwardError,
+    BackwardSegment,
     Capture,
     ConstantOutput,
     CustomFunctionView,
@@ -85,13 +86,15 @@ class Plan:
     """What one call does.
 
     `arguments` are the names of what the function is called with, `fakes` the traced value behind each name (for symbolic
-    sizes), and `segments` the backward graph of each autograd node.
+    sizes), and `segments` the backward graph of each autograd node. `saved_by` are, for each tensor that one saves, the
+    nodes of eager's among `BackwardSegment.saving` that save it too, as a bit mask.
     """
 
     arguments: tuple[str, ...]
     steps: tuple[Step, ...]
     fakes: tuple[tuple[str, Any], ...]
     segments: tuple[GraphHalf, ...]
+    saved_by: tuple[tuple[int, ...], ...]
 
 
 def make_plan(capture: Capture, meta: ViewAndMutationMeta, partition: Partition, joint: JointGraph) -> Plan:
@@ -143,7 +146,7 @@ class _PlanBuilder:
         )
         forward = (*self.bases(), self.forward(later)) if self.runs_forward() else ()
         arguments = tuple(self.inputs[index] for index in self.capture.convention.order)
-        return Plan(arguments, (*forward, *later), self.fakes(), self.halves)
+        return Plan(arguments, (*forward, *later), self.fakes(), self.halves, tuple(self.saved_by()))
 
     def runs_forward(self) -> bool:
         """Not if the graph is empty: every output is an input or a view of one."""
@@ -207,17 +210,42 @@ class _PlanBuilder:
         for tangent, fake in tangents.items():
             if isinstance(tangent.of, Cut):
                 yield MakeCut(result_name(tangent.of), tuple(fake.size()), fake.dtype, fake.device)
+        saved = of_kind(half.signature.inputs, Saved)
+        own_results = tuple(self.own_results(segment, saved))
+        for slot in own_results:
+            yield MakeAlias(f"{result_name(slot)}_alias", result_name(slot))
         yield Attach(
             "backward" if len(self.segments) == 1 else f"backward_{number}",
             outputs=tuple(result_name(tangent.of) for tangent in tangents),
             inputs=tuple(self.target_name(gradient.of) for gradient in segment.gradients),
-            saved=tuple(self.own_name(slot) for slot in of_kind(half.signature.inputs, Saved)),
+            saved=tuple(f"{result_name(s)}_alias" if s in own_results else self.own_name(s) for s in saved),
             sizes=tuple(result_name(slot) for slot in of_kind(half.signature.inputs, SavedSymInt)),
             tangents=tuple(TangentLayout(tuple(fake.size()), tuple(fake.stride())) for fake in tangents.values()),
             grad_mode=self.node_grad_mode(),
-            watched_inputs=tuple(self.watched_inputs(segment.saving, of_kind(half.signature.inputs, Saved))),
-            watched_results=tuple(self.watched_results(segment.saving, of_kind(half.signature.inputs, Saved))),
+            watched_inputs=tuple(self.watched_inputs(segment.saving, saved)),
+            watched_results=tuple(self.watched_results(segment.saving, saved)),
         )
+
+    def own_results(self, segment: BackwardSegment, saved: Sequence[Saved]) -> Iterator[Saved]:
+        """The saved values that are results of the segment itself: an alias can be unpacked without the others.
+
+        A segment with a single gradient needs all that it saves.
+        """
+        nodes = {self.result_nodes[tangent.of] for tangent in segment.tangents if not isinstance(tangent.of, Cut)}
+        if len(segment.gradients) > 1:
+            yield from (slot for slot in saved if self.result_nodes[slot] in nodes)
+
+    def saved_by(self) -> Iterator[tuple[int, ...]]:
+        """See `Plan`."""
+        placeholders = self.partition.forward.module.graph.find_nodes(op="placeholder")
+        values: list[tuple[Any, Any]] = [(Primal(k), node) for k, node in enumerate(placeholders)]
+        values += [(slot, self.result_nodes[slot]) for slot in self.signature.forward_results]
+        for segment, half in zip(self.segments, self.halves, strict=bool(self.halves)):
+            masks: dict[Any, int] = {}
+            for slot, node in values:
+                masks[storage_node(node)] = masks.get(storage_node(node), 0) | mask_of(segment.saving, slot)
+            saved = of_kind(half.signature.inputs, Saved)
+            yield tuple(masks.get(storage_node(self.result_nodes[slot]), 0) for slot in saved)
 
     def watched_inputs(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[int, int]]:
         """The inputs that eager saves and a segment does not, with the nodes that do, as a bit mask."""

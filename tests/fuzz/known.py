@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import re
 
-FREED_TOGETHER = (
-    r"raised RuntimeError: Trying to backward through the graph a second time .*; eager: nothing",
-    r"raised nothing; eager: RuntimeError: Trying to backward through the graph a second time",
-)
-"""A second backward without `retain_graph`: what a segment saves is freed together; and a view of what nobody can see is no
-view here, so that the caller's own writes to it save nothing."""
+FREED_BY_WRITES = (r"raised nothing; eager: RuntimeError: Trying to backward through the graph a second time",)
+"""A view of what nobody can see is no view here, so that the caller's own writes to it save nothing."""
 
 CHECKED_BY_KERNELS = (
     r"raised nothing; eager: RuntimeError: setStorage: sizes .* are out of bounds for storage of size",
@@ -22,7 +18,7 @@ CHECKED_BY_KERNELS = (
 )
 """Torch's shape functions let pass what its kernels refuse; where nobody needs the result, no kernel runs."""
 
-KNOWN = (*FREED_TOGETHER, *CHECKED_BY_KERNELS)
+KNOWN = (*FREED_BY_WRITES, *CHECKED_BY_KERNELS)
 
 
 WITH_A_BUDGET = (

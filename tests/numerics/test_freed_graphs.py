@@ -1,12 +1,15 @@
 """Second backwards through a graph that is not retained: they raise where eager raises, and run where eager runs them.
 
-One rule differs, and is tested here: what one segment saves is freed together.
+What is freed and what is kept, and whose changes in place are noticed, is eager's: node by node of its graph.
 """
 
 from __future__ import annotations
 
+import gc
+import itertools
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -70,6 +73,7 @@ PROGRAMS: dict[str, tuple[Callable, tuple[Run, ...]]] = {
     # Some inputs only.
     "a_product": (lambda x, w: (x * w,), LAST_TO_ONE),
     "a_chain_of_products": (lambda x, w: ((x * w).sin() * w,), LAST_TO_ONE),
+    "two_terms": (lambda x, w: (x.exp() + w.sin(),), LAST_TO_ONE),
     "two_factors": (lambda x, w: (x.exp() * w.sin(),), LAST_TO_ONE),
 }
 every_program = pytest.mark.parametrize("name", PROGRAMS)
@@ -91,17 +95,116 @@ def test_they_raise_somewhere_and_run_somewhere() -> None:
     assert sum(AGAIN in later for later in found) > 5 and sum("fine" in later for later in found) > 5
 
 
-def test_what_one_segment_saves_is_freed_together() -> None:
-    """The rule that differs: eager frees `exp` and `sin` one by one, each when it has run."""
+SEPARATE_PATHS: dict[str, Callable] = {
+    "two_terms": lambda x, w: (x.exp() + w.sin(),),
+    "two_terms_and_a_factor": lambda x, w: ((x.exp() + w.sin()) * 2,),
+    "two_columns": lambda x, w: (torch.stack([(x * x).tanh(), w.sigmoid()]),),
+    "two_results_and_a_trunk": lambda x, w: ((h := x.exp() + w.cos()) + x.sin(), h * w),
+    "a_result_that_is_saved": lambda x, w: (x.exp() + w.sin(), w.sin().exp()),
+    "another_use_of_an_input": lambda x, w: (x * w + w.exp(),),
+    "terms_below_a_result_that_is_saved": lambda x, w: ((x.exp() + w.sin()).tanh(),),
+}
+every_path = pytest.mark.parametrize("name", SEPARATE_PATHS)
 
-    def function(x, w):
-        return (x.exp() + w.sin(),)
 
+def until_one_raises(function: Callable, runs: Sequence[Run]) -> list:
+    """`outcome` up to the first error: eager's nodes that ran before it have freed theirs, ours have not begun."""
+    found = outcome(function, runs)
+    return found[: found.index(AGAIN) + 1] if AGAIN in found else found
+
+
+@every_path
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True:UserWarning")
+def test_three_backwards_to_some_inputs(name: str, create_graph: bool) -> None:
+    function = SEPARATE_PATHS[name]
+    under_test = aotgrad.aot_function(function, compile_eager)
+    outputs = len(function(torch.ones(3), torch.ones(3)))
+    choices = [Run((k,), inputs=wanted, create_graph=create_graph) for k in range(outputs) for wanted in [(0,), (1,), None]]
+    for first, second in itertools.product(choices, repeat=2):
+        runs = (replace(first, retain_graph=False), replace(second, retain_graph=False), Run((0,), inputs=(1,)))
+        assert until_one_raises(under_test, runs) == until_one_raises(function, runs), runs
+
+
+def packed_and_alive(function: Callable, runs: Sequence[Run]) -> list[list[float]]:
+    """The sums of the saved tensors that are alive after the forward and after each backward."""
+    alive: list[weakref.ref] = []
+
+    def pack(tensor: Tensor) -> tuple[Tensor]:
+        kept = tensor.detach().clone()
+        alive.append(weakref.ref(kept))
+        return (kept,)
+
+    def sums() -> list[float]:
+        gc.collect()
+        return sorted({round(t.sum().item(), 6) for r in alive if (t := r()) is not None})
+
+    x, w = torch.full((3,), 0.5, requires_grad=True), torch.full((3,), 0.75, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed[0]):
+        outputs = function(x, w)
+    found = [sums()]
+    for run in runs:
+        run(outputs, (x, w))
+        found.append(sums())
+    return found
+
+
+def test_a_backward_frees_what_ran_and_keeps_the_rest() -> None:
     runs = (Run((0,), inputs=(1,)), Run((0,), inputs=(0,)))
-    assert outcome(function, runs)[:2] == ["fine", "fine"]
-    assert outcome(aotgrad.aot_function(function, compile_eager), runs)[:2] == ["fine", AGAIN]
-    retained = (Run((0,), inputs=(1,), retain_graph=True), Run((0,), inputs=(0,)))
-    assert outcome(aotgrad.aot_function(function, compile_eager), retained) == outcome(function, retained)
+    function = SEPARATE_PATHS["two_terms"]
+    found = packed_and_alive(aotgrad.aot_function(function, compile_eager), runs)
+    assert found == packed_and_alive(function, runs)
+    assert [len(sums) for sums in found] == [2, 1, 0]
+
+
+def changed_between(function: Callable, when: int, changed: int, first: int) -> list[str]:
+    """Two backwards to one input each, with an input changed before the first or between them, until one raises."""
+    inputs = [torch.full((3,), 0.5 + k, requires_grad=True) for k in range(2)]
+    outputs = function(*inputs)
+    found = []
+    for number, wanted in enumerate((first, 1 - first)):
+        if number == when:
+            with torch.no_grad():
+                inputs[changed].mul_(2)
+        try:
+            found.append(str(torch.autograd.grad(outputs[0].sum(), inputs[wanted])))
+        except RuntimeError as error:
+            return [*found, str(error).partition(":")[0].partition("(")[0]]
+    return found
+
+
+@every_path
+def test_a_changed_value_is_an_error_only_for_a_backward_that_needs_it(name: str) -> None:
+    function = SEPARATE_PATHS[name]
+    under_test = aotgrad.aot_function(function, compile_eager)
+    for case in itertools.product(range(2), repeat=3):
+        assert changed_between(under_test, *case) == changed_between(function, *case), case
+
+
+def test_a_changed_value_that_no_wanted_gradient_needs() -> None:
+    """It is one of those that the segment saves itself, and in eager another node has it."""
+    function = SEPARATE_PATHS["two_terms"]
+    found = changed_between(aotgrad.aot_function(function, compile_eager), when=0, changed=1, first=0)
+    assert found[0].startswith("(tensor") and found[1].endswith("modified by an inplace operation")
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_segment_unpacks_only_what_a_backward_needs(create_graph: bool) -> None:
+    def unpacked(function: Callable) -> list[float]:
+        seen: list[float] = []
+        x, w = torch.full((3,), 0.5, requires_grad=True), torch.full((3,), 0.75, requires_grad=True)
+
+        def unpack(tensor: Tensor) -> Tensor:
+            seen.append(round(tensor.sum().item(), 6))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), unpack):
+            (y,) = function(x, w)
+        torch.autograd.grad(y.sum(), x, create_graph=create_graph)
+        return seen
+
+    function = SEPARATE_PATHS["two_terms"]
+    assert unpacked(aotgrad.aot_function(function, compile_eager)) == unpacked(function)
 
 
 OVERWRITTEN = {

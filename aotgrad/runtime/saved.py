@@ -1,0 +1,119 @@
+"""What the autograd node of a segment saved: unpacked as far as a backward needs it, and let go of as in eager.
+
+A backward that needs only some of the saved tensors unpacks only those, since others may have been changed in place. If it
+does not retain the graph, what only eager's other nodes need stays: the engine clears all that the node saved, so that moves
+to `ctx.kept`.
+
+    y = x.exp() + w.sin();  grad(y.sum(), x)      unpacks exp(x), and keeps w for grad(y.sum(), w)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.runtime.recomputation import check_version
+from aotgrad.runtime.variants import VariantKey
+from aotgrad.slots import Saved
+
+
+def saved_of(ctx: Any, key: VariantKey) -> dict[Saved, torch.Tensor]:
+    """The saved tensors that a variant needs, by what they are."""
+    pairs = zip(ctx.plan.saved_slots, unpack(ctx, key), strict=True) if ctx.saves else ()
+    return {slot: tensor for slot, tensor in pairs if tensor is not None}
+
+
+def unpack(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | None]:
+    """The saved tensors that a variant needs, `None` in the place of others: as in eager, those may have been changed.
+
+    Raises:
+        RuntimeError: eager's, if one was changed in place or freed.
+    """
+    if not ctx.saves:
+        return ()
+    needed = ctx.plan.needed(key)
+    if needed is None and ctx.kept is None:
+        return ctx.saved_tensors
+    values: list[torch.Tensor | None] = [None] * len(ctx.plan.saved_slots)
+    for position in range(len(values)) if needed is None else needed:
+        values[position] = unpacked(ctx, position)
+    return values
+
+
+def unpacked(ctx: Any, position: int) -> torch.Tensor:
+    """One of the saved tensors."""
+    if ctx.kept is None:
+        return torch_compat.saved_tensor(ctx, position)
+    if position not in ctx.kept:
+        torch_compat.raise_second_backward()
+    return ctx.kept[position].unpack()
+
+
+def unpack_and_release(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | None]:
+    """The saved tensors that a variant needs; the node lets go of what no other backward may need."""
+    saved = unpack(ctx, key)
+    release(ctx, key)
+    return saved
+
+
+def release(ctx: Any, key: VariantKey) -> None:
+    """Note that a backward ran and let go of what a node saved, unless the graph is retained.
+
+    As in eager, what saves nothing can run again.
+    """
+    if torch_compat.graph_is_retained():
+        return
+    ctx.ran += (key,)
+    if not ctx.saves:
+        return
+    positions = () if key is ctx.plan.full else ctx.plan.needed_later(ctx.ran)
+    if ctx.kept is None:
+        kept = {position: KeptTensor.of(ctx, position) for position in positions}
+        torch_compat.release_saved_tensors(ctx)
+    else:
+        kept = {position: ctx.kept[position] for position in positions if position in ctx.kept}
+    ctx.kept = kept or None
+    if not kept:
+        ctx.recomputation = None
+
+
+@dataclass(frozen=True)
+class KeptTensor:
+    """A saved tensor that outlives a backward which did not need it. `make` returns it, or raises eager's error.
+
+    `version` is that of `tensor`, and `None` if a saved-tensor hook makes it.
+    """
+
+    make: Callable[[], torch.Tensor]
+    version: int | None
+
+    @classmethod
+    def of(cls, ctx: Any, position: int) -> KeptTensor:
+        hook = torch_compat.unpack_hook(ctx, position)
+        if hook is not None:
+            return cls(hook, None)
+        try:
+            tensor = torch_compat.saved_tensor(ctx, position).detach()
+        except RuntimeError as error:
+            return cls(functools.partial(raise_error, str(error)), None)
+        return cls(lambda: tensor, torch_compat.version_of(tensor))
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor.
+
+        Raises:
+            RuntimeError: eager's, if it was changed in place.
+        """
+        tensor = self.make()
+        if self.version is not None:
+            check_version(tensor, self.version)
+        return tensor
+
+
+def raise_error(message: str) -> torch.Tensor:
+    raise RuntimeError(message)
