@@ -1,0 +1,79 @@
+"""Compares every operator of torch's own database with eager: python scripts/conformance/ops.py --jobs 2
+
+Each is called with sample inputs, forward and backward, in several variants (`--list`), by aotgrad and by the peer. The
+results are kept in a file of JSON lines; what is in it already does not run again. Exit status 1 if something of aotgrad's
+is silently wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.conformance.report import exceptions, summary, verdicts
+from tests.conformance.subjects import find_subjects
+from tests.conformance.sweep import Row, Task, read_rows, sweep
+from tests.conformance.variants import VARIANTS
+from tests.conformance.verdict import BY_NAME, Wrong
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if arguments.list:
+        print("\n".join(VARIANTS))
+        return 0
+    tasks = list(chosen_tasks(arguments))
+    known = read_rows(arguments.results)
+    again = tuple(BY_NAME[name] for name in arguments.again)
+    missing = [task for task in tasks if task not in known or isinstance(known[task].verdict, again)]
+    for row in run(missing, arguments):
+        known[row.task] = row
+    print_report([known[task] for task in tasks])
+    return 1 if any(isinstance(known[task].verdict, Wrong) for task in tasks if task.compiler == "aotgrad") else 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
+    parser.add_argument("--compilers", nargs="+", choices=("aotgrad", "peer"), default=["aotgrad", "peer"])
+    parser.add_argument("--operators", nargs="+", help="only those whose names start so")
+    parser.add_argument("--samples", type=int, default=2, help="the most samples of one operator")
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes")
+    parser.add_argument("--limit", type=float, default=60, help="seconds for one operator in one variant")
+    parser.add_argument("--results", type=Path, default=Path("conformance.jsonl"), help="the file of results")
+    parser.add_argument("--again", nargs="+", choices=BY_NAME, default=[], help="run these verdicts again")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--list", action="store_true", help="print the names of the variants")
+    return parser.parse_args()
+
+
+def chosen_tasks(arguments: argparse.Namespace) -> Iterator[Task]:
+    names = sorted(find_subjects())
+    for variant in arguments.variants:
+        for name in names[:: VARIANTS[variant].every]:
+            if arguments.operators is None or name.startswith(tuple(arguments.operators)):
+                yield from (Task(compiler, variant, name, arguments.samples) for compiler in arguments.compilers)
+
+
+def run(tasks: list[Task], arguments: argparse.Namespace) -> Iterator[Row]:
+    """The rows of the tasks, which are also written to the file."""
+    with arguments.results.open("a") as file, tqdm(total=len(tasks), unit="check", disable=arguments.quiet) as progress:
+        for row in sweep(tasks, arguments.jobs, arguments.limit):
+            print(row.to_line(), file=file, flush=True)
+            progress.update()
+            yield row
+
+
+def print_report(rows: list[Row]) -> None:
+    print(summary(rows), end="\n\n")
+    print(verdicts(rows), end="\n\n")
+    print(exceptions([row for row in rows if row.task.compiler == "aotgrad"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

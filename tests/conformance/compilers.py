@@ -1,0 +1,75 @@
+"""What is held against eager: aotgrad, and the peer in its place.
+
+compiled = COMPILERS["aotgrad"](function, VARIANTS["dynamic"])
+compiled(*tensors)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import functorch.compile
+import torch
+from torch._decomp import core_aten_decompositions
+from torch.utils import _pytree as pytree
+
+import aotgrad
+from tests.conformance.subjects import Function, ModuleFunction
+from tests.conformance.variants import Backend, Variant
+
+
+@functools.cache
+def decompositions(name: str) -> dict[Any, Callable]:
+    match name:
+        case "core":
+            return dict(core_aten_decompositions())
+        case "inductor":
+            from torch._inductor.decomposition import select_decomp_table
+
+            return dict(select_decomp_table())
+        case _:
+            return {}
+
+
+def by_aotgrad(function: Function, variant: Variant) -> Callable:
+    options = {"verify": True, "min_graph_ops": 0}
+    if variant.backend is Backend.INDUCTOR:
+        torch.compiler.reset()
+        return torch.compile(function, backend="aotgrad", dynamic=variant.dynamic, options=options)
+    settings = {"decompositions": decompositions(variant.decompositions), "dynamic": variant.dynamic, "options": options}
+    if isinstance(function, ModuleFunction):
+        return replace(function, module=aotgrad.aot_module(function.module, aotgrad.nop, **settings))
+    return aotgrad.aot_function(function, aotgrad.nop, **settings)
+
+
+def by_peer(function: Function, variant: Variant) -> Callable:
+    if variant.backend is Backend.INDUCTOR:
+        torch.compiler.reset()
+        return torch.compile(function, dynamic=variant.dynamic)
+    nop = functorch.compile.nop
+    settings: Any = {"decompositions": decompositions(variant.decompositions), "dynamic": variant.dynamic}
+    if isinstance(function, ModuleFunction):
+        return replace(function, module=functorch.compile.aot_module(function.module, nop, nop, **settings))
+    flat = FlatResults(function)
+    compiled = functorch.compile.aot_function(flat, nop, nop, **settings)
+    return lambda *tensors: pytree.tree_unflatten(compiled(*tensors), flat.structure)
+
+
+@dataclass
+class FlatResults:
+    """A function that returns a list: the peer, called directly, gives lists for tuples. That shall not count."""
+
+    function: Function
+    structure: Any = None
+
+    def __call__(self, *tensors: Any) -> list[Any]:
+        results, self.structure = pytree.tree_flatten(self.function(*tensors))
+        return results
+
+
+Compiler = Callable[[Function, Variant], Callable]
+
+COMPILERS: dict[str, Compiler] = {"aotgrad": by_aotgrad, "peer": by_peer}

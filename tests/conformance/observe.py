@@ -1,0 +1,111 @@
+"""Runs a call and its backward, and notes what a user can see afterwards.
+
+outcome = observe(call)
+outcome.facts["output 0"]["dtype"], outcome.values["gradient 1"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tests.conformance.subjects import SEED, Call, Function
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What could be seen.
+
+    Attributes:
+        facts: by name: flags, aliases, Python values.
+        values: outputs, arguments after the call, gradients; `None` where there is no gradient.
+    """
+
+    facts: dict[str, Any]
+    values: dict[str, Tensor | None]
+
+
+def observe(call: Call, compile: Callable[[Function], Callable] | None = None, seed: int = SEED) -> Outcome:
+    """Run a call on fresh copies of its tensors, compiled or in eager; gradients of all that require grad."""
+    function = call.function.fresh()
+    run = function if compile is None else compile(function)
+    leaves = fresh(call.tensors)
+    arguments = [leaf * 1 if k in call.changed and leaf.requires_grad else leaf for k, leaf in enumerate(leaves)]
+    torch.manual_seed(seed)
+    results, structure = pytree.tree_flatten(run(*arguments))
+    outputs = [result for result in results if isinstance(result, Tensor)]
+    seen = [*named("output", outputs), *named("argument", arguments), *named("parameter", function.state)]
+    facts = {"structure": structure, **python_values(results)}
+    facts |= {name: facts_of(tensor, arguments) for name, tensor in seen}
+    values = {name: copied(tensor) for name, tensor in seen}
+    gradients = gradients_of(outputs, [*leaves, *function.state])
+    facts |= {f"dtype of {name}": gradient.dtype for name, gradient in gradients.items() if gradient is not None}
+    return Outcome(facts, {**values, **gradients})
+
+
+def named(what: str, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    return ((f"{what} {k}", tensor) for k, tensor in enumerate(tensors))
+
+
+def python_values(results: Sequence[Any]) -> dict[str, Any]:
+    others = ((f"result {k}", result) for k, result in enumerate(results) if not isinstance(result, Tensor))
+    return {name: (type(value), repr(value)) for name, value in others}
+
+
+def facts_of(tensor: Tensor, arguments: Sequence[Tensor]) -> dict[str, Any]:
+    """Everything but values and strides."""
+    return {
+        "type": type(tensor),
+        "dtype": tensor.dtype,
+        "layout": tensor.layout,
+        "shape": tuple(tensor.shape),
+        "requires_grad": tensor.requires_grad,
+        "leaf": tensor.is_leaf,
+        "conj": tensor.is_conj(),
+        "neg": tensor.is_neg(),
+        "is argument": [k for k, argument in enumerate(arguments) if argument is tensor],
+        "memory of argument": [k for k, argument in enumerate(arguments) if share_memory(argument, tensor)],
+    }
+
+
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    if not (one.layout is other.layout is torch.strided) or one.numel() == 0:
+        return False
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def gradients_of(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> dict[str, Tensor | None]:
+    wanted = {f"gradient {k}": leaf for k, leaf in enumerate(leaves) if leaf.requires_grad}
+    differentiable = [output for output in outputs if output.requires_grad]
+    if not differentiable or not wanted:
+        return {}
+    tangents = [tangent(k, output) for k, output in enumerate(differentiable)]
+    gradients = torch.autograd.grad(differentiable, list(wanted.values()), tangents, allow_unused=True)
+    return dict(zip(wanted, gradients, strict=True))
+
+
+def tangent(position: int, output: Tensor) -> Tensor:
+    """Random numbers that depend on the position only."""
+    generator = torch.Generator().manual_seed(position)
+    values = torch.rand(output.shape, dtype=output.dtype, generator=generator) + 0.5
+    return values if output.layout is torch.strided else values.to_sparse()
+
+
+def fresh(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Leaves of the same values, flags and strides; what is one tensor stays one."""
+    copies = {id(tensor): copied(tensor).requires_grad_(tensor.requires_grad) for tensor in tensors}
+    return [copies[id(tensor)] for tensor in tensors]
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy with the same strides."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided or type(tensor) is not Tensor or tensor.is_conj() or tensor.is_neg():
+        return tensor.clone()
+    storage = tensor.untyped_storage().clone()
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())

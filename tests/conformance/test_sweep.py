@@ -1,0 +1,117 @@
+"""The sweep itself: a compiler's mistakes are found, and a worker that dies or hangs costs its own check only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import aotgrad
+from aotgrad.errors import CaptureError
+from tests.conformance import check as checks
+from tests.conformance.check import check
+from tests.conformance.report import exceptions, summary
+from tests.conformance.subjects import find_subjects
+from tests.conformance.sweep import Row, Task, read_rows, sweep
+from tests.conformance.variants import VARIANTS
+from tests.conformance.verdict import Crashed, NotSupported, Passed, Raised, RanEagerly, Refused, TimedOut, Wrong, worst
+
+
+@pytest.mark.parametrize("variant", sorted({*VARIANTS} - {"through Inductor"}))
+@pytest.mark.parametrize("subject", ["mul", "nn.Linear (training)"])
+def test_a_subject_in_every_variant(subject: str, variant: str) -> None:
+    verdict = check(find_subjects()[subject], VARIANTS[variant], "aotgrad", most=1)
+    has_no_such_form = subject.startswith("nn.") and variant in ("in-place", "out=", "int64", "bool", "complex128")
+    assert isinstance(verdict, NotSupported if has_no_such_form else Passed), verdict
+
+
+def refuse(*_) -> None:
+    raise CaptureError("no")
+
+
+def fail(*_) -> None:
+    raise ValueError("no")
+
+
+MISTAKES: dict[str, tuple[str, str, Callable, type]] = {
+    "a value": ("mul", "static", lambda f, x, y: f(x, y) + 1, Wrong),
+    "a gradient": ("mul", "static", lambda f, x, y: f(x, y) + x - x.detach(), Wrong),
+    "a missing gradient": ("mul", "static", lambda f, x, y: f(x, y.detach()), Wrong),
+    "a flag": ("mul", "static", lambda f, x, y: f(x, y).detach(), Wrong),
+    "a structure": ("mul", "static", lambda f, x, y: [f(x, y)], Wrong),
+    "another object": ("mul", "in-place", lambda f, x, y: f(x, y).view_as(x), Wrong),
+    "an argument that does not change": ("mul", "in-place", lambda f, x, y: f(x.clone(), y), Wrong),
+    "an out that does not change": ("mul", "out=", lambda f, x, y, out: f(x, y, out.clone()), Wrong),
+    "a refusal": ("mul", "static", lambda f, x, y: refuse(), Refused),
+    "an error": ("mul", "static", lambda f, x, y: fail(), Raised),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(mistake: str, monkeypatch) -> None:
+    subject, variant, spoil, kind = MISTAKES[mistake]
+    wrong = {"wrong": lambda function, variant: lambda *tensors: spoil(function, *tensors)}
+    monkeypatch.setattr(checks, "COMPILERS", wrong)
+    assert isinstance(check(find_subjects()[subject], VARIANTS[variant], "wrong"), kind)
+
+
+def test_a_function_that_runs_eagerly_does_not_pass(monkeypatch) -> None:
+    def raises_in_a_trace(function, variant):
+        def traced(*tensors):
+            return function(*tensors) if type(tensors[0]) is torch.Tensor else fail()
+
+        return aotgrad.aot_function(traced, aotgrad.nop)
+
+    monkeypatch.setattr(checks, "COMPILERS", {"eager": raises_in_a_trace})
+    assert isinstance(check(find_subjects()["mul"], VARIANTS["static"], "eager"), RanEagerly)
+
+
+def test_random_operators_draw_their_own_numbers() -> None:
+    """Torch's database seeds inside of them, which would hide what they draw."""
+    call = find_subjects()["randn_like"].calls(VARIANTS["static"], 1)[0]
+    torch.manual_seed(5)
+    assert not torch.equal(call.function(*call.tensors), call.function(*call.tensors))
+
+
+def test_workers_that_die_or_hang() -> None:
+    fine, missing = Task("aotgrad", "static", "mul", 1), Task("aotgrad", "static", "no such operator", 1)
+    rows = {row.task: row.verdict for row in sweep([missing, fine], jobs=1, limit_s=60)}
+    assert rows == {fine: Passed(), missing: Crashed("exit status 1")}
+    assert [row.verdict for row in sweep([fine], jobs=1, limit_s=0)] == [TimedOut("longer than 0 s")]
+
+
+def test_results_are_read_again(tmp_path) -> None:
+    row = Row(Task("peer", "static", "mul", 2), Wrong("output 0"), 1.5)
+    newer = dataclasses.replace(row, verdict=Passed())
+    path = tmp_path / "results.jsonl"
+    path.write_text(f"{row.to_line()}\n{newer.to_line()}\n{row.to_line()[:30]}")
+    assert read_rows(path) == {row.task: newer}
+    assert read_rows(tmp_path / "none") == {}
+
+
+def test_tables() -> None:
+    verdicts = {"a": Passed(), "b": Wrong("output 0 | 1"), "c": NotSupported("no sample")}
+    rows = [Row(Task("aotgrad", "static", name, 1), verdict, 0.0) for name, verdict in verdicts.items()]
+    assert summary(rows).splitlines()[-1].split() == ["|", "all", "|", "2", "|", "50.00", "%", "|"]
+    assert exceptions(rows).splitlines()[-1].split() == [
+        "|",
+        "b",
+        "|",
+        "static",
+        "|",
+        "Wrong",
+        "|",
+        "output",
+        "0",
+        "\\|",
+        "1",
+        "|",
+    ]
+
+
+def test_the_worst_verdict_counts() -> None:
+    assert worst([NotSupported("no"), Passed()]) == Passed()
+    assert worst([Wrong("a"), Refused("b"), Wrong("c")]) == Wrong("a")
+    assert isinstance(worst([]), NotSupported)
