@@ -22,12 +22,13 @@ from torch import nn
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Compiler, FunctionBackend
+from aotgrad.calls import FunctionCalls, ModuleCalls, module_call, state_of
 from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
 from aotgrad.debug_state import debug_state
 from aotgrad.errors import CaptureError
 from aotgrad.ir import InputHint
-from aotgrad.lifting import LiftedModule, ModuleArguments, slots_of
+from aotgrad.lifting import LiftedModule, slots_of
 from aotgrad.memory import MemoryGuard
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
@@ -76,7 +77,7 @@ def aot_function(
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     cache = PlanCache(Recipe(backend, partition_fn, Options.from_mapping(given)), name)
 
-    state = state_of(fn)
+    calls = FunctionCalls(fn, cache, state_of(fn), num_params_buffers)
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -84,22 +85,12 @@ def aot_function(
             return fn(*args, **kwargs)
         arguments = Arguments.of(args, kwargs)
         if cache.runs_eagerly(arguments.tensors):
-            return cache.jvp.call(fn, arguments, state())
-        return cache.call(fn, arguments, num_params_buffers, state())
+            return cache.jvp.call(fn, arguments, calls.state())
+        return cache.call(fn, arguments, num_params_buffers, calls.state())
 
-    compiled.plan_cache, compiled.plans = cache, cache.plans
+    compiled.plan_cache, compiled.plans, compiled.calls = cache, cache.plans, calls
     compiled.debug_state = functools.partial(debug_state, cache)
     return compiled
-
-
-def state_of(fn: Callable) -> Callable[[], State]:
-    """Reads what a call of `fn` depends on besides its arguments: the attributes of a module, if it is one."""
-    owner = getattr(fn, "__self__", fn)
-    if not isinstance(owner, nn.Module):
-        constant = State(fn)
-        return lambda: constant
-    lifted = LiftedModule(owner)
-    return lambda: State(fn, lifted.read()[1], lambda: lifted.read()[1])
 
 
 def clear_cache(compiled: Callable) -> None:
@@ -134,11 +125,10 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         runs_eagerly = cache.runs_eagerly(inputs)
         if runs_eagerly and not torch_compat.forward_mode_is_open():
             return eager(*inputs, **options)
-        tensors, value = lifted.read()
-        state, arguments = State(eager, value, lambda: lifted.read()[1]), ModuleArguments.after(tensors, inputs, options)
+        arguments, state = module_call(lifted, eager, inputs, options)
         if runs_eagerly:
             return cache.jvp.call(lifted.forward, arguments, state)
-        return cache.call(lifted.forward, arguments, len(tensors), state)
+        return cache.call(lifted.forward, arguments, arguments.count, state)
 
     def deepcopy(self: nn.Module, memo: dict) -> nn.Module:
         import copy
@@ -149,6 +139,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         "forward": functools.wraps(type(mod).forward)(forward),
         "__deepcopy__": deepcopy,
         "plan_cache": cache,
+        "calls": ModuleCalls(mod, cache, lifted),
         "plans": staticmethod(cache.plans),
         "debug_state": staticmethod(functools.partial(debug_state, cache)),
     }

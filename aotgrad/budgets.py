@@ -17,17 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tabulate import tabulate
-from torch import nn
 
 from aotgrad.backends import registry
-from aotgrad.capture.flatten import Arguments
+from aotgrad.calls import calls_of
 from aotgrad.errors import PartitionError
 from aotgrad.ir import JointGraph
-from aotgrad.lifting import LiftedModule, ModuleArguments
 from aotgrad.observe import Observer
 from aotgrad.options import Options
 from aotgrad.partition import FrontierPoint, Objective, frontier_points, min_cut_rematerialization_partition
-from aotgrad.plan_cache import PlanCache, State
+from aotgrad.plan_cache import NoPlan, PlanCache
 from aotgrad.recipe import Recipe
 
 
@@ -102,14 +100,9 @@ class _JointRecipe(Recipe):
 def _joint_of(fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], backend: str) -> JointGraph:
     options = Options.from_mapping({"min_graph_ops": 0})
     recipe = _JointRecipe(registry.get(backend), min_cut_rematerialization_partition, options)
-    cache = PlanCache(recipe, "memory_frontier")
     try:
-        if isinstance(fn, nn.Module):
-            lifted = LiftedModule(fn)
-            tensors, _ = lifted.read()
-            cache.call(lifted.forward, ModuleArguments.after(tensors, args, kwargs), len(tensors), State(fn))
-        else:
-            cache.call(fn, Arguments.of(args, kwargs), 0, State(fn))
+        plan = calls_of(fn, PlanCache(recipe, "memory_frontier")).plan_for(*args, **kwargs)
     except _Found as found:
         return found.joint
-    raise PartitionError("aotgrad is disabled (AOTGRAD_DISABLE=1), or the function runs inside another trace")
+    assert isinstance(plan, NoPlan), "a plan has a joint graph"
+    raise plan.error or PartitionError(f"the function is not compiled: {plan.reason}")

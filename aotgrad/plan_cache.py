@@ -124,14 +124,18 @@ class PlanCache:
         return CompiledJvp(PlanCache(self.recipe, f"jvp of {self.name}", check=reject_aliases))
 
     def runs_eagerly(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether no plan is looked for: options, or every op of the call matters to someone else."""
-        if not self.recipe.options.enabled:
-            self.fallbacks[DISABLED] += 1
-        elif torch_compat.ops_are_observed(tensors):
-            self.fallbacks[OBSERVED] += 1
-        else:
+        """Whether no plan is looked for; counted by reason."""
+        reason = self.why_eagerly(tensors)
+        if reason is None:
             return False
+        self.fallbacks[reason] += 1
         return True
+
+    def why_eagerly(self, tensors: Sequence[torch.Tensor]) -> str | None:
+        """Why no plan is looked for: options, or every op of the call matters to someone else."""
+        if not self.recipe.options.enabled:
+            return DISABLED
+        return OBSERVED if torch_compat.ops_are_observed(tensors) else None
 
     def call(
         self,
@@ -152,6 +156,7 @@ class PlanCache:
         static_count: int,
         state: State,
         known: passes.KnownValues | None = None,
+        counts: bool = True,
     ) -> CachedPlan | NoPlan:
         """The plan for these arguments, which is made if there is none, or why there can be none.
 
@@ -160,15 +165,16 @@ class PlanCache:
             static_count: how many leading tensors are parameters or buffers.
             state: what else the trace depends on.
             known: tensors that hold what the function would compute; determined by `state`.
+            counts: whether a plan that is found counts as used.
         """
         tensors = arguments.tensors
         key = structure_key(arguments.constants, arguments.spec, (state.value, passes.generation()))
         plan = self.find(key, tensors)
-        if plan is not None:
+        if plan is None:
+            return self.make(key, function, arguments, static_count, state, known)
+        if counts:
             plan.hits += 1
             counters["hits"] += 1
-        else:
-            plan = self.make(key, function, arguments, static_count, state, known)
         return plan
 
     def run_eagerly(self, missing: NoPlan, state: State, arguments: Arguments) -> Any:
