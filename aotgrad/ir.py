@@ -505,11 +505,17 @@ class SavedValue:
 
 @dataclass(frozen=True)
 class RecomputedValue:
-    """One op of the forward that runs again in the backward, and why its result is not saved."""
+    """One op of the forward that runs again in the backward, and why its result is not saved.
+
+    `traffic_bytes`: what it reads and writes if it runs by itself, 0 for a view. `flops`: floating point operations of a
+    product, a convolution or an attention, 0 for other ops.
+    """
 
     name: str
     reason: str
     source: str | None
+    traffic_bytes: int
+    flops: int
 
 
 @dataclass(frozen=True)

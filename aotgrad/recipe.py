@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +13,19 @@ from aotgrad.batching import CompiledBatches
 from aotgrad.ir import Capture, InputHint, JointGraph, ViewAndMutationMeta
 from aotgrad.observe import Observer
 from aotgrad.options import Options
+from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph, compile_flat
 from aotgrad.plan_cache import PlanCache
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.vjp import CapturedFunction, CompiledVjp, check_old_values
+
+PARTITIONERS: Mapping[str, Callable] = {
+    "min_cut": min_cut_rematerialization_partition,
+    "recompute_all": recompute_all_partition,
+    "save_all": default_partition,
+}
+"""Partition functions by the option `partitioner`."""
 
 MOST_PLANS = 1024
 """The limit for the vjps of one plan: what they are called with is bounded by its structure, and has its shapes."""

@@ -18,14 +18,7 @@ from aotgrad.api import compile_module
 from aotgrad.backends import Backend, registry
 from aotgrad.backends.inductor import InductorBackend
 from aotgrad.options import Options
-from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
-from aotgrad.recipe import Recipe
-
-PARTITIONERS = {
-    "min_cut": min_cut_rematerialization_partition,
-    "recompute_all": recompute_all_partition,
-    "save_all": default_partition,
-}
+from aotgrad.recipe import PARTITIONERS, Recipe
 
 
 class DynamoBackend:

@@ -96,7 +96,8 @@ def _describe(analysis: JointAnalysis, value: _Crossing, reason: str | None) -> 
 def _recomputed(analysis: JointAnalysis, decision: Decision, needed: set[fx.Node]) -> Iterator[RecomputedValue]:
     for node in analysis.in_order(decision.again):
         if node in analysis.forward and node in needed:
-            yield RecomputedValue(node.name, decision.again[node], source_line(node))
+            traffic = 0 if analysis.is_view(node) else costs.traffic(node)
+            yield RecomputedValue(node.name, decision.again[node], source_line(node), traffic, costs.flops(node))
 
 
 def source_line(node: fx.Node) -> str | None:
