@@ -8,6 +8,7 @@ from aotgrad.backends import make_boxed_compiler, make_boxed_func, nop
 from aotgrad.budgets import memory_frontier
 from aotgrad.counters import counters
 from aotgrad.frontends.dynamo import DynamoBackend, eager, inductor, interpreter
+from aotgrad.inspect.explain import explain
 from aotgrad.options import Options
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
 from aotgrad.plan_cache import last_executed
@@ -24,6 +25,7 @@ __all__ = [
     "default_partition",
     "eager",
     "errors",
+    "explain",
     "inductor",
     "interpreter",
     "last_executed",

@@ -149,6 +149,7 @@ def case(
         assert name not in CASES, f"two golden cases are called {name}"
         assert set(folders) <= STAGES.keys(), f"the folders of {name} are {folders}"
         CASES[name] = Case(function, folders, tuple(args), tuple(helpers), around, options)
+        function.example_inputs = CASES[name].make_args  # for `python -m aotgrad stages tests.golden.outputs:NAME`
         return function
 
     return add

@@ -1,0 +1,182 @@
+"""Look at what aotgrad makes of a function or module. The graphs are those of the function as it stands, without Dynamo.
+
+    python -m aotgrad explain model.py:net --inputs "f32[8, 4]"       what happens to inputs, what is saved, and why
+    python -m aotgrad explain model.py:net --json                     the same for programs
+    python -m aotgrad stages torch.nn.functional:gelu --inputs "bf16[4]" --stage joint
+    python -m aotgrad frontier model.py:net --plot front.svg          what it can trade of memory for time
+
+A name may be dotted (`model.py:Net.step`); a module instance is compiled with its parameters. An input is written as the
+report prints it: `f32[3, 4]`, with strides `f32[4, 3][1, 4]`, then `requires_grad`, or `nonleaf` for a tensor with a
+history; `same 0` is input 0 again; anything else is a Python literal. Without --inputs, `example_inputs()` of the file
+gives them.
+
+The exit status is 0, or 1 if the function cannot be compiled, or 2 if the command line asks for what is not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aotgrad.backends import registry
+from aotgrad.budgets import MemoryFrontier, memory_frontier
+from aotgrad.calls import calls_of
+from aotgrad.errors import AOTGradError, OptionError
+from aotgrad.inspect.explain import explain
+from aotgrad.inspect.specs import SpecError
+from aotgrad.inspect.targets import Target, UsageError
+from aotgrad.observe import LAST_STAGE, recorded
+from aotgrad.options import Options
+from aotgrad.plan_cache import NoPlan, PlanCache
+from aotgrad.recipe import PARTITIONERS, Recipe
+
+STAGES = ("capture", "analysis", "joint", "partition", "compiled", LAST_STAGE)
+MEGABYTE = 1e6
+OK, CANNOT_COMPILE, WRONG_USAGE = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        with torch.no_grad() if arguments.no_grad else contextlib.nullcontext():
+            status = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except (UsageError, SpecError, OptionError) as error:
+        return failed(error, WRONG_USAGE)
+    except AOTGradError as error:
+        return failed(error, CANNOT_COMPILE)
+    except BrokenPipeError:  # whoever read the output has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def failed(error: Exception, status: int) -> int:
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return status
+
+
+# --- The command line ------------------------------------------------------------------------------------------------
+
+
+def make_parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m aotgrad", description=__doc__, formatter_class=raw)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    shared = shared_parser()
+    command = add_command(commands, "explain", run_explain, shared, "report what is compiled, what is saved, and why")
+    command.add_argument("--json", action="store_true", help="for programs")
+    command = add_command(commands, "stages", run_stages, shared, "print what every stage of the pipeline makes of it")
+    command.add_argument("--stage", action="append", choices=STAGES, help="print this stage only; may be repeated")
+    command = add_command(commands, "frontier", run_frontier, shared, "print what it can trade of memory for time")
+    command.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it to this file; needs matplotlib")
+    return parser
+
+
+def add_command(commands: Any, name: str, run: Callable, shared: argparse.ArgumentParser, text: str) -> Any:
+    command = commands.add_parser(name, parents=[shared], help=text, description=f"{text[0].upper()}{text[1:]}.")
+    command.set_defaults(run=run)
+    return command
+
+
+def shared_parser() -> argparse.ArgumentParser:
+    """What every command takes."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("function", help="file.py:function or module:function")
+    parser.add_argument("--inputs", nargs="*", metavar="INPUT", help='such as "f32[3, 4] requires_grad"')
+    parser.add_argument("--backend", default="eager", choices=registry.names(), help="default: eager")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="see aotgrad.Options")
+    parser.add_argument("--no-grad", action="store_true", help="as under torch.no_grad()")
+    return parser
+
+
+def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of the command line; a value that is no Python literal is a string."""
+    options = {}
+    for text in arguments.option:
+        name, found, value = text.partition("=")
+        if not found:
+            raise UsageError(f"--option {text!r} has no value; write NAME=VALUE, such as memory_budget=0.5")
+        try:
+            options[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[name] = value
+    return options
+
+
+# --- The commands ----------------------------------------------------------------------------------------------------
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    options = options_of(arguments)
+    target = Target.of(arguments.function, arguments.inputs)
+    explanation = explain(target.function, backend=arguments.backend, options=options)(*target.inputs)
+    print(explanation.to_json() if arguments.json else explanation)
+    return OK
+
+
+def run_stages(arguments: argparse.Namespace) -> int:
+    options = Options.from_mapping(options_of(arguments))
+    target = Target.of(arguments.function, arguments.inputs)
+    recipe = Recipe(registry.get(arguments.backend), PARTITIONERS[options.partitioner], options)
+    for title, text in stages(target, recipe, arguments.stage or STAGES):
+        print(f"--- {title} ---\n\n{text}\n")
+    return OK
+
+
+def stages(target: Target, recipe: Recipe, wanted: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The name and text of every wanted stage.
+
+    Raises:
+        UsageError: the function raises by itself.
+    """
+    with recorded() as found:
+        plan = calls_of(target.function, PlanCache(recipe, "stages")).plan_for(*target.inputs)
+    if isinstance(plan, NoPlan):
+        cause = "" if plan.error is None else f": {type(plan.error).__name__}: {plan.error}"
+        raise UsageError(f"there are no stages, since {plan.reason}{cause}") from plan.error
+    yield from ((stage.name, stage.text) for stage in found if stage.name in wanted)
+
+
+def run_frontier(arguments: argparse.Namespace) -> int:
+    if arguments.option:
+        raise UsageError("frontier takes no --option: it shows what there is to choose from")
+    target = Target.of(arguments.function, arguments.inputs)
+    frontier = memory_frontier(target.function, *target.inputs, backend=arguments.backend)
+    print(frontier)
+    if arguments.plot:
+        plot(frontier, arguments.plot, arguments.function)
+    return OK
+
+
+def plot(frontier: MemoryFrontier, path: Path, title: str) -> None:
+    """Draw saved and peak bytes against the traffic of what runs again.
+
+    Raises:
+        UsageError: if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]  # no window and no backend
+    except ImportError as error:
+        raise UsageError('--plot needs matplotlib: pip install "aotgrad[plot]"') from error
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name in ("saved", "peak"):
+        points = [(getattr(p, f"{name}_bytes") / MEGABYTE, p.recompute_bytes / MEGABYTE) for p in frontier.points]
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+    default = frontier.default
+    for size in (default.saved_bytes, default.peak_bytes):
+        label = "without a budget" if size == default.saved_bytes else None
+        axes.plot(size / MEGABYTE, default.recompute_bytes / MEGABYTE, "k*", markersize=9, label=label)
+    axes.set(xlabel="memory (MB)", ylabel="traffic of what runs again (MB)", title=title)
+    axes.legend()
+    figure.savefig(path)

@@ -1,0 +1,103 @@
+"""`aotgrad.explain`: what would be compiled for a call, or was, as one report.
+
+In: a function or module, and the arguments of a call. Out: an `Explanation`. Nothing of the function runs.
+
+    print(aotgrad.explain(model)(x))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aotgrad.backends import Backend, registry
+from aotgrad.calls import Calls, calls_of
+from aotgrad.inspect.explanation import Explanation, explanation_of
+from aotgrad.ir import Compiled, JointGraph, Partition
+from aotgrad.options import Options
+from aotgrad.plan_cache import PlanCache
+from aotgrad.recipe import PARTITIONERS, Recipe
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """Call it as the function is called."""
+
+    calls: Calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What a call with these arguments runs.
+
+        Raises:
+            CaptureError: and whatever else a call raises that cannot be compiled.
+        """
+        plan = self.calls.plan_for(*args, **kwargs)
+        return explanation_of(plan, self.calls.cache, self.calls.named_tensors(args, kwargs))
+
+
+def explain(
+    fn: Callable[..., Any], *, backend: str = "eager", options: Mapping[str, Any] | None = None
+) -> Callable[..., Explanation]:
+    """Say what is compiled for a call, and why: `explain(fn)(*args)`.
+
+    Args:
+        fn: a function of tensors or a module, which is traced as it stands (without Dynamo); or what `aot_function` or
+            `aot_module` returned, whose own plan for the call is explained, and made if there is none.
+        backend: the name of a registered backend, which traces and partitions but does not compile. Without a meaning
+            for what is compiled already, as are the options.
+        options: see `aotgrad.Options`.
+
+    Returns:
+        A function of the arguments of `fn` that returns an `Explanation`. Print it: what happens to each input, what each
+        output is, the graphs, each value saved for the backward with its bytes, its line and the reason, what runs
+        again and what that costs, what one call does, and the plans and backward graphs so far. `to_json()` gives the
+        same to a program; sizes are in bytes.
+
+    Raises:
+        BackendError, OptionError: for a backend or an option that there is not.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(2, 3, requires_grad=True)
+        >>> report = explain(lambda x: x.sin().sum())(x)
+        >>> [(row.name, row.bytes) for row in report.saved]
+        [('x', 24)]
+    """
+    calls = getattr(fn, "calls", None)
+    if calls is None:
+        checked = Options.from_mapping(options)
+        recipe = Recipe(Uncompiled(registry.get(backend)), PARTITIONERS[checked.partitioner], checked)
+        calls = calls_of(fn, PlanCache(recipe, getattr(fn, "__qualname__", type(fn).__qualname__)))
+    return Explainer(calls)
+
+
+@dataclass(frozen=True)
+class Uncompiled:
+    """A backend that shapes the graphs as another one does, and compiles none of them."""
+
+    backend: Backend
+
+    @property
+    def name(self) -> str:
+        return self.backend.name
+
+    @property
+    def min_graph_ops(self) -> int:
+        return self.backend.min_graph_ops
+
+    @property
+    def fuses(self) -> bool:
+        return self.backend.fuses
+
+    def decompositions(self) -> Mapping[Any, Callable]:
+        return self.backend.decompositions()
+
+    def prepare_joint(self, joint: JointGraph) -> JointGraph:
+        return self.backend.prepare_joint(joint)
+
+    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+        def refuse(*args: Any) -> Any:
+            raise AssertionError("a plan that was made to be looked at does not run")
+
+        return Compiled(self.name, refuse, None if partition.backward is None else lambda half: refuse)

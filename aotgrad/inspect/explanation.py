@@ -1,0 +1,433 @@
+"""What was compiled for one call, as plain data: a row for each input, output, graph, saved value, step and plan.
+
+In: a `CachedPlan`, the cache that it is in, and what the user calls the arguments. Out: an `Explanation`, which prints as a
+report (`inspect.report`) and goes into JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+
+from aotgrad.calls import NamedTensor
+from aotgrad.debug_state import variant_name
+from aotgrad.inspect.steps import steps_text
+from aotgrad.ir import (
+    AliasOfInput,
+    AliasOfIntermediate,
+    AliasOfIntermediateBaseIsUserOutput,
+    AliasOfOutput,
+    ConstantOutput,
+    CustomFunctionView,
+    GraphHalf,
+    InputAliasInfo,
+    InputSpec,
+    IsInput,
+    IsOutput,
+    NonAlias,
+    OutputAliasInfo,
+    RecomputedValue,
+    SavedValue,
+    SymInput,
+    SymOutput,
+    SyntheticBase,
+    UnsafeViewAlias,
+)
+from aotgrad.passes import computes
+from aotgrad.pipeline import Executable, SmallGraph
+from aotgrad.plan_cache import CachedPlan, NoPlan, PlanCache
+from aotgrad.printing import type_text
+from aotgrad.printing.graphs import argument_text, results_of
+from aotgrad.printing.stages import input_alias_text, replay_text
+from aotgrad.slots import IntermediateBase, Primal, Tangent, UserOutput
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    code: str
+
+
+@dataclass(frozen=True)
+class InputRow:
+    """One tensor that the function takes, or a symbolic number, or the memory that several arguments share.
+
+    Attributes:
+        name: what the user calls it: `x`, `batch['ids']`, `layers.0.weight`.
+        kind: `"parameter"`, `"buffer"`, `"argument"`, `"symbolic number"` or `"synthetic base"`.
+        type: dtype, sizes, strides and device as FX prints them, `f32[2, 3]`.
+        bytes: of its elements.
+        requires_grad: as at the start of the call.
+        happened: what the function did to it.
+        gradient: whether a backward computes one, and if not, why.
+    """
+
+    name: str
+    kind: str
+    type: str
+    bytes: int
+    requires_grad: bool
+    happened: str
+    gradient: str
+
+
+@dataclass(frozen=True)
+class OutputRow:
+    """One leaf of what the function returns: what it is an alias of, and which backward its gradient goes into."""
+
+    name: str
+    type: str
+    what: str
+    backward: str
+
+
+@dataclass(frozen=True)
+class GraphRow:
+    """One graph: `ops` of its `nodes` compute something (no views, no numbers)."""
+
+    name: str
+    ops: int
+    nodes: int
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class SavedRow:
+    """One value that the forward keeps for the backward.
+
+    Attributes:
+        name: of the argument or the node; `max[1]` is an item of what `max` returns.
+        bytes: of memory that is alive only because it is saved.
+        is_own: whether it is a parameter or buffer.
+        where: the user's line that computes it; `None` for arguments.
+    """
+
+    name: str
+    type: str
+    bytes: int
+    reason: str
+    is_own: bool
+    where: SourceLine | None
+
+
+@dataclass(frozen=True)
+class RecomputedRow:
+    """One op that runs again in the backward, and what it takes by itself; a backend that fuses ops takes less."""
+
+    name: str
+    type: str
+    traffic_bytes: int
+    flops: int
+    reason: str
+    where: SourceLine | None
+
+
+@dataclass(frozen=True)
+class VariantRow:
+    """A backward graph that was compiled: which one, without which tangents and gradients, and how many ops it has."""
+
+    name: str
+    ops: int
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A plan of the function: `explained` is whether it is the one that the report is about."""
+
+    explained: bool
+    hits: int
+    compile_ms: float
+    guards: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What was compiled for one call. `print` it, or take it apart; `to_json()` for other programs.
+
+    Attributes:
+        name: of the function.
+        backend: the name of the backend.
+        note: why there are no graphs, if the original function runs in place of a plan.
+        inputs, outputs, graphs, saved, recomputed: a row for each, see their types.
+        steps: what one call does, in words.
+        source: the emitted Python function that does it.
+        variants: the backward graphs that were compiled so far.
+        plans: every plan of the function.
+    """
+
+    name: str
+    backend: str
+    note: str | None
+    inputs: tuple[InputRow, ...] = ()
+    outputs: tuple[OutputRow, ...] = ()
+    graphs: tuple[GraphRow, ...] = ()
+    saved: tuple[SavedRow, ...] = ()
+    recomputed: tuple[RecomputedRow, ...] = ()
+    steps: tuple[str, ...] = ()
+    source: str = ""
+    variants: tuple[VariantRow, ...] = ()
+    plans: tuple[PlanRow, ...] = ()
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that are alive between forward and backward because they are saved."""
+        return sum(row.bytes for row in self.saved)
+
+    @property
+    def recomputed_bytes(self) -> int:
+        """The memory traffic of what runs again, each op by itself."""
+        return sum(row.traffic_bytes for row in self.recomputed)
+
+    @property
+    def recomputed_flops(self) -> int:
+        """The floating point operations of what runs again."""
+        return sum(row.flops for row in self.recomputed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Lists, dictionaries, strings and numbers, with the totals."""
+        totals = ("saved_bytes", "recomputed_bytes", "recomputed_flops")
+        return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in totals}}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """`to_dict()` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        from aotgrad.inspect.report import report_text  # it is made of these types
+
+        return report_text(self)
+
+
+def explanation_of(plan: CachedPlan | NoPlan, cache: PlanCache, tensors: Sequence[NamedTensor]) -> Explanation:
+    """Take a plan apart.
+
+    Args:
+        plan: what a call found.
+        cache: all plans of the function.
+        tensors: what the user calls each tensor of the call.
+    """
+    backend, plans = cache.recipe.backend.name, tuple(plan_row(other, other is plan) for other in cache.plans())
+    match plan:
+        case NoPlan(reason, error):
+            cause = "" if error is None else f" ({type(error).__name__}: {error})"
+            return Explanation(cache.name, backend, f"the function runs eagerly: {reason}{cause}", plans=plans)
+        case CachedPlan(SmallGraph() as small):
+            return Explanation(cache.name, backend, small.source.removeprefix("# "), plans=plans)
+        case CachedPlan(Executable() as executable):
+            rows = _Rows(executable, plan, tensors)
+            return Explanation(
+                name=cache.name,
+                backend=backend,
+                note=None,
+                inputs=tuple(rows.inputs()),
+                outputs=tuple(rows.outputs()),
+                graphs=tuple(rows.graphs()),
+                saved=tuple(map(rows.saved, executable.partition.saved)),
+                recomputed=tuple(map(rows.recomputed, executable.partition.recomputed)),
+                steps=tuple(map(rows.named, steps_text(executable.plan.steps))),
+                source=executable.source,
+                variants=tuple(rows.variants()),
+                plans=plans,
+            )
+    raise AssertionError(plan)
+
+
+def plan_row(plan: CachedPlan, explained: bool) -> PlanRow:
+    return PlanRow(explained, plan.hits, plan.compile_ns / 1e6, tuple(plan.guards.lines()))
+
+
+class _Rows:
+    """The rows of one executable; `named` puts the user's names in the place of the placeholders'."""
+
+    def __init__(self, executable: Executable, plan: CachedPlan, tensors: Sequence[NamedTensor]) -> None:
+        self.executable, self.plan = executable, plan
+        self.nodes = {node.name: node for node in executable.joint.module.graph.nodes}
+        dedupe, order = plan.guards.dedupe, executable.capture.convention.order
+        self.names: dict[int, str] = {}
+        self.kinds: dict[int, str] = {}
+        for (name, kind), position in zip(tensors, dedupe.positions, strict=True):
+            index = order[position]
+            self.names[index] = f"{self.names[index]} = {name}" if index in self.names else name
+            self.kinds.setdefault(index, kind)
+        inputs = executable.capture.inputs
+        self.own = {spec.name for k, spec in enumerate(inputs) if self.kinds.get(k) in ("parameter", "buffer")}
+        self.placeholders = {spec.name: self.name(k) for k, spec in enumerate(executable.capture.inputs)}
+
+    def name(self, index: int) -> str:
+        """What the user calls input `index` of the graph."""
+        return self.names.get(index, self.executable.capture.inputs[index].name)
+
+    def named(self, text: str) -> str:
+        return re.sub(r"\b((?:primals|member)_\d+)\b", lambda found: self.placeholders.get(found[1], found[1]), text)
+
+    # -- inputs and outputs
+
+    def inputs(self) -> Iterator[InputRow]:
+        for index, (spec, info) in enumerate(zip(self.executable.capture.inputs, self.executable.meta.inputs, strict=True)):
+            value = spec.value if isinstance(spec, SymInput) else spec.fake
+            yield InputRow(
+                name=self.name(index),
+                kind=self.kind(index, spec),
+                type=type_text(value),
+                bytes=bytes_of(value),
+                requires_grad=not isinstance(spec, SymInput) and spec.requires_grad,
+                happened="" if info is None else happened_text(info),
+                gradient=self.gradient(index, spec),
+            )
+
+    def kind(self, index: int, spec: InputSpec) -> str:
+        if isinstance(spec, SymInput):
+            return "symbolic number"
+        if isinstance(spec, SyntheticBase):
+            return "synthetic base"
+        return self.kinds[index]
+
+    def gradient(self, index: int, spec: InputSpec) -> str:
+        """Whether there is one, and if not, why."""
+        joint = self.executable.joint
+        if isinstance(spec, SymInput):
+            return "none: it is a number"
+        if not spec.requires_grad:
+            return "none: it does not require grad"
+        if not joint.differentiable:
+            return "none: no output has a gradient"
+        results = zip(joint.signature.outputs, results_of(joint.module), strict=True)
+        terms = sum(value is not None for slot, value in results if getattr(slot, "of", None) == Primal(index))
+        if terms == 0:
+            return "none: no differentiable output depends on it"
+        return "computed" if terms == 1 else f"computed, {terms} terms"
+
+    def outputs(self) -> Iterator[OutputRow]:
+        outputs, infos = self.executable.capture.outputs, self.executable.meta.outputs
+        for index, (name, value, info) in enumerate(zip(self.output_names(), outputs, infos, strict=True)):
+            is_tensor = isinstance(value, torch.Tensor)
+            text = type_text(value) if is_tensor or not isinstance(info, ConstantOutput) else argument_text(info.value)
+            yield OutputRow(name, text, self.what(info), self.backward_of(index, info))
+
+    def output_names(self) -> list[str]:
+        """`output` for a lone result, else `output[0]`, `output['loss']`, `output.logits`."""
+        count = len(self.executable.capture.outputs)
+        leaves, _ = pytree.tree_flatten_with_path(self.plan.output.unflatten(range(count)))
+        paths = {leaf: f"output{pytree.keystr(path)}" for path, leaf in leaves}
+        return [paths.get(k, f"output {k}") for k in range(count)]
+
+    def what(self, info: OutputAliasInfo) -> str:
+        match info:
+            case NonAlias():
+                return "a new tensor"
+            case UnsafeViewAlias():
+                return "a view whose base nobody sees, returned as it is"
+            case CustomFunctionView():
+                return "a view made by an autograd.Function, computed by the graph"
+            case IsInput(index):
+                return f"{self.name(index)} itself"
+            case IsOutput(index):
+                return f"the same tensor as output {index}"
+            case AliasOfInput(index):
+                return f"a view of {self.name(index)}, made again from it:{replay_text(info.replay)}"
+            case AliasOfOutput(output) | AliasOfIntermediateBaseIsUserOutput(output):
+                return f"a view of output {output}, made again from it:{replay_text(info.replay)}"
+            case AliasOfIntermediate(base):
+                return f"a view of intermediate {base}, which the graph returns:{replay_text(info.replay)}"
+            case SymOutput():
+                return "a number that the graph computes"
+            case ConstantOutput():
+                return "the same object at every call"
+        raise AssertionError(info)
+
+    def backward_of(self, index: int, info: OutputAliasInfo) -> str:
+        """The backward that the gradient of an output enters first; empty if the graph gets none for it."""
+        slot = IntermediateBase(info.base) if isinstance(info, AliasOfIntermediate) else UserOutput(index)
+        segments = self.executable.joint.segments
+        numbers = [number for number, segment in enumerate(segments) if Tangent(slot) in segment.tangents]
+        return backward_name(numbers[0], len(segments)) if numbers else ""
+
+    # -- graphs
+
+    def graphs(self) -> Iterator[GraphRow]:
+        executable, count = self.executable, len(self.executable.plan.segments)
+        if count:
+            yield graph_row("joint", executable.joint)
+        yield graph_row("forward" if count else "inference", executable.partition.forward)
+        for number, half in enumerate(executable.plan.segments):
+            yield graph_row(backward_name(number, count), half)
+
+    def saved(self, value: SavedValue) -> SavedRow:
+        forward = self.executable.partition.forward
+        found = dict(zip(forward.signature.outputs, results_of(forward.module), strict=True))[value.slot]
+        node, is_own = self.nodes.get(value.slot.name), value.slot.name in self.own
+        name = self.placeholders.get(value.slot.name) or node_name(node, value.slot.name)
+        return SavedRow(name, node_type(found), value.saved_bytes, value.reason, is_own, where(node))
+
+    def recomputed(self, value: RecomputedValue) -> RecomputedRow:
+        node = self.nodes.get(value.name)
+        return RecomputedRow(
+            node_name(node, value.name), node_type(node), value.traffic_bytes, value.flops, value.reason, where(node)
+        )
+
+    def variants(self) -> Iterator[VariantRow]:
+        for number, backward in enumerate(self.executable.backwards):
+            name = backward_name(number, len(self.executable.backwards))
+            for key, variant in list(backward.variants.variants.items()):
+                yield VariantRow(variant_name(name, key), count_ops(variant.half.module.graph))
+
+
+def happened_text(info: InputAliasInfo) -> str:
+    """What was done to an input, and how a call does it to the caller's tensor."""
+    text = input_alias_text(info)
+    return f"{text}; copied back after the forward" if info.mutation.data else text
+
+
+def backward_name(number: int, count: int) -> str:
+    return "backward" if count == 1 else f"backward {number}"
+
+
+def graph_row(name: str, half: GraphHalf | Any) -> GraphRow:
+    graph, signature = half.module.graph, half.signature
+    nodes = sum(node.op not in ("placeholder", "output") for node in graph.nodes)
+    return GraphRow(name, count_ops(graph), nodes, len(signature.inputs), len(signature.outputs))
+
+
+def count_ops(graph: fx.Graph) -> int:
+    return sum(map(computes, graph.nodes))
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of the elements of a traced tensor; 0 if a size is symbolic."""
+    if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
+        return 0
+    return value.numel() * value.element_size()
+
+
+def node_type(node: Any) -> str:
+    return type_text(node.meta.get("val")) if isinstance(node, fx.Node) else ""
+
+
+def node_name(node: fx.Node | None, default: str) -> str:
+    """The name of a node; of an item, that of the op and where it stands."""
+    if node is None or node.target is not operator.getitem:
+        return default
+    return f"{node_name(node.args[0], node.args[0].name)}[{node.args[1]}]"
+
+
+def where(node: fx.Node | None) -> SourceLine | None:
+    """The innermost line of the user's program that a node comes from."""
+    trace = (node.meta.get("stack_trace") or "") if node is not None else ""
+    frames = list(re.finditer(r'File "(.*)", line (\d+).*(?:\n\s*(?!File )(\S.*))?', trace))
+    if not frames:
+        return None
+    last = frames[-1]
+    return SourceLine(last[1], int(last[2]), (last[3] or "").strip())

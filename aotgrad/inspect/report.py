@@ -1,0 +1,161 @@
+"""An `Explanation` as text: one table for each question that a reader has.
+
+In: an `Explanation`. Out: its report. Parameters to which nothing happens are one line; the largest saved values come first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from aotgrad.inspect.explanation import Explanation, InputRow, PlanRow, SourceLine
+
+
+def report_text(explanation: Explanation) -> str:
+    """The whole report, without a newline at the end."""
+    sections = [headline(explanation), *(sections_of(explanation) if explanation.note is None else ())]
+    return "\n\n".join([*sections, *plans(explanation.plans)])
+
+
+def headline(explanation: Explanation) -> str:
+    note = explanation.note or f"saves {size_text(explanation.saved_bytes)} for the backward"
+    return f"{explanation.name} with backend {explanation.backend}: {note}"
+
+
+def sections_of(explanation: Explanation) -> Iterator[str]:
+    yield section("inputs", ("", "kind", "type", "what happens to it", "gradient"), list(input_rows(explanation.inputs)))
+    outputs = [(row.name, row.type, row.what, row.backward or "none") for row in explanation.outputs]
+    yield section("outputs", ("", "type", "what it is", "its gradient enters"), outputs)
+    graphs = [(row.name, row.ops, row.nodes, row.inputs, row.outputs) for row in explanation.graphs]
+    yield section("graphs", ("", "ops that compute", "nodes", "inputs", "outputs"), graphs)
+    if any("backward" in row.name for row in explanation.graphs):
+        yield saved_section(explanation)
+        yield recomputed_section(explanation)
+    steps = "\n".join(f"  {number}. {step}" for number, step in enumerate(explanation.steps, 1))
+    yield f"what one call does\n{steps}"
+    variants = [(row.name, row.ops) for row in explanation.variants]
+    if variants:
+        yield section("backward graphs compiled so far", ("", "ops that compute"), variants)
+    elif len(explanation.graphs) > 1:
+        yield "backward graphs compiled so far: none; each is compiled when a backward first needs it"
+
+
+def section(title: str, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    if not rows:
+        return f"{title}: none"
+    table = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment(rows[0]))
+    return "\n".join([title, *(f"  {line}".rstrip() for line in table.splitlines())])
+
+
+def alignment(row: Sequence[Any]) -> list[str]:
+    return ["right" if isinstance(cell, int) else "left" for cell in row]
+
+
+# --- Inputs ----------------------------------------------------------------------------------------------------------
+
+
+def input_rows(inputs: Sequence[InputRow]) -> Iterator[tuple[str, ...]]:
+    """A row an input; parameters and buffers to which the same happens, and nothing else, are counted."""
+    folded = Counter(fate(row) for row in inputs if is_plain(row))
+    for row in inputs:
+        count = folded.get(fate(row), 0) if is_plain(row) else 1
+        if count == 1:
+            yield (row.name, row.kind, row.type, row.happened, row.gradient)
+        elif count > 1:
+            sizes = sum(other.bytes for other in inputs if is_plain(other) and fate(other) == fate(row))
+            yield (f"({count} {row.kind}s)", row.kind, size_text(sizes), row.happened, row.gradient)
+            folded[fate(row)] = 0
+
+
+def is_plain(row: InputRow) -> bool:
+    return row.kind in ("parameter", "buffer") and row.happened == "unchanged"
+
+
+def fate(row: InputRow) -> tuple[str, ...]:
+    return (row.kind, row.happened, row.gradient)
+
+
+# --- Saved and recomputed --------------------------------------------------------------------------------------------
+
+
+def saved_section(explanation: Explanation) -> str:
+    kept = [row for row in explanation.saved if not row.is_own]
+    rows = [(row.where, row.bytes, (row.bytes, row.name, row.type, reason_text(row.reason))) for row in kept]
+    lines = [f"saved for the backward: {size_text(explanation.saved_bytes)}"]
+    lines += by_line(rows, ("bytes", "value", "type", "reason"))
+    if own := len(explanation.saved) - len(kept):
+        lines.append(f"  parameters and buffers, which are alive anyway: {own}")
+    return "\n".join(lines) if explanation.saved else "saved for the backward: nothing"
+
+
+def recomputed_section(explanation: Explanation) -> str:
+    if not explanation.recomputed:
+        return "run again in the backward: nothing"
+    rows = [
+        (row.where, row.traffic_bytes, (row.traffic_bytes, row.flops, row.name, row.type, reason_text(row.reason)))
+        for row in explanation.recomputed
+    ]
+    cost = f"{size_text(explanation.recomputed_bytes)} read and written, {explanation.recomputed_flops} FLOPs"
+    headers = ("bytes moved", "FLOPs", "value", "type", "reason")
+    return "\n".join([f"run again in the backward: {cost}", *by_line(rows, headers)])
+
+
+Placed = tuple[SourceLine | None, int, tuple[Any, ...]]
+"""A row of a table with the user's line that it comes from, and its bytes."""
+
+
+def by_line(rows: Sequence[Placed], headers: Sequence[str]) -> Iterator[str]:
+    """One table, its rows under the user's lines: those with the most bytes first, and within a line as well."""
+    totals: Counter[SourceLine | None] = Counter()
+    for where, size, _ in rows:
+        totals[where] += size
+    ordered = sorted(rows, key=lambda row: (-totals[row[0]], row[0] is not None, str(row[0]), -row[1]))
+    cells = [cells for *_, cells in ordered]
+    if not cells:
+        return
+    head, rule, *body = tabulate(cells, headers, "simple", disable_numparse=True, colalign=alignment(cells[0])).splitlines()
+    yield from (f"  {head}".rstrip(), f"  {rule}")
+    before: tuple = ()
+    for (where, *_), line in zip(ordered, body, strict=True):
+        if (where,) != before:
+            before = (where,)
+            yield f"  {where_text(where)}"
+        yield f"  {line}".rstrip()
+
+
+def where_text(where: SourceLine | None) -> str:
+    if where is None:
+        return "arguments of the call"
+    return f"{os.path.basename(where.file)}:{where.line}  {where.code}"
+
+
+def reason_text(reason: str) -> str:
+    """Without what the title says."""
+    return reason.replace(" in the backward", "")
+
+
+def size_text(count: int) -> str:
+    """Bytes as a person reads them.
+
+    >>> size_text(800), size_text(12_345_678)
+    ('800 bytes', '12.35 MB')
+    """
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= 10 * size or (unit == "GB" and count >= size):
+            return f"{count / size:.4g} {unit}"
+    return f"{count} bytes"
+
+
+# --- Plans -----------------------------------------------------------------------------------------------------------
+
+
+def plans(rows: Sequence[PlanRow]) -> Iterator[str]:
+    """Every plan of the function, if this is not its first and only call."""
+    if len(rows) > 1 or any(row.hits for row in rows):
+        marks = [("-> " if row.explained else "") + str(number) for number, row in enumerate(rows)]
+        table = [(mark, row.hits, "\n".join(row.guards)) for mark, row in zip(marks, rows, strict=True)]
+        yield section("plans of the function (-> is the one above)", ("plan", "hits", "used if"), table)
