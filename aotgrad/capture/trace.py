@@ -24,6 +24,7 @@ from aotgrad.capture.hooks import take_hooks
 from aotgrad.capture.recorder import Recorder
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.ir import CallingConvention, Capture, MemberInput, SymInput, TensorInput
+from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.torch_compat import FakeTensorMode, ProxyTorchDispatchMode
 
 FlatFunction = Callable[..., Sequence[Any]]
@@ -135,7 +136,7 @@ class Trace:
 
     def module(self) -> fx.GraphModule:
         """The graph as a module, with the constants that the trace met as attributes."""
-        module = fx.GraphModule(self.recorder.root, self.graph)
+        module = LazyGraphModule(self.recorder.root, self.graph)
         for node in self.graph.find_nodes(op="get_attr"):
             constant = getattr(module, node.target)
             if isinstance(constant, torch.Tensor) and "val" not in node.meta:

@@ -27,6 +27,7 @@ import torch.fx as fx
 
 from aotgrad.errors import PartitionError, add_note
 from aotgrad.ir import GraphHalf, JointGraph, Partition, SavedValue
+from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.partition import costs, op_table
 from aotgrad.partition.decision import Budget, Chooser, Objective
 from aotgrad.partition.graphs import analyze, base_of_each
@@ -215,7 +216,7 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     copies: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
         copies[node] = graph.node_copy(node, lambda arg: copies[arg])
-    return fx.GraphModule(module, graph)
+    return LazyGraphModule(module, graph)
 
 
 def read_halves(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule) -> Partition:

@@ -25,6 +25,7 @@ import torch.fx as fx
 
 from aotgrad.errors import PartitionError
 from aotgrad.ir import GraphHalf, Partition, RecomputedValue, SavedValue
+from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.partition import costs, op_table, random_state, schedule
 from aotgrad.partition.compact import compacted, dense_copy, retrace
 from aotgrad.partition.decision import Decision
@@ -225,7 +226,7 @@ def _backward_module(analysis: JointAnalysis, crossing: list[_Crossing], order: 
 
 
 def _module(analysis: JointAnalysis, graph: fx.Graph) -> fx.GraphModule:
-    return fx.GraphModule(analysis.joint.module, graph)
+    return LazyGraphModule(analysis.joint.module, graph)
 
 
 def _in_signature_order(values: list[_Crossing], tensors_first: bool) -> list[_Crossing]:

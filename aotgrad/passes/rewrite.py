@@ -18,6 +18,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.ir import GraphHalf
+from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.passes import ops
 
 
@@ -40,7 +41,7 @@ def copy_half(half: GraphHalf) -> GraphHalf:
     """The same half with a graph of its own."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(half.module.graph, {}))
-    return dataclasses.replace(half, module=fx.GraphModule(half.module, graph))
+    return dataclasses.replace(half, module=LazyGraphModule(half.module, graph))
 
 
 def fill_in_values(module: fx.GraphModule) -> None:

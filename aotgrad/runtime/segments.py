@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.fx as fx
-
 from aotgrad.ir import BackwardSegment, GraphHalf
+from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.runtime.variants import copy_graph, remove_dead_code
 from aotgrad.slots import GraphSignature
 
@@ -32,4 +31,4 @@ def segment_half(backward: GraphHalf, segment: BackwardSegment) -> GraphHalf:
     own = [slot for slot, node in placeholders.items() if node.users or slot in segment.tangents]
     for slot in placeholders.keys() - set(own):
         graph.erase_node(placeholders[slot])
-    return GraphHalf(fx.GraphModule(backward.module, graph), GraphSignature(tuple(own), segment.gradients))
+    return GraphHalf(LazyGraphModule(backward.module, graph), GraphSignature(tuple(own), segment.gradients))

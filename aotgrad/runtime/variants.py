@@ -18,6 +18,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.ir import BoxedCallable, GraphHalf
+from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
 from aotgrad.slots import Gradient, GraphSignature
 
@@ -122,7 +123,7 @@ class VariantCache:
     def compiled(self, half: GraphHalf) -> Variant:
         """The variant of a graph; backends get a copy, since they may change what they compile."""
         graph, _ = copy_graph(half)
-        copy = GraphHalf(fx.GraphModule(half.module, graph), half.signature)
+        copy = GraphHalf(LazyGraphModule(half.module, graph), half.signature)
         takes_all = half.signature.inputs == self.full.signature.inputs
         return Variant(half, self.compile(copy), None if takes_all else self.positions(half))
 
@@ -175,7 +176,7 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
     inputs = [slot for slot, node in placeholders.items() if node.users]
     for slot in placeholders.keys() - set(inputs):
         graph.erase_node(placeholders[slot])
-    module = fx.GraphModule(full.module, graph)
+    module = LazyGraphModule(full.module, graph)
     return GraphHalf(module, GraphSignature(tuple(inputs), full.signature.outputs))
 
 

@@ -1,0 +1,46 @@
+"""Graphs whose Python code is generated when somebody runs or reads it.
+
+Most graphs on the way from the trace to the plan are only transformed: a joint graph is partitioned, a backward is cut into
+variants. Generating and compiling the code of each took a third of a partition's time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.fx as fx
+
+
+class LazyGraphModule(fx.GraphModule):
+    """An `fx.GraphModule` that generates its code at the first call, or when `code` or `forward` is read.
+
+    Pickled, it comes back as a plain `fx.GraphModule`.
+    """
+
+    def recompile(self) -> Any:
+        """Forget the code. Every `fx.GraphModule` has a class of its own, in which `forward` stands once it is generated."""
+        if "forward" in vars(type(self)):
+            del type(self).forward
+
+    @property
+    def forward(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().recompile()
+        return type(self).forward.__get__(self)
+
+    @property
+    def code(self) -> str:
+        _ = self.forward
+        return super().code
+
+    def __str__(self) -> str:
+        return str(self.with_code())
+
+    def __reduce__(self) -> Any:
+        return self.with_code().__reduce__()
+
+    def __reduce_package__(self, exporter: Any) -> Any:
+        return self.with_code().__reduce_package__(exporter)
+
+    def with_code(self) -> fx.GraphModule:
+        """The same graph in a plain `fx.GraphModule`."""
+        return fx.GraphModule(self, self.graph, type(self).__name__)
