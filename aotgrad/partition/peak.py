@@ -14,13 +14,15 @@ The rounds at each of a few exchange rates give a pool of solutions, of which ea
 another is on the *staircase*. From each of its steps a *descent* runs more again of what is held across the peak, as long as
 that finds new steps.
 
-A limit takes the fastest step that fits, or a descent from one of the next ones that do not, as soon as it fits. Both are
-filled: more is saved while that fits, and while it is no faster than the next step or what the descent came from. So a
-higher limit never takes more time: what a lower one gives is a step, or later on the same descent.
+A limit that the fastest solution of all fits into needs none of this. Another takes the fastest step that fits, or a
+descent from one of the next ones that do not, as soon as it fits. Both are filled: more is saved while that fits, and while
+it is no faster than the next step or what the descent came from. So a higher limit never takes more time: what a lower one
+gives is a step, or later on the same descent.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -73,7 +75,14 @@ class PeakFrontier:
         self.free = {numbers[value] for value in contraction.free}
         self.simulator = Simulator(program)
         self.frontier = Frontier(self.problem)
-        self.staircase = list(_staircase(self._pool()))
+
+    @functools.cached_property
+    def fastest(self) -> Simulated:
+        return self.simulate(self.frontier.fastest())
+
+    @functools.cached_property
+    def staircase(self) -> list[Simulated]:
+        return list(_staircase(self._pool()))
 
     def simulate(self, solution: Solution) -> Simulated:
         return Simulated(solution, self.simulator.run({self.values[k] for k in solution.saved} | self.free))
@@ -83,6 +92,8 @@ class PeakFrontier:
 
     def within(self, limit: int) -> Simulated:
         """The fastest solution found with a peak of at most `limit` bytes; the lowest one if none fits."""
+        if self.fastest.peak <= limit:
+            return self.fastest
         fitting = sum(step.peak <= limit for step in self.staircase)
         if not fitting:
             return self.lowest()
@@ -102,17 +113,16 @@ class PeakFrontier:
     # -- the pool
 
     def _pool(self) -> list[Simulated]:
-        ends = self.frontier.smallest(), self.frontier.fastest()
-        pool = [self.simulate(solution) for solution in ends]
-        spread = max(1, ends[0].time - ends[1].time) / max(1, ends[1].kept_bytes - ends[0].kept_bytes)
+        smallest, fastest = self.frontier.smallest(), self.fastest.solution
+        pool = [self.simulate(smallest), self.fastest]
+        spread = max(1, smallest.time - fastest.time) / max(1, fastest.kept_bytes - smallest.kept_bytes)
         cuts = len(EXCHANGE_RATES) * (WINDOWS + 1)
         rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, WORK // (len(self.problem) * cuts + 1)))
-        fastest = pool[1]
-        pool += [self.simulate(solution) for solution in (*self._corners(), *self._checkpoints(ends[0]))]
+        pool += [self.simulate(solution) for solution in (*self._corners(), *self._checkpoints(smallest))]
         for exchange in EXCHANGE_RATES:
             pool.append(self.simulate(self.frontier.at(_rate(exchange * spread))))
             for weights in _starts(len(self.program.backward)):
-                pool += self._rounds(_rate(exchange * spread), weights, rounds, fastest)
+                pool += self._rounds(_rate(exchange * spread), weights, rounds, self.fastest)
         return self._descents(list(_staircase(pool)))
 
     def _corners(self) -> list[Solution]:
