@@ -20,6 +20,7 @@ Times of products are in bytes too: floating point operations divided by `FLOPS_
 import argparse
 import functools
 import gc
+import itertools
 import json
 import math
 import statistics
@@ -49,6 +50,7 @@ from aotgrad.partition.graphs import analyze
 from aotgrad.partition.items import Costed, Items
 from aotgrad.partition.liveness import Simulator
 from aotgrad.partition.min_cut import cost_model, peak_frontier
+from aotgrad.partition.peak import PeakFrontier
 from aotgrad.partition.policy import FREE_HAND
 from aotgrad.partition.program import program_of
 
@@ -56,6 +58,7 @@ BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.0)
 FLOPS_PER_BYTE = 100
 MEGABYTE, GIGABYTE = 1e6, 1e9
 BRANCHES_OF_BOUND = 3
+LIMITS = 20  # on the peak, between the lowest and the fastest plan's
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Row:
     gap: float
     gap_to_front: float
     lowest_peak: int
+    peaks_out_of_order: int
     bytes_at_equal_time: float
 
 
@@ -137,6 +141,7 @@ class Judge:
             gap=self._gap(peer.kept, BRANCHES_OF_BOUND),
             gap_to_front=self._gap(peer.kept, 0),
             lowest_peak=self.lowest_peak,
+            peaks_out_of_order=self.peaks_out_of_order,
             bytes_at_equal_time=self._bytes_at(peer) / max(1, peer.kept),
         )
 
@@ -153,7 +158,20 @@ class Judge:
 
     @functools.cached_property
     def lowest_peak(self) -> int:
-        return min(peak_frontier(items).lowest().peak for items in (self.items, self._items(self.objective)))
+        return min(front.lowest().peak for front in (self.peak_front, peak_frontier(self._items(self.objective))))
+
+    @functools.cached_property
+    def peak_front(self) -> PeakFrontier:
+        return peak_frontier(self.items)
+
+    @functools.cached_property
+    def peaks_out_of_order(self) -> int:
+        """Of limits up to the fastest plan's peak: how many are exceeded, or take more time than a lower one."""
+        lowest, highest = self.peak_front.lowest().peak, self.peak_front.fastest.peak
+        limits = [lowest + (highest - lowest) * step // LIMITS for step in range(LIMITS + 1)]
+        found = [self.peak_front.within(limit) for limit in limits]
+        exceeded = sum(each.peak > limit for each, limit in zip(found, limits, strict=True))
+        return exceeded + sum(more.solution.time > less.solution.time for less, more in itertools.pairwise(found))
 
     def _gap(self, limit: int, branches: int) -> float:
         """How far our time is above the lower bound, in percent of recomputing everything."""
@@ -351,6 +369,18 @@ def lowest_peaks(rows: list[Row]) -> float:
     return geometric_mean(min(ours for ours, _ in of_model) / min(peer for _, peer in of_model) for of_model in pairs)
 
 
+def out_of_order(rows: list[Row]) -> str:
+    models = {row.model: [each for each in rows if each.model == row.model] for row in rows}
+    peer = sum(is_out_of_order([row.peer.peak for row in of_model]) for of_model in models.values())
+    ours = sum(of_model[0].peaks_out_of_order > 0 for of_model in models.values())
+    return f"Models in which a smaller budget gives a higher peak: of {len(models)}, {peer} with the peer, {ours} with ours."
+
+
+def is_out_of_order(peaks: list[int]) -> bool:
+    """Whether peaks, from the largest budget to the smallest, rise somewhere."""
+    return any(smaller > larger for larger, smaller in itertools.pairwise(peaks))
+
+
 def details(rows: list[Row]) -> str:
     headers = ["model", "budget", "kept MB: peer", "ours", "recompute %: peer", "ours, equal bytes", "ours, equal peak"]
     headers += ["peak MB: peer", "ours, equal bytes", "ours, equal peak", "lowest", "seconds: peer", "bytes", "peak"]
@@ -391,6 +421,7 @@ def markdown(rows: list[Row], command: str) -> str:
             summary(rows),
             *(["Traffic as Inductor's scheduler counts it:", fused_summary(rows)] if counted else []),
             f"The lowest peak of ours over the lowest of the peer at any budget: {lowest_peaks(rows):.3f}.",
+            out_of_order(rows),
             "## Each model",
             details(rows),
             *([fused_details(rows)] if counted else []),
