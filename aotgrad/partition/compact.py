@@ -19,7 +19,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad.partition import costs, op_table
+from aotgrad import op_table
+from aotgrad.partition import costs
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis
 

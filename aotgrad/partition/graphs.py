@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import torch.fx as fx
 
+from aotgrad import op_table
 from aotgrad.errors import PartitionError
 from aotgrad.ir import JointGraph
-from aotgrad.partition import op_table
 from aotgrad.partition.tags import RECOMPUTE, Tag, verdict_of
 from aotgrad.slots import FORWARD_RESULTS, Gradient, IntermediateBase, Primal, Tangent, UserOutput
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import torch.fx as fx
 
-from aotgrad.partition import costs, fusion, op_table, random_state, tags
+from aotgrad import op_table
+from aotgrad.partition import costs, fusion, random_state, tags
 from aotgrad.partition.contraction import Contraction
 from aotgrad.partition.fusion import Kind, Op
 from aotgrad.partition.graphs import JointAnalysis

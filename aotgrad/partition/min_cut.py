@@ -18,8 +18,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+from aotgrad import op_table
 from aotgrad.errors import PartitionError
-from aotgrad.partition import costs, op_table
+from aotgrad.partition import costs
 from aotgrad.partition.decision import Decision, Objective, needed_by
 from aotgrad.partition.frontier import Frontier, Rate, Unsolvable
 from aotgrad.partition.graphs import JointAnalysis

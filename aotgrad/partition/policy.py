@@ -22,7 +22,8 @@ from enum import Enum
 
 import torch.fx as fx
 
-from aotgrad.partition import op_table, random_state, tags
+from aotgrad import op_table
+from aotgrad.partition import random_state, tags
 from aotgrad.partition.graphs import JointAnalysis
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 import torch.fx as fx
 
-from aotgrad.partition import costs, op_table
+from aotgrad import op_table
+from aotgrad.partition import costs
 from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.partition.liveness import Program
 

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from aotgrad import op_table
 from aotgrad.errors import PartitionError
 from aotgrad.ir import GraphHalf, Partition, RecomputedValue, SavedValue
 from aotgrad.lazy_module import LazyGraphModule
-from aotgrad.partition import costs, op_table, random_state, schedule
+from aotgrad.partition import costs, random_state, schedule
 from aotgrad.partition.compact import compacted, dense_copy, retrace
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis, inputs_closure

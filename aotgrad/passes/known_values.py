@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import torch_compat
+from aotgrad import op_table, torch_compat
 from aotgrad.ir import JointGraph
 from aotgrad.passes.dead_code import DeadCodeElimination
 
@@ -95,7 +95,7 @@ def number_nodes(joint: JointGraph, numbers: Numbering, inputs: Sequence[int]) -
         if node.op == "placeholder":
             key = ("input", next(placeholders, key))
         elif node.op == "call_function":
-            is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            is_random = op_table.is_random(node.target)
             random_ops += is_random
             arguments = fx.map_arg((node.args, node.kwargs), lambda argument: Number(found[argument.name]))
             key = (node.target, repr(arguments), random_ops if is_random else None)

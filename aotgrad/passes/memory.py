@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch.fx as fx
 
+from aotgrad import op_table
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes import ops
 from aotgrad.slots import FORWARD_RESULTS, Primal
@@ -77,5 +78,5 @@ def viewed_node(node: fx.Node) -> fx.Node | None:
     first = node.args[0] if node.op == "call_function" and node.args else None
     if not isinstance(first, fx.Node):
         return None
-    is_item = node.target is operator.getitem and ops.is_view(first.target)
-    return first if is_item or ops.is_view(node.target) else None
+    is_item = node.target is operator.getitem and op_table.is_view(first.target)
+    return first if is_item or op_table.is_view(node.target) else None

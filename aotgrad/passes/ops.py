@@ -1,23 +1,19 @@
 """Facts about the nodes of a graph that passes ask for.
 
-In: a node or its target. Out: yes or no. Schemas and tags answer for new and custom ops; the tables name the ops of which
-they do not say enough.
+In: a node or its target. Out: yes or no. What holds of ops everywhere is in `aotgrad.op_table`; the tables here say
+which ops the passes know how to compute or to merge.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 import torch.fx as fx
 
-from aotgrad import torch_compat
+from aotgrad import op_table, torch_compat
 
 aten = torch.ops.aten
-
-COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
-"""Namespaces of ops that every rank must run, each as often as the others."""
 
 CREATION = frozenset(
     {
@@ -43,17 +39,6 @@ CREATION_LIKE = frozenset(
     }
 )
 """The same, with sizes and dtype of a tensor whose values do not matter."""
-
-UNINITIALIZED = frozenset(
-    {
-        aten.empty.memory_format,
-        aten.empty_like.default,
-        aten.empty_permuted.default,
-        aten.empty_strided.default,
-        aten.new_empty.default,
-        aten.new_empty_strided.default,
-    }
-)
 
 ABSOLUTE_VIEWS = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})
 """Ops that count from the start of the storage that their argument lies in."""
@@ -87,7 +72,6 @@ Not `as_strided`, whose offset is absolute, nor the views that read the same byt
 """
 
 DATA_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float)
 
 
 def arguments(node: fx.Node) -> Any:
@@ -107,20 +91,7 @@ def is_aten(target: Any) -> bool:
 
 def is_opaque(node: fx.Node) -> bool:
     """Whether the node runs a graph or module of its own, about which nothing is known here."""
-    return node.op in ("call_module", "call_method") or isinstance(node.target, torch._ops.HigherOrderOperator)
-
-
-def is_view(target: Any) -> bool:
-    """Whether the result is in the memory of the first argument, also for ops that return several views."""
-    return target is torch_compat.unsafe_view or torch_compat.is_view_op(target)
-
-
-def is_number(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), NUMBERS)
-
-
-def is_random(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+    return node.op in ("call_module", "call_method") or op_table.is_opaque(node.target)
 
 
 def is_absolute(target: Any) -> bool:
@@ -129,7 +100,9 @@ def is_absolute(target: Any) -> bool:
 
 def has_effect(node: fx.Node) -> bool:
     """Whether running the node does more than compute its result: a write, a check, a random draw, a message."""
-    if getattr(node.target, "namespace", None) in COLLECTIVES or is_random(node.target) or node.is_impure():
+    if node.op == "call_function" and op_table.is_kept_when_dead(node.target):
+        return True
+    if node.is_impure():
         return True
     return any(has_effects_inside(branch) for branch in branches(node))
 
@@ -140,7 +113,7 @@ def has_effects_inside(module: fx.GraphModule) -> bool:
 
 def branches(node: fx.Node) -> list[fx.GraphModule]:
     """The graphs that a control-flow op calls."""
-    if not isinstance(node.target, torch._ops.HigherOrderOperator) or node.graph.owning_module is None:
+    if not op_table.is_opaque(node.target) or node.graph.owning_module is None:
         return []
     names = [str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr"]
     modules = [getattr(node.graph.owning_module, name, None) for name in names]
@@ -151,15 +124,15 @@ def is_pure(node: fx.Node) -> bool:
     """Whether the result depends on nothing but the arguments, so that two equal calls are one."""
     if node.op != "call_function" or is_opaque(node):
         return False
-    if node.target is operator.getitem or not is_aten(node.target):
-        return node.target is operator.getitem or is_number(node)
-    if node.target in UNINITIALIZED or any(tag in getattr(node.target, "tags", ()) for tag in DATA_DEPENDENT):
+    if not is_aten(node.target):
+        return op_table.is_getitem(node.target) or op_table.is_symbolic_value(node)
+    if op_table.is_uninitialized(node.target) or any(tag in getattr(node.target, "tags", ()) for tag in DATA_DEPENDENT):
         return False
     return not has_effect(node)
 
 
 def computes(node: fx.Node) -> bool:
     """Whether the node is work for a backend: no view, no item of a tuple, no number, no tensor of equal values."""
-    if node.op != "call_function" or node.target is operator.getitem or is_number(node):
+    if node.op != "call_function" or op_table.is_getitem(node.target) or op_table.is_symbolic_value(node):
         return False
-    return not is_view(node.target) and node.target not in CREATION | CREATION_LIKE | UNINITIALIZED
+    return not op_table.is_view(node.target) and not op_table.is_creation(node.target)

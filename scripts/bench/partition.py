@@ -40,10 +40,10 @@ from torch._functorch import config as peer_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition as peer_partition
 from torch._inductor import config as inductor_config
 
-from aotgrad import torch_compat
+from aotgrad import op_table, torch_compat
 from aotgrad.backends.inductor import apply_strides
 from aotgrad.ir import JointGraph, Partition
-from aotgrad.partition import Objective, costs, min_cut_rematerialization_partition, op_table, partition
+from aotgrad.partition import Objective, costs, min_cut_rematerialization_partition, partition
 from aotgrad.partition.adapt import read_halves, read_joint_module
 from aotgrad.partition.frontier import Frontier
 from aotgrad.partition.graphs import analyze

@@ -1,4 +1,4 @@
-"""Facts about operators: which are views, random, effectful, cheap or expensive to run again.
+"""Facts about operators, for every stage: which are views, random, effectful, cheap or expensive to run again.
 
 In: an operator (an `fx.Node.target`) or a node. Out: yes or no. Most answers come from the operator's schema and tags,
 so new and custom ops are covered; the tables below list what schemas and tags do not say, one op per line, sorted, with
@@ -53,22 +53,29 @@ EFFECTFUL_NAMESPACES = frozenset(
     {
         "_c10d_functional",  # every rank must issue the same collectives in the same order
         "_c10d_functional_autograd",
+        "c10d",  # write to tensors in lists, which their schemas do not say
         "c10d_functional",
     }
 )
 
-CREATION = frozenset(
+UNINITIALIZED = frozenset(
     {
-        "aten.arange",
         "aten.empty",
         "aten.empty_like",
+        "aten.empty_permuted",
         "aten.empty_strided",
+        "aten.new_empty",
+        "aten.new_empty_strided",
+    }
+)
+
+CREATION = UNINITIALIZED | frozenset(
+    {
+        "aten.arange",
         "aten.eye",
         "aten.full",
         "aten.full_like",
         "aten.linspace",
-        "aten.new_empty",
-        "aten.new_empty_strided",
         "aten.new_full",
         "aten.new_ones",
         "aten.new_zeros",
@@ -225,6 +232,12 @@ def is_cheap(target: Any) -> bool:
 def is_creation(target: Any) -> bool:
     """Whether the result's values do not depend on the values of any tensor argument."""
     return op_name(target) in CREATION
+
+
+@functools.cache
+def is_uninitialized(target: Any) -> bool:
+    """Whether the result is memory that nobody has written to."""
+    return op_name(target) in UNINITIALIZED
 
 
 @functools.cache

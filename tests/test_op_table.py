@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._inductor.inductor_prims  # some of the ops that the tables name
 
-from aotgrad.partition import op_table
+from aotgrad import op_table
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
