@@ -8,7 +8,7 @@ What a later stage learns goes into a new type. `verify.py` checks each of them,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,7 +17,18 @@ from typing import Any, Protocol, Union
 import torch
 import torch.fx as fx
 
-from aotgrad.slots import ForwardResult, Gradient, GraphSignature, Primal, Saved, SavedSymInt, Tangent
+from aotgrad.slots import (
+    ForwardResult,
+    Gradient,
+    GraphSignature,
+    IntermediateBase,
+    Primal,
+    Saved,
+    SavedSymInt,
+    Tangent,
+    UpdatedInput,
+    UserOutput,
+)
 
 
 @dataclass(frozen=True)
@@ -390,6 +401,7 @@ OutputAliasInfo = Union[
     ConstantOutput,
 ]
 GRAPH_OUTPUTS = (NonAlias, UnsafeViewAlias, CustomFunctionView, SymOutput)
+REPLAYED_VIEWS = (AliasOfInput, AliasOfOutput, AliasOfIntermediate, AliasOfIntermediateBaseIsUserOutput)
 
 
 @dataclass(frozen=True)
@@ -421,11 +433,36 @@ class ViewAndMutationMeta:
 
     def forward_results(self) -> tuple[ForwardResult, ...]:
         """What the forward graph returns, in the order that backends rely on."""
-        from aotgrad.slots import IntermediateBase, UpdatedInput, UserOutput
-
         updated = [UpdatedInput(i) for i, info in enumerate(self.inputs) if info is not None and info.mutation.data]
         outputs = [UserOutput(i) for i, info in enumerate(self.outputs) if isinstance(info, GRAPH_OUTPUTS)]
         return (*updated, *outputs, *(IntermediateBase(i) for i in range(len(self.bases))))
+
+    def replayed_views(self) -> Iterator[int]:
+        """The outputs that are views made outside of the graph."""
+        return (k for k, info in enumerate(self.outputs) if isinstance(info, REPLAYED_VIEWS) and info.replay.steps)
+
+    def input_behind(self, index: int) -> int | None:
+        """The input that output `index` is a view of, as the call leaves it."""
+        match self.outputs[index]:
+            case AliasOfInput(k, before_metadata=False):
+                return k
+            case AliasOfOutput(output):
+                return self.input_behind(output)
+        return None
+
+    def result_behind(self, index: int) -> ForwardResult | None:
+        """The result of the graph that output `index`, a view, is made of; `None` if it is made of an input as it was."""
+        match self.outputs[index]:
+            case AliasOfInput():
+                k = self.input_behind(index)
+                return UpdatedInput(k) if k is not None and self.inputs[k].mutation.data else None
+            case AliasOfIntermediate(base):
+                return IntermediateBase(base)
+            case AliasOfIntermediateBaseIsUserOutput(output):
+                return UserOutput(output)
+            case AliasOfOutput(output):
+                return self.result_behind(output)
+        raise AssertionError(f"output {index} is no view")
 
 
 # --- JointGraph and Partition ----------------------------------------------------------------------------------------
@@ -458,8 +495,9 @@ class BackwardSegment:
     """What one autograd node of the compiled function gets and returns.
 
     Every tangent of the joint graph belongs to one segment. A gradient of a result or a cut is added to the tangent that
-    a later segment gets for it. Gradients are in the order of the node's inputs: one for which the engine runs the hooks of
-    leaves as in eager. `materialize`: an undefined tangent beside a defined one is zeros, as for a custom function.
+    a later segment gets for it; one of a returned view goes through the view, and no graph gets it. Gradients are in the
+    order of the node's inputs: one for which the engine runs the hooks of leaves as in eager. `materialize`: an undefined
+    tangent beside a defined one is zeros, as for a custom function.
     `saving` are eager's nodes in it that save a value: a second backward through one raises, unless the graph was retained,
     and so does one after the value was changed in place.
     """

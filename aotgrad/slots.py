@@ -7,7 +7,8 @@ Graph layouts are made and read in this file only, so no other code counts posit
     backward graph   saved symints, saved tensors, tangents -> one gradient per primal
     joint graph      primals, tangents                   -> updated inputs, user outputs, intermediate bases, gradients
 
-A backward of several segments (`ir.BackwardSegment`) has tangents of cuts too, and gradients of results and cuts.
+A backward of several segments (`ir.BackwardSegment`) has tangents of cuts too, and gradients of results and cuts. Any may
+have gradients of views that the function returns.
 """
 
 from __future__ import annotations
@@ -69,8 +70,18 @@ class Cut:
         return f"cut {self.index}"
 
 
+@dataclass(frozen=True)
+class ReturnedView:
+    """The `index`-th flat output, a view made outside of the graph: a gradient that arrives at it goes on from there."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"output {self.index} (a view)"
+
+
 ForwardResult = Union[UpdatedInput, UserOutput, IntermediateBase]
-GradientTarget = Union[Primal, ForwardResult, Cut]
+GradientTarget = Union[Primal, ForwardResult, ReturnedView, Cut]
 
 
 @dataclass(frozen=True)
@@ -107,7 +118,8 @@ class SavedSymInt:
 class Gradient:
     """The gradient of one primal; the graph returns `None` there if it has none.
 
-    In a backward of several segments: one term that `segment` contributes to it, or to the tangent of another segment.
+    In a backward of several segments: one term that `segment` contributes to it, or to the tangent of another segment. To
+    a returned view, too, one term after the other.
     """
 
     of: GradientTarget

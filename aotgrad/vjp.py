@@ -12,7 +12,7 @@ Known limits: an input whose old value is needed but was changed by the call rai
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -32,12 +32,22 @@ from aotgrad.ir import (
     TensorInput,
     ViewAndMutationMeta,
 )
-from aotgrad.joint.segments import CutBackward, find_segments
+from aotgrad.joint.segments import CutBackward, OutsideView, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache import CachedPlan, PlanCache, State
 from aotgrad.runtime.recomputation import Gradients, Recomputation
-from aotgrad.slots import Cut, ForwardResult, Gradient, IntermediateBase, Primal, Saved, UpdatedInput, UserOutput
+from aotgrad.slots import (
+    Cut,
+    ForwardResult,
+    Gradient,
+    IntermediateBase,
+    Primal,
+    ReturnedView,
+    Saved,
+    UpdatedInput,
+    UserOutput,
+)
 from aotgrad.torch_compat import AutocastState
 
 
@@ -61,9 +71,15 @@ class CapturedFunction:
         return self.joint.segments
 
     @property
-    def returned(self) -> list[ForwardResult]:
-        """Those results that are an output as they are."""
-        return [slot for slot in self.results if isinstance(slot, UserOutput)]
+    def returned(self) -> list[ForwardResult | ReturnedView]:
+        """Those results that are an output as they are, and the views that others were computed from."""
+        return [*(slot for slot in self.results if isinstance(slot, UserOutput)), *self.views]
+
+    @property
+    def views(self) -> list[ReturnedView]:
+        """The returned views that segments pass gradients on through."""
+        slots = {gradient.of for segment in self.segments for gradient in segment.gradients}
+        return sorted((slot for slot in slots if isinstance(slot, ReturnedView)), key=lambda view: view.index)
 
     @property
     def results(self) -> list[ForwardResult]:
@@ -177,7 +193,7 @@ class VectorJacobianProduct:
     segment: int
     defined: tuple[int, ...]
     wanted: tuple[bool, ...]
-    results: tuple[ForwardResult, ...]
+    results: tuple[ForwardResult | ReturnedView, ...]
     saved: tuple[str, ...]
     autocast: AutocastState
 
@@ -196,7 +212,7 @@ class VectorJacobianProduct:
             with joins.collected() as joined:
                 outputs = self.function.call(*inputs)
             forget_hooks(inputs)
-            live = {slot: self.root(slot, outputs) for slot in self.function.results}
+            live = {slot: self.root(slot, outputs) for slot in (*self.function.results, *self.function.views)}
             for slot, result in zip(self.results, results, strict=False):
                 joins.declare(result, live[slot])
             with torch_compat.autocast_as(self.autocast):
@@ -207,10 +223,10 @@ class VectorJacobianProduct:
         changed = {index for index, info in enumerate(self.function.meta.inputs) if info is not None and info.version_bumps}
         return [primal.clone() if index in changed else primal for index, primal in enumerate(primals)]
 
-    def root(self, slot: ForwardResult, outputs: Sequence[Any]) -> torch.Tensor:
-        """The tensor that a tangent belongs to."""
+    def root(self, slot: ForwardResult | ReturnedView, outputs: Sequence[Any]) -> torch.Tensor:
+        """The tensor that a tangent belongs to, or a view."""
         match slot:
-            case UserOutput(index):
+            case UserOutput(index) | ReturnedView(index):
                 return outputs[index]
             case IntermediateBase(index):
                 infos = self.function.meta.outputs
@@ -220,7 +236,7 @@ class VectorJacobianProduct:
 
     def gradients(
         self,
-        live: dict[ForwardResult, torch.Tensor],
+        live: Live,
         inputs: Sequence[Any],
         tangents: Sequence[torch.Tensor],
         joined: Sequence[tuple[int, torch.Tensor]],
@@ -230,11 +246,11 @@ class VectorJacobianProduct:
         slots = [segment.tangents[k].of for k in self.defined]
         wanted = [gradient for gradient, is_wanted in zip(segment.gradients, self.wanted, strict=True) if is_wanted]
         is_one = len(self.function.segments) == 1
-        if is_one and not joined:
+        if is_one and not joined and not self.function.views:
             found = gradients_of_all(live, inputs, slots, wanted, tangents)
         else:
             found = gradients_of_segments(self.function, live, inputs, slots, tangents, joined)
-            found = {Gradient(gradient.of): value for gradient, value in found.items()} if is_one else found
+            found = {replace(gradient, segment=None): value for gradient, value in found.items()} if is_one else found
         return [found.get(gradient) if gradient in wanted else None for gradient in segment.gradients]
 
 
@@ -246,7 +262,7 @@ def forget_hooks(inputs: Sequence[Any]) -> None:
             torch_compat.pop_post_accumulate_hooks(value)
 
 
-Live = dict[ForwardResult, torch.Tensor]
+Live = dict[ForwardResult | ReturnedView, torch.Tensor]
 Found = Mapping[Gradient, torch.Tensor | None]
 
 
@@ -273,10 +289,13 @@ def gradients_of_segments(
 ) -> Found:
     """What segments pass on whose tangents are given: the graph is cut as it was when the function was first traced."""
     with_grad = [k for k, spec in enumerate(function.capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
-    edges = {slot: torch_compat.gradient_edge(tensor) for slot, tensor in live.items()}
+    all_edges = {slot: torch_compat.gradient_edge(tensor) for slot, tensor in live.items()}
+    edges = {slot: edge for slot, edge in all_edges.items() if not isinstance(slot, ReturnedView)}
+    behind = {view: edges.get(function.meta.result_behind(view.index)) for view in function.views}
+    views = [OutsideView(view, all_edges[view], base) for view, base in behind.items()]
     starts = {torch_compat.gradient_edge(inputs[k]): Primal(k) for k in with_grad}
     starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in joined})
-    segmentation = find_segments(edges, starts, function.grad_segments)
+    segmentation = find_segments(edges, starts, function.grad_segments, views)
     assert segmentation is not None, "the function ran otherwise than when it was first traced"
     entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
     roots = [torch.autograd.graph.GradientEdge(*entries[slot]) for slot in slots]

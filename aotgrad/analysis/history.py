@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -58,20 +58,6 @@ def stops_before(value: torch.Tensor, base: torch.Tensor) -> bool:
             return False
         node = node.next_functions[0][0]
     return node is None and value.grad_fn is not None and base.requires_grad
-
-
-def leads_to(end: Any, starts: Iterable[Any]) -> bool:
-    """Whether a backward from one of the nodes `starts` runs through the node `end`."""
-    stack = list(starts)
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        if node is end:
-            return True
-        parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
-        seen |= parents
-        stack.extend(parents)
-    return False
 
 
 def view_history(value: torch.Tensor) -> Iterator[Any]:

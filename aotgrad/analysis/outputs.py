@@ -19,7 +19,6 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.analysis.history import (
     is_custom_function_view,
-    leads_to,
     reject_forbidden_view,
     reject_lost_conjugation,
     stops_before,
@@ -57,10 +56,6 @@ from aotgrad.ir import (
     ViewReplay,
     ViewStep,
 )
-
-aten = torch.ops.aten
-MAY_SHOW_TWICE = (aten.as_strided.default, aten.expand.default, aten.unfold.default)
-"""Views that may show an element of their base in several places."""
 
 SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 CONSTANTS = (
@@ -214,7 +209,7 @@ class _Outputs:
     # -- outputs that share memory with each other
 
     def classify_group(self, group: tuple[int, ...]) -> None:
-        if len(group) == 1 and not self.needs_base(self.capture.outputs[group[0]]):
+        if len(group) == 1 and not says_it_is_a_view(self.capture.outputs[group[0]]):
             self.infos[group[0]] = self.single(group[0])
             return
         members = []
@@ -226,27 +221,6 @@ class _Outputs:
                 members.append(position)
         if members:
             self.classify_views(members)
-
-    def needs_base(self, value: torch.Tensor) -> bool:
-        """Whether the only returned view of a tensor that nobody else sees is made anew: it says that it is a view.
-
-        What autograd does not track as a view (`_unsafe_view`, `detach`) behaves as a tensor of its own. So, nearly, does a
-        view that other results were computed from: their gradients pass through it, as they do not through a view made
-        anew. Still made anew are those that behave otherwise at once: made under `no_grad`, changed, one of several pieces,
-        and those that show elements twice.
-        """
-        base = value._base
-        if base is None or value.layout is not torch.strided or base.layout is not torch.strided:
-            return False
-        if value.grad_fn is None or not self.is_passed_by_others(value):
-            return True
-        _, steps = chain_from(self.capture.trace.node_of(value))
-        return not steps or any(step.item is not None or step.op in MAY_SHOW_TWICE for step in steps)
-
-    def is_passed_by_others(self, value: torch.Tensor) -> bool:
-        """Whether the gradient of another result passes through `value`."""
-        results = [v for v in (*self.capture.outputs, *self.capture.arguments) if isinstance(v, torch.Tensor)]
-        return leads_to(value.grad_fn, [v.grad_fn for v in results if v is not value and v.grad_fn is not None])
 
     def single(self, position: int) -> OutputAliasInfo:
         value = self.capture.outputs[position]
@@ -401,6 +375,12 @@ class _Outputs:
             return None if natural == wanted else wanted
         has_history = value.grad_fn is not None
         return None if natural == has_history else has_history
+
+
+def says_it_is_a_view(value: torch.Tensor) -> bool:
+    """Whether a tensor is a view for autograd, as results of `_unsafe_view` and `detach` are not, and can be made anew."""
+    base = value._base
+    return base is not None and value.layout is base.layout is torch.strided
 
 
 def shares_version(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -35,6 +35,7 @@ from aotgrad.ir import (
 from aotgrad.joint.segments import (
     CutBackward,
     Edge,
+    OutsideView,
     Segmentation,
     arranged,
     find_segments,
@@ -48,6 +49,7 @@ from aotgrad.slots import (
     GraphSignature,
     IntermediateBase,
     Primal,
+    ReturnedView,
     Tangent,
     UpdatedInput,
     UserOutput,
@@ -71,7 +73,7 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
     with capture.trace.active():
         results = [_result(capture, meta, slot) for slot in meta.forward_results()]
         outputs = [result for result in results if result.differentiable is not None]
-        backward = _append_possible_backward(capture, outputs, grad_segments)
+        backward = _append_possible_backward(capture, outputs, _views(capture, meta), grad_segments)
     primals = tuple(map(Primal, range(capture.convention.placeholder_count)))
     signature = GraphSignature(
         inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *backward.gradients)
@@ -95,11 +97,27 @@ class AppendedBackward:
     error: BackwardError | None = None
 
 
-def _append_possible_backward(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> AppendedBackward:
+@dataclass(frozen=True)
+class View:
+    """A differentiable view that is made outside of the graph, of the result `base` if that is one."""
+
+    slot: ReturnedView
+    live: torch.Tensor
+    base: ForwardResult | None
+
+
+def _views(capture: Capture, meta: ViewAndMutationMeta) -> list[View]:
+    views = [(k, capture.outputs[k]) for k in meta.replayed_views()]
+    return [View(ReturnedView(k), live, meta.result_behind(k)) for k, live in views if live.grad_fn is not None]
+
+
+def _append_possible_backward(
+    capture: Capture, outputs: Sequence[Result], views: Sequence[View], grad_segments: int | str
+) -> AppendedBackward:
     """The backward of the outputs that have one; for the others eager's raises, since a value was overwritten."""
     forward = set(capture.trace.graph.nodes)
     try:
-        return _append_backward(capture, outputs, grad_segments)
+        return _append_backward(capture, outputs, views, grad_segments)
     except AOTGradError:
         raise
     except RuntimeError as error:
@@ -109,7 +127,7 @@ def _append_possible_backward(capture: Capture, outputs: Sequence[Result], grad_
         message = str(error)
     _erase_gradients(capture.trace.graph, forward)
     failing = [output for output in outputs if _is_overwritten(capture, output)]
-    found = _append_backward(capture, [output for output in outputs if output not in failing], grad_segments)
+    found = _append_backward(capture, [output for output in outputs if output not in failing], views, grad_segments)
     slots = tuple(output.slot for output in failing)
     return replace(found, error=BackwardError(message, slots, tuple(_primals_behind(capture, failing))))
 
@@ -137,7 +155,7 @@ def _is_overwritten(capture: Capture, output: Result) -> bool:
     """Whether the backward of one output raises; leaves the graph as it was."""
     forward = set(capture.trace.graph.nodes)
     try:
-        _append_backward(capture, [output], 1)
+        _append_backward(capture, [output], (), 1)
     except RuntimeError as error:
         if OVERWRITTEN not in str(error):
             raise
@@ -147,13 +165,15 @@ def _is_overwritten(capture: Capture, output: Result) -> bool:
     return False
 
 
-def _append_backward(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> AppendedBackward:
+def _append_backward(
+    capture: Capture, outputs: Sequence[Result], views: Sequence[View], grad_segments: int | str
+) -> AppendedBackward:
     if not outputs:
         return AppendedBackward({}, {}, ())
-    segmentation = _segmentation(capture, outputs, grad_segments)
+    segmentation = _segmentation(capture, outputs, views, grad_segments)
     tangents = {Tangent(result.slot): _add_tangent(capture.trace, k, result) for k, result in enumerate(outputs)}
     with arrivals(capture.primals) as arrived:
-        if segmentation is None or (segmentation.count == 1 and not capture.joins):
+        if segmentation is None or (segmentation.count == 1 and not segmentation.views and not capture.joins):
             found = _gradients(capture, outputs, list(tangents.values()))
             gradients = {Gradient(Primal(k)): gradient for k, gradient in enumerate(found)}
             entry, left = dict.fromkeys(tangents, 0), [(0, Primal(k)) for k in arrived]
@@ -172,9 +192,9 @@ def _append_backward(capture: Capture, outputs: Sequence[Result], grad_segments:
 
 
 def _of_one_segment(capture: Capture, gradients: Mapping[Gradient, torch.Tensor]) -> dict[Gradient, torch.Tensor | None]:
-    """One gradient for each primal, `None` where there is none."""
-    found = {gradient.of: value for gradient, value in gradients.items()}
-    return {Gradient(Primal(k)): found.get(Primal(k)) for k in range(capture.convention.placeholder_count)}
+    """One gradient for each primal, `None` where there is none, and those of views."""
+    found = {replace(gradient, segment=None): value for gradient, value in gradients.items()}
+    return {**{Gradient(Primal(k)): None for k in range(capture.convention.placeholder_count)}, **found}
 
 
 def _with_saving_nodes(
@@ -182,7 +202,7 @@ def _with_saving_nodes(
 ) -> tuple[BackwardSegment, ...]:
     """The segments with what they save in eager."""
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
-    if segmentation is None or segmentation.count == 1:
+    if segmentation is None:
         segmentation = single_segment(results, _input_edges(capture, outputs))
     edges = {target: edge for edge, target in segmentation.targets.items()} | results
     entered = {tangent: edges[tangent.of] for segment in segments for tangent in segment.tangents}
@@ -197,12 +217,16 @@ def _with_saving_nodes(
     return tuple(replace(segment, saving=masks) for segment, masks in zip(segments, saving, strict=True))
 
 
-def _segmentation(capture: Capture, outputs: Sequence[Result], grad_segments: int | str) -> Segmentation | None:
+def _segmentation(
+    capture: Capture, outputs: Sequence[Result], views: Sequence[View], grad_segments: int | str
+) -> Segmentation | None:
     """`None` if it is known at once that the backward is one segment, as it is for one result."""
-    if len(outputs) == 1 and grad_segments == 1 and not capture.joins:
+    if len(outputs) == 1 and grad_segments == 1 and not capture.joins and not views:
         return None
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
-    return find_segments(results, _input_edges(capture, outputs), grad_segments)
+    edges = [(view, torch_compat.gradient_edge(view.live)) for view in views]
+    outside = [OutsideView(view.slot, edge, results.get(view.base)) for view, edge in edges]
+    return find_segments(results, _input_edges(capture, outputs), grad_segments, outside)
 
 
 def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Primal]:
@@ -236,8 +260,8 @@ def _gradients_of_segments(
 
 
 def _rank(gradient: Gradient) -> tuple[int, int, int, int]:
-    """Segments in order; of one, the gradients of primals first, then those of results, then those of cuts."""
-    kind = (Primal, UpdatedInput, UserOutput, IntermediateBase, Cut).index(type(gradient.of))
+    """Segments in order; of one, the gradients of primals first, then those of results, of views and of cuts."""
+    kind = (Primal, UpdatedInput, UserOutput, IntermediateBase, ReturnedView, Cut).index(type(gradient.of))
     return gradient.segment, kind, gradient.of.index, gradient.term
 
 

@@ -12,6 +12,9 @@ segment. A gradient that goes from one segment to another does so through a resu
 else through a `Cut`, which nobody outside sees. This is eager's own graph, only coarser: what it may do one after another,
 in which order gradients are summed, and which node is visited twice, are the same.
 
+A returned view that is made outside of the graph (`OutsideView`) is no result of it, but gradients leave there, too: the
+autograd nodes of the view pass them on to what it is a view of.
+
 The graph is cut while it is traced (`CutBackward`), so that what a node computes is in its segment's part of the FX graph.
 """
 
@@ -27,7 +30,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.ir import BackwardSegment, SavingNodes
-from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, Primal, Tangent
+from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, Primal, ReturnedView, Tangent
 
 Item = TypeVar("Item")
 Edge = tuple[Any, int]
@@ -35,6 +38,18 @@ Edge = tuple[Any, int]
 
 AUTO_SEGMENTS, AUTO_NODES = 8, 64
 """With `grad_segments="auto"`: into how many segments a backward of at least so many autograd nodes is cut."""
+
+
+@dataclass(frozen=True)
+class OutsideView:
+    """A view that the function returns and that is made outside of the graph.
+
+    Gradients leave at `edge`, and come back at `base`, where the gradient of a result enters: `None` if they never do.
+    """
+
+    slot: ReturnedView
+    edge: Edge
+    base: Edge | None
 
 
 @dataclass(frozen=True)
@@ -50,15 +65,21 @@ class Segmentation:
     count: int
     materialized: frozenset[int]
 
-    def leaves(self, node: Any, edge: Edge) -> bool:
-        """Whether a gradient that `node` passes to `edge` leaves its segment."""
-        return self.segment_of.get(edge[0]) != self.segment_of[node]
+    def leaves(self, segment: int, edge: Edge) -> bool:
+        """Whether a gradient that a node of `segment` passes to `edge` leaves it."""
+        return self.segment_of.get(edge[0]) != segment or edge in self.views
+
+    @functools.cached_property
+    def views(self) -> frozenset[Edge]:
+        """Where gradients leave through a view that is made outside of the graph."""
+        return frozenset(edge for edge, target in self.targets.items() if isinstance(target, ReturnedView))
 
 
 def find_segments(
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
     chunks: int | str,
+    views: Sequence[OutsideView] = (),
 ) -> Segmentation | None:
     """The segments of the graph between results and inputs, or `None` if a result is an input: nothing can be cut there.
 
@@ -66,11 +87,13 @@ def find_segments(
         results: where the gradient of each result enters.
         inputs: where the gradients of inputs arrive.
         chunks: into how many segments, one after the other, the work is cut besides.
+        views: where gradients leave the graph for a while; those that no result depends on change nothing.
     """
     roots = list(results.values())
     if any(root in inputs for root in roots):
         return None
-    successors = reachable([node for node, _ in roots], inputs)
+    detours = {view.edge: view for view in views if view.edge not in inputs}
+    successors = reachable([node for node, _ in roots], inputs, detours)
     order = topological_order(successors, successors.__getitem__, lambda node: -torch_compat.node_sequence_nr(node))
     reached = dependence(order, successors, [node for node, _ in roots])
     chunk = chunks_of_equal_length(order, resolved(chunks, len(order)))
@@ -79,13 +102,13 @@ def find_segments(
     keys = {node: (reached[node], chunk[node], level[node], node if node in alone else None) for node in order}
     segment_of = numbered(keys, successors)
     count = len(set(segment_of.values()))
-    targets = targets_of(order, segment_of, results, inputs)
+    targets = targets_of(order, segment_of, results, inputs, detours)
     return Segmentation(segment_of, targets, count, frozenset(segment_of[node] for node in alone))
 
 
 def single_segment(results: Mapping[ForwardResult, Edge], inputs: Mapping[Edge, Primal]) -> Segmentation:
     """Everything in one segment."""
-    successors = reachable([node for node, _ in results.values()], inputs)
+    successors = reachable([node for node, _ in results.values()], inputs, {})
     return Segmentation(dict.fromkeys(successors, 0), inputs, 1, frozenset())
 
 
@@ -114,14 +137,20 @@ def edges_of(node: Any) -> list[Edge]:
     return [(successor, position) for successor, position in node.next_functions if successor is not None]
 
 
-def reachable(roots: Iterable[Any], inputs: Mapping[Edge, Primal]) -> dict[Any, list[Any]]:
-    """The nodes that a backward from `roots` visits before it reaches `inputs`, each with those it visits next."""
+def reachable(
+    roots: Iterable[Any], inputs: Mapping[Edge, Primal], detours: Mapping[Edge, OutsideView]
+) -> dict[Any, list[Any]]:
+    """The nodes that a backward from `roots` visits before it reaches `inputs`, each with those it visits next.
+
+    What it visits outside, on `detours`, is left out.
+    """
     successors: dict[Any, list[Any]] = {}
     stack = list(roots)
     while stack:
         node = stack.pop()
         if node not in successors:
-            successors[node] = [edge[0] for edge in edges_of(node) if edge not in inputs]
+            edges = [detours[edge].base if edge in detours else edge for edge in edges_of(node)]
+            successors[node] = [edge[0] for edge in edges if edge is not None and edge not in inputs]
             stack.extend(successors[node])
     return successors
 
@@ -131,15 +160,18 @@ def targets_of(
     segment_of: Mapping[Any, int],
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
+    detours: Mapping[Edge, OutsideView],
 ) -> dict[Edge, GradientTarget]:
-    """What the edges mean at which a gradient enters another segment or an input."""
+    """What the edges mean at which a gradient enters another segment, an input or a view."""
     targets: dict[Edge, GradientTarget] = {**inputs}
     for result, edge in results.items():
         targets.setdefault(edge, result)
     cuts = 0
     for node in order:
         for edge in edges_of(node):
-            if edge not in targets and segment_of[edge[0]] != segment_of[node]:
+            if edge in detours:
+                targets.setdefault(edge, detours[edge].slot)
+            elif edge not in targets and segment_of[edge[0]] != segment_of[node]:
                 targets[edge] = Cut(cuts)
                 cuts += 1
     return targets
@@ -270,7 +302,7 @@ def saving_nodes(
             reached[successor] |= reached[node]
     for node in reversed(order):
         gradients = enumerate(segments[segment_of[node]].gradients)
-        left = {segmentation.targets.get(edge) for edge in edges_of(node) if segmentation.leaves(node, edge)}
+        left = {segmentation.targets.get(edge) for edge in edges_of(node) if segmentation.leaves(segment_of[node], edge)}
         leads[node] = sum(1 << k for k, gradient in gradients if gradient.of in left)
         for successor in inside[node]:
             leads[node] |= leads[successor]
@@ -327,7 +359,7 @@ class CutBackward:
 
     def pass_on(self, segment: int, edge: Edge, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """What the engine gets in place of a gradient that a node of `segment` passes to `edge`."""
-        if gradient is None or edge[0] is None or self.segments.segment_of.get(edge[0]) == segment:
+        if gradient is None or edge[0] is None or not self.segments.leaves(segment, edge):
             return gradient
         target = self.segments.targets[edge]
         self.collected.setdefault((segment, target), []).append(gradient)

@@ -244,6 +244,19 @@ class FailingSegment(torch.autograd.Function):
         raise RuntimeError(ctx.message)
 
 
+class History(torch.autograd.Function):
+    """A stand-in for a tensor that is about to be changed in place: its gradient is that of the tensor as it was."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        return stand_in(tensor.size(), tensor.dtype, tensor.device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        return gradient
+
+
 def recomputation_of(ctx: Any) -> Recomputation:
     """What to compute a gradient of the gradient from.
 
@@ -281,7 +294,7 @@ def check_watched(ctx: Any, key: VariantKey) -> None:
             check_version(tensor, version)
 
 
-def stand_in(size: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
+def stand_in(size: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
     """A tensor of one element's memory whose gradient has the given type."""
     return torch.empty_strided(size, (0,) * len(size), dtype=dtype, device=device)
 

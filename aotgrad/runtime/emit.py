@@ -18,9 +18,9 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.ir import BackwardSegment, Compiled, ViewStep
-from aotgrad.runtime.autograd import SENTINEL, Backward, FailingSegment, Segment, SegmentCall, stand_in
+from aotgrad.runtime.autograd import SENTINEL, Backward, FailingSegment, History, Segment, SegmentCall, stand_in
 from aotgrad.runtime.plan import Plan
-from aotgrad.runtime.recomputation import HigherOrder, Recomputation, references
+from aotgrad.runtime.recomputation import HigherOrder, Recomputation, references, view_references
 from aotgrad.runtime.steps import (
     AliasBase,
     AsInference,
@@ -29,6 +29,7 @@ from aotgrad.runtime.steps import (
     CallMethod,
     CopyBack,
     Forward,
+    KeepHistory,
     KeepInputs,
     MakeAlias,
     MakeBase,
@@ -79,8 +80,10 @@ def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backw
         "SegmentCall": SegmentCall,
         "Recomputation": Recomputation,
         "references": references,
+        "view_references": view_references,
         "random_state": torch_compat.random_state,
         "stand_in": stand_in,
+        "history_of": History.apply,
         **dict(zip((step.backward for step in reversed(of_kind(plan.steps, Attach))), backwards, strict=True)),
         **{f"constant_{k}": value for k, value in enumerate(constants)},
         **{f"hook_{k}": hook for k, hook in enumerate(hooks)},
@@ -135,7 +138,9 @@ class _Emitter:
             case KeepInputs():
                 yield self.keep_inputs(step)
             case NoteResults():
-                yield f"recomputation.results = references({', '.join(step.names)})"
+                calls = [f"references({', '.join(step.names)})"] if step.names else []
+                calls += [f"view_references({', '.join(step.views)})"] if step.views else []
+                yield f"recomputation.results = {' + '.join(calls)}"
             case MakeCut():
                 yield from self.make_cut(step)
             case Attach():
@@ -154,6 +159,8 @@ class _Emitter:
                 yield f"{step.name} = memory_alias({step.member}, {step.start_bytes}, {step.numel})"
             case MakeAlias():
                 yield f"{step.name} = {step.target}.detach()"
+            case KeepHistory():
+                yield from in_grad_mode(step.grad_mode, [f"{step.name} = history_of({step.target})"])
             case AttachError():
                 call = f"{tuple_of(step.outputs)} = attach_error({', '.join((repr(step.message), *self.node_inputs(step)))})"
                 yield from in_grad_mode(step.grad_mode, [call])

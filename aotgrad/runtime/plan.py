@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,7 @@ from aotgrad.runtime.steps import (
     CallMethod,
     CopyBack,
     Forward,
+    KeepHistory,
     KeepInputs,
     MakeAlias,
     MakeBase,
@@ -73,6 +74,7 @@ from aotgrad.slots import (
     GraphSignature,
     IntermediateBase,
     Primal,
+    ReturnedView,
     Saved,
     SavedSymInt,
     UpdatedInput,
@@ -140,7 +142,7 @@ class _PlanBuilder:
             *self.inference_results(),
             *self.custom_views(),
             *self.attach(),
-            *self.mutations(set(self.mutated_early())),
+            *self.mutations(),
             *self.outputs(),
             *self.grad_mode(),
         )
@@ -192,16 +194,19 @@ class _PlanBuilder:
         if self.partition.backward is None:
             return
         yield KeepInputs(self.primals, self.mutated())
-        written: set[int] = set()
         for number in reversed(range(len(self.segments))):
-            for index in self.updated_targets(number):
-                if index not in written:
-                    yield from self.mutate(index, self.meta.inputs[index])
-            written.update(self.updated_targets(number))
+            yield from self.writes_before(number)
+            yield from (view for index, view in self.views() if self.made_at.get(index) == number)
             yield from self.attach_segment(number)
+        yield from self.noted_results()
+
+    def noted_results(self) -> Iterator[NoteResults]:
         tangents = sorted(t.of.index for s in self.segments for t in s.tangents if isinstance(t.of, UserOutput))
-        if tangents:
-            yield NoteResults(tuple(result_name(UserOutput(index)) for index in tangents))
+        views = sorted({view for number in range(len(self.segments)) for view in self.views_of(number)})
+        if tangents or views:
+            yield NoteResults(
+                tuple(result_name(UserOutput(index)) for index in tangents), tuple(map(self.alias_name, views))
+            )
 
     def attach_segment(self, number: int) -> Iterator[Step]:
         segment, half = self.segments[number], self.halves[number]
@@ -217,7 +222,7 @@ class _PlanBuilder:
         yield Attach(
             "backward" if len(self.segments) == 1 else f"backward_{number}",
             outputs=tuple(result_name(tangent.of) for tangent in tangents),
-            inputs=tuple(self.target_name(gradient.of) for gradient in segment.gradients),
+            inputs=tuple(self.target_name(number, gradient.of) for gradient in segment.gradients),
             saved=tuple(f"{result_name(s)}_alias" if s in own_results else self.own_name(s) for s in saved),
             sizes=tuple(result_name(slot) for slot in of_kind(half.signature.inputs, SavedSymInt)),
             tangents=tuple(TangentLayout(tuple(fake.size()), tuple(fake.stride())) for fake in tangents.values()),
@@ -264,18 +269,62 @@ class _PlanBuilder:
             if nodes and slot not in changed and storage_node(self.result_nodes[slot]) not in memory:
                 yield result_name(slot), nodes
 
-    def target_name(self, target: GradientTarget) -> str:
+    def target_name(self, number: int, target: GradientTarget) -> str:
         """The variable whose gradient a segment returns; an updated input has been written by then."""
-        return self.inputs[target.index] if isinstance(target, (Primal, UpdatedInput)) else result_name(target)
+        match target:
+            case Primal(index):
+                return f"{self.inputs[index]}_history" if index in self.lost_histories(number) else self.inputs[index]
+            case UpdatedInput(index):
+                return self.inputs[index]
+            case ReturnedView(index):
+                return self.alias_name(index)
+        return result_name(target)
 
-    def updated_targets(self, number: int) -> list[int]:
-        """The inputs through whose new value a segment passes gradients on."""
+    # What a segment passes gradients on through is made before its node is.
+
+    @functools.cached_property
+    def made_at(self) -> dict[int, int]:
+        """The outputs that are views through which segments pass gradients on, and before which node each is made."""
+        numbers = range(len(self.segments))
+        return {view: number for number in numbers for index in self.views_of(number) for view in self.parents(index)}
+
+    @functools.cached_property
+    def written_at(self) -> dict[int, int]:
+        """The inputs that segments pass gradients on through, or through views of, and before which node each is written."""
+        updated = {index: number for number in range(len(self.segments)) for index in self.updated_inputs(number)}
+        for view, number in self.made_at.items():
+            index = self.meta.input_behind(view)
+            if index is not None and is_changed(self.meta.inputs[index]):
+                updated[index] = max(number, updated.get(index, number))
+        return updated
+
+    def updated_inputs(self, number: int) -> Iterator[int]:
         targets = (gradient.of for gradient in self.segments[number].gradients)
-        return list(dict.fromkeys(target.index for target in targets if isinstance(target, UpdatedInput)))
+        return (target.index for target in targets if isinstance(target, UpdatedInput))
 
-    def mutated_early(self) -> Iterator[int]:
-        for number in range(len(self.segments)):
-            yield from self.updated_targets(number)
+    def views_of(self, number: int) -> Iterator[int]:
+        """The returned views that a segment passes gradients on through."""
+        targets = (gradient.of for gradient in self.segments[number].gradients)
+        return (target.index for target in targets if isinstance(target, ReturnedView))
+
+    def parents(self, index: int) -> Iterator[int]:
+        """A returned view, and the returned views that it is a view of."""
+        yield index
+        info = self.meta.outputs[index]
+        if isinstance(info, AliasOfOutput):
+            yield from self.parents(info.output)
+
+    def writes_before(self, number: int) -> Iterator[Step]:
+        for index in sorted(index for index, first in self.written_at.items() if first == number):
+            if any(index in self.lost_histories(later) for later in range(number + 1)):
+                yield KeepHistory(f"{self.inputs[index]}_history", self.inputs[index], self.node_grad_mode())
+            yield from self.mutate(index, self.meta.inputs[index])
+
+    def lost_histories(self, number: int) -> set[int]:
+        """The inputs that a segment has a gradient for and that have got another history when its node is made."""
+        primals = [gradient.of.index for gradient in self.segments[number].gradients if isinstance(gradient.of, Primal)]
+        written = {index for index in primals if number <= self.written_at.get(index, -1)}
+        return {index for index in written if not self.meta.inputs[index].hidden_from_autograd}
 
     def attach_error(self, error: BackwardError) -> AttachError:
         outputs = tuple(result_name(slot) for slot in error.results)
@@ -402,13 +451,10 @@ class _PlanBuilder:
             if owner is not None and owner.name not in self.inputs and nodes[slot] is not nodes[owner]:
                 yield ShareVersion(result_name(slot), result_name(owner))
 
-    def mutations(self, done: Collection[int]) -> Iterator[Step]:
+    def mutations(self) -> Iterator[Step]:
+        """Of the inputs that no segment passes gradients on through."""
         for index, info in enumerate(self.meta.inputs):
-            if (
-                index not in done
-                and info is not None
-                and info.version_bumps + info.mutation.data + info.mutation.metadata > 0
-            ):
+            if index not in self.written_at and is_changed(info):
                 yield from self.mutate(index, info)
 
     def mutate(self, index: int, info: InputAliasInfo) -> Iterator[Step]:
@@ -432,10 +478,10 @@ class _PlanBuilder:
 
     def views_of_old_geometry(self) -> Iterator[MakeView]:
         """Views of inputs whose metadata changed after the view was made."""
-        return (view for index, view in self.views() if is_of_old_geometry(self.meta.outputs[index]))
+        return (view for index, view in self.all_views() if is_of_old_geometry(self.meta.outputs[index]))
 
     def outputs(self) -> Iterator[Step]:
-        yield from (view for index, view in self.views() if not is_of_old_geometry(self.meta.outputs[index]))
+        yield from (view for index, view in self.views() if index not in self.made_at)
         yield from self.versions_of_data_aliases()
         yield from self.kept_gradients()
         for index, info in enumerate(self.meta.outputs):
@@ -454,12 +500,16 @@ class _PlanBuilder:
             if isinstance(value, torch.Tensor) and value.retains_grad and not isinstance(info, IsInput | IsOutput):
                 yield CallMethod(self.return_value(index, info).value, "retain_grad", ())
 
-    def views(self) -> Iterator[tuple[int, MakeView]]:
+    def all_views(self) -> Iterator[tuple[int, MakeView]]:
         """The replays by output, each after the one that it is a view of."""
         infos = self.meta.outputs
         for index in parents_first([info.output if isinstance(info, AliasOfOutput) else None for info in infos]):
             if (replay := replay_of(infos[index])) is not None and replay.steps:
                 yield index, MakeView(f"output_{index}", self.base_name(infos[index]), replay)
+
+    def views(self) -> Iterator[tuple[int, MakeView]]:
+        """Those that are made after the graph has run and inputs have their new geometry."""
+        return ((index, view) for index, view in self.all_views() if not is_of_old_geometry(self.meta.outputs[index]))
 
     def base_name(self, info: OutputAliasInfo) -> str:
         match info:
@@ -510,6 +560,10 @@ class _PlanBuilder:
 def mask_of(saving: Sequence[SavingNodes], value: Any) -> int:
     """Which nodes save `value`, as a bit mask."""
     return sum(1 << k for k, nodes in enumerate(saving) if value in nodes.values)
+
+
+def is_changed(info: InputAliasInfo | None) -> bool:
+    return info is not None and info.version_bumps + info.mutation.data + info.mutation.metadata > 0
 
 
 def is_of_old_geometry(info: OutputAliasInfo) -> bool:
@@ -579,7 +633,7 @@ def names_read(step: Step) -> tuple[str, ...]:
             return (step.name,)
         case ShareVersion():
             return (step.name, step.saved)
-        case MakeAlias():
+        case MakeAlias() | KeepHistory():
             return (step.target,)
         case MakeBase() | AliasBase():
             return (step.member,)

@@ -13,26 +13,35 @@ from aotgrad import torch_compat
 from aotgrad.ir import GraphHalf
 from aotgrad.slots import Saved
 
+Reference = tuple["weakref.ref[torch.Tensor]", "int | None"]
+
 
 @dataclass(slots=True)
 class Recomputation:
     """What the original function can be run again from: its inputs, their versions, the random state at entry.
 
     A version is `None` for numbers, and for inputs that the call itself changes. `results` are the differentiable ones of
-    the call that it returned as they are; the caller may have dropped one or changed its history since.
+    the call that it returned as they are, and views (with their versions) that others were computed from; the caller may
+    have dropped one or changed its history since.
     """
 
     primals: tuple[Any, ...]
     versions: list[int | None]
     random_state: Any
-    results: tuple[weakref.ref[torch.Tensor], ...] = ()
+    results: tuple[Reference, ...] = ()
 
     def present_results(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Those results, by position, that the caller has and that are still what the call returned."""
-        for position, reference in enumerate(self.results):
+        for position, (reference, version) in enumerate(self.results):
             tensor = reference()
-            if tensor is not None and getattr(tensor.grad_fn, "recomputation", None) is self:
+            if tensor is not None and self.is_unchanged(tensor, version):
                 yield position, tensor
+
+    def is_unchanged(self, result: torch.Tensor, version: int | None) -> bool:
+        """Whether a result has the history that the call gave it. A view has another one with every other version."""
+        if version is not None:
+            return torch_compat.version_of(result) == version
+        return getattr(result.grad_fn, "recomputation", None) is self
 
     def check_unchanged(self, needed: Iterable[int]) -> None:
         """Raise what eager would: a saved tensor was modified in place.
@@ -51,9 +60,14 @@ class Recomputation:
                 check_version(self.primals[index], version)
 
 
-def references(*tensors: torch.Tensor) -> tuple[weakref.ref[torch.Tensor], ...]:
-    """Weak references: an autograd node must not keep alive what it computed."""
-    return tuple(map(weakref.ref, tensors))
+def references(*tensors: torch.Tensor) -> tuple[Reference, ...]:
+    """Weak references to results: an autograd node must not keep alive what it computed."""
+    return tuple((weakref.ref(tensor), None) for tensor in tensors)
+
+
+def view_references(*views: torch.Tensor) -> tuple[Reference, ...]:
+    """Weak references to views, with their versions."""
+    return tuple((weakref.ref(view), torch_compat.version_of(view)) for view in views)
 
 
 def check_version(tensor: torch.Tensor, version: int) -> None:

@@ -1,5 +1,6 @@
 """The steps that a plan is made of: data, in the order in which they run. `emit.py` turns them into source text.
 
+KeepHistory    a stand-in for an input that is written  MakeCut       a stand-in for a value inside the function
 MakeBase       the memory of overlapping inputs       CallMethod     register a hook of an input
 Forward        run the compiled forward                Attach         give its results their autograd nodes
 UpdateGeometry redo a metadata mutation of an input    CopyBack       write the new data of a mutated input
@@ -75,9 +76,10 @@ class KeepInputs:
 
 @dataclass(frozen=True)
 class NoteResults:
-    """Note which tensors are the results `names`, as long as the caller has them, for gradients of gradients."""
+    """Note which tensors are the results `names` and `views`, as long as the caller has them, for gradients of gradients."""
 
     names: tuple[str, ...]
+    views: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,15 @@ class MakeAlias:
 
     name: str
     target: str
+
+
+@dataclass(frozen=True)
+class KeepHistory:
+    """`name` = a tensor that stands for `target` as it is now, whose gradient history is about to change."""
+
+    name: str
+    target: str
+    grad_mode: bool | None
 
 
 @dataclass(frozen=True)
@@ -223,6 +234,7 @@ Step = Union[
     AsInference,
     AliasBase,
     MakeAlias,
+    KeepHistory,
     ShareVersion,
     UpdateGeometry,
     CopyBack,

@@ -352,12 +352,10 @@ class Maker:
     def watchable(self) -> list[str]:
         """Tensors of which a gradient may be asked on the way: not those that were changed.
 
-        A view that was written through an alias of it has another history in eager, and here the one that it had. Of views
-        that are returned beside others nothing depends here: only their base is known to the graph.
+        A view that was written through an alias of it has another history in eager, and here the one that it had.
         """
         tensors = self.world.tensors()
-        names = [name for name in self.differentiable() if name[0] != "r" and tensors[name]._version == 0]
-        return [name for name in names if name[0] != "o" or "o1" not in tensors or tensors[name]._base is None]
+        return [name for name in self.differentiable() if name[0] != "r" and tensors[name]._version == 0]
 
     def hook(self) -> None:
         roots = self.watchable()[::-1]

@@ -155,8 +155,7 @@ def asked(read: Callable[[Tensor], Any], value: Tensor) -> Any:
 class Relations:
     """Who is the same object as whom, shares its storage with whom, and is whose view.
 
-    Two relations are not compared: which views share a detached alias that nobody else can see; and the only view of a
-    tensor that nobody else can see may be no view, so that it is the base of what the caller makes of it.
+    Which views share a detached alias that nobody else can see is not compared.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

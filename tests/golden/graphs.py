@@ -76,6 +76,24 @@ def returned_intermediate(x):
     return z.sin(), z
 
 
+@case("joint", "runtime", args=["f32[2, 3] requires_grad"])
+def returned_view_of_input(x):
+    """A view is no result of the graph, but the gradient of what is computed from it goes through it, too.
+
+    The graph gives a gradient of the view; the plan makes the view before the autograd node, which has it as its input.
+    """
+    flat = x.view(6)
+    return flat, flat.sin()
+
+
+@case("joint", "runtime", args=["f32[2, 3] requires_grad"])
+def returned_view_beside_its_base(x):
+    """The view is made of the base that the first autograd node returned; the second node passes gradients to the view."""
+    h = x * 2
+    flat = h.view(6)
+    return h, flat, flat.sin()
+
+
 @case("joint", "runtime", args=["f32[3] requires_grad"], options={"grad_segments": 2})
 def streamed_gradients(x):
     """A backward that is cut into two segments, one after the other, where nothing but the option asks for it."""

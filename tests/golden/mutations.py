@@ -19,6 +19,17 @@ def input_mutation(x, y):
     return x.sin()
 
 
+@case("joint", "runtime", args=["f32[3] nonleaf"])
+def result_of_old_and_new_value(x):
+    """A result that depends on an input as it was and as it is now: when its node is made, the input has its new history.
+
+    A stand-in without memory of its own keeps the old one.
+    """
+    old = x * 3
+    x.mul_(2)
+    return old + x
+
+
 @case("analysis", "joint", "runtime", args=["f32[2, 3] nonleaf"])
 def metadata_mutation(x):
     """Only size and strides of an input change: the graph has nothing to return for it, the plan sets the geometry."""
