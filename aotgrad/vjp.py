@@ -291,8 +291,8 @@ def gradients_of_segments(
     with_grad = [k for k, spec in enumerate(function.capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
     all_edges = {slot: torch_compat.gradient_edge(tensor) for slot, tensor in live.items()}
     edges = {slot: edge for slot, edge in all_edges.items() if not isinstance(slot, ReturnedView)}
-    behind = {view: edges.get(function.meta.result_behind(view.index)) for view in function.views}
-    views = [OutsideView(view, all_edges[view], base) for view, base in behind.items()]
+    behind = [(view, function.meta.result_behind(view.index)) for view in function.views]
+    views = [OutsideView(view, all_edges[view], None if base is None else edges.get(base)) for view, base in behind]
     starts = {torch_compat.gradient_edge(inputs[k]): Primal(k) for k in with_grad}
     starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in joined})
     segmentation = find_segments(edges, starts, function.grad_segments, views)

@@ -224,8 +224,9 @@ def _segmentation(
     if len(outputs) == 1 and grad_segments == 1 and not capture.joins and not views:
         return None
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
-    edges = [(view, torch_compat.gradient_edge(view.live)) for view in views]
-    outside = [OutsideView(view.slot, edge, results.get(view.base)) for view, edge in edges]
+    bases = [None if view.base is None else results.get(view.base) for view in views]
+    edges = [torch_compat.gradient_edge(view.live) for view in views]
+    outside = [OutsideView(view.slot, *pair) for view, *pair in zip(views, edges, bases, strict=True)]
     return find_segments(results, _input_edges(capture, outputs), grad_segments, outside)
 
 
