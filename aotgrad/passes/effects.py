@@ -34,10 +34,16 @@ def unwrap(graph: fx.Graph, node: fx.Node) -> None:
     results = node.meta["val"][1:]
     plain.meta = {**node.meta, "val": results[0] if len(results) == 1 else results}
     for item in list(node.users):
-        position = item.args[1]
-        if position == 0:
-            item.replace_all_uses_with(None)
-        elif len(results) == 1:
-            item.replace_all_uses_with(plain)
-        else:
-            item.args = (plain, position - 1)
+        take_item(item, plain, len(results))
+    graph.erase_node(node)
+
+
+def take_item(item: fx.Node, plain: fx.Node, count: int) -> None:
+    """Take an item of `(token, *results)` from the plain call; a token becomes None."""
+    position = item.args[1]
+    assert isinstance(position, int)
+    if position and count > 1:
+        item.args = (plain, position - 1)
+    else:
+        item.replace_all_uses_with(plain if position else None)  # pyright: ignore[reportArgumentType]
+        item.graph.erase_node(item)

@@ -6,11 +6,13 @@ import torch
 
 from aotgrad.passes import (
     BatchMM,
+    CheckFunctional,
     CommonSubexpressionElimination,
     ConstantPropagation,
     DeadCodeElimination,
     Peephole,
     RemoveLeftovers,
+    UnwrapEffects,
 )
 from tests.golden.cases import pass_case
 
@@ -106,3 +108,20 @@ def not_the_same(x):
 def small_products(x, y, w, v, u):
     """Products with one right operand are one product of all rows; then those of equal shapes become one batch."""
     return (x @ w).sin() + (y @ w).cos(), (x @ v).sin() + (y @ u.t()).cos()
+
+
+@pass_case(UnwrapEffects(), args=["f32[3]"])
+def printed_in_order(x):
+    """Effects are traced one behind the other, by a token that each takes and returns; in a graph their order is enough."""
+    torch.ops.aten._print("before")
+    y = x.sin()
+    torch.ops.aten._print("after")
+    return y
+
+
+@pass_case(CheckFunctional(), args=["f32[3]"])
+def written_and_returned(x):
+    """A trace has no op that writes: what was written is a new value. So the check finds nothing here, and changes nothing."""
+    y = x.exp()
+    y.add_(1)
+    return y
