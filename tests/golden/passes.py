@@ -121,7 +121,7 @@ def printed_in_order(x):
 
 @pass_case(CheckFunctional(), args=["f32[3]"])
 def written_and_returned(x):
-    """A trace has no op that writes: what was written is a new value. So the check finds nothing here, and changes nothing."""
+    """A trace has no op that writes: what was written is a new value. The check finds nothing, and changes nothing."""
     y = x.exp()
     y.add_(1)
     return y
