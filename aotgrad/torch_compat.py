@@ -838,6 +838,51 @@ class RefusedAssignments(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+OUT_OF_PLACE = {
+    torch.Tensor.as_strided_: torch.Tensor.as_strided,
+    torch.Tensor.squeeze_: torch.Tensor.squeeze,
+    torch.Tensor.swapaxes_: torch.Tensor.swapaxes,
+    torch.Tensor.swapdims_: torch.Tensor.swapdims,
+    torch.Tensor.t_: torch.Tensor.t,
+    torch.Tensor.transpose_: torch.Tensor.transpose,
+    torch.Tensor.unsqueeze_: torch.Tensor.unsqueeze,
+}
+"""Changes of a size or stride in place, and the views that show the same."""
+
+
+class ReshapedViews(TorchFunctionMode):
+    """A view whose size or stride is changed in place becomes the view that shows the same, also for autograd.
+
+    Autograd makes the history of such a view anew. In eager it does so from where the view lies by then; of a traced tensor it
+    knows only how the view was made. `arguments` are left as they are.
+    """
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        super().__init__()
+        self.arguments = {id(argument) for argument in arguments}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in OUT_OF_PLACE and id(args[0]) not in self.arguments and may_be_swapped(args[0]):
+            with torch.enable_grad():
+                swap_tensors(args[0], OUT_OF_PLACE[function](*args, **(kwargs or {})))
+            torch.autograd.graph.increment_version(args[0])
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+def may_be_swapped(tensor: Any) -> bool:
+    """Whether a tensor is a traced view that autograd lets be changed in place."""
+    if not isinstance(tensor, FunctionalTensor) or tensor.is_inference() or tensor._base is None:
+        return False
+    return not (is_view_of_leaf(tensor) or is_forbidden_after_a_write(tensor) or tensor._backward_hooks)
+
+
+def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Exchange what two tensor objects are. What autograd has saved of them stays what it was."""
+    torch._C._swap_tensor_impl(one, other)
+    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+
+
 def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Functionalization, with several things of eager's that it lacks.
 

@@ -173,7 +173,12 @@ def capture_function(
         primals, arguments = _make_inputs(trace, convention)
         before = tuple(input_state(value) for value in arguments)
         seed = torch.initial_seed()
-        with torch_compat.RefusedAssignments(), shared_versions(convention, arguments), joins.collected() as joined:
+        with (
+            torch_compat.RefusedAssignments(),
+            torch_compat.ReshapedViews(arguments),
+            shared_versions(convention, arguments),
+            joins.collected() as joined,
+        ):
             outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         trace.reject_stale_memory([*outputs, *arguments])
         reject_seeding(trace.graph, seed)
