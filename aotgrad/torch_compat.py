@@ -676,6 +676,16 @@ def is_forbidden_after_a_write(tensor: torch.Tensor) -> bool:
     return torch._C._autograd._get_creation_meta(tensor) in (meta.NO_GRAD_MODE, meta.MULTI_OUTPUT_NODE)
 
 
+def has_usable_history(tensor: torch.Tensor) -> bool:
+    """Whether autograd tells the history of a tensor: not of a view made under `no_grad`, or with others, once changed."""
+    if not is_forbidden_after_a_write(tensor):
+        return True
+    try:
+        return tensor.grad_fn is None or True
+    except RuntimeError:
+        return False
+
+
 def is_differentiable_view(tensor: torch.Tensor) -> bool:
     """Whether a tensor that requires grad is a view."""
     return tensor.requires_grad and tensor._base is not None

@@ -153,7 +153,7 @@ class CompiledVjp:
         results = tuple(self.function.returned[position] for position in present)
         autocast = torch_compat.autocast_state()
         vjp = VectorJacobianProduct(self.function, segment, defined, tuple(wanted), results, names, autocast)
-        values = (*call.primals, *(tangents[k] for k in defined), *present.values())
+        values = (*map(usable, call.primals), *(tangents[k] for k in defined), *present.values())
         known = self.function.known_values(names, len(values))
         arguments = Arguments.of((*values, *(saved[Saved(name)].detach() for name in names)), {})
         state = State(vjp, vjp.key, lambda: vjp.key)
@@ -165,6 +165,16 @@ class CompiledVjp:
                 return plan(state, arguments)
             call.check_unchanged(range(len(call.primals)))
             return vjp(*arguments.args) if plan is None else self.cache.run_eagerly(plan, state, arguments)
+
+
+def usable(primal: Any) -> Any:
+    """An input, or in place of a view that autograd lets nobody use any more (a piece whose base was changed) its value.
+
+    That has changed: if it is needed, eager's error follows. If not, no gradient of a gradient goes through it.
+    """
+    if not isinstance(primal, torch.Tensor) or torch_compat.has_usable_history(primal):
+        return primal
+    return primal.detach().requires_grad_()
 
 
 def inputs_read(executable: Executable | SmallGraph) -> Iterator[int]:

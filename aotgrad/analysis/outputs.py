@@ -313,7 +313,7 @@ class _Outputs:
         steps = without_prefix(self.steps_from(storage, value), own)
         replay = (
             self.replay_strided(position, value, base, Geometry.of(value))
-            if steps is None
+            if steps is None or (output is not None and not steps)  # as the output lies that changed its size since
             else self.replay(position, value, base, steps, counted)
         )
         if output is None:
@@ -349,8 +349,9 @@ class _Outputs:
             )
         detached = base.requires_grad and not value.requires_grad
         grad_mode = self.grad_mode_for(position, value, base, detached)
+        is_alias = value._base is None and not value.requires_grad
         reason = "its recorded chain does not start at the base's current value"
-        return replay_by_geometry(geometry, detached, grad_mode, reason)
+        return replay_by_geometry(geometry, detached, is_alias, grad_mode, reason)
 
     def grad_mode_for(self, position: int, value: torch.Tensor, base: torch.Tensor, detached: bool) -> bool | None:
         """The grad mode that gives the replayed view the same history; `None` if the caller's own does.

@@ -76,11 +76,17 @@ def replay_of_chain(steps: tuple[ViewStep, ...], grad_mode: bool | None) -> View
     return ViewReplay(steps, grad_mode, "recorded view chain")
 
 
-def replay_by_geometry(geometry: Geometry, detached: bool, grad_mode: bool | None, reason: str) -> ViewReplay:
-    """The fallback: size, stride and offset within the shared storage, after a `detach` if the view is detached."""
-    detach = (DETACH_STEP,) if detached else ()
-    step = ViewStep(AS_STRIDED, (geometry.size, geometry.stride, geometry.offset), (), None)
-    return ViewReplay((*detach, step), grad_mode, f"as_strided, because {reason}")
+def replay_by_geometry(
+    geometry: Geometry, detached: bool, is_alias: bool, grad_mode: bool | None, reason: str
+) -> ViewReplay:
+    """The fallback: size, stride and offset within the shared storage.
+
+    Detached before, if it is a view of a detached tensor; or after, if it `is_alias`: a detached tensor, and no view itself.
+    """
+    steps = [ViewStep(AS_STRIDED, (geometry.size, geometry.stride, geometry.offset), (), None)]
+    if detached or is_alias:
+        steps.insert(is_alias, DETACH_STEP)
+    return ViewReplay(tuple(steps), grad_mode, f"as_strided, because {reason}")
 
 
 def detaches(steps: tuple[ViewStep, ...]) -> bool:

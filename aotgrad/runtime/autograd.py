@@ -30,6 +30,8 @@ plain `.backward()`, and not if only some gradients are wanted. One question in 
 
 
 NOTHING_WATCHED = ((), ())
+EVERYTHING = -1
+"""The bit mask of all gradients."""
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Size and stride."""
@@ -74,12 +76,13 @@ class Backward:
         return cls(variants, of_segment, transformed, positions, full, formats, materialize, segment.saving, saved_by)
 
     def nodes_run(self, key: VariantKey) -> int:
-        """Which of `saving` run in eager, as a bit mask."""
-        return self.nodes_between(bits(key.tangents), bits(key.gradients))
+        """Which of `saving` run in eager, as a bit mask. Those that lead nowhere do unless only some gradients are wanted."""
+        return self.nodes_between(bits(key.tangents), EVERYTHING if all(key.gradients) else bits(key.gradients))
 
     def nodes_between(self, tangents: int, gradients: int) -> int:
         """Which of `saving` lead from some of the tangents to some of the gradients; all of these are bit masks."""
-        return bits(bool(nodes.reached & tangents and nodes.leads & gradients) for nodes in self.saving)
+        led = (nodes.leads & gradients or gradients == EVERYTHING for nodes in self.saving)
+        return bits(bool(nodes.reached & tangents and wanted) for nodes, wanted in zip(self.saving, led, strict=True))
 
     def needed(self, key: VariantKey) -> tuple[int, ...] | None:
         """Which saved tensors a variant unpacks, by position; `None` for all.

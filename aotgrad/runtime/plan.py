@@ -463,15 +463,20 @@ class _PlanBuilder:
         through = copy_path(self.capture.inputs[index], info)
         if name in self.moved_inputs and (info.hidden_from_autograd or not info.mutation.metadata):
             return
+        made = info.mutation.metadata + (copies and through != ".data")
+        is_shared = isinstance(self.capture.inputs[index], MemberInput) or index in self.shared_versions
+        moves_early = not info.mutation.data or name in self.saved_updates.values() or is_shared
+        sets_version = (made and moves_early) or made != info.version_bumps
+        # A version that is set after autograd saw the change makes it take the history of a view for an old one.
+        sets_before = sets_version and info.mutation.metadata and not info.hidden_from_autograd and made <= info.version_bumps
+        if sets_before:
+            yield SetVersion(name, info.version_bumps - made)
         if info.mutation.metadata:
             yield UpdateGeometry(name, info.geometry, False if info.hidden_from_autograd else self.node_grad_mode())
         if copies:
             grad_mode = self.node_grad_mode() if info.carries_gradient else None
             yield CopyBack(name, result_name(UpdatedInput(index)), through, grad_mode)
-        made = info.mutation.metadata + (copies and through != ".data")
-        is_shared = isinstance(self.capture.inputs[index], MemberInput) or index in self.shared_versions
-        moves_early = not info.mutation.data or name in self.saved_updates.values() or is_shared
-        if (made and moves_early) or made != info.version_bumps:
+        if sets_version and not sets_before:
             yield SetVersion(name, info.version_bumps)
 
     # -- outputs
