@@ -681,9 +681,10 @@ def has_usable_history(tensor: torch.Tensor) -> bool:
     if not is_forbidden_after_a_write(tensor):
         return True
     try:
-        return tensor.grad_fn is None or True
+        _ = tensor.grad_fn
     except RuntimeError:
         return False
+    return True
 
 
 def is_differentiable_view(tensor: torch.Tensor) -> bool:
@@ -863,8 +864,8 @@ OUT_OF_PLACE = {
 class ReshapedViews(TorchFunctionMode):
     """A view whose size or stride is changed in place becomes the view that shows the same, also for autograd.
 
-    Autograd makes the history of such a view anew. In eager it does so from where the view lies by then; of a traced tensor it
-    knows only how the view was made. `arguments` are left as they are.
+    Autograd makes the history of such a view anew. In eager it does so from where the view lies by then; of a traced tensor
+    it knows only how the view was made. `arguments` are left as they are.
     """
 
     def __init__(self, arguments: Sequence[Any]) -> None:

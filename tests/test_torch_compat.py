@@ -860,6 +860,48 @@ def test_a_view_is_stale_once_its_base_is_transposed_in_place(fake_mode):
             compat.refuse_stale_views([row])
 
 
+def test_a_view_that_is_reshaped_in_place_is_another_view_for_autograd(fake_mode):
+    assert issubclass(compat.ReshapedViews, compat.TorchFunctionMode)
+    with Tracing(fake_mode, torch.ones(2, 3)).active() as x:
+        base = x.requires_grad_() * 1
+        row, saved, argument = base[0], base[1], base[:, 0]
+        product = saved * saved
+        assert [compat.may_be_swapped(each) for each in (row, x[0], base.split(1)[0], base, 3)] == [True] + 4 * [False]
+        with compat.ReshapedViews([argument]):
+            assert row.unsqueeze_(0) is row
+            assert saved.unsqueeze_(0) is saved
+            argument.unsqueeze_(0)
+        assert (row.shape, saved.shape, base._version) == ((1, 3), (1, 3), 3)
+        row[0].mul_(2)
+        assert (row.grad_fn.name(), row.shape) == ("UnsqueezeBackward0", (1, 3))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
+def test_views_and_changes_in_place_show_the_same():
+    for in_place, view in compat.OUT_OF_PLACE.items():
+        arguments = {"as_strided": ((2,), (1,)), "t": (), "squeeze": (), "unsqueeze": (0,)}.get(view.__name__, (0, 1))
+        x, y = torch.ones(1, 3), torch.ones(1, 3)
+        in_place(x, *arguments)
+        assert view(y, *arguments).shape == x.shape
+
+
+def test_swapped_tensors_are_each_other():
+    x = torch.ones(3)
+    row, other = x[0], x[1:]
+    row.note = 1
+    compat.swap_tensors(row, other)
+    assert (row.shape, other.shape, other.note, hasattr(row, "note")) == ((2,), (), 1, False)
+
+
+def test_a_piece_of_a_changed_tensor_has_no_usable_history():
+    base = torch.ones(4, requires_grad=True) * 1
+    views = base[:2], base.split(2)[0]
+    assert [compat.has_usable_history(view) for view in (base, *views)] == [True, True, True]
+    base.mul_(2)
+    assert [compat.has_usable_history(view) for view in (base, *views)] == [True, True, False]
+
+
 STORAGE_REPLACED = [
     *(lambda x: x.set_(x + 1), lambda x: x.set_(), lambda x: x.set_(x + 1, 0, (1,), (1,))),
     *(lambda x: x.set_(x.untyped_storage()), lambda x: x.set_(x.untyped_storage(), 0, (1,), (1,))),

@@ -76,7 +76,7 @@ class Backward:
         return cls(variants, of_segment, transformed, positions, full, formats, materialize, segment.saving, saved_by)
 
     def nodes_run(self, key: VariantKey) -> int:
-        """Which of `saving` run in eager, as a bit mask. Those that lead nowhere do unless only some gradients are wanted."""
+        """Which of `saving` run in eager, as a bit mask. Those that lead nowhere do, if all gradients are wanted."""
         return self.nodes_between(bits(key.tangents), EVERYTHING if all(key.gradients) else bits(key.gradients))
 
     def nodes_between(self, tangents: int, gradients: int) -> int:

@@ -468,7 +468,8 @@ class _PlanBuilder:
         moves_early = not info.mutation.data or name in self.saved_updates.values() or is_shared
         sets_version = (made and moves_early) or made != info.version_bumps
         # A version that is set after autograd saw the change makes it take the history of a view for an old one.
-        sets_before = sets_version and info.mutation.metadata and not info.hidden_from_autograd and made <= info.version_bumps
+        is_seen = info.mutation.metadata and not info.hidden_from_autograd
+        sets_before = sets_version and is_seen and made <= info.version_bumps
         if sets_before:
             yield SetVersion(name, info.version_bumps - made)
         if info.mutation.metadata:

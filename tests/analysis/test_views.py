@@ -77,7 +77,7 @@ def test_detaches():
 def test_replay_by_geometry_lays_out_the_same_memory():
     x = torch.arange(12.0)
     view = x.view(3, 4)[1:, ::2]
-    replay = replay_by_geometry(Geometry.of(view), False, False, None, "of a test")
+    replay = replay_by_geometry(Geometry.of(view), False, False, False, "of a test")
     assert torch.equal(replayed(x, replay.steps), view)
     assert (replay.grad_mode, replay.reason) == (False, "as_strided, because of a test")
 

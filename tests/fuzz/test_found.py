@@ -145,6 +145,44 @@ ALIKE = {
         "with torch.no_grad():\n    o0.add_(1)",
         "backward(o1)",
     ),
+    "a view that is unsqueezed in place, then written to": program(
+        "v = p0.diagonal()\nv.unsqueeze_(0)\nw = v[0].mul_(2)",
+        "v",
+        "x = tensor(3, 3, requires_grad=True) * 1",
+        "backward(x)",
+    ),
+    "a saved value of a node that leads to no input": program(
+        "with torch.no_grad():\n    v = p0[0]\nw = v.tanh()",
+        "w",
+        "x = tensor(1, 3, requires_grad=True)",
+        "o0.neg_()",
+        "backward(o0)",
+    ),
+    "an input of a node that leads to no input": program(
+        "with torch.no_grad():\n    v = p0.view_as(p0).split(4)[1]\nw = v.amax()",
+        "p0, w",
+        "x = tensor(8, requires_grad=True) * 1",
+        "x.copy_(x)",
+        "backward(o1)",
+    ),
+    "an alias of a tensor that was unsqueezed since": program(
+        "v = p0.clone()\nw = v.detach()\nv.relu_()\nv.unsqueeze_(0)", "w, v", "x = tensor(3)"
+    ),
+    "a view as its base has come to lie": program("v = p0.clone()\nw = v.t()\nv.t_()", "w, v", "x = tensor()"),
+    "the real part of a tensor, transposed in place": program(
+        "p0.swapdims_(0, -1)",
+        "p0.clone()",
+        "x = tensor(2, 3, dtype=torch.complex64, requires_grad=True).clone().real",
+        "backward(x)",
+    ),
+    "a changed piece that a second gradient does not need": program(
+        "v = p0 * p0\nw = p1.relu() * v.sum()",
+        "v, w",
+        "x = tensor(4, requires_grad=True)\ny = (tensor(4, requires_grad=True) * 1).chunk(2)[0]",
+        "with torch.no_grad():\n    y.mul_(2)",
+        "backward(o0, create_graph=True)",
+        call="x, y",
+    ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
 }

@@ -123,3 +123,21 @@ def test_a_seed_gives_the_same_programs() -> None:
     first, second = run_chunk(3, 10), run_chunk(3, 10)
     assert (first.programs, first.calls, first.rejections) == (second.programs, second.calls, second.rejections)
     assert torch.is_grad_enabled()
+
+
+class Two(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first
+
+
+def test_a_defect_of_torch_that_is_known():
+    """If this raises no more, `KEPT_GRADIENT_OF_ONE_OF_SEVERAL` is to go."""
+    _, second = Two.apply(torch.ones(2, requires_grad=True))
+    second.retain_grad()
+    with pytest.raises(RuntimeError, match="INTERNAL ASSERT FAILED"):
+        second.mul_(2)
