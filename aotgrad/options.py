@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aotgrad.errors import OptionError
@@ -37,6 +38,9 @@ class Options:
             backward, parameters and the arguments of the call not counted.
         collectives_first: start the backward's collectives as soon as what they read is there and wait for them as late as
             can be, so that they run beside other work; their results are held longer.
+        flops_per_byte: how many floating point operations the device does while it moves a byte, which is what makes a
+            product dearer to run again than a sum; `"measured"`: measured when first needed, in about a twentieth of a
+            second, and remembered (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`); `None`: a usual figure of the device's type.
         plan_limit: how many plans one function may have; further calls run eagerly.
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
         keep_input_mutations: in graphs without a backward, write mutated inputs inside the graph, not after it.
@@ -56,6 +60,7 @@ class Options:
     collectives_first: bool = False
     mode: str = "default"
     keep_input_mutations: bool = False
+    flops_per_byte: int | str | None = None
     plan_limit: int = 8
     min_graph_ops: int | None = None
     joint_passes: Sequence[Pass] = ()
@@ -89,6 +94,12 @@ class Options:
 
     def replace(self, **changes: Any) -> Options:
         return dataclasses.replace(self, **changes)
+
+
+def cache_folder() -> Path:
+    """Where what was found out once is kept for later: `AOTGRAD_CACHE_DIR`, or the user's folder for caches."""
+    given = os.environ.get("AOTGRAD_CACHE_DIR")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aotgrad"
 
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -132,6 +143,7 @@ LEGAL_VALUES: dict[str, Sequence[Any] | Budgets] = {
     "collectives_first": (True, False),
     "dynamic": (True, False, None),
     "enabled": (True, False),
+    "flops_per_byte": (*range(1, 4097), "measured"),
     "grad_segments": (*range(1, 65), "auto"),
     "keep_input_mutations": (True, False),
     "memory_budget": Budgets(),
@@ -144,7 +156,7 @@ LEGAL_VALUES: dict[str, Sequence[Any] | Budgets] = {
 }
 
 
-OPTIONAL = frozenset({"min_graph_ops"})
+OPTIONAL = frozenset({"flops_per_byte", "min_graph_ops"})
 """Options that may also be `None`."""
 
 PASSES = ("joint_passes", "forward_passes", "backward_passes")

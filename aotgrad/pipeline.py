@@ -148,6 +148,7 @@ def compile_flat(
         budget_of(options.memory_budget),
         options.memory_budget_of,
         backend.fuses,
+        options.flops_per_byte,
         collectives_first=options.collectives_first,
     )
     partition = partition_joint(passes.held_by_others(joint, known), partition_fn, objective)

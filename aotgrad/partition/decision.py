@@ -27,14 +27,15 @@ class Objective:
             what the plan without a budget takes. `None`: fast, and of what is equally fast the smallest.
         budget_of: what is limited: `"saved"` bytes, or the simulated `"peak"` of memory in forward and backward.
         fuses: whether the backend fuses ops into kernels.
-        flops_per_byte: floating point operations that the device does while it moves a byte; `None`: by device type.
+        flops_per_byte: floating point operations that the device does while it moves a byte; `None`: by device type;
+            `"measured"`: see `calibration`.
         collectives_first: start the backward's collectives as soon as what they read is there, see `schedule`.
     """
 
     memory_budget: Budget = None
     budget_of: str = "saved"
     fuses: bool = True
-    flops_per_byte: int | None = None
+    flops_per_byte: int | str | None = None
     collectives_first: bool = False
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from aotgrad import op_table
 from aotgrad.errors import PartitionError
 from aotgrad.partition import costs
+from aotgrad.partition.calibration import flops_per_byte_of
 from aotgrad.partition.decision import Decision, Objective, needed_by
 from aotgrad.partition.frontier import Frontier, Rate, Unsolvable
 from aotgrad.partition.graphs import JointAnalysis
@@ -41,7 +42,7 @@ def min_cut(analysis: JointAnalysis, objective: Objective) -> Decision:
     Raises:
         PartitionError: if the backward needs a value that can be neither saved nor made again.
     """
-    costed = Costed.of(analysis, cost_model(objective))
+    costed = Costed.of(analysis, cost_model(analysis, objective))
     budget, in_peak = objective.memory_budget, objective.budget_of == "peak"
     if budget is None:
         plain = costed.items(CAUTIOUS)
@@ -67,7 +68,7 @@ def recompute_all(analysis: JointAnalysis, objective: Objective) -> Decision:
 
 def cut_at(analysis: JointAnalysis, objective: Objective, rules: Rules, choose: Callable[[Frontier], Solution]) -> Decision:
     """The decision of a solution of the problem that `rules` leave open."""
-    items = Costed.of(analysis, cost_model(objective)).items(rules)
+    items = Costed.of(analysis, cost_model(analysis, objective)).items(rules)
     return _decision(items, _solved(items, lambda items: _expanded(items, choose)))
 
 
@@ -76,8 +77,9 @@ def _expanded(items: Items, choose: Callable[[Frontier], Solution]) -> Solution:
     return contraction.expand(choose(Frontier(contraction.problem)))
 
 
-def cost_model(objective: Objective) -> CostModel:
-    return CostModel(objective.fuses, objective.flops_per_byte)
+def cost_model(analysis: JointAnalysis, objective: Objective) -> CostModel:
+    given = objective.flops_per_byte
+    return CostModel(objective.fuses, flops_per_byte_of(analysis.nodes) if isinstance(given, str) else given)
 
 
 def without_budget(items: Items) -> Solution:

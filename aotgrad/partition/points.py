@@ -33,7 +33,7 @@ class FrontierPoint:
 def frontier_points(joint: JointGraph, objective: Objective) -> tuple[FrontierPoint, list[FrontierPoint]]:
     """The point without a budget, and the corners of the front."""
     analysis = analyze(joint)
-    costed = Costed.of(analysis, cost_model(objective))
+    costed = Costed.of(analysis, cost_model(analysis, objective))
     program, number = program_of(analysis)
     simulator = Simulator(program)
 

@@ -150,7 +150,7 @@ class Judge:
         return self._items(Objective(fuses=False, flops_per_byte=FLOPS_PER_BYTE))
 
     def _items(self, objective: Objective) -> Items:
-        return Costed.of(self.analysis, cost_model(objective)).items(FREE_HAND)
+        return Costed.of(self.analysis, cost_model(self.analysis, objective)).items(FREE_HAND)
 
     @functools.cached_property
     def front(self) -> Frontier:
