@@ -33,14 +33,17 @@ class LazyGraphModule(fx.GraphModule):
         return super().code
 
     def __str__(self) -> str:
-        return str(self.with_code())
+        _ = self.forward
+        return super().__str__()
 
     def __reduce__(self) -> Any:
-        return self.with_code().__reduce__()
+        return self._plain().__reduce__()
 
     def __reduce_package__(self, exporter: Any) -> Any:
-        return self.with_code().__reduce_package__(exporter)
+        return self._plain().__reduce_package__(exporter)
 
-    def with_code(self) -> fx.GraphModule:
-        """The same graph in a plain `fx.GraphModule`."""
-        return fx.GraphModule(self, self.graph, type(self).__name__)
+    def _plain(self) -> fx.GraphModule:
+        """The same graph in an `fx.GraphModule`, to be pickled; attributes are still looked up in this module."""
+        plain = fx.GraphModule(self, self.graph, type(self).__name__)
+        self.graph.owning_module = self
+        return plain

@@ -82,3 +82,10 @@ def test_copies_run(duplicate):
 
 def test_a_pickle_is_a_plain_graph_module():
     assert not isinstance(pickle.loads(pickle.dumps(make())), LazyGraphModule)
+
+
+@pytest.mark.parametrize("read", [str, pickle.dumps, copy.deepcopy, lambda module: module.code])
+def test_the_graph_stays_its_own(read):
+    module = make()
+    read(module)
+    assert module.graph.owning_module is module
