@@ -20,6 +20,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.capture import joins
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
+from aotgrad.capture.generator import reject_seeding
 from aotgrad.capture.hooks import take_hooks
 from aotgrad.capture.recorder import Recorder
 from aotgrad.errors import AOTGradError, CaptureError, add_note
@@ -172,16 +173,16 @@ def capture_function(
     with trace.active(), restored_grad_mode():
         primals, arguments = _make_inputs(trace, convention)
         before = tuple(input_state(value) for value in arguments)
-        seed = torch.initial_seed()
         with (
             torch_compat.RefusedAssignments(),
             torch_compat.ReshapedViews(arguments),
             shared_versions(convention, arguments),
             joins.collected() as joined,
+            reject_seeding(trace.graph),
         ):
             outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         trace.reject_stale_memory([*outputs, *arguments])
-        reject_seeding(trace.graph, seed)
+        reject_other_generators(trace.graph)
         grad_mode_after = torch.is_grad_enabled()
         hooks = take_hooks(arguments)
     modes = grad_mode_before, grad_mode_after
@@ -297,16 +298,12 @@ EXPLANATIONS = {
 """Parts of torch's messages about tracing, and what they mean for the user."""
 
 
-def reject_seeding(graph: fx.Graph, seed_before: int) -> None:
-    """Raise if the function seeded a random generator, or uses one of its own: a trace would do that once only.
+def reject_other_generators(graph: fx.Graph) -> None:
+    """Raise if the function uses a random generator of its own: a trace would move it once only.
 
     Raises:
-        CaptureError: says which of the two.
+        CaptureError: names the line.
     """
-    if torch.initial_seed() != seed_before:
-        raise CaptureError(
-            "the function seeds the random generator; call torch.manual_seed outside of the compiled function"
-        )
     for node in graph.nodes:
         if node.kwargs.get("generator") is not None:
             line = printed_line(node.meta.get("stack_trace", ""))

@@ -430,6 +430,18 @@ def seeded_inside():
 
 
 @error_case
+def seeded_for_a_while():
+    """The random generator is seeded while tracing, and has its own state again afterwards."""
+
+    def draw(x):
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(3)
+            return x * torch.rand(3)
+
+    aotgrad.aot_function(draw, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
 def checkpoint_with_dropout():
     """A checkpoint restores the random state, which a graph cannot."""
 

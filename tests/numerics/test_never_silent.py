@@ -167,7 +167,7 @@ def seeded_inside(x):
     return x * torch.rand(3)
 
 
-@CASES.add(lambda: (leaf(3),), known_difference="the random state is set while tracing only")
+@CASES.add(lambda: (leaf(3),))
 def random_state_restored_inside(x):
     state = torch.get_rng_state()
     y = torch.rand(3)

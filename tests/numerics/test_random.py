@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import pytest
 import torch
 from torch import nn
+
+import aotgrad
+from aotgrad.errors import CaptureError
 
 from .against_eager import ALL, assert_like_eager, compiled, leaf, plain
 from .cases import Case, Cases
@@ -114,8 +118,6 @@ def test_random_operations(case: Case, backend: str) -> None:
 @pytest.mark.parametrize("partitioner", ["min_cut", "save_all"])
 def test_dropout_is_saved_and_not_drawn_again(partitioner: str) -> None:
     """The same mask in the backward: the gradient is zero exactly where the output is."""
-    import aotgrad
-
     partition = {"min_cut": aotgrad.min_cut_rematerialization_partition, "save_all": aotgrad.default_partition}
     function = aotgrad.aot_function(
         lambda x: nn.functional.dropout(x.relu() + 1, 0.5), aotgrad.nop, partition_fn=partition[partitioner]
@@ -171,3 +173,68 @@ def test_a_model_with_dropout_in_training_and_evaluation() -> None:
     for training in (True, False, True):
         model.train(training)
         assert_like_eager(model, lambda: (plain(3, 4),), "dynamo")
+
+
+def test_a_generator_that_is_saved_and_left_as_it_was() -> None:
+    """What draws nothing may save and restore the state; reading it is fine, too."""
+
+    def function(x):
+        state = torch.get_rng_state()
+        with torch.random.fork_rng(devices=()):
+            y = x.sin()
+        torch.set_rng_state(state)
+        return nn.functional.dropout(y, 0.5)
+
+    assert_like_eager(function, lambda: (leaf(4, 8),), "eager")
+
+
+def draws_the_same_twice(x):
+    state = torch.get_rng_state()
+    first = torch.rand_like(x)
+    torch.set_rng_state(state)
+    return first + torch.rand_like(x)
+
+
+def draws_and_goes_back(x):
+    with torch.random.fork_rng(devices=()):
+        return x + torch.rand_like(x)
+
+
+def seeds_for_a_while(x):
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(7)
+        return x + torch.rand_like(x)
+
+
+def seeds_afterwards(x):
+    y = x + torch.rand_like(x)
+    torch.manual_seed(torch.initial_seed())
+    return y
+
+
+def seeds_by_chance(x):
+    torch.seed()
+    return x + torch.rand_like(x)
+
+
+SETTERS = (draws_the_same_twice, draws_and_goes_back, seeds_for_a_while, seeds_afterwards, seeds_by_chance)
+
+
+@pytest.mark.parametrize("function", SETTERS, ids=lambda function: function.__name__)
+def test_a_function_that_sets_the_generator_is_refused(function) -> None:
+    """And leaves it as it was."""
+    before = torch.get_rng_state()
+    with pytest.raises(CaptureError, match="the function seeds the random generator or sets its state"):
+        aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.random.default_generator is torch.default_generator
+
+
+def test_another_thread_may_seed_while_a_function_is_traced() -> None:
+    def function(x):
+        thread = threading.Thread(target=torch.manual_seed, args=(torch.initial_seed(),))
+        thread.start()
+        thread.join()
+        return x + torch.rand_like(x)
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))
