@@ -928,7 +928,19 @@ def _functional_result(mode: FunctionalTensorMode, op: Any, classes: Any, args: 
     if isinstance(op, torch._ops.OpOverload):
         with torch._C.DisableTorchFunction():
             mode._pieces.note(op, args, kwargs or {}, result)
+            refuse_differentiable_rows(args, result)
     return result if is_view_op(op) else pytree.tree_map_only(FakeTensor, functools.partial(wrapped_result, mode), result)
+
+
+COMPRESSED_LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def refuse_differentiable_rows(args: Sequence[Any], result: Any) -> None:
+    """Raise if autograd is about to give a history to the functional wrapper of such a layout: it aborts the process."""
+    if not isinstance(result, torch.Tensor) or result.layout not in COMPRESSED_LAYOUTS or not torch.is_grad_enabled():
+        return
+    if any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
+        raise RuntimeError("layout_impl is only implemented for other layouts of what requires grad")
 
 
 def wrapped_result(mode: FunctionalTensorMode, fake: torch.Tensor) -> torch.Tensor:

@@ -57,7 +57,12 @@ def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint) -> 
 
 def checked_fake(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims: frozenset[int]) -> torch.Tensor:
     """`fake_tensor`, or an error that names the argument."""
-    kinds = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "MKL-DNN": tensor.is_mkldnn}
+    kinds = {
+        "nested": tensor.is_nested,
+        "quantized": tensor.is_quantized,
+        "MKL-DNN": tensor.is_mkldnn,
+        "differentiable compressed sparse": tensor.requires_grad and tensor.layout in torch_compat.COMPRESSED_LAYOUTS,
+    }
     kind = next((name for name, holds in kinds.items() if holds), None)
     if kind is not None:
         raise CaptureError(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch.fx as fx
+
 from aotgrad.ir import BackwardSegment, GraphHalf
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.runtime.variants import copy_graph, remove_dead_code
-from aotgrad.slots import GraphSignature
+from aotgrad.slots import GraphSignature, Tangent
 
 
 def segment_halves(backward: GraphHalf, segments: Sequence[BackwardSegment]) -> tuple[GraphHalf, ...]:
@@ -27,8 +29,21 @@ def segment_half(backward: GraphHalf, segment: BackwardSegment) -> GraphHalf:
     (output,) = graph.find_nodes(op="output")
     results = dict(zip(backward.signature.outputs, output.args[0], strict=True))
     output.args = (tuple(results[gradient] for gradient in segment.gradients),)
+    others = [slot for slot in placeholders if isinstance(slot, Tangent) and slot not in segment.tangents]
+    erase_dependents(graph, [placeholders[slot] for slot in others])
     remove_dead_code(graph)
     own = [slot for slot, node in placeholders.items() if node.users or slot in segment.tangents]
     for slot in placeholders.keys() - set(own):
         graph.erase_node(placeholders[slot])
     return GraphHalf(LazyGraphModule(backward.module, graph), GraphSignature(tuple(own), segment.gradients))
+
+
+def erase_dependents(graph: fx.Graph, sources: Sequence[fx.Node]) -> None:
+    """Erase what is computed from `sources`; a check of the backward of another segment would be no dead code."""
+    dependents = set(sources)
+    for node in graph.nodes:
+        if node.op != "output" and not dependents.isdisjoint(node.all_input_nodes):
+            dependents.add(node)
+    for node in reversed(graph.nodes):
+        if node in dependents and node.op != "placeholder":
+            graph.erase_node(node)

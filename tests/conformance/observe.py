@@ -90,10 +90,10 @@ def gradients_of(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> dict[st
 
 
 def tangent(position: int, output: Tensor) -> Tensor:
-    """Random numbers that depend on the position only."""
+    """Random numbers that depend on the position only, laid out as the output."""
     generator = torch.Generator().manual_seed(position)
     values = torch.rand(output.shape, dtype=output.dtype, generator=generator) + 0.5
-    return values if output.layout is torch.strided else values.to_sparse()
+    return torch.empty_like(output).copy_(values) if output.layout is torch.strided else values.to_sparse()
 
 
 def fresh(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -587,6 +587,15 @@ def nested_tensor():
 
 
 @error_case
+def differentiable_rows():
+    """An argument is a sparse tensor in rows that requires grad."""
+    with warnings.catch_warnings():  # torch calls such tensors a prototype
+        warnings.simplefilter("ignore")
+        rows = torch.eye(2).to_sparse_csr().requires_grad_()
+    aotgrad.aot_function(lambda x: x * 2, aotgrad.nop)(rows)
+
+
+@error_case
 def number_for_a_flat_module():
     """A module that takes flat tensors is given a number."""
     aotgrad.aot_module_simplified(nn.Identity(), [3], aotgrad.nop)

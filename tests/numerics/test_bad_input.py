@@ -564,6 +564,14 @@ def test_a_buffer_that_is_assigned() -> None:
 # --- Tensors of other kinds ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+@pytest.mark.parametrize("function", [lambda x: x.to_sparse_csr() @ x, lambda x: x.detach().to_sparse_csc() * x])
+def test_rows_that_require_grad_are_refused(function) -> None:
+    """Torch would abort the process."""
+    with pytest.raises(CaptureError, match="an operation on a sparse tensor cannot be traced"):
+        aotgrad.aot_function(function, aotgrad.nop)(torch.eye(3, requires_grad=True))
+
+
 OTHER_TENSORS = {
     "sparse": lambda: torch.eye(3).to_sparse(),
     "sparse_rows": lambda: torch.eye(3).to_sparse_csr(),

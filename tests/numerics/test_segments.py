@@ -538,3 +538,19 @@ def test_gradient_with_respect_to_a_returned_view(name: str) -> None:
     x = torch.arange(4.0).view(2, 2).requires_grad_()
     found = gradients_of_second(aotgrad.aot_function(RETURNED_VIEWS[name], aotgrad.nop), x)
     assert all(map(same_or_none, found, gradients_of_second(RETURNED_VIEWS[name], x)))
+
+
+@pytest.mark.parametrize("chosen", [(0,), (1,), (0, 1)])
+def test_a_check_in_the_backward_is_part_of_its_own_segment_only(chosen):
+    """The backward of `eig` solves a system and checks whether it could: that is no dead code."""
+
+    def function(x):
+        values, vectors = torch.linalg.eig(x)
+        return values.abs(), vectors.abs()
+
+    gradients = []
+    for under_test in (function, aotgrad.aot_function(function, aotgrad.nop)):
+        x = inputs()[0]
+        outputs = under_test(x)
+        gradients.append(torch.autograd.grad(squares(outputs, chosen), x))
+    torch.testing.assert_close(*gradients)
