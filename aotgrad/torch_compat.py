@@ -112,14 +112,50 @@ def new_fake_mode() -> FakeTensorMode:
 def symbolic_kernels() -> Iterator[None]:
     """Composite ops use their Python kernels, which keep symbolic sizes symbolic and draw random numbers as eager does.
 
-    Two of them return an alias where eager returns none, or the other way round: replaced inside.
+    Two of them return an alias where eager returns none, or the other way round: replaced inside. So are kernels that do not
+    write to `out` under a dispatch mode.
     """
     with (
         replaced_kernels(torch.ops.aten.dropout.default, eager_dropout),
         replaced_kernels(torch.ops.aten.matmul.default, eager_matmul),
-        enable_python_dispatcher(),
+        contextlib.ExitStack() as stack,
     ):
+        for op, functional in OUT_IS_LOST:
+            stack.enter_context(given_kernel(op, functools.partial(written_result, functional)))
+        stack.enter_context(enable_python_dispatcher())
         yield
+
+
+_rank = torch.ops.aten.linalg_matrix_rank
+
+OUT_IS_LOST = (
+    (_rank.atol_rtol_float_out, _rank.atol_rtol_float),
+    (_rank.atol_rtol_tensor_out, _rank.atol_rtol_tensor),
+    (_rank.out, _rank.default),
+    (_rank.out_tol_tensor, _rank.tol_tensor),
+)
+"""Composite ops whose kernels forget `out` under a dispatch mode, and the ops that compute what is to be written there."""
+
+
+def written_result(functional: Callable, *args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """`out`, which gets the size and the value of what `functional` returns."""
+    result = functional(*args, **kwargs)
+    if out.size() != result.size():
+        out.resize_(result.size())
+    return out.copy_(result)
+
+
+@contextlib.contextmanager
+def given_kernel(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[None]:
+    """Inside, a composite op that has no Python kernel has `kernel`."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    op.py_kernels[key] = kernel
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        del op.py_kernels[key]
+        op._dispatch_cache.clear()
 
 
 @contextlib.contextmanager
@@ -560,7 +596,10 @@ SEVERAL_IN_ONE_PLACE = (
 
 
 def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise for a write to a tensor that is not traced, or to one of which several elements are the same memory."""
+    """Raise for a write to a tensor that is not traced, or to one of which several elements are the same memory.
+
+    And for `normal_()` of a tensor with gaps: its out-of-place form fills a dense one, in another order (torch, on CPUs).
+    """
     for value in written_arguments(op, args, kwargs):
         if not isinstance(value, FunctionalTensor):
             raise RuntimeError("mutating a non-functional tensor")
@@ -568,6 +607,8 @@ def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any], kw
             raise RuntimeError("mutating a sparse tensor")
         if is_expanded(value):
             raise RuntimeError("writing through an expanded tensor" if op in WRITES_TO_EXPANDED else SEVERAL_IN_ONE_PLACE)
+        if op is torch.ops.aten.normal_.default and value.is_cpu and not is_symbolic(value) and not is_dense(value):
+            raise RuntimeError("normal_ of a tensor with gaps")
         if (torch.Tag.pointwise in op.tags or op is torch.ops.aten.copy_.default) and not is_symbolic(value):
             for other in args:
                 if isinstance(other, torch.Tensor) and not is_symbolic(other) and partly_overlap(value, other):
@@ -840,6 +881,10 @@ REPLACES_STORAGE = {
 """Ops that functionalization cannot record, and what to say of them."""
 
 
+WITHOUT_FUNCTIONAL_FORM = {torch.ops.aten.polygamma_.default: torch.ops.aten.polygamma.default}
+"""In-place ops `(x, n)` that functionalization takes for custom ones, and what computes `(n, x)` out of place."""
+
+
 class RefusedAssignments(TorchFunctionMode):
     """Refuses `x.data = y`: a traced tensor would not be what it was given."""
 
@@ -915,6 +960,9 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             refuse_unrecordable_write(op, args, kwargs or {})
             refuse_lossy_cast(op, args)
             with kept_layouts(written_arguments(op, args, kwargs or {})):
+                if op in WITHOUT_FUNCTIONAL_FORM:
+                    value = _functional_result(mode, WITHOUT_FUNCTIONAL_FORM[op], classes, (args[1], args[0]), kwargs)
+                    op, args, kwargs = torch.ops.aten.copy_.default, (args[0], value), {}
                 return _functional_result(mode, op, classes, args, kwargs)
         elif torch.is_inference_mode_enabled() and is_view_op(op):
             with normal_mode():

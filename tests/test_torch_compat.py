@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.fx as fx
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotgrad import torch_compat as compat
 
@@ -980,6 +981,10 @@ def test_writes_that_no_graph_can_record_are_refused():
             compat.refuse_unrecordable_write(aten.add_.Tensor, [x.expand(3), 1], {})
         with pytest.raises(RuntimeError, match="writing through an expanded tensor"):
             compat.refuse_unrecordable_write(aten.fill_.Scalar, [x.expand(3), 1], {})
+        gaps = torch.ones(4, 10)[:, ::2]
+        compat.refuse_unrecordable_write(aten.uniform_.default, [gaps], {})
+        with pytest.raises(RuntimeError, match="normal_ of a tensor with gaps"):
+            compat.refuse_unrecordable_write(aten.normal_.default, [gaps], {})
     with pytest.raises(RuntimeError) as eager:
         torch.ones(1).expand(3).add_(1)
     assert str(refused.value) == str(eager.value) == compat.SEVERAL_IN_ONE_PLACE
@@ -1077,6 +1082,50 @@ def test_replaced_kernels_are_back_after_an_error(fake_mode):
         with fake_mode, compat.enable_python_dispatcher():
             torch.dropout(torch.ones(2), 0.5, train=True)
     assert aten.dropout.default.py_kernels == kernels
+
+
+@pytest.mark.parametrize(("op", "functional"), compat.OUT_IS_LOST, ids=lambda op: op._overloadname)
+def test_out_is_written_to_under_a_dispatch_mode(op, functional):
+    """Torch's own kernel forgets it; an entry whose kernel writes can go."""
+    given = {"out": (0.1,), "out_tol_tensor": (torch.tensor(0.1),)}.get(op._overloadname, ())
+    out = torch.zeros((), dtype=torch.int64)
+    with IgnoreResults():
+        op(torch.eye(3), *given, out=out)
+    assert out == 0
+    compat.written_result(functional, torch.eye(3), *given, out=out)
+    assert out == 3
+
+
+class IgnoreResults(TorchDispatchMode):
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        return op(*args, **(kwargs or {}))
+
+
+def test_ops_without_a_functional_form():
+    """Functionalization refuses them as they are; one that it takes can go from the table."""
+    x = torch.rand(3)
+    for op, functional in compat.WITHOUT_FUNCTIONAL_FORM.items():
+        with pytest.raises(RuntimeError, match="Found a custom"):
+            torch.func.functionalize(op)(x.clone(), 1)
+        assert torch.equal(functional(1, x), op(x.clone(), 1))
+
+
+def test_a_given_kernel_is_gone_afterwards(fake_mode):
+    op = aten.linalg_matrix_rank.out
+    with compat.given_kernel(op, lambda *_, out: out.add_(1)), compat.enable_python_dispatcher():
+        assert op(torch.eye(3), 0.1, out=torch.zeros((), dtype=torch.int64)) == 1
+    assert not op.py_kernels
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+def test_rows_that_require_grad_are_refused():
+    rows = torch.eye(2).to_sparse_csr()
+    assert rows.layout in compat.COMPRESSED_LAYOUTS
+    compat.refuse_differentiable_rows([torch.eye(2)], rows)
+    with torch.no_grad():
+        compat.refuse_differentiable_rows([torch.eye(2, requires_grad=True)], rows)
+    with pytest.raises(RuntimeError, match="layout_impl"):
+        compat.refuse_differentiable_rows([torch.eye(2, requires_grad=True)], rows)
 
 
 def test_effect_tokens_are_made_when_they_are_needed():

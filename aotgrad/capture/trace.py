@@ -290,6 +290,10 @@ EXPLANATIONS = {
         "a tensor is used or returned, or is an input, whose memory was changed through a piece that unsafe_chunk() or "
         "unsafe_split() made of it, or the other way round; use chunk() or split()"
     ),
+    "normal_ of a tensor with gaps": (
+        "normal_() fills a tensor whose elements do not lie next to each other, at {line}, and would draw its numbers in "
+        "another order. Use x.copy_(torch.randn(x.shape)), or do this outside of the compiled function"
+    ),
     "writing through an expanded tensor": (
         "an expanded tensor is changed in place, at {line}. Several of its elements are the same memory: "
         "change the tensor that was expanded, or clone() first"

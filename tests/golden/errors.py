@@ -442,6 +442,12 @@ def seeded_for_a_while():
 
 
 @error_case
+def noise_with_gaps():
+    """A tensor with gaps between its elements is filled with random numbers."""
+    aotgrad.aot_function(lambda x: x.normal_(), aotgrad.nop)(torch.ones(4, 10)[:, ::2])
+
+
+@error_case
 def checkpoint_with_dropout():
     """A checkpoint restores the random state, which a graph cannot."""
 

@@ -565,7 +565,7 @@ def test_a_buffer_that_is_assigned() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
-@pytest.mark.parametrize("function", [lambda x: x.to_sparse_csr() @ x, lambda x: x.detach().to_sparse_csc() * x])
+@pytest.mark.parametrize("function", [lambda x: x.to_sparse_csr() @ x, lambda x: x.detach().to_sparse_csr() * x])
 def test_rows_that_require_grad_are_refused(function) -> None:
     """Torch would abort the process."""
     with pytest.raises(CaptureError, match="an operation on a sparse tensor cannot be traced"):
