@@ -184,6 +184,13 @@ def eager_matmul(python_kernel: Callable, one: torch.Tensor, other: torch.Tensor
     return torch.ops.aten.matmul.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, one, other)
 
 
+FOR_INFERENCE_ONLY = frozenset({torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default})
+"""Ops that core ATen's decompositions give another second result, of which their backward would compute nonsense.
+
+The attention weights in place of the logarithms of their sums.
+"""
+
+
 def sequence_nr() -> int:
     """The number that the next autograd node will get."""
     return torch.autograd._get_sequence_nr()

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.fx as fx
 from torch import nn
+from torch._decomp import core_aten_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotgrad import torch_compat as compat
@@ -1099,6 +1100,16 @@ def test_out_is_written_to_under_a_dispatch_mode(op, functional):
 class IgnoreResults(TorchDispatchMode):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         return op(*args, **(kwargs or {}))
+
+
+def test_decompositions_for_inference_only():
+    """One that gives the same results as the op can go from the table."""
+    (attention,) = compat.FOR_INFERENCE_ONLY
+    x = torch.rand(1, 2, 4, 8)
+    result, logarithms = attention(x, x, x)
+    decomposed, weights = core_aten_decompositions()[attention](x, x, x)
+    torch.testing.assert_close(decomposed, result)
+    assert weights.shape != logarithms.shape
 
 
 def test_ops_without_a_functional_form():

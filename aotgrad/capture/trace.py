@@ -168,6 +168,8 @@ def capture_function(
         CaptureError: if the function needs a tensor's value, or returns what cannot be traced. Errors of the function
             itself pass through unchanged. Real inputs are not touched in either case.
     """
+    if any(isinstance(spec, TensorInput) and spec.requires_grad for spec in convention.inputs):
+        decompositions = {op: rule for op, rule in decompositions.items() if op not in torch_compat.FOR_INFERENCE_ONLY}
     trace = Trace(fake_mode, decompositions)
     grad_mode_before = torch.is_grad_enabled()
     with trace.active(), restored_grad_mode():
