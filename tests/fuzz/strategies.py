@@ -6,6 +6,7 @@ def test(program): check(program)
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from torch import Tensor
 
+from aotgrad import torch_compat
 from tests.fuzz import operations
 from tests.fuzz.program import Apply, Backward, Block, Gradients, Leaf, Name, Program, Round, Statement, source
 from tests.fuzz.worlds import World, asked, define, storage_of
@@ -238,10 +240,8 @@ class Maker:
         tensors = [self.world.namespace[name] for name in operands]
         if any(value.is_complex() for value in tensors) and any(part in template for part in operations.REAL_ONLY):
             template = "{0}.conj()"
-        if template in WRITES_FROM_OPERAND and share_memory(*tensors):
-            operands = (operands[0], operands[0])  # else the result depends on the order in which a kernel runs
-        if "torch.cat" in template and not all(value.numel() for value in tensors):
-            template = "{0}.clone()"  # whether an empty part gets an empty gradient or none depends on eager's history
+        if template in WRITES_FROM_OPERAND and depends_on_order(*tensors, "copy_" in template or "=" in template):
+            operands = (operands[0], operands[0])
         return Apply(target, template, operands)
 
     def statement(self) -> Statement:
@@ -312,9 +312,9 @@ class Maker:
         action()
 
     def change(self) -> None:
-        """In place, with or without grad mode; not by `.data`, after which eager's gradients are silently wrong."""
+        """In place, with or without grad mode; by `.data` only without gradients: eager's are silently wrong then."""
         kind = self.choices.weighted([(8, operations.IN_PLACE), (1, operations.METADATA)])
-        statement = self.apply([template for template in kind if ".data" not in template], "")
+        statement = self.apply([template for template in kind if ".data" not in template or not self.differentiable()], "")
         hidden = self.choices.chance(25)
         self.add(Block("torch.no_grad()", (statement,)) if hidden else statement, keep_errors=30)
 
@@ -375,8 +375,29 @@ class Maker:
             self.add(Backward(tuple(roots)), keep_errors=30)
 
 
-def share_memory(one: Tensor, other: Tensor) -> bool:
-    return storage_of(one) == storage_of(other)
+def depends_on_order(target: Tensor, source: Tensor, is_copy: bool) -> bool:
+    """Whether what a write to `target` gives depends on the order in which its kernel reads and writes.
+
+    Not if the two have no element in common, or are the same. For dense tensors eager then raises, unless it copies.
+    """
+    if storage_of(target) != storage_of(source) or not bytes_of(target) & bytes_of(source):
+        return False
+    if same_place(target) == same_place(source):
+        return False
+    return is_copy or not (torch_compat.is_dense(target) and torch_compat.is_dense(source))
+
+
+def same_place(value: Tensor) -> tuple:
+    return value.shape, value.stride(), value.data_ptr(), value.dtype
+
+
+def bytes_of(value: Tensor) -> set[int]:
+    """Where the elements of a small tensor start in memory, and each byte of them."""
+    steps = [
+        range(0, size * stride, stride) if stride else (0,) for size, stride in zip(value.shape, value.stride(), strict=True)
+    ]
+    starts = (value.data_ptr() + sum(offsets) * value.element_size() for offsets in itertools.product(*steps))
+    return {start + byte for start in starts for byte in range(value.element_size())} if value.numel() else set()
 
 
 def can_start_backward(value: Tensor) -> bool:
