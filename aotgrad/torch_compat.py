@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import re
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -764,6 +765,16 @@ def is_view_op(target: Any) -> bool:
     first = target._schema.arguments[0].alias_info
     returned = [result.alias_info for result in target._schema.returns]
     return first is not None and not first.is_write and any(info is not None for info in returned)
+
+
+def storage_node(node: Any) -> Any:
+    """The node whose result a view lies in."""
+    while getattr(node, "op", None) == "call_function":
+        parent = node.args[0] if node.target is operator.getitem else node
+        if not is_view_op(parent.target):
+            break
+        node = parent.args[0]
+    return node
 
 
 def functional_mode(make_token: Callable[[], torch.Tensor]) -> FunctionalTensorMode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import contextlib
+import operator
 from pathlib import Path
 from typing import ClassVar
 
@@ -902,6 +903,16 @@ def test_a_piece_of_a_changed_tensor_has_no_usable_history():
     assert [compat.has_usable_history(view) for view in (base, *views)] == [True, True, True]
     base.mul_(2)
     assert [compat.has_usable_history(view) for view in (base, *views)] == [True, True, False]
+
+
+def test_views_lie_in_the_result_of_one_node():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    sine = graph.call_function(aten.sin.default, (x,))
+    pieces = graph.call_function(aten.split.Tensor, (sine, 1))
+    piece = graph.call_function(operator.getitem, (pieces, 0))
+    row = graph.call_function(aten.select.int, (piece, 0, 0))
+    assert [compat.storage_node(node) for node in (x, sine, piece, row, None)] == [x, sine, sine, sine, None]
 
 
 STORAGE_REPLACED = [

@@ -13,7 +13,7 @@ graph and, summed by the engine at run time, tangents.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ from aotgrad.joint.segments import (
     saving_nodes,
     single_segment,
 )
+from aotgrad.joint.updates import reads_of_updates
 from aotgrad.slots import (
     Cut,
     ForwardResult,
@@ -117,7 +118,7 @@ def _append_possible_backward(
     """The backward of the outputs that have one; for the others eager's raises, since a value was overwritten."""
     forward = set(capture.trace.graph.nodes)
     try:
-        return _append_backward(capture, outputs, views, grad_segments)
+        return _with_reads_of_updates(capture, outputs, _append_backward(capture, outputs, views, grad_segments), forward)
     except AOTGradError:
         raise
     except RuntimeError as error:
@@ -127,7 +128,8 @@ def _append_possible_backward(
         message = str(error)
     _erase_gradients(capture.trace.graph, forward)
     failing = [output for output in outputs if _is_overwritten(capture, output)]
-    found = _append_backward(capture, [output for output in outputs if output not in failing], views, grad_segments)
+    others = [output for output in outputs if output not in failing]
+    found = _with_reads_of_updates(capture, others, _append_backward(capture, others, views, grad_segments), forward)
     slots = tuple(output.slot for output in failing)
     return replace(found, error=BackwardError(message, slots, tuple(_primals_behind(capture, failing))))
 
@@ -163,6 +165,20 @@ def _is_overwritten(capture: Capture, output: Result) -> bool:
     finally:
         _erase_gradients(capture.trace.graph, forward)
     return False
+
+
+def _with_reads_of_updates(
+    capture: Capture, outputs: Sequence[Result], found: AppendedBackward, forward: Collection[fx.Node]
+) -> AppendedBackward:
+    """The backward with what its segments read of new values of inputs."""
+    updates = {result.slot: result.node for result in outputs if isinstance(result.slot, UpdatedInput)}
+    if not updates:
+        return found
+    tangents = {tangent: capture.trace.node_of(value) for tangent, value in found.tangents.items()}
+    graph, gradients = capture.trace.graph, found.gradients
+    reads = (reads_of_updates(graph, forward, updates, segment, tangents, gradients) for segment in found.segments)
+    pairs = zip(found.segments, reads, strict=True)
+    return replace(found, segments=tuple(replace(segment, saving=segment.saving + own) for segment, own in pairs))
 
 
 def _append_backward(

@@ -107,6 +107,16 @@ def make_backwards(
     return backwards
 
 
+def versions_read(step: Step) -> tuple[str, ...]:
+    """The inputs whose version at entry a step needs."""
+    match step:
+        case SetVersion():
+            return (step.target,)
+        case KeepInputs():
+            return tuple(name for name, _ in step.watched)
+    return ()
+
+
 class _Emitter:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -123,11 +133,8 @@ class _Emitter:
         return "\n".join(["def call(args):", *(f"    {line}" for line in lines), ""])
 
     def versions(self) -> Iterator[str]:
-        seen: set[str] = set()
-        for step in self.plan.steps:
-            if isinstance(step, SetVersion) and step.target not in seen:
-                seen.add(step.target)
-                yield f"version_{step.target} = version_of({step.target})"
+        names = dict.fromkeys(name for step in self.plan.steps for name in versions_read(step))
+        return (f"version_{name} = version_of({name})" for name in names)
 
     def lines(self, step: Step) -> Iterator[str]:
         match step:
@@ -201,8 +208,9 @@ class _Emitter:
     def keep_inputs(self, step: KeepInputs) -> str:
         state = "state" if self.draws_random_numbers() else "None"
         tensors = {name for name, value in self.plan.fakes if isinstance(value, torch.Tensor)}
-        watched = tensors.difference(step.mutated)
-        versions = ", ".join(f"version_of({name})" if name in watched else "None" for name in step.primals)
+        versions = {name: f"version_of({name})" for name in tensors.difference(step.mutated)}
+        versions |= {name: f"version_{name} + {bumps}" for name, bumps in step.watched}
+        versions = ", ".join(versions.get(name, "None") for name in step.primals)
         return f"recomputation = Recomputation(({tuple_of(step.primals)}), [{versions}], {state})"
 
     def make_cut(self, step: MakeCut) -> Iterator[str]:

@@ -7,7 +7,6 @@ does not need are not in its plan.
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +80,7 @@ from aotgrad.slots import (
     UserOutput,
     of_kind,
 )
+from aotgrad.torch_compat import storage_node
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class _PlanBuilder:
             yield self.attach_error(self.error)
         if self.partition.backward is None:
             return
-        yield KeepInputs(self.primals, self.mutated())
+        yield KeepInputs(self.primals, self.mutated(), tuple(self.watched_updates()))
         for number in reversed(range(len(self.segments))):
             yield from self.writes_before(number)
             yield from (view for index, view in self.views() if self.made_at.get(index) == number)
@@ -253,12 +253,22 @@ class _PlanBuilder:
             yield tuple(masks.get(storage_node(self.result_nodes[slot]), 0) for slot in saved)
 
     def watched_inputs(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[int, int]]:
-        """The inputs that eager saves and a segment does not, with the nodes that do, as a bit mask."""
+        """The inputs that eager saves and a segment does not, with the nodes that do, as a bit mask.
+
+        Of an input that the function changes, eager has saved the new value, or else its backward raises anyway.
+        """
+        names = {self.saved_updates.get(slot, slot.name) for slot in saved}
         for index, name in enumerate(self.primals):
-            nodes, info = mask_of(saving, Primal(index)), self.meta.inputs[index]
-            is_unchanged = info is not None and not info.mutation.data and not info.version_bumps
-            if nodes and is_unchanged and Saved(name) not in saved:
+            nodes = mask_of(saving, Primal(index)) | mask_of(saving, UpdatedInput(index))
+            if nodes and self.meta.inputs[index] is not None and name not in names:
                 yield index, nodes
+
+    def watched_updates(self) -> Iterator[tuple[str, int]]:
+        """The watched inputs that the function changes, and by how much their version is higher after the call."""
+        for segment, half in zip(self.segments, self.halves, strict=bool(self.halves)):
+            for index, _ in self.watched_inputs(segment.saving, of_kind(half.signature.inputs, Saved)):
+                if bumps := self.meta.inputs[index].version_bumps:
+                    yield self.primals[index], bumps
 
     def watched_results(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[str, int]]:
         """The results that eager saves and a segment does not, with the nodes that do, as a bit mask."""
@@ -603,16 +613,6 @@ def device_type(node: Any) -> str:
     value = node.meta.get("val")
     value = value[0] if isinstance(value, (list, tuple)) else value
     return value.device.type if isinstance(value, torch.Tensor) else "cpu"
-
-
-def storage_node(node: Any) -> Any:
-    """The node whose result a view lies in."""
-    while getattr(node, "op", None) == "call_function":
-        parent = node.args[0] if node.target is operator.getitem else node
-        if not torch_compat.is_view_op(parent.target):
-            break
-        node = parent.args[0]
-    return node
 
 
 def copy_path(spec: Any, info: InputAliasInfo) -> str:

@@ -20,9 +20,9 @@ Reference = tuple["weakref.ref[torch.Tensor]", "int | None"]
 class Recomputation:
     """What the original function can be run again from: its inputs, their versions, the random state at entry.
 
-    A version is `None` for numbers, and for inputs that the call itself changes. `results` are the differentiable ones of
-    the call that it returned as they are, and views (with their versions) that others were computed from; the caller may
-    have dropped one or changed its history since.
+    A version is `None` for numbers; for inputs that the call itself changes it is that after the call, or `None`. `results`
+    are the differentiable ones of the call that it returned as they are, and views (with their versions) that others were
+    computed from; the caller may have dropped one or changed its history since.
     """
 
     primals: tuple[Any, ...]

@@ -68,10 +68,14 @@ class TangentLayout:
 
 @dataclass(frozen=True)
 class KeepInputs:
-    """Keep `primals` for gradients of gradients; those in `mutated` change after this step."""
+    """Keep `primals` for gradients of gradients; those in `mutated` change after this step.
+
+    `watched`: those of them whose new value eager saves, and by how much their version is higher after the call.
+    """
 
     primals: tuple[str, ...]
     mutated: frozenset[str]
+    watched: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

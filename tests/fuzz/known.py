@@ -18,8 +18,11 @@ CHECKED_BY_KERNELS = (
 )
 """Torch's shape functions let pass what its kernels refuse; where nobody needs the result, no kernel runs."""
 
-KNOWN = (*FREED_BY_WRITES, *CHECKED_BY_KERNELS)
+KEPT_GRADIENT_OF_ONE_OF_SEVERAL = (r"raised RuntimeError: out != nullptr INTERNAL ASSERT FAILED .*; eager: nothing",)
+"""A defect of torch's: `retain_grad()` on a result of an autograd node with several, then a change of it in place. What are
+several nodes in eager may be one here. `test_fuzz.py` shows it without aotgrad."""
 
+KNOWN = (*FREED_BY_WRITES, *CHECKED_BY_KERNELS, *KEPT_GRADIENT_OF_ONE_OF_SEVERAL)
 
 WITH_A_BUDGET = (
     r"raised RuntimeError: one of the variables needed for gradient computation has been modified by an .*; eager: nothing",

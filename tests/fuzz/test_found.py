@@ -183,6 +183,19 @@ ALIKE = {
         "backward(o0, create_graph=True)",
         call="x, y",
     ),
+    "a saved part of an input's new value that the caller changes": program(
+        "p0[0].relu_()", "p0", f"{LEAF} * 1", "o0.mul_(2)", "backward(o0)"
+    ),
+    "a saved new value of an input that was squeezed": program(
+        "p0.squeeze_()\np0.relu_()", "p0.conj()", "x = tensor(2, 1, requires_grad=True) * 1", "o0.copy_(o0)", "backward(o0)"
+    ),
+    "a condition on the new value of an input, for the old one": program(
+        "v = p1.cumsum(0)\np0.masked_fill_(p0 > 0, 2)",
+        "torch.where(p0 > 0, p0, v)",
+        "x = tensor(4, requires_grad=True) * 1",
+        "backward(o0)",
+        call="x, x",
+    ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
 }
