@@ -514,9 +514,9 @@ class JointGraph:
 
     With `signature.tangents == ()` there is no backward: an inference graph. `static_inputs` are the primals whose
     memory outlives the call at one address (parameters, buffers); `mutated_inputs` those whose data the epilogue
-    overwrites, so their old value may not be read after the forward. `segments` are the parts of the backward, in the
-    order in which they run. A backward through the results that a `backward_error` names raises; the graph has no
-    gradients of those.
+    overwrites, so their old value may not be read after the forward; `private_inputs` those that the caller does not have,
+    so that nobody writes to them. `segments` are the parts of the backward, in the order in which they run. A backward
+    through the results that a `backward_error` names raises; the graph has no gradients of those.
     """
 
     module: fx.GraphModule
@@ -525,6 +525,7 @@ class JointGraph:
     mutated_inputs: frozenset[int]
     backward_error: BackwardError | None = None
     segments: tuple[BackwardSegment, ...] = ()
+    private_inputs: frozenset[int] = frozenset()
 
     @property
     def differentiable(self) -> bool:

@@ -1,4 +1,6 @@
-"""The `eager` backend: the graph's own generated code, boxed. Each input is freed at its last use."""
+"""The `eager` backend: the graph's own generated code, boxed. Each input is freed at its last use, and dead buffers of the
+graph are written to again (`in_place.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,17 @@ from typing import Any
 import torch.fx as fx
 
 from aotgrad.backends.base import FunctionBackend, make_boxed_func
+from aotgrad.backends.in_place import reuse_buffers
 from aotgrad.ir import BoxedCallable
 
 
 def compile_eager(module: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
     """The module's forward with its arguments in one list, so that dead ones are freed while it runs."""
+    return boxed_code(reuse_buffers(module))
+
+
+def boxed_code(module: fx.GraphModule) -> BoxedCallable:
+    """The generated code of a graph, ops as they are."""
     module.graph.set_codegen(BoxedCodeGen())
     module.recompile()
     forward = module.forward

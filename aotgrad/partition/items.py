@@ -185,7 +185,7 @@ def _op(analysis: JointAnalysis, node: fx.Node, number: dict[fx.Node, int], is_r
     return Op(
         kind=Kind.FREE if free else _kind(node),
         reads=tuple(number[base] for base in _tensors_read(analysis, node)),
-        bytes=costs.bytes_written(node),
+        bytes=costs.bytes_moved(node),
         alone=0 if untimed else costs.time_alone(node, model.flops_per_byte) // costs.TIME_PER_BYTE,
         elements=_elements(node),
         is_backward=is_backward,

@@ -9,7 +9,8 @@ is about what is correct, and about ops that are never worth running twice.
 
 A tensor that the caller can write to (an input, an output) is saved only if the backward itself reads it. Then eager
 saves it too, and raises as well if it was overwritten before the backward. Making other values again from it would
-raise where eager does not. A memory budget allows that (`Rules`), and so does a checkpoint, in eager too.
+raise where eager does not. A memory budget allows that (`Rules`), and so does a checkpoint, in eager too. Inputs that the
+caller does not have (`JointGraph.private_inputs`) may always be saved.
 
 What a value is tagged with (`tags`) wins over everything but correctness: ops with effects run once whatever they are
 tagged with, and a value that may not be saved is made again.
@@ -103,6 +104,8 @@ def _may_save(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> bool:
     if op_table.is_tuple_value(node):
         return False
     if op_table.is_symbolic_value(node) or not (node in analysis.primals or node in analysis.held):
+        return True
+    if node in analysis.primals and analysis.primals[node].index in analysis.joint.private_inputs:
         return True
     return rules.unread or node in analysis.crossing or node in analysis.read_by_checkpoints
 

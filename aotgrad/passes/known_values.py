@@ -20,6 +20,7 @@ import torch.fx as fx
 from aotgrad import op_table, torch_compat
 from aotgrad.ir import JointGraph
 from aotgrad.passes.dead_code import DeadCodeElimination
+from aotgrad.slots import FORWARD_RESULTS
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,25 @@ def held_by_others(joint: JointGraph, known: KnownValues | None) -> JointGraph:
     if known is None:
         return joint
     joint = held_by_others(joint, known.earlier)
-    return replace(joint, static_inputs=joint.static_inputs | known.nodes.keys() | set(known.inputs))
+    returned = {owner(node) for node in results_of(known.source)}
+    named = {node.name: node for node in known.source.module.graph.nodes}
+    private = {position for position, name in known.nodes.items() if owner(named[name]) not in returned}
+    held = joint.static_inputs | known.nodes.keys() | set(known.inputs)
+    return replace(joint, static_inputs=held, private_inputs=joint.private_inputs | private)
+
+
+def results_of(joint: JointGraph) -> list[fx.Node]:
+    """The nodes that the forward returns."""
+    (output,) = joint.module.graph.find_nodes(op="output")
+    pairs = zip(joint.signature.outputs, output.args[0], strict=True)
+    return [node for slot, node in pairs if isinstance(slot, FORWARD_RESULTS) and isinstance(node, fx.Node)]
+
+
+def owner(node: fx.Node) -> fx.Node:
+    """The node in whose memory a view lies."""
+    while node.op == "call_function" and torch_compat.is_view_op(node.target):
+        node = node.args[0]
+    return node
 
 
 @dataclass

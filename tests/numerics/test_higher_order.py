@@ -274,6 +274,40 @@ def test_what_only_the_second_derivative_needs_is_not_computed_with_the_first() 
     assert vjp.count("aten.mm.default(") <= 3
 
 
+def test_the_second_derivative_saves_no_masks() -> None:
+    """What they are made of is what the first order saved, which is alive, and which the caller cannot write to."""
+
+    def mlp(x, a, b, c):
+        return ((x @ a).relu() @ b).relu() @ c
+
+    inputs = doubles((8, 4), (4, 4), (4, 4), (4, 1))
+    with recorded() as stages:
+        y = compiled(mlp, "inductor")(*inputs)
+        torch.autograd.grad(y.sum(), inputs[0], create_graph=True)
+    _, vjp = (stage.text for stage in stages if stage.name == "partition")
+    forward, _, backward = vjp.partition("def backward")
+    assert "aten.le.Scalar(" in forward and "aten.le.Scalar(" in backward
+
+
+def test_a_result_that_the_caller_overwrites_between_two_orders() -> None:
+    """It was saved by the first order and is an input of the second one, which eager's error protects, too."""
+
+    def run(function):
+        x, w = doubles((3, 4), (4, 4))
+        y = function(x, w)
+        (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        with torch.no_grad():
+            y.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(first.sum(), w)
+
+    def function(x, w):
+        return (x @ w).relu().exp()
+
+    run(function)
+    run(aotgrad.aot_function(function, aotgrad.nop))
+
+
 def test_third_order_takes_values_of_both_earlier_orders() -> None:
     def run(function):
         x, w = doubles((3, 4), (4, 4))

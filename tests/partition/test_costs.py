@@ -37,6 +37,13 @@ def test_sparse_tensors_count_as_dense():
     assert costs.storage_bytes(sparse) == 36
 
 
+def test_a_mask_counts_as_more_than_its_bytes_and_less_than_a_float():
+    joint = joint_of(lambda x: torch.where(x > 0, x, 1.0), grad(6, 5))
+    mask, values = node_of(joint, "gt"), node_of(joint, "primals_1")
+    assert costs.bytes_written(mask) == 6 * 5
+    assert costs.bytes_written(mask) < costs.bytes_moved(mask) < costs.bytes_written(values)
+
+
 def test_symbolic_sizes_count_with_their_hint():
     joint = joint_of(lambda x: x.sin(), grad(6, 5), dynamic=True)
     node = node_of(joint, "sin")

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 import aotgrad
-from aotgrad.backends.eager import compile_eager
+from aotgrad.backends.eager import boxed_code, compile_eager
 from aotgrad.partition.decision import Objective
 from aotgrad.partition.graphs import analyze
 from aotgrad.partition.items import Costed, CostModel
@@ -174,7 +174,7 @@ def test_the_simulated_peak_is_the_measured_one(name, budget):
     halves = split(analysis, decision)
     expected = simulated(items, solution)
     with torch.no_grad(), Allocations() as allocations:
-        forward, backward = compile_eager(halves.forward.module, ()), compile_eager(halves.backward.module, ())
+        forward, backward = boxed_code(halves.forward.module), boxed_code(halves.backward.module)
         loss, *saved = forward([t.detach() for t in inputs])
         forward_peak, allocations.peak = allocations.peak, 0
         args = [*saved, torch.ones(())]
