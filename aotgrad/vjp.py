@@ -32,7 +32,7 @@ from aotgrad.ir import (
     TensorInput,
     ViewAndMutationMeta,
 )
-from aotgrad.joint.segments import CutBackward, OutsideView, find_segments
+from aotgrad.joint.segments import CutBackward, Detour, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache import CachedPlan, PlanCache, State
@@ -302,10 +302,10 @@ def gradients_of_segments(
     all_edges = {slot: torch_compat.gradient_edge(tensor) for slot, tensor in live.items()}
     edges = {slot: edge for slot, edge in all_edges.items() if not isinstance(slot, ReturnedView)}
     behind = [(view, function.meta.result_behind(view.index)) for view in function.views]
-    views = [OutsideView(view, all_edges[view], None if base is None else edges.get(base)) for view, base in behind]
+    detours = [Detour(view, all_edges[view], None if base is None else edges.get(base)) for view, base in behind]
     starts = {torch_compat.gradient_edge(inputs[k]): Primal(k) for k in with_grad}
     starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in joined})
-    segmentation = find_segments(edges, starts, function.grad_segments, views)
+    segmentation = find_segments(edges, starts, function.grad_segments, detours)
     assert segmentation is not None, "the function ran otherwise than when it was first traced"
     entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
     roots = [torch.autograd.graph.GradientEdge(*entries[slot]) for slot in slots]

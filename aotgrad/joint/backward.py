@@ -28,14 +28,15 @@ from aotgrad.ir import (
     Capture,
     JointGraph,
     MemberInput,
+    MutationType,
     OpenTrace,
     TensorInput,
     ViewAndMutationMeta,
 )
 from aotgrad.joint.segments import (
     CutBackward,
+    Detour,
     Edge,
-    OutsideView,
     Segmentation,
     arranged,
     find_segments,
@@ -102,14 +103,18 @@ class AppendedBackward:
 class View:
     """A differentiable view that is made outside of the graph, of the result `base` if that is one."""
 
-    slot: ReturnedView
+    slot: ReturnedView | UpdatedInput
     live: torch.Tensor
     base: ForwardResult | None
 
 
 def _views(capture: Capture, meta: ViewAndMutationMeta) -> list[View]:
-    views = [(k, capture.outputs[k]) for k in meta.replayed_views()]
-    return [View(ReturnedView(k), live, meta.result_behind(k)) for k, live in views if live.grad_fn is not None]
+    """Returned views, and inputs whose size or strides alone are changed: they are views of what they were before."""
+    views = [View(ReturnedView(k), capture.outputs[k], meta.result_behind(k)) for k in meta.replayed_views()]
+    for index, info in enumerate(meta.inputs):
+        if info is not None and info.mutation is MutationType.METADATA_ONLY and not info.hidden_from_autograd:
+            views.append(View(UpdatedInput(index), capture.arguments[index], None))
+    return [view for view in views if view.live.grad_fn is not None]
 
 
 def _append_possible_backward(
@@ -189,7 +194,7 @@ def _append_backward(
     segmentation = _segmentation(capture, outputs, views, grad_segments)
     tangents = {Tangent(result.slot): _add_tangent(capture.trace, k, result) for k, result in enumerate(outputs)}
     with arrivals(capture.primals) as arrived:
-        if segmentation is None or (segmentation.count == 1 and not segmentation.views and not capture.joins):
+        if segmentation is None or (segmentation.count == 1 and not segmentation.detours and not capture.joins):
             found = _gradients(capture, outputs, list(tangents.values()))
             gradients = {Gradient(Primal(k)): gradient for k, gradient in enumerate(found)}
             entry, left = dict.fromkeys(tangents, 0), [(0, Primal(k)) for k in arrived]
@@ -242,8 +247,8 @@ def _segmentation(
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
     bases = [None if view.base is None else results.get(view.base) for view in views]
     edges = [torch_compat.gradient_edge(view.live) for view in views]
-    outside = [OutsideView(view.slot, *pair) for view, *pair in zip(views, edges, bases, strict=True)]
-    return find_segments(results, _input_edges(capture, outputs), grad_segments, outside)
+    detours = [Detour(view.slot, *pair) for view, *pair in zip(views, edges, bases, strict=True)]
+    return find_segments(results, _input_edges(capture, outputs), grad_segments, detours)
 
 
 def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Primal]:

@@ -12,8 +12,8 @@ segment. A gradient that goes from one segment to another does so through a resu
 else through a `Cut`, which nobody outside sees. This is eager's own graph, only coarser: what it may do one after another,
 in which order gradients are summed, and which node is visited twice, are the same.
 
-A returned view that is made outside of the graph (`OutsideView`) is no result of it, but gradients leave there, too: the
-autograd nodes of the view pass them on to what it is a view of.
+A returned view that is made outside of the graph (`Detour`) is no result of it, but gradients leave there, too: the autograd
+nodes of the view pass them on to what it is a view of. So they do at an input of which the call changes the size or strides.
 
 The graph is cut while it is traced (`CutBackward`), so that what a node computes is in its segment's part of the FX graph.
 """
@@ -30,7 +30,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.ir import BackwardSegment, SavingNodes
-from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, Primal, ReturnedView, Tangent
+from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, Primal, ReturnedView, Tangent, UpdatedInput
 
 Item = TypeVar("Item")
 Edge = tuple[Any, int]
@@ -41,13 +41,13 @@ AUTO_SEGMENTS, AUTO_NODES = 8, 64
 
 
 @dataclass(frozen=True)
-class OutsideView:
-    """A view that the function returns and that is made outside of the graph.
+class Detour:
+    """A view that is made outside of the graph: one that the function returns, or an input with another size.
 
     Gradients leave at `edge`, and come back at `base`, where the gradient of a result enters: `None` if they never do.
     """
 
-    slot: ReturnedView
+    slot: ReturnedView | UpdatedInput
     edge: Edge
     base: Edge | None
 
@@ -64,22 +64,18 @@ class Segmentation:
     targets: Mapping[Edge, GradientTarget]
     count: int
     materialized: frozenset[int]
+    detours: frozenset[Edge] = frozenset()
 
     def leaves(self, segment: int, edge: Edge) -> bool:
         """Whether a gradient that a node of `segment` passes to `edge` leaves it."""
-        return self.segment_of.get(edge[0]) != segment or edge in self.views
-
-    @functools.cached_property
-    def views(self) -> frozenset[Edge]:
-        """Where gradients leave through a view that is made outside of the graph."""
-        return frozenset(edge for edge, target in self.targets.items() if isinstance(target, ReturnedView))
+        return self.segment_of.get(edge[0]) != segment or edge in self.detours
 
 
 def find_segments(
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
     chunks: int | str,
-    views: Sequence[OutsideView] = (),
+    detours: Sequence[Detour] = (),
 ) -> Segmentation | None:
     """The segments of the graph between results and inputs, or `None` if a result is an input: nothing can be cut there.
 
@@ -87,13 +83,13 @@ def find_segments(
         results: where the gradient of each result enters.
         inputs: where the gradients of inputs arrive.
         chunks: into how many segments, one after the other, the work is cut besides.
-        views: where gradients leave the graph for a while; those that no result depends on change nothing.
+        detours: where gradients leave the graph for a while; those that no result depends on change nothing.
     """
     roots = list(results.values())
     if any(root in inputs for root in roots):
         return None
-    detours = {view.edge: view for view in views if view.edge not in inputs}
-    successors = reachable([node for node, _ in roots], inputs, detours)
+    detour_at = {detour.edge: detour for detour in detours if detour.edge not in inputs}
+    successors = reachable([node for node, _ in roots], inputs, detour_at)
     order = topological_order(successors, successors.__getitem__, lambda node: -torch_compat.node_sequence_nr(node))
     reached = dependence(order, successors, [node for node, _ in roots])
     chunk = chunks_of_equal_length(order, resolved(chunks, len(order)))
@@ -102,8 +98,9 @@ def find_segments(
     keys = {node: (reached[node], chunk[node], level[node], node if node in alone else None) for node in order}
     segment_of = numbered(keys, successors)
     count = len(set(segment_of.values()))
-    targets = targets_of(order, segment_of, results, inputs, detours)
-    return Segmentation(segment_of, targets, count, frozenset(segment_of[node] for node in alone))
+    targets = targets_of(order, segment_of, results, inputs, detour_at)
+    materialized = frozenset(segment_of[node] for node in alone)
+    return Segmentation(segment_of, targets, count, materialized, frozenset(detour_at.keys() & targets.keys()))
 
 
 def single_segment(results: Mapping[ForwardResult, Edge], inputs: Mapping[Edge, Primal]) -> Segmentation:
@@ -137,9 +134,7 @@ def edges_of(node: Any) -> list[Edge]:
     return [(successor, position) for successor, position in node.next_functions if successor is not None]
 
 
-def reachable(
-    roots: Iterable[Any], inputs: Mapping[Edge, Primal], detours: Mapping[Edge, OutsideView]
-) -> dict[Any, list[Any]]:
+def reachable(roots: Iterable[Any], inputs: Mapping[Edge, Primal], detours: Mapping[Edge, Detour]) -> dict[Any, list[Any]]:
     """The nodes that a backward from `roots` visits before it reaches `inputs`, each with those it visits next.
 
     What it visits outside, on `detours`, is left out.
@@ -160,7 +155,7 @@ def targets_of(
     segment_of: Mapping[Any, int],
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
-    detours: Mapping[Edge, OutsideView],
+    detours: Mapping[Edge, Detour],
 ) -> dict[Edge, GradientTarget]:
     """What the edges mean at which a gradient enters another segment, an input or a view."""
     targets: dict[Edge, GradientTarget] = {**inputs}

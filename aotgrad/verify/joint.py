@@ -10,7 +10,7 @@ import torch.fx as fx
 
 from aotgrad.ir import JointGraph
 from aotgrad.printing import type_text
-from aotgrad.slots import Cut, Gradient, GraphSignature, Primal, ReturnedView, Tangent
+from aotgrad.slots import Cut, Gradient, GraphSignature, Primal, ReturnedView, Tangent, UpdatedInput
 from aotgrad.verify.common import (
     Problems,
     check_graph,
@@ -38,7 +38,7 @@ def check_joint(joint: JointGraph) -> Problems:
     yield from check_segments(joint)
     types = dict(zip(signature.inputs, placeholder_values(joint.module), strict=True))
     for gradient, node in zip(signature.outputs, results_of(joint.module), strict=True):
-        if isinstance(gradient, Gradient) and not isinstance(gradient.of, ReturnedView):
+        if isinstance(gradient, Gradient) and not is_detour(gradient, signature):
             like = types[gradient.of if isinstance(gradient.of, Primal) else Tangent(gradient.of)]
             yield from check_gradient(gradient, node, like)
 
@@ -73,7 +73,7 @@ def check_segments(joint: JointGraph) -> Problems:
     signature, segments = joint.signature, joint.segments
     yield from same_set("tangents of segments", [t for s in segments for t in s.tangents], signature.tangents)
     if len(segments) == 1:
-        views = [gradient for gradient in signature.gradients if isinstance(gradient.of, ReturnedView)]
+        views = [gradient for gradient in signature.gradients if is_detour(gradient, signature)]
         yield from same_set("gradients", signature.gradients, (*map(Gradient, signature.primals), *views))
     elif segments:
         yield from same_set("gradients of segments", [g for s in segments for g in s.gradients], signature.gradients)
@@ -82,8 +82,20 @@ def check_segments(joint: JointGraph) -> Problems:
         for gradient in segment.gradients:
             if gradient.segment != (number if len(segments) > 1 else None):
                 yield f"segment {number} lists the {gradient}"
-            elif not isinstance(gradient.of, Primal | ReturnedView) and segment_of.get(gradient.of, -1) <= number:
+            elif is_detour(gradient, signature) or isinstance(gradient.of, Primal):
+                continue
+            elif segment_of.get(gradient.of, -1) <= number:
                 yield f"the {gradient} goes to no later segment"
+
+
+def is_detour(gradient: Gradient, signature: GraphSignature) -> bool:
+    """Whether a gradient leaves the graph through a view that is made outside of it: a result, or a reshaped input."""
+    match gradient.of:
+        case ReturnedView():
+            return True
+        case UpdatedInput():
+            return gradient.of not in signature.forward_results
+    return False
 
 
 def same_set(what: str, found: Sequence[Any], expected: Sequence[Any]) -> Problems:
