@@ -168,12 +168,23 @@ class InputHook:
 
 
 @dataclass(frozen=True)
+class OutputHook:
+    """What the function told autograd to do with the gradient of output `index`, a view: `output.method(*arguments)`."""
+
+    index: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
 class Capture:
     """A function that ran once on functional fake tensors, with the trace still open.
 
     `primals` are the placeholders' live values: gradients are taken with respect to them. `arguments` are what the
     function was called with, one an input: the same tensors, except that an input which is not a leaf is a non-leaf here
-    too. `hooks` are those that the function registered on arguments; every call does it again, on the caller's tensors.
+    too. `hooks` are those that the function registered on arguments, `output_hooks` those on returned views; every call does
+    it again, on the caller's tensors.
+    `hooked_nodes` are the autograd nodes that hooks of other tensors belong to.
     `joins` are tensors whose gradients are those of an input; see `capture/joins.py`.
     """
 
@@ -187,6 +198,8 @@ class Capture:
     grad_mode_after: bool
     hooks: tuple[InputHook, ...]
     joins: tuple[tuple[int, torch.Tensor], ...]
+    output_hooks: tuple[OutputHook, ...] = ()
+    hooked_nodes: frozenset[Any] = frozenset()
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:

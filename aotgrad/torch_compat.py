@@ -218,6 +218,11 @@ def pop_hooks(tensor: torch.Tensor) -> list[Callable]:
     return _emptied(tensor._backward_hooks)
 
 
+def was_hooked(tensor: torch.Tensor) -> bool:
+    """Whether a further gradient hook goes where a first one is, though the history of the tensor may have changed since."""
+    return tensor._backward_hooks is not None
+
+
 def pop_post_accumulate_hooks(tensor: torch.Tensor) -> list[Callable]:
     """The hooks that run after a leaf got its gradient, which it has no longer."""
     return _emptied(tensor._post_accumulate_grad_hooks)

@@ -221,7 +221,7 @@ class VectorJacobianProduct:
             inputs = self.protected(primals)
             with joins.collected() as joined:
                 outputs = self.function.call(*inputs)
-            forget_hooks(inputs)
+            forget_hooks([*inputs, *(output for output in outputs if is_view(output))])
             live = {slot: self.root(slot, outputs) for slot in (*self.function.results, *self.function.views)}
             for slot, result in zip(self.results, results, strict=False):
                 joins.declare(result, live[slot])
@@ -262,6 +262,10 @@ class VectorJacobianProduct:
             found = gradients_of_segments(self.function, live, inputs, slots, tangents, joined)
             found = {replace(gradient, segment=None): value for gradient, value in found.items()} if is_one else found
         return [found.get(gradient) if gradient in wanted else None for gradient in segment.gradients]
+
+
+def is_view(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value._base is not None
 
 
 def forget_hooks(inputs: Sequence[Any]) -> None:

@@ -438,6 +438,19 @@ def test_hooks_of_a_tensor_are_seen_and_removed():
     assert seen == []
 
 
+def test_a_hook_goes_where_the_first_one_is():
+    base = torch.ones(2, requires_grad=True) * 1
+    view = base.view(2, 1)
+    assert not compat.was_hooked(view)
+    seen: list[torch.Tensor] = []
+    view.register_hook(seen.append)
+    base.mul_(2)
+    assert compat.was_hooked(view)
+    view.register_hook(seen.append)
+    view.sum().backward()
+    assert seen == [] and not compat.was_hooked(view)
+
+
 def test_the_engine_says_whether_the_graph_is_retained():
     x = torch.ones(1, requires_grad=True)
     z = Watching.apply(x, x)

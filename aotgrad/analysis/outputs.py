@@ -37,6 +37,7 @@ from aotgrad.analysis.views import (
 )
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError
 from aotgrad.ir import (
+    REPLAYED_VIEWS,
     AliasOfInput,
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
@@ -103,6 +104,8 @@ class _Outputs:
         for group in group_by_key(fresh):
             self.classify_group(group)
         self.reject_counters_of_their_own()
+        for position in self.infos:
+            self.reject_hook_on_the_way(position)
         return tuple(self.infos[position] for position in range(len(self.capture.outputs))), tuple(self.bases)
 
     # -- outputs that share memory with an input
@@ -301,6 +304,24 @@ class _Outputs:
                     f"outputs {one} and {other} are views of one `.data` alias that is not returned; return that too, use "
                     "detach() in its place, or return clones"
                 )
+
+    def reject_hook_on_the_way(self, position: int) -> None:
+        """Raise for a view that is made again without a view in between, which the function hooks.
+
+        Raises:
+            UnsupportedAliasingError: names the output.
+        """
+        value, info = self.capture.outputs[position], self.infos[position]
+        if not self.capture.hooked_nodes or not isinstance(info, REPLAYED_VIEWS):
+            return
+        parent = self.capture.outputs[info.output] if isinstance(info, AliasOfOutput) else value._base
+        stops = {None if parent is None else parent.grad_fn, *self.histories(value)}
+        between = itertools.takewhile(lambda node: node not in stops, view_history(value))
+        if self.capture.hooked_nodes.intersection(between):
+            raise UnsupportedAliasingError(
+                f"output {position} is a view of a view that the function hooks and does not return; return that one, too, "
+                "or register the hook outside of the compiled function"
+            )
 
     def view_of(
         self, position: int, base: torch.Tensor, output: int | None, root: fx.Node, counted: torch.Tensor

@@ -1,7 +1,7 @@
-"""What a function told autograd about its arguments: hooks, and to keep a gradient.
+"""What a function told autograd about its arguments: hooks, and to keep a gradient. And about views that it returns.
 
-In: the traced arguments after the run. Out: `InputHook`s, which each call registers again on the caller's tensors. There a
-hook sees what it sees in eager: the whole gradient, with what comes from outside of the function.
+In: the traced arguments and outputs after the run. Out: `InputHook`s and `OutputHook`s, which each call registers again on
+the caller's tensors. There a hook sees what it sees in eager: the whole gradient, with what comes from outside.
 
     def f(x): x.register_hook(print); return x.sin()        ->  InputHook(0, "register_hook", (print,))
 """
@@ -9,14 +9,46 @@ hook sees what it sees in eager: the whole gradient, with what comes from outsid
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.overrides import TorchFunctionMode
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
-from aotgrad.ir import InputHook
+from aotgrad.ir import InputHook, OutputHook
+
+
+class NotedHooks(TorchFunctionMode):
+    """Notes which autograd nodes the function hooks, other than by hooks of its arguments: these become part of the graph.
+
+    They are not called where the trace has cut the backward, and no gradient comes.
+    """
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        super().__init__()
+        self.others = {id(argument) for argument in arguments}
+        self.nodes: set[Any] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.register_hook and id(args[0]) not in self.others:
+            tensor, hook = args if len(args) == 2 else (*args, kwargs["hook"])
+            if not torch_compat.was_hooked(tensor):  # or else asking for its history might make another one
+                self.nodes.add(tensor.grad_fn)
+            return function(tensor, OnGradients(hook))
+        return function(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class OnGradients:
+    """A hook that is not called without a gradient."""
+
+    hook: Callable
+
+    def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        return None if gradient is None else self.hook(gradient)
 
 
 def take_hooks(arguments: Sequence[Any]) -> tuple[InputHook, ...]:
@@ -34,6 +66,30 @@ def take_hooks(arguments: Sequence[Any]) -> tuple[InputHook, ...]:
     return tuple(hooks)
 
 
+def take_hooks_of_views(outputs: Sequence[Any], arguments: Sequence[Any]) -> tuple[OutputHook, ...]:
+    """The hooks of returned views, which are removed there: the views are made again after the graph has run.
+
+    Raises:
+        CaptureError: a hook uses tensors of the trace.
+    """
+    others = {id(argument) for argument in arguments}
+    views = [(k, v) for k, v in enumerate(outputs) if isinstance(v, torch.Tensor) and v._base is not None]
+    hooks = [(k, hook) for k, view in views if id(view) not in others for hook in hooks_of_view(view)]
+    taken = tuple(OutputHook(k, "register_hook", (hook,)) for k, hook in hooks)
+    for hook in taken:
+        reject_traced(hook)
+    return taken
+
+
+def hooks_of_view(view: torch.Tensor) -> list[Callable]:
+    """Its hooks that belong to the history which it has now; those from before a change in place belong to that one."""
+    try:
+        view.grad_fn  # noqa: B018  (makes a new history, without hooks, if its base was changed)
+    except RuntimeError:
+        return []  # the analysis refuses such a view
+    return [hook.hook if isinstance(hook, OnGradients) else hook for hook in torch_compat.pop_hooks(view)]
+
+
 def hooks_of(tensor: torch.Tensor) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """The hooks of a tensor, which are removed, as methods that register them and their arguments."""
     yield from (("register_hook", (hook,)) for hook in torch_compat.pop_hooks(tensor))
@@ -43,11 +99,12 @@ def hooks_of(tensor: torch.Tensor) -> Iterator[tuple[str, tuple[Any, ...]]]:
         yield "retain_grad", ()
 
 
-def reject_traced(hook: InputHook) -> None:
+def reject_traced(hook: InputHook | OutputHook) -> None:
     """Raises CaptureError for a hook that uses tensors of the trace."""
+    owner = "an argument" if isinstance(hook, InputHook) else "a view that it returns"
     if any(map(uses_the_trace, hook.arguments)):
         raise CaptureError(
-            f"a hook that the function gives to {hook.method}() of an argument uses a tensor of the function, which is not "
+            f"a hook that the function gives to {hook.method}() of {owner} uses a tensor of the function, which is not "
             "there when the hook runs; register it outside of the compiled function"
         )
 

@@ -21,7 +21,7 @@ from aotgrad import torch_compat
 from aotgrad.capture import joins
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
 from aotgrad.capture.generator import reject_seeding
-from aotgrad.capture.hooks import take_hooks
+from aotgrad.capture.hooks import NotedHooks, take_hooks, take_hooks_of_views
 from aotgrad.capture.recorder import Recorder
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.ir import CallingConvention, Capture, MemberInput, SymInput, TensorInput
@@ -178,6 +178,7 @@ def capture_function(
         with (
             torch_compat.RefusedAssignments(),
             torch_compat.ReshapedViews(arguments),
+            NotedHooks(arguments) as noted,
             shared_versions(convention, arguments),
             joins.collected() as joined,
             reject_seeding(trace.graph),
@@ -187,9 +188,11 @@ def capture_function(
         reject_other_generators(trace.graph)
         grad_mode_after = torch.is_grad_enabled()
         hooks = take_hooks(arguments)
+        of_views = take_hooks_of_views(outputs, arguments)
     modes = grad_mode_before, grad_mode_after
     joined = joins.positions(joined, arguments)
-    return Capture(trace, convention, primals, arguments, before, outputs, *modes, hooks, joined)
+    hooked = frozenset(noted.nodes)
+    return Capture(trace, convention, primals, arguments, before, outputs, *modes, hooks, joined, of_views, hooked)
 
 
 @contextlib.contextmanager

@@ -499,6 +499,7 @@ class _PlanBuilder:
     def outputs(self) -> Iterator[Step]:
         yield from (view for index, view in self.views() if index not in self.made_at)
         yield from self.versions_of_data_aliases()
+        yield from self.hooks_of_views()
         yield from self.kept_gradients()
         for index, info in enumerate(self.meta.outputs):
             yield self.return_value(index, info)
@@ -509,6 +510,11 @@ class _PlanBuilder:
             steps = replay.steps if (replay := replay_of(info)) is not None else ()
             if any(step.op is torch.ops.aten.data.default for step in steps) and value._version:
                 yield StartVersion(f"output_{index}", value._version)
+
+    def hooks_of_views(self) -> Iterator[CallMethod]:
+        for hook in self.capture.output_hooks:
+            value = self.return_value(hook.index, self.meta.outputs[hook.index]).value
+            yield CallMethod(value, hook.method, hook.arguments)
 
     def kept_gradients(self) -> Iterator[CallMethod]:
         """Results that are no leaves and of which the function wants the gradient kept; inputs are among `hooks`."""

@@ -626,6 +626,18 @@ def hook_that_uses_an_intermediate():
 
 
 @error_case
+def hook_on_a_view_in_between():
+    """A returned view is a view of another one, which is hooked and not returned: the plan makes the first without it."""
+
+    def function(x):
+        transposed = x.t()
+        transposed.register_hook(lambda gradient: gradient * 2)
+        return transposed[0]
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(2, 3, requires_grad=True))
+
+
+@error_case
 def hook_on_a_changed_input():
     """An input is hooked and changed in place."""
 

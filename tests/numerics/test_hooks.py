@@ -197,7 +197,35 @@ def hooks_a_result(x, w):
     return z.sin(), z, x.cos()
 
 
+def hooks_a_view_of_its_input(x, w):
+    view = x.view(-1)
+    view.register_hook(lambda gradient: gradient * 3)
+    return view, view.sin() * w.view(-1), x.cos()
+
+
+def hooks_views_of_a_result(x, w):
+    z = x * w
+    one, other = z.view(-1), z.unsqueeze(0)
+    one.register_hook(lambda gradient: gradient * 3)
+    other.register_hook(lambda gradient: gradient + 1)
+    other.retain_grad()
+    return one * other.reshape(-1), one, other, z
+
+
+def hooks_a_view_before_and_after_a_change(x, w):
+    z = x * w
+    view = z.view(-1)
+    view.register_hook(lambda gradient: gradient * 3)
+    before = view * 2
+    z.add_(1)
+    view.register_hook(lambda gradient: gradient * 5)
+    return before + view.sin(), view
+
+
 HOOKING = [
+    hooks_a_view_of_its_input,
+    hooks_views_of_a_result,
+    hooks_a_view_before_and_after_a_change,
     hooks_a_result,
     hooks_its_input,
     hooks_its_input_and_frees_it,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
+
+import aotgrad
 
 from .against_eager import leaf, non_leaf, plain
 from .cases import Case, Cases
@@ -24,6 +27,22 @@ def scale_in_place(x):
 def scale_in_place_with_a_gradient(x):
     x.mul_(2)
     return x.sin()
+
+
+@CASES.add(lambda: (non_leaf(3),))
+def result_of_old_and_new_value(x):
+    y = x * 3
+    x.mul_(2)
+    return y + x
+
+
+@CASES.add(lambda: (non_leaf(3), non_leaf(3)))
+def results_of_old_and_new_values(x, w):
+    y = x * 3 + w
+    x.mul_(2)
+    z = y + w.exp() + x
+    w.add_(x)
+    return z + x, w + y
 
 
 @CASES.add(lambda: (non_leaf(3),))
@@ -354,6 +373,33 @@ def batch_norm_in_evaluation(x, mean, var):
 def used_together_with_the_output(x):
     x.mul_(2)
     return x.sin()
+
+
+@CASES.add(lambda: (non_leaf(2, 3),), without_dynamo="breaks the graph at metadata mutations")
+def transposed_view_of_old_and_new(x):
+    y = x * 2
+    x.t_()
+    view = x[0]
+    return (view * view).sum() * y, view
+
+
+@pytest.mark.parametrize("change", [lambda x: x.t_(), lambda x: x.mul_(2), lambda x: x.mul_(2).t_()])
+def test_gradient_with_respect_to_a_changed_input(change) -> None:
+    """It is that of the new value; what was computed of the old one has no part in it."""
+
+    def function(x):
+        old = x.exp().sum()
+        change(x)
+        return x[0].cos() * old
+
+    def gradients(called) -> list[torch.Tensor]:
+        leaf = torch.arange(4.0).view(2, 2).requires_grad_()
+        x = leaf * 1
+        result = called(x)
+        return list(torch.autograd.grad(result.sum(), [x, leaf]))
+
+    found = gradients(aotgrad.aot_function(function, aotgrad.nop))
+    assert all(map(torch.allclose, found, gradients(function)))
 
 
 @CASES.parametrize()
