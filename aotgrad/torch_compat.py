@@ -29,6 +29,8 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
+    _MakefxTracer,
+    _set_make_fx_tracer,
     decompose,
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -1454,6 +1456,30 @@ def is_symbol(value: Any, name: str) -> bool:
 def expression_of(number: Any) -> Any:
     """A symbolic number as an expression that equal ones have in common, a plain one as it is; adds no guard."""
     return number.node.expr if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else number
+
+
+def breaks_dynamos_graph(error: BaseException | None) -> bool:
+    """Whether Dynamo answers this error of a backend with a break of the graph, and not with an error of its own."""
+    from torch._dynamo.exc import exceptions_allowed_to_be_fallback
+
+    return isinstance(error, exceptions_allowed_to_be_fallback)
+
+
+@contextlib.contextmanager
+def subgraphs_are_traced(fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable]) -> Iterator[None]:
+    """Higher-order ops trace the functions that they are given (branches, bodies of loops) into graphs of their own."""
+    tracer = _MakefxTracer(
+        decompositions,
+        "real",
+        _allow_non_fake_inputs=True,
+        pre_dispatch=False,
+        record_module_stack=False,
+        _allow_fake_constant=False,
+        _error_on_data_dependent_ops=True,
+    )
+    tracer.fake_tensor_mode, tracer.fx_tracer = fake_mode, PythonKeyTracer()
+    with _set_make_fx_tracer(tracer):
+        yield
 
 
 @contextlib.contextmanager

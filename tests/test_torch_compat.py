@@ -14,6 +14,7 @@ import torch
 import torch.fx as fx
 from torch import nn
 from torch._decomp import core_aten_decompositions
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotgrad import torch_compat as compat
@@ -531,6 +532,29 @@ def test_equal_symbolic_numbers_have_one_expression(fake_mode):
     assert compat.expression_of(first * 2) == compat.expression_of(2 * first) != compat.expression_of(second * 2)
     assert compat.expression_of(5) == 5
     assert compat.guard_count(value) == 0
+
+
+def test_subgraphs_are_traced(fake_mode):
+    recorder, x = compat.PythonKeyTracer(), fake_mode.from_tensor(torch.ones(2))
+    recorder.graph, recorder.root = fx.Graph(), torch.nn.Module()
+    compat.track_tensor_tree(x, fx.Proxy(recorder.graph.placeholder("x"), recorder), constant=None, tracer=recorder)
+    with (
+        fake_mode,
+        compat.ProxyTorchDispatchMode(recorder, "symbolic"),
+        compat.subgraphs_are_traced(fake_mode, {}),
+        torch.no_grad(),
+    ):
+        torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+    branches = [module for _, module in recorder.root.named_children()]
+    targets = [node.target for branch in branches for node in branch.graph.nodes if node.op == "call_function"]
+    assert targets == [torch.ops.aten.sin.default, torch.ops.aten.cos.default]
+
+
+@pytest.mark.parametrize(
+    ("error", "breaks"), [(DataDependentOutputException("item"), True), (ValueError(), False), (None, False)]
+)
+def test_breaks_dynamos_graph(error, breaks):
+    assert compat.breaks_dynamos_graph(error) == breaks
 
 
 def test_a_bare_evaluation_is_real_and_exact(fake_mode):

@@ -63,6 +63,7 @@ class Trace:
                 torch_compat.symbolic_kernels(),
                 self._proxy_mode,
                 torch_compat.decompose(self._decompositions),
+                torch_compat.subgraphs_are_traced(self._fake_mode, self._decompositions),
                 self._functional_mode,
             ):
                 yield

@@ -17,6 +17,7 @@ from aotgrad import torch_compat
 from aotgrad.api import compile_module
 from aotgrad.backends import Backend, registry
 from aotgrad.backends.inductor import InductorBackend
+from aotgrad.errors import CaptureError
 from aotgrad.options import Options
 from aotgrad.recipe import PARTITIONERS, Recipe
 
@@ -35,7 +36,7 @@ class DynamoBackend:
         options: Mapping[str, Any] | None = None,
         mode: str | None = None,
     ) -> Callable:
-        """Compile Dynamo's graph.
+        """Compile Dynamo's graph. Where it needs a tensor's data, torch's own error lets Dynamo break the graph.
 
         Raises:
             OptionError: for an unknown option or a bad value.
@@ -43,7 +44,12 @@ class DynamoBackend:
         given = {"keep_input_mutations": self.backend == "inductor", **({"mode": mode} if mode else {}), **(options or {})}
         checked = Options.from_mapping(given)
         recipe = Recipe(self.configured(checked), PARTITIONERS[checked.partitioner], checked)
-        return torch_compat.disable_dynamo(compile_module(module, example_inputs, recipe))
+        try:
+            return torch_compat.disable_dynamo(compile_module(module, example_inputs, recipe))
+        except CaptureError as error:
+            if torch_compat.breaks_dynamos_graph(error.__cause__):
+                raise error.__cause__ from None
+            raise
 
     def configured(self, options: Options) -> Backend:
         """The registered backend, in the mode that the options ask for."""

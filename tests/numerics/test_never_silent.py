@@ -223,7 +223,7 @@ def sparse_on_the_way(x):
     return torch.sparse.mm(torch.eye(3).to_sparse(), x.unsqueeze(1))
 
 
-@CASES.add(lambda: (leaf(3),), known_difference="torch.cond is not supported, and is not refused clearly")
+@CASES.add(lambda: (leaf(3),))
 def branch_as_an_operation(x):
     return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
 

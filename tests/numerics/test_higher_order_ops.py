@@ -1,0 +1,191 @@
+"""Ops that take functions: branches, loops, scans, regions, and the transforms of `torch.func`, as in eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._higher_order_ops import while_loop
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_over
+from torch._higher_order_ops.scan import scan
+from torch.compiler import nested_compile_region
+from torch.nn.attention.flex_attention import flex_attention
+
+import aotgrad
+from tests.numerics.against_eager import assert_like_eager, leaf, plain
+
+EAGER_HALVES = ("eager", "dynamo")
+ROUNDING = "the backward of the op adds up in another order"
+
+every_frontend = pytest.mark.parametrize("backend", EAGER_HALVES)
+every_backend = pytest.mark.parametrize("backend", [*EAGER_HALVES, "inductor"])
+
+
+def made(function, backend):
+    if backend == "eager":
+        return aotgrad.aot_function(function, aotgrad.nop)
+    return torch.compile(function, backend="aotgrad_eager", fullgraph=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    """Called outside of a compiled function, these ops compile themselves."""
+    torch._dynamo.reset()
+
+
+def branch(x, y):
+    return torch.cond(x.sum() > 0, lambda a, b: a.sin() * b, lambda a, b: (a + b).cos(), (x, y))
+
+
+@every_backend
+@pytest.mark.parametrize("sign", [1, -1])
+def test_cond(backend, sign):
+    assert_like_eager(branch, lambda: ((sign * torch.ones(4)).requires_grad_(), leaf(4)), backend)
+
+
+@every_frontend
+def test_one_plan_serves_both_branches(backend):
+    for sign in (1, -1):
+        x = (sign * torch.ones(3)).requires_grad_()
+        compiled = made(branch, backend)
+        for args in ((x, leaf(3)), ((-x).detach().requires_grad_(), leaf(3))):
+            expected, actual = branch(*args), compiled(*args)
+            assert torch.equal(actual, expected)
+            ours, theirs = (torch.autograd.grad(out.sum(), args) for out in (actual, expected))
+            assert all(map(torch.equal, ours, theirs))
+
+
+@every_frontend
+def test_a_branch_that_closes_over_tensors(backend):
+    def function(x, y):
+        return torch.cond(x.sum() > 0, lambda a: a * y, lambda a: a - y, (x,)) * y
+
+    assert_like_eager(function, lambda: (leaf(4), leaf(4)), backend)
+
+
+@every_frontend
+def test_while_loop(backend):
+    def function(x):
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 1.5), (torch.tensor(0), x))
+
+    assert_like_eager(function, lambda: (plain(4),), backend)
+
+
+def running_sum(x, start):
+    return scan(lambda carry, x: (carry + x, (carry * x).sin()), start, x)
+
+
+def test_scan():
+    assert_like_eager(running_sum, lambda: (leaf(5, 3), leaf(3)), "dynamo")
+
+
+def test_without_dynamo_a_scan_runs_eagerly_and_says_so():
+    """It calls Dynamo on traced tensors, which are not of Dynamo's own kind."""
+    compiled = aotgrad.aot_function(running_sum, aotgrad.nop)
+    args = leaf(5, 3), leaf(3)
+    with pytest.warns(UserWarning, match="ran eagerly: it raises TorchRuntimeError while it is traced"):
+        actual = compiled(*args)
+    for ours, theirs in zip(actual, running_sum(*args), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_loop_whose_length_depends_on_data_runs_eagerly_if_it_is_differentiated():
+    """How many gradients there are to add up is known when it has run; Dynamo breaks the graph, as for the peer."""
+
+    def function(x):
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 1.5), (torch.tensor(0), x))[1]
+
+    x = leaf(4)
+    (gradient,) = torch.autograd.grad(torch.compile(function, backend="aotgrad_eager")(x).sum(), x)
+    assert torch.equal(gradient, torch.full((4,), 1.5**3))
+
+
+@every_frontend
+def test_associative_scan(backend):
+    def function(x):
+        return associative_scan(lambda a, b: a * b, x, 0, combine_mode="generic")
+
+    assert_like_eager(function, lambda: (leaf(5, 3),), backend, values_close=ROUNDING)
+
+
+@every_frontend
+def test_map(backend):
+    assert_like_eager(lambda x, y: map_over(lambda row, y: row * y.sin(), x, y), lambda: (leaf(5, 3), leaf(3)), backend)
+
+
+@every_frontend
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention(backend):
+    """Without gradients, which it does not have on a CPU."""
+
+    def function(q, k, v):
+        return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + 0.1 * (i - j))
+
+    assert_like_eager(function, lambda: tuple(plain(1, 2, 16, 8) for _ in range(3)), backend)
+
+
+@nested_compile_region
+def region(x, w):
+    return (x @ w).sin()
+
+
+@every_backend
+def test_nested_regions(backend):
+    assert_like_eager(lambda x, w: region(region(x, w), w), lambda: (leaf(3, 3), leaf(3, 3)), backend)
+
+
+def test_a_nested_region_is_captured_once():
+    graphs = []
+
+    def keep(graph, _inputs):
+        graphs.append(graph)
+        return aotgrad.make_boxed_func(graph.forward)
+
+    @torch.compile(backend=lambda module, inputs: aotgrad.aot_module_simplified(module, inputs, keep), fullgraph=True)
+    def function(x, w):
+        for _ in range(5):
+            x = region(x, w)
+        return x
+
+    with torch.no_grad():
+        function(plain(3, 3), plain(3, 3))
+    (graph,) = graphs
+    calls = [node for node in graph.graph.nodes if node.target is torch.ops.higher_order.invoke_subgraph]
+    assert len(calls) == 5 and len({call.args[0].target for call in calls}) == 1
+
+
+# --- What surrounds them ---------------------------------------------------------------------------------------------
+
+
+@every_frontend
+def test_a_branch_has_no_second_derivative(backend):
+    """Its first one is no function of the input for eager."""
+
+    compiled = made(branch, backend)
+    for function in (branch, compiled):
+        x, y = leaf(4), leaf(4)
+        (first,) = torch.autograd.grad(function(x, y).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            first.sum().backward()
+
+
+def test_a_branch_within_a_budget():
+    def function(x, y):
+        return branch(x.exp().sin(), y).cos()
+
+    assert_like_eager(function, lambda: (leaf(4), leaf(4)), "dynamo", options={"memory_budget": 0.0})
+
+
+@every_frontend
+def test_sizes_that_are_symbolic(backend):
+    assert_like_eager(branch, lambda: (leaf(7), leaf(7)), backend, dynamic=True)
+
+
+@every_frontend
+def test_an_error_in_a_branch_is_eagers(backend):
+    def function(x):
+        return torch.cond(x.sum() > 0, lambda a: a.view(7), lambda a: a.view(7), (x,))
+
+    compiled = made(function, backend)
+    with pytest.raises(Exception, match=r"shape '\[7\]' is invalid"):
+        compiled(torch.ones(4))
