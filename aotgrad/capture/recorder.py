@@ -19,7 +19,9 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.torch_compat import PythonKeyTracer
 
-ORIGIN_FIELDS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "custom")
+ORIGIN_FIELDS = ("stack_trace", "torch_fn", "custom")
+STACK_FIELDS = {"nn_module_stack": "fwd_nn_module_stack", "source_fn_stack": "fwd_source_fn_stack"}
+"""What a backward node has of its forward op, under the same name and under another one: compilers tell the two by it."""
 LIBRARY_FOLDERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 
 
@@ -59,6 +61,7 @@ class Recorder(PythonKeyTracer):
         sequence_nr = torch_compat.sequence_nr() - 1
         node.meta["seq_nr"] = sequence_nr
         origin = {field: node.meta[field] for field in ORIGIN_FIELDS if field in node.meta}
+        origin |= {name: node.meta.get(field) for field, name in STACK_FIELDS.items()}
         self._origins.setdefault(sequence_nr, {**origin, "seq_nr": sequence_nr, "forward_op": str(node.target)})
 
     def origin_of(self, sequence_nr: int) -> dict[str, Any]:

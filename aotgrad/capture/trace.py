@@ -61,6 +61,7 @@ class Trace:
                 torch_compat.hidden_saved_tensor_hooks(),
                 self._fake_mode,
                 torch_compat.symbolic_kernels(),
+                torch_compat.fx_traceback.preserve_node_meta(),  # nodes carry the op before decomposition, `original_aten`
                 self._proxy_mode,
                 torch_compat.decompose(self._decompositions),
                 torch_compat.subgraphs_are_traced(self._fake_mode, self._decompositions),

@@ -102,9 +102,9 @@ def test_the_line_inside_of_a_module_is_the_users_call() -> None:
 def test_module_names_reach_the_backward() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Sigmoid())
     forward, backward = graphs_of(model, (leaf(2, 3),), through_dynamo=True)
-    for graph, name in ((forward, "sigmoid"), (backward, "sigmoid_backward")):
+    for graph, name, key in ((forward, "sigmoid", "nn_module_stack"), (backward, "sigmoid_backward", "fwd_nn_module_stack")):
         (node,) = nodes_of(graph, name)
-        _, innermost = list(node.meta["nn_module_stack"].values())[-1]
+        _, innermost = list(node.meta[key].values())[-1]
         assert "Sigmoid" in str(innermost)
 
 
