@@ -13,7 +13,7 @@ Source of the design: torch's AOTAutograd (functorch, 2022), whose names and sig
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,7 @@ def aot_function(
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     cache = PlanCache(Recipe(backend, partition_fn, Options.from_mapping(given)), name)
 
-    calls = FunctionCalls(fn, cache, state_of(fn), num_params_buffers)
+    calls = FunctionCalls(cache, fn, state_of(fn), num_params_buffers)
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -139,7 +139,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         "forward": functools.wraps(type(mod).forward)(forward),
         "__deepcopy__": deepcopy,
         "plan_cache": cache,
-        "calls": ModuleCalls(mod, cache, lifted),
+        "calls": ModuleCalls(cache, mod, lifted),
         "plans": staticmethod(cache.plans),
         "debug_state": staticmethod(functools.partial(debug_state, cache)),
     }
@@ -169,7 +169,8 @@ def aot_module_simplified(
         fw_compiler, bw_compiler, ...: as for `aot_function`.
 
     Returns:
-        A function of the flat inputs that returns a list of the flat outputs.
+        A function of the flat inputs that returns a list of the flat outputs. It has `named_parameters`, `named_buffers` and
+        `zero_grad` of the module.
     """
     given = {"keep_input_mutations": keep_inference_input_mutations, **(options or {})}
     backend = FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler, decompositions or {})
@@ -199,18 +200,39 @@ def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe) -> Calla
     return FlatCallable(executable, dedupe, tuple(tensors), memory, lifted, PlanCache(recipe, type(mod).__qualname__))
 
 
+class OfModule:
+    """What a compiled module still says of the module that it was made of."""
+
+    @property
+    def original(self) -> nn.Module:
+        raise NotImplementedError
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.original.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.original.named_buffers(*args, **kwargs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.original.zero_grad(set_to_none)
+
+
 @dataclass(frozen=True)
-class EagerModule:
+class EagerModule(OfModule):
     """A module that was not worth compiling, with the calling convention of one that was."""
 
     module: nn.Module
+
+    @property
+    def original(self) -> nn.Module:
+        return self.module
 
     def __call__(self, *args: Any) -> list[Any]:
         return list(self.module(*args))
 
 
 @dataclass(frozen=True)
-class FlatCallable:
+class FlatCallable(OfModule):
     """An executable with its module's own tensors bound.
 
     `memory` is which inputs shared memory in the trace, if it changes one of them. No frontend guards that, and asking for
@@ -223,6 +245,10 @@ class FlatCallable:
     memory: MemoryGuard | None
     module: LiftedModule
     others: PlanCache
+
+    @property
+    def original(self) -> nn.Module:
+        return self.module.module
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         everything = (*self.tensors, *args)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
@@ -21,21 +21,6 @@ from aotgrad.lifting import LiftedModule, ModuleArguments, slots_of
 from aotgrad.plan_cache import CachedPlan, NoPlan, PlanCache, State
 
 
-class Calls(Protocol):
-    """The calls of one function or module."""
-
-    @property
-    def cache(self) -> PlanCache: ...
-
-    def plan_for(self, *args: Any, **kwargs: Any) -> CachedPlan | NoPlan:
-        """The plan that a call would run, made if there is none; nothing runs, and no hit is counted."""
-        ...
-
-    def named_tensors(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
-        """What the user calls each tensor of a call, a module's own tensors first."""
-        ...
-
-
 class NamedTensor(NamedTuple):
     """What the user calls a tensor, and what it is: `"parameter"`, `"buffer"` or `"argument"`."""
 
@@ -43,20 +28,51 @@ class NamedTensor(NamedTuple):
     kind: str
 
 
+class Call(NamedTuple):
+    """What one call is to a `PlanCache`: what is traced, for which tensors, how many of which are parameters or buffers."""
+
+    function: Callable
+    arguments: Arguments
+    static_count: int
+    state: State
+
+
 @dataclass(frozen=True)
-class FunctionCalls:
+class Calls:
+    """The calls of one function or module, with its plans."""
+
+    cache: PlanCache
+
+    def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
+        """Take the arguments of a call apart."""
+        raise NotImplementedError
+
+    def named_tensors(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
+        """What the user calls each tensor of a call, a module's own tensors first."""
+        raise NotImplementedError
+
+    def plan_for(self, *args: Any, **kwargs: Any) -> CachedPlan | NoPlan:
+        """The plan that a call would run, made if there is none; nothing runs, and no hit is counted."""
+        call = self.call_of(args, kwargs)
+        if reason := self.cache.why_eagerly(call.arguments.tensors):
+            return NoPlan(reason)
+        return self.cache.plan_for(*call, counts=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the plan for these arguments, or the function itself where there can be none."""
+        return self.cache.call(*self.call_of(args, kwargs))
+
+
+@dataclass(frozen=True)
+class FunctionCalls(Calls):
     """Calls of a function; `state` reads what they depend on besides their arguments."""
 
     function: Callable
-    cache: PlanCache
     state: Callable[[], State]
     static_count: int = 0
 
-    def plan_for(self, *args: Any, **kwargs: Any) -> CachedPlan | NoPlan:
-        arguments = Arguments.of(args, kwargs)
-        if reason := self.cache.why_eagerly(arguments.tensors):
-            return NoPlan(reason)
-        return self.cache.plan_for(self.function, arguments, self.static_count, self.state(), counts=False)
+    def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
+        return Call(self.function, Arguments.of(args, kwargs), self.static_count, self.state())
 
     def named_tensors(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
         tensors = Arguments.of(args, kwargs).tensors
@@ -66,18 +82,15 @@ class FunctionCalls:
 
 
 @dataclass(frozen=True)
-class ModuleCalls:
+class ModuleCalls(Calls):
     """Calls of a module, whose own tensors are the first arguments of what is traced."""
 
     module: nn.Module
-    cache: PlanCache
     lifted: LiftedModule
 
-    def plan_for(self, *args: Any, **kwargs: Any) -> CachedPlan | NoPlan:
-        if reason := self.cache.why_eagerly(args):
-            return NoPlan(reason)
+    def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
         arguments, state = module_call(self.lifted, self.eager, args, kwargs)
-        return self.cache.plan_for(self.lifted.forward, arguments, arguments.count, state, counts=False)
+        return Call(self.lifted.forward, arguments, arguments.count, state)
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         return type(self.module).forward(self.module, *args, **kwargs)
@@ -87,11 +100,11 @@ class ModuleCalls:
         return own + [NamedTensor(name, "argument") for name in tensor_names(self.module.forward, args, kwargs)]
 
 
-def calls_of(function: Callable, cache: PlanCache) -> FunctionCalls | ModuleCalls:
+def calls_of(function: Callable, cache: PlanCache) -> Calls:
     """The calls of a function or module that was not compiled yet."""
     if isinstance(function, nn.Module):
-        return ModuleCalls(function, cache, LiftedModule(function))
-    return FunctionCalls(function, cache, state_of(function))
+        return ModuleCalls(cache, function, LiftedModule(function))
+    return FunctionCalls(cache, function, state_of(function))
 
 
 def module_call(lifted: LiftedModule, eager: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[ModuleArguments, State]:

@@ -55,6 +55,10 @@ class HigherOrderError(AOTGradError):
     """A gradient of a gradient was asked for where it is not supported."""
 
 
+class NothingToMinify(AOTGradError):
+    """The backend fails on no graph of the function that is to be reduced."""
+
+
 class ContractError(AssertionError):
     """A stage returned something that breaks its contract: a bug in aotgrad or in a pass."""
 

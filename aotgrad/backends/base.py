@@ -12,6 +12,7 @@ A backend of ten lines:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -95,12 +96,40 @@ class FunctionBackend:
         return CheckedArity(boxed(compiled), len(half.signature.outputs), self.name, role)
 
 
+@dataclass(frozen=True)
+class WrappedBackend:
+    """Shapes graphs as another backend does; what it does with them is for a subclass to say (`compile`)."""
+
+    backend: Backend
+
+    @property
+    def name(self) -> str:
+        return self.backend.name
+
+    @property
+    def min_graph_ops(self) -> int:
+        return self.backend.min_graph_ops
+
+    @property
+    def fuses(self) -> bool:
+        return self.backend.fuses
+
+    def decompositions(self) -> Mapping[Any, Callable]:
+        return self.backend.decompositions()
+
+    def prepare_joint(self, joint: JointGraph) -> JointGraph:
+        return self.backend.prepare_joint(joint)
+
+    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+        raise NotImplementedError
+
+
 def example_inputs(module: fx.GraphModule) -> list[Any]:
     """The fake inputs that the graph was traced with."""
     return [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
 
 
-def make_boxed_func(function: Callable) -> BoxedCallable:
+def make_boxed_func(f: Callable) -> BoxedCallable:
     """A callable that takes one list of arguments, which it may clear, in place of the arguments.
 
     >>> add = make_boxed_func(lambda a, b: (a + b,))
@@ -111,7 +140,7 @@ def make_boxed_func(function: Callable) -> BoxedCallable:
     def call_boxed(args: list) -> Any:
         unboxed = tuple(args)
         args.clear()
-        return function(*unboxed)
+        return f(*unboxed)
 
     call_boxed._boxed_call = True
     return call_boxed
@@ -120,8 +149,9 @@ def make_boxed_func(function: Callable) -> BoxedCallable:
 def make_boxed_compiler(compiler: Compiler) -> Compiler:
     """A compiler whose results are boxed (see `make_boxed_func`)."""
 
-    def compile_boxed(module: fx.GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
-        return make_boxed_func(compiler(module, inputs))
+    @functools.wraps(compiler)
+    def compile_boxed(fx_g: fx.GraphModule, inps: Sequence[Any]) -> BoxedCallable:
+        return make_boxed_func(compiler(fx_g, inps))
 
     return compile_boxed
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aotgrad.backends import Backend, registry
+from aotgrad.backends import registry
+from aotgrad.backends.base import WrappedBackend
 from aotgrad.calls import Calls, calls_of
 from aotgrad.inspect.explanation import Explanation, explanation_of
-from aotgrad.ir import Compiled, JointGraph, Partition
+from aotgrad.ir import Compiled, Partition
 from aotgrad.options import Options
 from aotgrad.plan_cache import PlanCache
 from aotgrad.recipe import PARTITIONERS, Recipe
@@ -73,28 +74,8 @@ def explain(
 
 
 @dataclass(frozen=True)
-class Uncompiled:
+class Uncompiled(WrappedBackend):
     """A backend that shapes the graphs as another one does, and compiles none of them."""
-
-    backend: Backend
-
-    @property
-    def name(self) -> str:
-        return self.backend.name
-
-    @property
-    def min_graph_ops(self) -> int:
-        return self.backend.min_graph_ops
-
-    @property
-    def fuses(self) -> bool:
-        return self.backend.fuses
-
-    def decompositions(self) -> Mapping[Any, Callable]:
-        return self.backend.decompositions()
-
-    def prepare_joint(self, joint: JointGraph) -> JointGraph:
-        return self.backend.prepare_joint(joint)
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
         def refuse(*args: Any) -> Any:
