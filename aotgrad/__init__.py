@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from aotgrad import backends, errors, passes
+from aotgrad import backends, debug, errors, passes
 from aotgrad.api import aot_function, aot_module, aot_module_simplified, clear_cache
 from aotgrad.backends import make_boxed_compiler, make_boxed_func, nop
 from aotgrad.budgets import memory_frontier
+from aotgrad.compilers import (
+    default_decompositions,
+    draw_graph,
+    draw_graph_compile,
+    memory_efficient_fusion,
+    nnc_jit,
+    print_compile,
+    ts_compile,
+)
 from aotgrad.counters import counters
+from aotgrad.debug import minifier
 from aotgrad.frontends.dynamo import DynamoBackend, eager, inductor, interpreter
+from aotgrad.graph_names import get_aot_compilation_context, get_aot_graph_name, get_graph_being_compiled
 from aotgrad.inspect.explain import explain
-from aotgrad.options import Options
+from aotgrad.options import Options, config
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
 from aotgrad.plan_cache import last_executed
+from aotgrad.torch_compat import decompose as pythonkey_decompose
+
+compiled_function, compiled_module = aot_function, aot_module
 
 __all__ = [
     "DynamoBackend",
@@ -21,19 +35,35 @@ __all__ = [
     "aot_module_simplified",
     "backends",
     "clear_cache",
+    "compiled_function",
+    "compiled_module",
+    "config",
     "counters",
+    "debug",
+    "default_decompositions",
     "default_partition",
+    "draw_graph",
+    "draw_graph_compile",
     "eager",
     "errors",
     "explain",
+    "get_aot_compilation_context",
+    "get_aot_graph_name",
+    "get_graph_being_compiled",
     "inductor",
     "interpreter",
     "last_executed",
     "make_boxed_compiler",
     "make_boxed_func",
+    "memory_efficient_fusion",
     "memory_frontier",
     "min_cut_rematerialization_partition",
+    "minifier",
+    "nnc_jit",
     "nop",
     "passes",
+    "print_compile",
+    "pythonkey_decompose",
     "recompute_all_partition",
+    "ts_compile",
 ]

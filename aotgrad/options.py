@@ -6,10 +6,11 @@ True
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,7 @@ class Options:
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise OptionError(f"unknown option {unknown[0]!r}; the options are {', '.join(known)}")
-        defaults = {
-            "enabled": os.environ.get("AOTGRAD_DISABLE") != "1",
-            "verify": os.environ.get("AOTGRAD_VERIFY") == "1",
-        }
-        return cls(**{**defaults, **options})
+        return cls(**{**environment(), **config.changed(), **options})
 
     def replace(self, **changes: Any) -> Options:
         return dataclasses.replace(self, **changes)
@@ -100,6 +97,11 @@ def cache_folder() -> Path:
     """Where what was found out once is kept for later: `AOTGRAD_CACHE_DIR`, or the user's folder for caches."""
     given = os.environ.get("AOTGRAD_CACHE_DIR")
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aotgrad"
+
+
+def environment() -> dict[str, Any]:
+    """The defaults that environment variables give."""
+    return {"enabled": os.environ.get("AOTGRAD_DISABLE") != "1", "verify": os.environ.get("AOTGRAD_VERIFY") == "1"}
 
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -191,3 +193,78 @@ def _check_passes(name: str, value: Any) -> None:
     for each in value:
         if (problem := why_no_pass(each)) is not None:
             raise OptionError(f"option {name!r}: {problem}")
+
+
+# --- Defaults of the process -----------------------------------------------------------------------------------------
+
+PARAMETERS = frozenset({"dynamic", "keep_input_mutations"})
+"""Options that the functions which compile have as parameters: those give the default."""
+
+PEER_NAMES = {"activation_memory_budget": "memory_budget"}
+"""What `functorch.compile.config` calls an option; 1.0 is no budget there."""
+
+
+class Config:
+    """Defaults of the options, for everything that is compiled after they are set: `aotgrad.config`.
+
+    What a call names itself (`options={...}`) comes before them; they come before the environment.
+
+    >>> with config.patch(memory_budget=0.5):
+    ...     Options.from_mapping({}).memory_budget
+    0.5
+    """
+
+    _values: dict[str, Any]
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_values", {})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(Options.from_mapping({}), _option_name(name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        option = _option_name(name)
+        value = None if name != option and value == 1 else value
+        Options(**{option: value})
+        self._values[option] = value
+
+    def __delattr__(self, name: str) -> None:
+        self._values.pop(_option_name(name), None)
+
+    def changed(self) -> dict[str, Any]:
+        """The options that were set."""
+        return dict(self._values)
+
+    @contextlib.contextmanager
+    def patch(self, **changes: Any) -> Iterator[None]:
+        """Other defaults for a while.
+
+        Raises:
+            OptionError: for a name or value that is not legal.
+        """
+        before = self.changed()
+        try:
+            for name, value in changes.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            self._values.clear()
+            self._values.update(before)
+
+
+def _option_name(name: str) -> str:
+    """The option that a name means.
+
+    Raises:
+        OptionError: there is none, or the functions that compile have it as a parameter.
+    """
+    name = PEER_NAMES.get(name, name)
+    legal = sorted({field.name for field in dataclasses.fields(Options)} - PARAMETERS)
+    if name in PARAMETERS:
+        raise OptionError(f"{name!r} is a parameter of the functions that compile, which has a default of its own")
+    if name not in legal:
+        raise OptionError(f"unknown option {name!r}; the options are {', '.join(legal)}")
+    return name
+
+
+config = Config()

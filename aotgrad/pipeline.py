@@ -23,6 +23,7 @@ from aotgrad.backends.base import Backend
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
 from aotgrad.capture.trace import FlatFunction, capture_function
 from aotgrad.convention import MemorySharing, share_memory
+from aotgrad.graph_names import GraphNames
 from aotgrad.ir import (
     BoxedCallable,
     CallingConvention,
@@ -151,11 +152,14 @@ def compile_flat(
         options.flops_per_byte,
         collectives_first=options.collectives_first,
     )
-    partition = partition_joint(passes.held_by_others(joint, known), partition_fn, objective)
+    names = GraphNames()
+    with names.compiling("joint"):
+        partition = partition_joint(passes.held_by_others(joint, known), partition_fn, objective)
     forward = passes.pipeline("forward", (), options.forward_passes).run(partition.forward, after_pass)
     partition = replace(partition, forward=forward)
     observe("partition", partition)
-    compiled = backend.compile(partition, joint.static_inputs)
+    with names.compiling("inference" if partition.backward is None else "forward"):
+        compiled = names.of_backward(backend.compile(partition, joint.static_inputs))
     compiled = with_backward_passes(compiled, passes.pipeline("backward", (), options.backward_passes), after_pass)
     observe("compiled", compiled)
     plan = make_plan(capture, meta, partition, joint)

@@ -1507,6 +1507,26 @@ def global_module_hooks() -> list[dict]:
     return [getattr(module, f"_global_{name}") for name in names]
 
 
+# --- TorchScript and decompositions ----------------------------------------------------------------------------------
+
+
+def decompositions_of(ops: Sequence[Any]) -> dict[Any, Callable]:
+    """torch's decompositions of some ops, by overload."""
+    from torch._decomp import get_decompositions
+
+    return get_decompositions(ops)
+
+
+@contextlib.contextmanager
+def no_jit_autocast() -> Iterator[None]:
+    """TorchScript without autocast of its own: what is scripted has its casts already."""
+    before = torch._C._jit_set_autocast_mode(False)
+    try:
+        yield
+    finally:
+        torch._C._jit_set_autocast_mode(before)
+
+
 # --- Inductor --------------------------------------------------------------------------------------------------------
 
 

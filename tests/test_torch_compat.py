@@ -1267,6 +1267,20 @@ def test_inductor_compiles_a_graph(fake_mode):
     assert [compat.as_symints(fake_mode, stride) for stride in strides] == [(1,)]
 
 
+def test_decompositions_by_overload():
+    assert set(compat.decompositions_of([aten.elu])) >= {aten.elu.default}
+
+
+def test_torchscript_runs_without_autocast_of_its_own():
+    before = torch._C._jit_set_autocast_mode(True)
+    try:
+        with compat.no_jit_autocast():
+            assert torch._C._jit_set_autocast_mode(False) is False
+        assert torch._C._jit_set_autocast_mode(True) is True
+    finally:
+        torch._C._jit_set_autocast_mode(before)
+
+
 @inductor
 def test_inductor_decompositions_are_a_table():
     assert aten.silu_backward.default in compat.inductor_decompositions()

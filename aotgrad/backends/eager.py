@@ -42,9 +42,9 @@ class BoxedCodeGen(fx.graph.CodeGen):
         return f"def forward(self, args){maybe_return_annotation}:{unpack}\n    args.clear()"
 
 
-def nop(module: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
+def nop(fx_g: fx.GraphModule, _: Sequence[Any]) -> BoxedCallable:
     """A compiler that returns the graph as it is: for tests and for looking at graphs."""
-    return make_boxed_func(module.forward)
+    return make_boxed_func(fx_g.forward)
 
 
 eager = FunctionBackend("eager", compile_eager, fuses=False)
