@@ -14,8 +14,10 @@ import torch.fx as fx
 class LazyGraphModule(fx.GraphModule):
     """An `fx.GraphModule` that generates its code at the first call, or when `code` or `forward` is read.
 
-    Pickled, it comes back as a plain `fx.GraphModule`.
+    Pickled, it comes back as a plain `fx.GraphModule`. TorchScript takes it as one.
     """
+
+    __jit_unused_properties__ = (*getattr(fx.GraphModule, "__jit_unused_properties__", ()), "code", "forward")
 
     def recompile(self) -> Any:
         """Forget the code. Every `fx.GraphModule` has a class of its own, in which `forward` stands once it is generated."""

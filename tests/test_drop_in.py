@@ -104,6 +104,11 @@ def test_torchscript(compile_it):
 
 
 @TORCHSCRIPT
+def test_the_peers_own_compiler():
+    torch.testing.assert_close(gradient_of(aotgrad.aot_function(gelu_sum, peer.ts_compile)), gradient_of(gelu_sum))
+
+
+@TORCHSCRIPT
 def test_memory_efficient_fusion_of_a_module():
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.GELU())
     fused = aotgrad.memory_efficient_fusion(model)

@@ -17,6 +17,7 @@ from aotgrad.runtime.steps import (
     CallMethod,
     CopyBack,
     Forward,
+    KeepHistory,
     KeepInputs,
     MakeAlias,
     MakeBase,
@@ -66,6 +67,8 @@ def step_text(step: Step) -> str:
             return f"make {name}, an alias of the memory around {member}"
         case MakeAlias(name, target):
             return f"make {name}, an alias of {target} as it lies now"
+        case KeepHistory(name, target):
+            return f"make {name}, which stands for {target} as it is now, before its history changes"
         case ShareVersion(name, saved):
             return f"let {name} count versions with {saved}, whose memory it is"
         case UpdateGeometry(target, geometry):
