@@ -11,12 +11,14 @@ def call(args):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.errors import UnsupportedAliasingError
 from aotgrad.ir import BackwardSegment, Compiled, ViewStep
 from aotgrad.runtime.autograd import SENTINEL, Backward, FailingSegment, History, Segment, SegmentCall, stand_in
 from aotgrad.runtime.plan import Plan
@@ -61,6 +63,7 @@ def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backw
     constants = [step.value for step in plan.steps if isinstance(step, ReturnValue) and not step.is_name]
     hooks = [argument for step in of_kind(plan.steps, CallMethod) for argument in step.arguments]
     namespace = {
+        "math": math,  # rounds sizes, in the text of symbolic numbers
         "torch": torch,
         "aten": torch.ops.aten,
         "below_autograd": torch_compat.below_autograd,
@@ -293,12 +296,18 @@ def make_base(step: MakeBase) -> Iterator[str]:
 
 
 def find_symbol(symbol: str, fakes: Sequence[tuple[str, Any]]) -> str:
-    """Where the value of a symbol can be read at run time."""
+    """Where the value of a symbol can be read at run time.
+
+    Raises:
+        UnsupportedAliasingError: if nowhere: the graph reads it from a tensor.
+    """
     for name, value in fakes:
         for text, size in size_expressions(name, value):
             if torch_compat.is_symbol(size, symbol):
                 return text
-    raise AssertionError(f"symbol {symbol} is not the size of any input or result")
+    raise UnsupportedAliasingError(
+        f"an output is a view whose size or place depends on the value of a tensor ({symbol}); return a clone() of it"
+    )
 
 
 def size_expressions(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -442,6 +442,12 @@ def seeded_for_a_while():
 
 
 @error_case
+def view_at_a_computed_place():
+    """Which elements a view shows depends on the value of a tensor."""
+    aotgrad.aot_function(lambda x, k: x.narrow(0, k, 2), aotgrad.nop)(torch.ones(4), torch.tensor(1))
+
+
+@error_case
 def noise_with_gaps():
     """A tensor with gaps between its elements is filled with random numbers."""
     aotgrad.aot_function(lambda x: x.normal_(), aotgrad.nop)(torch.ones(4, 10)[:, ::2])

@@ -32,6 +32,11 @@ def pointwise(x):
     return x.sin() * 2
 
 
+@CASES.add(lambda: (leaf(1, 2, 4, 6),))
+def size_that_is_rounded(x):
+    return nn.functional.interpolate(x, scale_factor=1.7, mode="bilinear", antialias=True)
+
+
 @CASES.add(lambda: (leaf(4, 3), leaf(3, 5)), inductor=True)
 def matrix_product(x, w):
     return (x @ w).relu().sum(0)
