@@ -1,7 +1,8 @@
 """The rows of a sweep as tables.
 
 print(summary(rows))        how many of what eager supports passes, variant by variant, aotgrad beside the peer
-print(exceptions(rows))     operator, variant, verdict, reason
+print(exceptions(rows))     operator, variants, verdict, reason
+print(page(rows, command))  both, as a document
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+import torch
 from tabulate import tabulate
 
+from tests.conformance.expectations import expected
 from tests.conformance.sweep import Row
 from tests.conformance.verdict import KINDS, NotSupported, Passed
 
@@ -52,11 +55,68 @@ def verdicts(rows: Collection[Row]) -> str:
 
 
 def exceptions(rows: Collection[Row]) -> str:
-    """What does not pass, a line each."""
-    bad = [row for row in rows if not isinstance(row.verdict, (Passed, NotSupported))]
-    bad.sort(key=lambda row: (-KINDS.index(type(row.verdict)), row.task.subject, row.task.variant))
-    table = [[row.task.subject, row.task.variant, type(row.verdict).__name__, escaped(row.verdict.reason)] for row in bad]
+    """What does not pass, a line for each subject and verdict."""
+    groups: dict[tuple[str, type], list[Row]] = {}
+    for row in rows:
+        if not isinstance(row.verdict, (Passed, NotSupported)):
+            groups.setdefault((row.task.subject, type(row.verdict)), []).append(row)
+    ordered = sorted(groups.items(), key=lambda item: (-KINDS.index(item[0][1]), item[0][0]))
+    table = [[name, variants_of(bad), kind.__name__, reason_of(bad[0])] for (name, kind), bad in ordered]
     return tabulate(table, headers=["operator", "variant", "verdict", "reason"], tablefmt=TABLE)
+
+
+def variants_of(rows: Sequence[Row]) -> str:
+    return ", ".join(dict.fromkeys(row.task.variant for row in rows))
+
+
+def reason_of(row: Row) -> str:
+    """That of the table of expected failures, or else what was found."""
+    line = expected(row) if row.task.compiler == "aotgrad" else None
+    return escaped(row.verdict.reason if line is None else line.reason)
+
+
+def page(rows: Collection[Row], command: str) -> str:
+    """The document of a sweep's results."""
+    ours = [row for row in rows if row.task.compiler == "aotgrad"]
+    samples = max(row.task.samples for row in rows)
+    return PAGE.format(
+        command=command,
+        samples=samples,
+        torch=torch.__version__,
+        summary=summary(rows),
+        verdicts=verdicts(rows),
+        exceptions=exceptions(ours),
+    )
+
+
+PAGE = """# Conformance
+
+Made by `{command}`, which runs what its file of results lacks (`conformance.jsonl`, or `--results FILE`), with torch
+{torch} on a CPU.
+
+Every operator and module of torch's own databases is called with up to {samples} of its sample inputs, forward and
+backward, in eager and compiled. Compared are values, dtypes, strides, flags, aliases and memory of outputs; the arguments,
+parameters and buffers afterwards; and which gradients there are, with their values and strides. The peer is torch's own
+`aot_function`, held to the same.
+
+## How many pass
+
+In a hundred of those that eager supports in the variant. A variant that a column has no number for was not run.
+
+{summary}
+
+The verdicts in all variants that were run:
+
+{verdicts}
+
+`OtherStrides`: an output or gradient lies in memory otherwise than in eager. `RanEagerly`: a warning says that the original
+ran in place of a plan. `Refused`: an error of ours says what is not supported, when it is compiled. `Wrong`: something else
+than in eager, without an error. `NotSupported`, where eager raises or there is no sample, is not counted.
+
+## What does not pass
+
+{exceptions}
+"""
 
 
 def escaped(text: str) -> str:

@@ -1,0 +1,43 @@
+"""Compares the rows of a sweep with the table of expected failures.
+
+unexpected(rows)        rows of aotgrad's that fail and are not in the table, or in another way than it says
+outdated(rows)          lines of the table of which none of the rows fails any longer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tests.conformance.expected_failures import EXPECTED_FAILURES, Failure
+from tests.conformance.sweep import Row
+from tests.conformance.verdict import NotSupported, Passed
+
+COMPILER = "aotgrad"
+
+
+def expected(row: Row) -> Failure | None:
+    """The line of the table that a row belongs to."""
+    lines = (line for line in EXPECTED_FAILURES if line.subject == row.task.subject)
+    return next((line for line in lines if not line.variants or row.task.variant in line.variants), None)
+
+
+def fails(row: Row) -> bool:
+    return not isinstance(row.verdict, (Passed, NotSupported))
+
+
+def unexpected(rows: Collection[Row]) -> list[Row]:
+    def is_unexpected(row: Row) -> bool:
+        line = expected(row)
+        return fails(row) and (line is None or line.kind is not type(row.verdict))
+
+    return [row for row in rows if row.task.compiler == COMPILER and is_unexpected(row)]
+
+
+def outdated(rows: Collection[Row]) -> list[Failure]:
+    """A line without variants stands for those that are supported; one of them has to fail."""
+    found: dict[Failure, bool] = {}
+    for row in rows:
+        line = expected(row)
+        if row.task.compiler == COMPILER and line is not None and not isinstance(row.verdict, NotSupported):
+            found[line] = found.get(line, False) or fails(row)
+    return [line for line, still_fails in found.items() if not still_fails]

@@ -1,0 +1,70 @@
+"""A fifth of the operators and modules, another one each day, in the variants that are cheap.
+
+The rest is `python scripts/conformance/ops.py`, whose results are docs/conformance.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+
+import pytest
+import torch
+
+from tests.conformance.check import check
+from tests.conformance.expectations import outdated, unexpected
+from tests.conformance.expected_failures import EXPECTED_FAILURES, TORCH
+from tests.conformance.subjects import find_subjects
+from tests.conformance.sweep import Row, Task
+from tests.conformance.variants import VARIANTS
+from tests.conformance.verdict import Passed, Raised, Refused, Wrong
+
+CHEAP = ("static", "non-contiguous", "in-place", "out=", "dynamic")
+FIFTHS = 5
+SAMPLES = 2
+
+
+def fifth() -> int:
+    """0 to 4: by date, or by the environment."""
+    given = os.environ.get("AOTGRAD_CONFORMANCE_FIFTH")
+    return datetime.date.today().toordinal() % FIFTHS if given is None else int(given)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not torch.__version__.startswith(TORCH), reason=f"the expected failures are those of torch {TORCH}")
+@pytest.mark.parametrize("variant", CHEAP)
+def test_a_fifth_of_the_operators(variant: str, capsys) -> None:
+    part = fifth()
+    with capsys.disabled():
+        print(f"\nconformance, {variant}: fifth {part} of the subjects; again with AOTGRAD_CONFORMANCE_FIFTH={part}")
+    subjects = find_subjects()
+    rows = []
+    for name in sorted(subjects)[part::FIFTHS]:
+        verdict = check(subjects[name], VARIANTS[variant], "aotgrad", SAMPLES)
+        rows.append(Row(Task("aotgrad", variant, name, SAMPLES), verdict, 0.0))
+    assert sum(isinstance(row.verdict, Passed) for row in rows) > 20
+    assert unexpected(rows) == []
+    assert [line for line in outdated(rows) if variant in line.variants or not line.variants] == []
+
+
+def test_the_table_names_what_there_is() -> None:
+    names = [line.subject for line in EXPECTED_FAILURES]
+    assert set(names) <= set(find_subjects())
+    assert names == sorted(names)
+    assert all(set(line.variants) <= set(VARIANTS) for line in EXPECTED_FAILURES)
+
+
+def row(subject: str, verdict, variant: str = "static") -> Row:
+    return Row(Task("aotgrad", variant, subject, SAMPLES), verdict, 0.0)
+
+
+def test_what_is_unexpected() -> None:
+    fine = [row("mul", Passed()), row("cov", Refused("values")), row("geqrf", Passed())]
+    bad = [row("mul", Wrong("output 0")), row("cov", Raised("other")), row("geqrf", Refused("no"))]
+    assert unexpected([*fine, *bad]) == bad
+
+
+def test_what_is_outdated() -> None:
+    assert outdated([row("cov", Refused("values")), row("cov", Passed(), "bool")]) == []
+    (line,) = outdated([row("cov", Passed()), row("mul", Passed()), row("geqrf", Passed())])
+    assert line.subject == "cov"
