@@ -67,5 +67,6 @@ EXPECTED_FAILURES = (
     Failure("sparse_mm_reduce", Refused, ROWS),
     Failure("sparse_sampled_addmm", Refused, ROWS),
     Failure("tensor_split", Refused, "views of an input at places that the values of a tensor say"),
+    Failure("to_sparse", RanEagerly, NO_SHAPES, DYNAMIC),
     Failure("to_sparse", Refused, "a sparse result that requires grad is not recorded by torch's functionalization"),
 )
