@@ -1,0 +1,236 @@
+"""Ops of the user's own, lists of tensors, optimizers in a compiled step, and custom functions under transforms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import aotgrad
+from tests.numerics.against_eager import AOT, assert_like_eager, leaf, non_leaf, plain
+
+# --- Ops -------------------------------------------------------------------------------------------------------------
+
+
+def write_one_more(x: Tensor) -> None:
+    """As a kernel does: autograd is not told; it counts one change for the op."""
+    array = x.detach().numpy()
+    array += 1
+
+
+@torch.library.custom_op("aotgrad_tests::sine", mutates_args=())
+def sine(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+@torch.library.custom_op("aotgrad_tests::sine_without_gradient", mutates_args=())
+def sine_without_gradient(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+@torch.library.custom_op("aotgrad_tests::add_one_", mutates_args=("x",))
+def add_one_(x: Tensor) -> None:
+    write_one_more(x)
+
+
+@torch.library.custom_op("aotgrad_tests::add_one_and_multiply", mutates_args=("x",))
+def add_one_and_multiply(x: Tensor, y: Tensor) -> Tensor:
+    write_one_more(x)
+    return x * y
+
+
+@torch.library.custom_op("aotgrad_tests::positives", mutates_args=())
+def positives(x: Tensor) -> Tensor:
+    return x[x > 0].clone()
+
+
+sine.register_fake(torch.empty_like)
+sine_without_gradient.register_fake(torch.empty_like)
+add_one_and_multiply.register_fake(lambda x, y: torch.empty_like(x))
+positives.register_fake(lambda x: x.new_empty(torch.library.get_ctx().new_dynamic_size()))
+sine.register_autograd(
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0].cos(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+every_backend = pytest.mark.parametrize("backend", [*AOT, "dynamo", "inductor"])
+exact_backends = pytest.mark.parametrize("backend", [*AOT, "dynamo"])
+
+
+@every_backend
+def test_an_op_with_a_gradient(backend):
+    assert_like_eager(lambda x: sine(x * 2) * x, lambda: (leaf(4),), backend)
+
+
+@exact_backends
+def test_an_op_with_a_gradient_twice(backend):
+    def differentiated(out, args):
+        (first,) = torch.autograd.grad(out.sum(), args[0], create_graph=True)
+        return first
+
+    assert_like_eager(lambda x: sine(x * 2) * x, lambda: (leaf(4),), backend, caller=differentiated, compilations=None)
+
+
+@exact_backends
+def test_an_op_without_a_gradient(backend):
+    assert_like_eager(lambda x: sine_without_gradient(x) * 2, lambda: (plain(4),), backend)
+
+
+def test_an_op_without_a_gradient_is_refused_where_one_is_needed():
+    compiled = aotgrad.aot_function(lambda x: sine_without_gradient(x) + x, aotgrad.nop)
+    with pytest.raises(aotgrad.errors.CaptureError, match="no autograd formula was registered"):
+        compiled(leaf(4))
+
+
+@every_backend
+def test_an_op_that_changes_an_intermediate(backend):
+    def function(x):
+        y = x * 2
+        add_one_(y)
+        return y
+
+    assert_like_eager(function, lambda: (plain(4),), backend)
+
+
+@every_backend
+def test_an_op_that_changes_an_input(backend):
+    def function(x):
+        add_one_(x)
+        return x * 2
+
+    assert_like_eager(function, lambda: (plain(4),), backend)
+
+
+@exact_backends
+def test_an_op_that_changes_a_view_of_an_input(backend):
+    def function(x):
+        add_one_(x[1:])
+        return x * 2
+
+    assert_like_eager(function, lambda: (plain(4),), backend)
+
+
+@every_backend
+def test_an_op_that_changes_one_argument_and_returns(backend):
+    def function(x, y):
+        z = x.clone()
+        return add_one_and_multiply(z, y), z
+
+    assert_like_eager(function, lambda: (plain(4), plain(4)), backend)
+
+
+@exact_backends
+@pytest.mark.parametrize("budget", [None, 0.0])
+def test_an_op_within_a_budget(backend, budget):
+    options = {"memory_budget": budget}
+    assert_like_eager(lambda x: sine(x.exp()).cos().exp(), lambda: (leaf(4),), backend, options=options)
+
+
+def test_an_op_whose_size_depends_on_data():
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert_like_eager(lambda x: positives(x) * 2, lambda: (plain(8),), "dynamo")
+
+
+# --- Lists of tensors ------------------------------------------------------------------------------------------------
+
+
+@every_backend
+def test_foreach(backend):
+    assert_like_eager(
+        lambda x, y: torch._foreach_mul(torch._foreach_add([x * 1, y * 2], [y, x]), 2.0), lambda: (leaf(4), leaf(4)), backend
+    )
+
+
+@exact_backends
+def test_foreach_in_place(backend):
+    def function(x, y):
+        several = [x * 1, y * 2]
+        torch._foreach_mul_(several, 2.0)
+        torch._foreach_add_(several, 1.0)
+        return several
+
+    assert_like_eager(function, lambda: (leaf(4), leaf(4)), backend)
+
+
+# --- Optimizers ------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "Adam, fused": lambda parameters: torch.optim.Adam(parameters, fused=True),
+    "Adam with amsgrad, fused": lambda parameters: torch.optim.Adam(parameters, fused=True, amsgrad=True),
+    "SGD with momentum, fused": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, fused=True),
+    "AdamW, foreach": lambda parameters: torch.optim.AdamW(parameters, foreach=True),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, foreach=False),
+}
+
+
+@pytest.mark.parametrize("backend", ["aotgrad_eager", "aotgrad"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_compiled_step(name, backend):
+    torch._dynamo.reset()
+    expected, actual = (stepped(OPTIMIZERS[name], how) for how in (None, backend))
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def stepped(make, backend):
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(3, 3)) for _ in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.randn(3, 3)
+    optimizer = make(parameters)
+    step = optimizer.step if backend is None else torch.compile(optimizer.step, backend=backend)
+    for _ in range(3):
+        step()
+    return [parameter.detach() for parameter in parameters]
+
+
+# --- Custom functions under transforms -------------------------------------------------------------------------------
+
+
+class Square(torch.autograd.Function):
+    """With a rule for `vmap` of its own."""
+
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2 * ctx.saved_tensors[0]
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Square.apply(x), in_dims[0]
+
+
+class SquareOfRows(Square):
+    """With a generated rule."""
+
+    generate_vmap_rule = True
+    vmap = torch.autograd.Function.vmap
+
+
+TRANSFORMS = {
+    "called": lambda function: lambda x: function(x).sin(),
+    "vmap": lambda function: torch.func.vmap(function),
+    "grad": lambda function: torch.func.grad(lambda x: function(x).sum()),
+    "vmap of grad": lambda function: torch.func.vmap(torch.func.grad(lambda x: function(x).sum())),
+    "jacrev": lambda function: torch.func.jacrev(function),
+}
+
+
+@exact_backends
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("custom", [Square, SquareOfRows], ids=lambda function: function.__name__)
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_custom_functions(custom, name, backend):
+    assert_like_eager(lambda x: TRANSFORMS[name](lambda x: custom.apply(x))(x * 2), lambda: (leaf(3, 2),), backend)
+
+
+@exact_backends
+def test_a_custom_function_of_what_is_changed_in_place(backend):
+    assert_like_eager(lambda x: Square.apply(x.mul_(2)), lambda: (non_leaf(3),), backend)
