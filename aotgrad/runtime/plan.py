@@ -26,6 +26,7 @@ from aotgrad.ir import (
     CustomFunctionView,
     GraphHalf,
     InputAliasInfo,
+    InputSpec,
     IsInput,
     IsOutput,
     JointGraph,
@@ -404,7 +405,15 @@ class _PlanBuilder:
         nodes = self.result_nodes
         inputs = {nodes[UpdatedInput(i)]: i for i in range(len(self.inputs)) if UpdatedInput(i) in nodes}
         found = {slot: inputs[nodes[slot]] for slot in of_kind(self.signature.outputs, Saved) if nodes[slot] in inputs}
-        return {slot: self.inputs[i] for slot, i in found.items() if self.can_stand_in(nodes[slot], i)}
+        stand_ins = ((slot, i) for slot, i in found.items() if self.eager_saves(i) and self.can_stand_in(nodes[slot], i))
+        return {slot: self.inputs[i] for slot, i in stand_ins}
+
+    def eager_saves(self, index: int) -> bool:
+        """Whether eager saves something in the memory of an input: if not, writes to it do no harm."""
+        primal = base_of_member(self.capture.inputs[index], index)
+        members = [k for k, spec in enumerate(self.capture.inputs) if base_of_member(spec, k) == primal]
+        memory = {Primal(primal), *map(UpdatedInput, members)}
+        return any(memory & nodes.values for segment in self.segments for nodes in segment.saving)
 
     def can_stand_in(self, node: Any, index: int) -> bool:
         """Whether the input, once written, is laid out as the updated value that the backward was traced with."""
@@ -441,7 +450,8 @@ class _PlanBuilder:
         bases = {storage_node(nodes[UpdatedInput(i)]): spec.base for i, spec in members if UpdatedInput(i) in nodes}
         found = {slot: bases[nodes[slot]] for slot in of_kind(self.signature.outputs, Saved) if nodes[slot] in bases}
         specs = {slot: self.capture.inputs[k] for slot, k in found.items()}
-        return {slot: base for slot, base in specs.items() if self.is_whole(nodes[slot], base)}
+        whole = {slot: base for slot, base in specs.items() if self.is_whole(nodes[slot], base)}
+        return {slot: base for slot, base in whole.items() if self.eager_saves(base.member)}
 
     def is_whole(self, node: Any, base: SyntheticBase) -> bool:
         """Whether a value is laid out as the flat base, and the member that it is made of can be aliased as that."""
@@ -577,6 +587,11 @@ class _PlanBuilder:
         results = zip(self.signature.outputs, output.args[0], strict=True)
         named = [(result_name(slot), node.meta["val"]) for slot, node in results if hasattr(node, "meta")]
         return (*inputs, *named)
+
+
+def base_of_member(spec: InputSpec, index: int) -> int:
+    """The placeholder that input `index` is made of."""
+    return spec.base if isinstance(spec, MemberInput) else index
 
 
 def mask_of(saving: Sequence[SavingNodes], value: Any) -> int:

@@ -196,6 +196,14 @@ ALIKE = {
         "backward(o0)",
         call="x, x",
     ),
+    "a new value of an input that eager copies before it saves it": program(
+        "p0.mul_(2)\nv = p0.clone()\nu = p1 * v",
+        "u",
+        f"{DATA}\ny = tensor(2, 3, requires_grad=True)",
+        "x.mul_(2)",
+        "backward(o0)",
+        call="x, y",
+    ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
 }
