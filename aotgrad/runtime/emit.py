@@ -240,14 +240,24 @@ class _Emitter:
         return f"{step.name}.{step.method}({', '.join(names)})"
 
     def make_view(self, step: MakeView) -> Iterator[str]:
-        base, calls = step.base, []
-        for view in step.replay.steps:
+        base, views, lines = step.base, step.replay.steps, []
+        if step.pieces is not None:
+            if step.pieces.name not in self.bound:
+                self.bound.add(step.pieces.name)
+                lines += self.view_calls(step.pieces.name, base, step.pieces.steps)
+            count = len(step.pieces.steps)
+            base, views = f"{step.pieces.name}[{views[count - 1].item}]", views[count:]
+            lines += [] if views else [f"{step.name} = {base}"]
+        yield f"# {step.replay.reason}"
+        yield from in_grad_mode(step.replay.grad_mode, [*lines, *self.view_calls(step.name, base, views)])
+
+    def view_calls(self, name: str, base: str, views: Sequence[ViewStep]) -> Iterator[str]:
+        """The lines that make the views of a chain, one after the other."""
+        for view in views:
             text, bindings = self.view_call(base, view)
             yield from bindings
-            calls.append(f"{step.name} = {text}")
-            base = step.name
-        yield f"# {step.replay.reason}"
-        yield from in_grad_mode(step.replay.grad_mode, calls)
+            yield f"{name} = {text}"
+            base = name
 
     def view_call(self, base: str, view: ViewStep) -> tuple[str, list[str]]:
         arguments, bindings = [base], []

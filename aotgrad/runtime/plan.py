@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ from aotgrad.ir import (
     UnsafeViewAlias,
     ViewAndMutationMeta,
     ViewReplay,
+    ViewStep,
 )
 from aotgrad.runtime.segments import segment_halves
 from aotgrad.runtime.steps import (
@@ -59,6 +60,7 @@ from aotgrad.runtime.steps import (
     MakeCut,
     MakeView,
     NoteResults,
+    Pieces,
     RestoreGradMode,
     ReturnValue,
     SetVersion,
@@ -295,9 +297,21 @@ class _PlanBuilder:
 
     @functools.cached_property
     def made_at(self) -> dict[int, int]:
-        """The outputs that are views through which segments pass gradients on, and before which node each is made."""
+        """The outputs that are views through which segments pass gradients on, and before which node each is made.
+
+        As early as it can be: of several that are ready, a backward runs the node first that was made last.
+        """
         numbers = range(len(self.segments))
-        return {view: number for number in numbers for index in self.views_of(number) for view in self.parents(index)}
+        needed = {view: number for number in numbers for index in self.views_of(number) for view in self.parents(index)}
+        return {view: self.first_possible(view, number) for view, number in needed.items()}
+
+    def first_possible(self, view: int, needed: int) -> int:
+        """Before the node of which segment a view can be made: when its base has a node, and an input its last value."""
+        base, index = self.meta.result_behind(view), self.meta.input_behind(view)
+        if index is not None:
+            return needed if is_changed(self.meta.inputs[index]) else len(self.segments) - 1
+        owners = [number for number, segment in enumerate(self.segments) if any(t.of == base for t in segment.tangents)]
+        return owners[0] - 1 if owners else needed
 
     @functools.cached_property
     def written_at(self) -> dict[int, int]:
@@ -533,9 +547,26 @@ class _PlanBuilder:
                 yield CallMethod(self.return_value(index, info).value, "retain_grad", ())
 
     def all_views(self) -> Iterator[tuple[int, MakeView]]:
-        """The replays by output, each after the one that it is a view of."""
+        """The replays by output, each after the one that it is a view of. Pieces of one view are results of one node."""
+        views = dict(self.separate_views())
+        groups: dict[str | int, list[int]] = {}
+        for index, view in views.items():
+            groups.setdefault(self.pieces_key(index, view) or index, []).append(index)
+        shared = [group for group in groups.values() if len(group) > 1]
+        number = {index: k for k, group in enumerate(shared) for index in group}
+        for index, view in views.items():
+            pieces = Pieces(f"pieces_{number[index]}", steps_to_pieces(view.replay)) if index in number else None
+            yield index, replace(view, pieces=pieces)
+
+    def pieces_key(self, index: int, view: MakeView) -> str | None:
+        """What is the same for views that are pieces of one view, `None` for others. It compares no symbolic sizes."""
+        steps, is_old = steps_to_pieces(view.replay), is_of_old_geometry(self.meta.outputs[index])
+        return repr((view.base, steps, view.replay.grad_mode, is_old)) if steps else None
+
+    def separate_views(self) -> Iterator[tuple[int, MakeView]]:
         infos = self.meta.outputs
-        for index in parents_first([info.output if isinstance(info, AliasOfOutput) else None for info in infos]):
+        parents = [info.output if isinstance(info, AliasOfOutput) else None for info in infos]
+        for index in parents_first(parents, [age(value) for value in self.capture.outputs]):
             if (replay := replay_of(infos[index])) is not None and replay.steps:
                 yield index, MakeView(f"output_{index}", self.base_name(infos[index]), replay)
 
@@ -607,11 +638,23 @@ def is_of_old_geometry(info: OutputAliasInfo) -> bool:
     return isinstance(info, AliasOfInput) and info.before_metadata
 
 
-def parents_first(parents: Sequence[int | None]) -> list[int]:
-    """The positions of `parents`, each after its parent.
+def steps_to_pieces(replay: ViewReplay) -> tuple[ViewStep, ...]:
+    """The steps up to the first that returns several views, of which it takes all; none if there is no such step."""
+    several = [k for k, step in enumerate(replay.steps) if step.item is not None][:1]
+    return tuple(step for k in several for step in (*replay.steps[:k], replace(replay.steps[k], item=None)))
 
-    >>> parents_first([2, None, 1])
-    [1, 2, 0]
+
+def age(value: Any) -> int:
+    """When the autograd node of a result was made; 0 if it has none."""
+    node = value.grad_fn if isinstance(value, torch.Tensor) else None
+    return 0 if node is None else torch_compat.node_sequence_nr(node)
+
+
+def parents_first(parents: Sequence[int | None], ages: Sequence[int]) -> list[int]:
+    """The positions of `parents` by age, each after its parent.
+
+    >>> parents_first([2, None, 1, None], [1, 5, 6, 0])
+    [3, 1, 2, 0]
     """
     order: dict[int, None] = {}
 
@@ -621,7 +664,7 @@ def parents_first(parents: Sequence[int | None]) -> list[int]:
                 visit(parent)
             order[index] = None
 
-    for index in range(len(parents)):
+    for index in sorted(range(len(parents)), key=ages.__getitem__):
         visit(index)
     return list(order)
 

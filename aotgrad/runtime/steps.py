@@ -16,7 +16,7 @@ from typing import Any, Union
 
 import torch
 
-from aotgrad.ir import Geometry, ViewReplay
+from aotgrad.ir import Geometry, ViewReplay, ViewStep
 
 
 @dataclass(frozen=True)
@@ -205,12 +205,21 @@ class StartVersion:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """`name` = the list that the last of `steps`, applied to `base`, returns: several views are pieces of it."""
+
+    name: str
+    steps: tuple[ViewStep, ...]
+
+
+@dataclass(frozen=True)
 class MakeView:
-    """`name` = the views of `replay`, applied to `base`."""
+    """`name` = the views of `replay`, applied to `base`. With `pieces`, its first steps run once for several views."""
 
     name: str
     base: str
     replay: ViewReplay
+    pieces: Pieces | None = None
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def single_view(x):
 
 @case("analysis", "runtime", args=["f32[4] requires_grad"])
 def several_pieces(x):
-    """An op that returns several views: each is replayed with its own item of the result."""
+    """An op that returns several views is replayed once: they are results of one autograd node, as in eager."""
     return (x * 2).chunk(2)
 
 

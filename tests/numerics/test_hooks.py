@@ -131,6 +131,28 @@ def test_hooks_registered_after_compiling(function):
     assert_same(traced(under_test, replacing_hooks), traced(function, replacing_hooks))
 
 
+@pytest.mark.parametrize("pieces", [lambda z: z.unbind(), lambda z: z.split(1), lambda z: [p.t() for p in z.chunk(3)]])
+def test_hooks_of_several_pieces(pieces: Callable):
+    """They are results of one autograd node: their hooks run together, in the order of the pieces."""
+
+    def function(x, w):
+        one, other, *_ = pieces(x * w)
+        return other.sin(), one * other, other, one
+
+    def run(function: Callable) -> list[Any]:
+        seen: list[Any] = []
+        x, w = leaves()
+        outputs = function(x, w)
+        for k, output in enumerate(outputs):
+            output.register_hook(lambda gradient, k=k: seen.append((k, gradient)))
+        sum(output.sum() for output in outputs).backward()
+        return [[k for k, _ in seen], *(gradient for _, gradient in seen), x.grad, w.grad]
+
+    actual, expected = run(aotgrad.aot_function(function, compile_eager)), run(function)
+    assert actual[0] == expected[0]
+    assert_same(actual[1:], expected[1:])
+
+
 def test_a_hook_of_a_returned_intermediate_sees_the_whole_gradient():
     def function(x):
         z = x * 2
