@@ -8,7 +8,7 @@ side and on aotgrad's, so that nothing passes by running eager.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -58,16 +58,6 @@ class TrainingRecord:
 
     steps: tuple[StepRecord, ...]
     state: Named
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """Nothing compiled before and all counters at zero; Dynamo traces `nn.LSTM`, and random numbers are eager's."""
-    torch._dynamo.reset()
-    dynamo_counters.clear()
-    aotgrad.counters.clear()
-    with torch._dynamo.config.patch(allow_rnn=True), torch._inductor.config.patch(fallback_random=True):
-        yield
 
 
 def train(case: ModelCase, **compile_options: Any) -> TrainingRecord:
