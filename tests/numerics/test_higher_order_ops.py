@@ -189,3 +189,35 @@ def test_an_error_in_a_branch_is_eagers(backend):
     compiled = made(function, backend)
     with pytest.raises(Exception, match=r"shape '\[7\]' is invalid"):
         compiled(torch.ones(4))
+
+
+class WithModes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        with torch.no_grad():
+            weight = y.sin() * 2
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            low = self.linear(x)
+        return y * weight + low.float()
+
+
+@every_frontend
+def test_modes_as_ops(backend):
+    """`torch.export` writes changes of grad mode and autocast as ops around regions."""
+    torch.manual_seed(0)
+    module, x = WithModes(), leaf(3, 4)
+    exported = torch.export.export(module, (x,)).module()
+    targets = {str(node.target) for node in exported.graph.nodes}
+    assert {"wrap_with_set_grad_enabled", "wrap_with_autocast"} <= targets
+    compiled = (
+        aotgrad.aot_module(exported, aotgrad.nop) if backend == "eager" else torch.compile(exported, backend="aotgrad_eager")
+    )
+    out, expected = compiled(x), module(x)
+    assert torch.equal(out, expected)
+    ours = torch.autograd.grad(out.sum(), [x, *exported.parameters()])
+    theirs = torch.autograd.grad(expected.sum(), [x, *module.parameters()])
+    assert all(map(torch.equal, ours, theirs))
