@@ -17,6 +17,15 @@ from aotgrad.compilers import (
 )
 from aotgrad.counters import counters
 from aotgrad.debug import minifier
+from aotgrad.export import (
+    BackwardSignature,
+    ExportedJoint,
+    GraphSignature,
+    aot_export_joint_simple,
+    aot_export_module,
+    compile_joint,
+    export_joint,
+)
 from aotgrad.frontends.dynamo import DynamoBackend, eager, inductor, interpreter
 from aotgrad.graph_names import get_aot_compilation_context, get_aot_graph_name, get_graph_being_compiled
 from aotgrad.inspect.explain import explain
@@ -28,13 +37,19 @@ from aotgrad.torch_compat import decompose as pythonkey_decompose
 compiled_function, compiled_module = aot_function, aot_module
 
 __all__ = [
+    "BackwardSignature",
     "DynamoBackend",
+    "ExportedJoint",
+    "GraphSignature",
     "Options",
+    "aot_export_joint_simple",
+    "aot_export_module",
     "aot_function",
     "aot_module",
     "aot_module_simplified",
     "backends",
     "clear_cache",
+    "compile_joint",
     "compiled_function",
     "compiled_module",
     "config",
@@ -47,6 +62,7 @@ __all__ = [
     "eager",
     "errors",
     "explain",
+    "export_joint",
     "get_aot_compilation_context",
     "get_aot_graph_name",
     "get_graph_being_compiled",

@@ -22,11 +22,10 @@ from aotgrad.backends import registry
 from aotgrad.calls import calls_of
 from aotgrad.errors import PartitionError
 from aotgrad.ir import JointGraph
-from aotgrad.observe import Observer
+from aotgrad.joints import JointRecipe, joint_plan
 from aotgrad.options import Options
 from aotgrad.partition import FrontierPoint, Objective, frontier_points, min_cut_rematerialization_partition
-from aotgrad.plan_cache import NoPlan, PlanCache
-from aotgrad.recipe import Recipe
+from aotgrad.plan_cache import PlanCache
 
 
 @dataclass(frozen=True)
@@ -76,33 +75,8 @@ def _row(point: FrontierPoint, most: int, note: str) -> list[str]:
     return [*(f"{size / 1e6:.6g} MB" for size in sizes), f"{100 * point.recompute_bytes / most:.1f}%", note]
 
 
-class _Found(Exception):
-    """The joint graph is there, and nothing else is wanted of the compilation."""
-
-    def __init__(self, joint: JointGraph) -> None:
-        super().__init__()
-        self.joint = joint
-
-
-class _StopAtJoint(Observer):
-    def __call__(self, stage: str, result: Any) -> None:
-        if stage == "joint":
-            raise _Found(result)
-
-
-class _JointRecipe(Recipe):
-    """A recipe that stops at the joint graph."""
-
-    def observer(self) -> Observer:
-        return _StopAtJoint(self.options.verify)
-
-
 def _joint_of(fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], backend: str) -> JointGraph:
     options = Options.from_mapping({"min_graph_ops": 0})
-    recipe = _JointRecipe(registry.get(backend), min_cut_rematerialization_partition, options)
-    try:
-        plan = calls_of(fn, PlanCache(recipe, "memory_frontier")).plan_for(*args, **kwargs)
-    except _Found as found:
-        return found.joint
-    assert isinstance(plan, NoPlan), "a plan has a joint graph"
-    raise plan.error or PartitionError(f"the function is not compiled: {plan.reason}")
+    recipe = JointRecipe(registry.get(backend), min_cut_rematerialization_partition, options)
+    _, traced = joint_plan(calls_of(fn, PlanCache(recipe, "memory_frontier")), args, kwargs)
+    return traced.joint

@@ -55,6 +55,10 @@ class HigherOrderError(AOTGradError):
     """A gradient of a gradient was asked for where it is not supported."""
 
 
+class ExportError(AOTGradError):
+    """A module or function that is compiled well has no form as one graph; the message says what to change."""
+
+
 class NothingToMinify(AOTGradError):
     """The backend fails on no graph of the function that is to be reduced."""
 

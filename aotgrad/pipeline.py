@@ -65,6 +65,13 @@ class Traced:
 
 
 @dataclass(frozen=True)
+class TracedJoint(Traced):
+    """A function up to its joint graph; nothing of it is compiled."""
+
+    joint: JointGraph
+
+
+@dataclass(frozen=True)
 class Executable(Traced):
     """A compiled function and every stage that led to it. Call it with a list of arguments, which it clears."""
 
@@ -124,6 +131,35 @@ def compile_flat(
         after_pass: the same between passes, called with (place, pass, graph, elapsed ns).
         known: what the function would compute, but arguments hold already.
     """
+    traced = trace_joint(
+        function, args, hints, backend=backend, options=options, observe=observe, after_pass=after_pass, known=known
+    )
+    if isinstance(traced, SmallGraph):
+        return traced
+    return compile_joint(
+        traced,
+        backend=backend,
+        partition_fn=partition_fn,
+        options=options,
+        higher_order=higher_order,
+        observe=observe,
+        after_pass=after_pass,
+        known=known,
+    )
+
+
+def trace_joint(
+    function: FlatFunction,
+    args: Sequence[Any],
+    hints: Sequence[InputHint],
+    *,
+    backend: Backend,
+    options: Options,
+    observe: Callable[[str, Any], None],
+    after_pass: passes.Hook,
+    known: passes.KnownValues | None = None,
+) -> TracedJoint | SmallGraph:
+    """The first stages: from the function to the joint graph that is partitioned. Arguments as for `compile_flat`."""
     mode = find_fake_mode(args)
     convention = CallingConvention.plain(make_input_specs(mode, args, hints))
     capture = capture_function(function, convention, mode, backend.decompositions())
@@ -145,6 +181,22 @@ def compile_flat(
         joint = passes.keep_input_mutations(joint, meta)
     joint = passes.take_known_values(backend.prepare_joint(joint), known)
     observe("joint", joint)
+    return TracedJoint(capture, meta, joint)
+
+
+def compile_joint(
+    traced: TracedJoint,
+    *,
+    backend: Backend,
+    partition_fn: Callable,
+    options: Options,
+    higher_order: Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder],
+    observe: Callable[[str, Any], None],
+    after_pass: passes.Hook,
+    known: passes.KnownValues | None = None,
+) -> Executable:
+    """The other stages: from the joint graph to the executable. Arguments as for `compile_flat`."""
+    capture, meta, joint = traced.capture, traced.meta, traced.joint
     objective = Objective(
         budget_of(options.memory_budget),
         options.memory_budget_of,

@@ -33,7 +33,7 @@ from aotgrad.ir import InputHint
 from aotgrad.jvp import CompiledJvp, reject_aliases
 from aotgrad.locks import COMPILING
 from aotgrad.memory import MemoryGuard
-from aotgrad.pipeline import Executable, SmallGraph
+from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
 from aotgrad.reads import FACTS, Reads
 from aotgrad.runtime.steps import MakeView, UpdateGeometry
 
@@ -44,6 +44,9 @@ DISABLED = "the option `enabled` is off"
 OBSERVED = "a trace, mode or transform watches every op"
 TOO_MANY = "the limit of plans is reached"
 RAISES = "the function raises while it is traced"
+
+Stages = Executable | TracedJoint | SmallGraph
+"""How far a plan was made: compiled, traced up to the joint graph, or not worth it."""
 
 log = logging.getLogger("aotgrad.guards")
 _thread = threading.local()
@@ -76,7 +79,7 @@ class NoPlan:
 class CachedPlan:
     """One plan with its guards; `hits` counts calls after the first, `compile_ns` is how long it took to make."""
 
-    executable: Executable | SmallGraph
+    executable: Stages
     guards: PlanGuards
     output: FlatOutput
     compile_ns: int
@@ -104,7 +107,7 @@ class PlanCache:
 
     recipe: Recipe
     name: str
-    check: Callable[[Executable | SmallGraph], None] | None = None
+    check: Callable[[Stages], None] | None = None
     entries: dict[tuple, list[CachedPlan]] = field(default_factory=dict)
     fallbacks: Counter[str] = field(default_factory=Counter)
     warned: bool = False
@@ -374,9 +377,7 @@ def differs(fake: torch.Tensor, tensor: torch.Tensor, dim: int) -> bool:
     return not isinstance(size, int) or size != tensor.size(dim)
 
 
-def make_guards(
-    executable: Executable | SmallGraph, dedupe: Dedupe, tensors: Sequence[torch.Tensor], reads: Reads
-) -> PlanGuards:
+def make_guards(executable: Stages, dedupe: Dedupe, tensors: Sequence[torch.Tensor], reads: Reads) -> PlanGuards:
     """The guards of a plan that was just traced for `tensors`."""
     fakes = [spec.fake for spec, _ in executable.arguments]
     sharing = executable.sharing(tensors)
@@ -393,14 +394,17 @@ def make_guards(
 
 
 def memory_guard(
-    executable: Executable | SmallGraph, tensors: Sequence[torch.Tensor], sharing: MemorySharing, fakes: Sequence[Any]
+    executable: Stages,
+    tensors: Sequence[torch.Tensor],
+    sharing: MemorySharing,
+    fakes: Sequence[Any],
 ) -> MemoryGuard:
     """The guard of a plan that changes inputs: what the function closed over is read, and must be somewhere else.
 
     Raises:
         UnsupportedAliasingError
     """
-    constants = executable.capture.trace.constants() if isinstance(executable, Executable) else []
+    constants = [] if isinstance(executable, SmallGraph) else executable.capture.trace.constants()
     everything = [*tensors, *constants]
     found = MemorySharing.among(everything, sharing.mutated, sharing.bumped)
     if found.groups != sharing.groups:
@@ -411,12 +415,11 @@ def memory_guard(
     return MemoryGuard(everything, found, [*fakes, *constants], closure=constants)
 
 
-def facts_needed(
-    executable: Executable | SmallGraph, tensors: Sequence[torch.Tensor], changed: Collection[int]
-) -> set[tuple[str, int]]:
+def facts_needed(executable: Stages, tensors: Sequence[torch.Tensor], changed: Collection[int]) -> set[tuple[str, int]]:
     """What a plan depends on besides the graph: it writes to leaves, or places tensors within their storages."""
     leaves = {k for k in changed if tensors[k].requires_grad}
-    absolute = isinstance(executable, Executable) and any(map(uses_geometry, executable.plan.steps))
+    planned = isinstance(executable, Executable)
+    absolute = any(map(uses_geometry, executable.plan.steps)) if planned else isinstance(executable, TracedJoint)
     placed = absolute or executable.capture.trace.asks_for_offsets
     offsets = {k for k, tensor in enumerate(tensors) if placed and tensor.layout is torch.strided}
     kinds = ("is a leaf", "is a view", "is a view of a leaf", "is forbidden after a write")

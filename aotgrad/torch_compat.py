@@ -1507,6 +1507,13 @@ def global_module_hooks() -> list[dict]:
     return [getattr(module, f"_global_{name}") for name in names]
 
 
+def returns_pytree(graph: fx.Graph, names: Sequence[str], in_spec: pytree.TreeSpec, out_spec: pytree.TreeSpec) -> None:
+    """Let the generated function take and return nested values: `names` are its parameters."""
+    from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+
+    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(list(names), in_spec, out_spec)))
+
+
 # --- TorchScript and decompositions ----------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.fx as fx
+import torch.utils._pytree as pytree
 from torch import nn
 from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import DataDependentOutputException
@@ -1265,6 +1266,14 @@ def test_inductor_compiles_a_graph(fake_mode):
     x = torch.rand(4)
     torch.testing.assert_close(compiled([x])[0], x.sin().cos())
     assert [compat.as_symints(fake_mode, stride) for stride in strides] == [(1,)]
+
+
+def test_a_graph_takes_and_returns_nested_values():
+    graph = fx.Graph()
+    graph.output([graph.placeholder("a"), graph.placeholder("b")])
+    _, spec = pytree.tree_flatten(([0], {"b": 0}))
+    compat.returns_pytree(graph, ("first", "second"), spec, spec)
+    assert fx.GraphModule(nn.Module(), graph)([1], {"b": 2}) == ([1], {"b": 2})
 
 
 def test_decompositions_by_overload():

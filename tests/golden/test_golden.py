@@ -12,12 +12,12 @@ import pytest
 from aotgrad.analysis.refusals import REFUSALS as REFUSED_CHANGES
 from aotgrad.capture.trace import EXPLANATIONS
 from aotgrad.errors import EagerError
-from tests.golden import errors, graphs, kinds, modes, mutations, outputs, passes
+from tests.golden import errors, export_errors, graphs, kinds, modes, mutations, outputs, passes
 from tests.golden.cases import CASES, ERROR_CASES, error_text
 from tests.golden.harness import Golden, literal_names, names_on_disk, repeated
 from tests.numerics.against_eager import assert_like_eager
 
-CASE_MODULES = (errors, graphs, kinds, modes, mutations, outputs, passes)
+CASE_MODULES = (errors, export_errors, graphs, kinds, modes, mutations, outputs, passes)
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "aotgrad"
 PAIRS = [(folder, case) for case in CASES.values() for folder in case.folders]
@@ -75,6 +75,7 @@ def test_the_messages_in_the_readme_are_real(error, message, name):
 
 REFUSALS = {
     "CaptureError",
+    "ExportError",
     "UnsupportedOutputError",
     "UnsupportedAliasingError",
     "UnsupportedMutationError",

@@ -1,0 +1,21 @@
+"""Graphs for other programs: one graph of a module or function, and what its inputs and outputs are.
+
+    graph, signature = aotgrad.aot_export_module(model, (x,), trace_joint=False)
+    joint = aotgrad.export_joint(f, (x,));  f = aotgrad.compile_joint(joint, compiler)
+
+`graph` writes a traced function as one graph, `module` exports modules with a signature, `joint` lets joint graphs be
+changed and compiled.
+"""
+
+from aotgrad.export.joint import ExportedJoint, aot_export_joint_simple, compile_joint, export_joint
+from aotgrad.export.module import BackwardSignature, GraphSignature, aot_export_module
+
+__all__ = [
+    "BackwardSignature",
+    "ExportedJoint",
+    "GraphSignature",
+    "aot_export_joint_simple",
+    "aot_export_module",
+    "compile_joint",
+    "export_joint",
+]

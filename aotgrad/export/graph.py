@@ -1,0 +1,214 @@
+"""A traced function -> one graph that takes its flat arguments and returns updated inputs, outputs and gradients.
+
+In: a `TracedJoint`, and for each flat argument the input of the joint graph that it is. Out: an `fx.GraphModule`, and the
+nodes behind its outputs. What a plan does around the graph is done inside of it here: views are made of their base, an
+input that is returned is its placeholder.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad.errors import ExportError
+from aotgrad.ir import (
+    AliasOfInput,
+    AliasOfIntermediate,
+    AliasOfIntermediateBaseIsUserOutput,
+    AliasOfOutput,
+    ConstantOutput,
+    IsInput,
+    IsOutput,
+    SyntheticBase,
+    ViewReplay,
+)
+from aotgrad.pipeline import TracedJoint
+from aotgrad.slots import Gradient, IntermediateBase, Primal, Tangent, UpdatedInput, UserOutput, of_kind
+
+
+@dataclass
+class GraphWriter:
+    """Copies a joint graph into a new one.
+
+    Attributes:
+        traced: the function.
+        graph: the new graph.
+        env: the new node of each node of the joint graph.
+        loss: the output whose tangent is one, if there is a backward to write.
+    """
+
+    traced: TracedJoint
+    loss: int | None = None
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    env: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        joint = self.traced.joint
+        nodes = joint.module.graph.find_nodes(op="placeholder")
+        self.inputs = dict(zip(joint.signature.inputs, nodes, strict=True))
+        (output,) = joint.module.graph.find_nodes(op="output")
+        self.results = dict(zip(joint.signature.outputs, output.args[0], strict=True))
+        self.slots = {node: slot for slot, node in self.inputs.items()}
+
+    def placeholder(self, name: str, index: int | None) -> fx.Node:
+        """An argument: input `index` of the joint graph, or one that no op reads (`None`)."""
+        node = self.graph.placeholder(name)
+        if index is not None and self.inputs[Primal(index)] not in self.env:
+            self.env[self.inputs[Primal(index)]] = node
+            node.meta = dict(self.inputs[Primal(index)].meta)
+        return node
+
+    def tangent_placeholder(self, name: str, slot: Tangent) -> fx.Node:
+        """An argument that is the gradient of an output."""
+        node = self.env[self.inputs[slot]] = self.graph.placeholder(name)
+        node.meta = dict(self.inputs[slot].meta)
+        return node
+
+    def copy(self, wanted: Sequence[Any]) -> None:
+        """Write the nodes that some results of the joint graph need."""
+        needed = {node for node in wanted if isinstance(node, fx.Node)}
+        stack = list(needed)
+        while stack:
+            for arg in self.arguments(stack.pop()):
+                if arg not in needed:
+                    needed.add(arg)
+                    stack.append(arg)
+        for node in self.traced.joint.module.graph.nodes:
+            if node in needed and node not in self.env:
+                self.copy_node(node)
+
+    def arguments(self, node: fx.Node) -> list[fx.Node]:
+        """What a node needs: a tangent stands for the loss, or for the gradients that are its terms."""
+        slot = None if node in self.env else self.slots.get(node)
+        return (
+            [value for value in self.terms(slot) if value is not None] if isinstance(slot, Tangent) else node.all_input_nodes
+        )
+
+    def terms(self, tangent: Tangent) -> list[fx.Node | None]:
+        if tangent.of == UserOutput(-1 if self.loss is None else self.loss):
+            return [self.results[tangent.of]]
+        return [self.results[slot] for slot in of_kind(self.results, Gradient) if slot.of == tangent.of]
+
+    def copy_node(self, node: fx.Node) -> None:
+        if node.op != "placeholder":
+            self.env[node] = self.graph.node_copy(node, self.value)
+
+    def value(self, node: fx.Node) -> fx.Node:
+        """The new node; a tangent is written when the first node reads it."""
+        if node not in self.env:
+            self.env[node] = self.tangent(self.slots[node])
+            self.env[node].meta.setdefault("val", node.meta["val"])
+        return self.env[node]
+
+    def tangent(self, slot: Tangent) -> fx.Node:
+        """One for the loss, and a sum of gradients for what lies inside."""
+        values = [self.env[value] for value in self.terms(slot) if value is not None]
+        assert values, f"the {slot} has terms, since only the loss has a backward"
+        if slot.of == UserOutput(-1 if self.loss is None else self.loss):
+            keywords = {"pin_memory": False, "memory_format": torch.preserve_format}
+            return self.graph.call_function(torch.ops.aten.ones_like.default, (values[0],), keywords)
+        return self.total(values)
+
+    def total(self, values: Sequence[fx.Node]) -> fx.Node:
+        total = values[0]
+        for value in values[1:]:
+            total = self.graph.call_function(torch.ops.aten.add.Tensor, (total, value))
+        return total
+
+    # -- outputs
+
+    def updated_inputs(self) -> Iterator[tuple[int, fx.Node]]:
+        """The inputs whose data changes, and their new values."""
+        for slot in of_kind(self.results, UpdatedInput):
+            self.copy([self.results[slot]])
+            yield slot.index, self.value(self.results[slot])
+
+    def current(self, index: int) -> fx.Node:
+        """Input `index` as it is after the call."""
+        updated = self.results.get(UpdatedInput(index))
+        return self.value(self.inputs[Primal(index)] if updated is None else updated)
+
+    def output(self, index: int) -> Any:
+        """The node of an output, or the constant that it is."""
+        match self.traced.meta.outputs[index]:
+            case ConstantOutput(value):
+                return self.constant(value)
+            case IsOutput(first):
+                return self.output(first)
+            case IsInput(position):
+                return self.current(position)
+            case AliasOfInput(position, replay):
+                return self.view(self.current(position), replay)
+            case AliasOfOutput(other, replay) | AliasOfIntermediateBaseIsUserOutput(other, replay):
+                return self.view(self.output(other), replay)
+            case AliasOfIntermediate(base, replay):
+                return self.view(self.result(IntermediateBase(base)), replay)
+        return self.result(UserOutput(index))
+
+    def result(self, slot: Any) -> fx.Node:
+        self.copy([self.results[slot]])
+        return self.value(self.results[slot])
+
+    def constant(self, value: Any) -> Any:
+        """A tensor that the function closed over becomes an attribute of the module."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        name = f"_constant_output_{len(self.graph.nodes)}"
+        setattr(self.traced.joint.module, name, value)
+        return self.graph.get_attr(name)
+
+    def view(self, base: Any, replay: ViewReplay) -> fx.Node:
+        for step in replay.steps:
+            value = step.op(base.meta["val"], *step.args, **dict(step.kwargs))
+            base = self.graph.call_function(step.op, (base, *step.args), dict(step.kwargs))
+            base.meta["val"] = value
+            if step.item is not None:
+                base = self.graph.call_function(operator.getitem, (base, step.item))
+                base.meta["val"] = value[step.item]
+        return base
+
+    def gradient(self, index: int) -> fx.Node | None:
+        """The gradient of input `index`, `None` if it has none."""
+        slots = [slot for slot in of_kind(self.results, Gradient) if slot.of == Primal(index)]
+        terms = [self.results[slot] for slot in slots if self.results[slot] is not None]
+        self.copy(terms)
+        return self.total([self.env[term] for term in terms]) if terms else None
+
+    def module(self) -> fx.GraphModule:
+        return fx.GraphModule(self.traced.joint.module, self.graph)
+
+
+def reject_shared_memory(traced: TracedJoint) -> None:
+    """Raise if an input of the graph is not an argument of the function.
+
+    Raises:
+        ExportError
+    """
+    if any(isinstance(spec, SyntheticBase) for spec in traced.capture.inputs):
+        raise ExportError(
+            "an argument is changed in place that shares memory with another one, which one graph of separate inputs cannot "
+            "do; pass tensors with memory of their own"
+        )
+
+
+def reject_moved_inputs(traced: TracedJoint, names: Sequence[str]) -> None:
+    """Raise if the function changes the size, strides or history of an argument.
+
+    Raises:
+        ExportError: names it.
+    """
+    for name, info in zip(names, traced.meta.inputs, strict=True):
+        if info is not None and info.mutation.metadata:
+            raise ExportError(
+                f"{name} is transposed or resized in place, which a graph cannot do to the caller's tensor; return it"
+            )
+        if info is not None and info.carries_gradient:
+            raise ExportError(
+                f"{name} is changed in place and the new value requires grad; a graph returns gradients of the loss alone. "
+                "Change it under torch.no_grad()"
+            )

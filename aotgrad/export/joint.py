@@ -1,0 +1,300 @@
+"""Joint graphs for people who change them: exported with a meaning for each input and output, and compiled again.
+
+In: a function and arguments. Out: an `ExportedJoint`, whose `module` may be changed, and from that a function.
+
+    joint = aotgrad.export_joint(f, (x, w))
+    print(joint)                                  the graph; every input and output says what it is
+    for node in joint.module.graph.nodes: ...
+    g = aotgrad.compile_joint(joint, compiler)    called as f is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+
+from aotgrad import torch_compat
+from aotgrad.backends import FunctionBackend, nop
+from aotgrad.backends.base import Compiler
+from aotgrad.batching import CompiledBatches
+from aotgrad.calls import Calls, FunctionCalls, calls_of, state_of
+from aotgrad.errors import CaptureError, ExportError
+from aotgrad.export.graph import GraphWriter, reject_moved_inputs, reject_shared_memory
+from aotgrad.ir import GraphHalf, IsInput, IsOutput, JointGraph
+from aotgrad.joints import JointRecipe, joint_plan
+from aotgrad.options import Options
+from aotgrad.partition import min_cut_rematerialization_partition
+from aotgrad.passes.checked import CheckedPass
+from aotgrad.passes.rewrite import copy_half
+from aotgrad.pipeline import TracedJoint
+from aotgrad.pipeline import compile_joint as compile_traced
+from aotgrad.plan_cache import CachedPlan, PlanCache
+from aotgrad.printing import graph_text
+from aotgrad.recipe import Recipe
+from aotgrad.runtime.recomputation import Gradients
+from aotgrad.slots import GraphSignature, Primal, Tangent, UserOutput, of_kind
+
+
+@dataclass(frozen=True)
+class ExportedJoint:
+    """The joint graph of a function: forward and backward in one. Print it.
+
+    Attributes:
+        module: the graph, which may be changed in place; it keeps its placeholders, and the types of its outputs.
+        signature: what placeholder k (`signature.inputs[k]`) and output k mean: primals and tangents in; updated inputs,
+            outputs, intermediate bases and gradients out (`aotgrad.slots`).
+        names: what the user calls each primal.
+    """
+
+    module: fx.GraphModule
+    signature: GraphSignature
+    names: tuple[str, ...]
+    calls: Calls
+    plan: CachedPlan
+    traced: TracedJoint
+
+    def with_module(self, module: fx.GraphModule) -> ExportedJoint:
+        """The same function with another graph."""
+        return replace(self, module=module)
+
+    def __str__(self) -> str:
+        return graph_text("joint", self.module, self.signature, {Primal(k): name for k, name in enumerate(self.names)})
+
+
+def export_joint(
+    fn: Callable[..., Any],
+    args: Iterable[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    decompositions: Mapping[Any, Callable] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> ExportedJoint:
+    """The joint graph of a function or module, to be looked at or changed.
+
+    Args:
+        fn: as for `aot_function`.
+        args, kwargs: what it is called with; nothing runs.
+        decompositions: op overload -> function, applied while tracing.
+        options: see `aotgrad.Options`.
+
+    Raises:
+        CaptureError: the function cannot be traced.
+
+    Example:
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> joint = export_joint(lambda x: x.sin(), (x,))
+        >>> [str(slot) for slot in joint.signature.outputs]
+        ['output 0', 'gradient of primal 0']
+    """
+    backend = FunctionBackend("export", nop, decomposition_table=decompositions or {})
+    recipe = JointRecipe(backend, min_cut_rematerialization_partition, options_of(options))
+    calls = calls_of(fn, PlanCache(recipe, getattr(fn, "__qualname__", type(fn).__qualname__)))
+    args, kwargs = tuple(args), dict(kwargs or {})
+    plan, traced = joint_plan(calls, args, kwargs)
+    joint = traced.joint
+    return ExportedJoint(
+        copied(joint.module, joint.signature),
+        joint.signature,
+        names_of(calls, args, kwargs, plan, traced),
+        calls,
+        plan,
+        traced,
+    )
+
+
+def options_of(options: Mapping[str, Any] | None) -> Options:
+    return Options.from_mapping({"min_graph_ops": 0, **(options or {})})
+
+
+def names_of(calls: Calls, args: tuple, kwargs: dict[str, Any], plan: CachedPlan, traced: TracedJoint) -> tuple[str, ...]:
+    """What the user calls each primal of a joint graph."""
+    names = {k: spec.name for k, spec in enumerate(traced.capture.inputs)}
+    order = traced.capture.convention.order
+    for position, tensor in zip(plan.guards.dedupe.positions, calls.named_tensors(args, kwargs), strict=True):
+        names[order[position]] = tensor.name
+    return tuple(names[k] for k in range(len(traced.joint.signature.primals)))
+
+
+def compile_joint(
+    joint: ExportedJoint,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    partition_fn: Callable = min_cut_rematerialization_partition,
+    *,
+    inference_compiler: Compiler | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a joint graph that was exported, and perhaps changed.
+
+    Args:
+        joint: from `export_joint`.
+        fw_compiler, bw_compiler, inference_compiler, partition_fn: as for `aot_function`.
+        options: see `aotgrad.Options`.
+
+    Returns:
+        A function that is called as the exported one; its gradients are those of the graph. It is made for arguments of
+        one kind, and `create_graph=True` does not go through it.
+
+    Raises:
+        PassError: the changed graph has other placeholders or outputs than the exported one.
+        CaptureError: at a call, if an argument is of another kind than those that the graph was exported for.
+    """
+    backend = FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler)
+    recipe = Recipe(backend, partition_fn, options_of(options))
+    changed = CheckedPass(Replacement(joint.module), "joint").apply(copy_of(joint.traced.joint))
+    observer = recipe.observer()
+    executable = compile_traced(
+        replace(joint.traced, joint=changed),
+        backend=recipe.backend,
+        partition_fn=recipe.partition_fn,
+        options=recipe.options,
+        higher_order=lambda *_: FirstOrder(CompiledBatches(PlanCache(recipe, "batched backward"))),
+        observe=observer,
+        after_pass=observer.after_pass,
+    )
+    return CompiledJoint(joint.calls, replace(joint.plan, executable=executable))
+
+
+def copy_of(joint: JointGraph) -> JointGraph:
+    return replace(joint, module=copied(joint.module, joint.signature))
+
+
+def copied(module: fx.GraphModule, signature: GraphSignature) -> fx.GraphModule:
+    """A module with a graph of its own."""
+    return copy_half(GraphHalf(module, signature)).module
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """The pass that a person has done by hand."""
+
+    module: fx.GraphModule
+    name: str = "changed by hand"
+
+    def apply(self, graph: JointGraph) -> JointGraph:
+        return replace(graph, module=copied(self.module, graph.signature))
+
+
+@dataclass(frozen=True)
+class FirstOrder:
+    """What a changed joint graph has beyond a plain backward: nothing says what its second derivative would be."""
+
+    batches: CompiledBatches
+
+    def __call__(self, *_: Any) -> Gradients:
+        raise ExportError(
+            "a joint graph that was exported has no gradient of a gradient (create_graph=True); compile the function itself"
+        )
+
+    def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
+        return self.batches(half, values)
+
+
+@dataclass(frozen=True)
+class CompiledJoint:
+    """A compiled joint graph, called as the function that it was exported from."""
+
+    calls: Calls
+    plan: CachedPlan
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self.calls.call_of(args, kwargs)
+        if not self.plan.guards.check(call.arguments.tensors):
+            raise CaptureError(
+                f"the joint graph was exported for other arguments: {self.plan.guards.why_not(call.arguments.tensors)}; "
+                "export it for these"
+            )
+        return self.plan(call.state, call.arguments)
+
+
+# --- The simple form -------------------------------------------------------------------------------------------------
+
+
+def aot_export_joint_simple(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    trace_joint: bool,
+    num_params_buffers: int = 0,
+    decompositions: Mapping[Any, Callable] | None = None,
+) -> fx.GraphModule:
+    """Export a function that changes no inputs and returns new tensors, as it is called.
+
+    Args:
+        func: takes tensors, returns a list or tuple of them.
+        args: what it is called with.
+        trace_joint: export the backward as well, if an argument requires grad.
+        num_params_buffers: how many leading arguments are parameters or buffers.
+        decompositions: op overload -> function, applied while tracing.
+
+    Returns:
+        A graph module: `(*args) -> outputs`; with a backward `(primals, tangents) -> (outputs, gradients)`, all of them
+        lists, with a gradient or `None` for each primal.
+
+    Raises:
+        ExportError: the function changes an input, returns a view of one, or takes or returns nested values.
+    """
+    given = tuple(args)
+    if not all(isinstance(arg, torch.Tensor) for arg in given):
+        raise ExportError("aot_export_joint_simple takes tensors; flatten the arguments first")
+    backend = FunctionBackend("export", nop, decomposition_table=decompositions or {})
+    cache = PlanCache(JointRecipe(backend, min_cut_rematerialization_partition, options_of(None)), "export")
+    calls = FunctionCalls(cache, func, state_of(func), num_params_buffers)
+    with torch.set_grad_enabled(trace_joint and torch.is_grad_enabled()):
+        plan, traced = joint_plan(calls, given, {})
+    reject_shared_memory(traced)
+    reject_moved_inputs(traced, [spec.name for spec in traced.capture.inputs])
+    check_simple(plan, traced)
+    return joint_module(plan, traced) if traced.joint.differentiable else flat_module(plan, traced)
+
+
+def check_simple(plan: CachedPlan, traced: TracedJoint) -> None:
+    """Raise unless the function is one of separate tensors.
+
+    Raises:
+        ExportError
+    """
+    if any(info is not None and info.mutation.data for info in traced.meta.inputs):
+        raise ExportError("aot_export_joint_simple exports functions that change no input")
+    spec = plan.output.spec
+    if spec is None or spec.type not in (list, tuple) or any(not child.is_leaf() for child in spec.children()):
+        raise ExportError("aot_export_joint_simple exports functions that return a flat list or tuple of tensors")
+    results = set(traced.joint.signature.forward_results)
+    if any(isinstance(info, IsInput | IsOutput) for info in traced.meta.outputs) or results != {
+        UserOutput(k) for k in range(len(traced.meta.outputs))
+    }:
+        raise ExportError("aot_export_joint_simple exports functions whose outputs share no memory; clone() the views")
+
+
+def flat_module(plan: CachedPlan, traced: TracedJoint) -> fx.GraphModule:
+    writer = GraphWriter(traced)
+    order = traced.capture.convention.order
+    for k, position in enumerate(plan.guards.dedupe.positions):
+        writer.placeholder(f"arg{k}_1", order[position])
+    outputs = [writer.output(k) for k in range(len(traced.meta.outputs))]
+    writer.graph.output(tuple(outputs))
+    return writer.module()
+
+
+def joint_module(plan: CachedPlan, traced: TracedJoint) -> fx.GraphModule:
+    """The joint graph with primals and tangents in two lists, and a gradient for each primal."""
+    writer, order = GraphWriter(traced), traced.capture.convention.order
+    inputs = [order[position] for position in plan.guards.dedupe.positions]
+    for k, index in enumerate(inputs):
+        writer.placeholder(f"primals_{k + 1}", index)
+    tangents = [slot for slot in of_kind(traced.joint.signature.inputs, Tangent) if isinstance(slot.of, UserOutput)]
+    for k, slot in enumerate(sorted(tangents, key=lambda slot: slot.of.index)):
+        writer.tangent_placeholder(f"tangents_{k + 1}", slot)
+    writer.copy(list(writer.results.values()))
+    outputs = [writer.output(k) for k in range(len(traced.meta.outputs))]
+    gradients = [None if index in inputs[:k] else writer.gradient(index) for k, index in enumerate(inputs)]
+    writer.graph.output([*outputs, *gradients])
+    in_spec = pytree.tree_flatten(([0] * len(inputs), [0] * len(tangents)))[1]
+    out_spec = pytree.tree_flatten(([0] * len(outputs), [0] * len(inputs)))[1]
+    torch_compat.returns_pytree(writer.graph, ("primals", "tangents"), in_spec, out_spec)
+    return writer.module()

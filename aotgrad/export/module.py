@@ -1,0 +1,293 @@
+"""`aot_export_module`: a module -> one functional graph, and what its inputs and outputs are.
+
+In: a module and arguments. Out: a graph that takes parameters, buffers and flat arguments and returns updated inputs,
+outputs and, with a loss, gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+from torch import nn
+
+from aotgrad.backends import FunctionBackend, nop
+from aotgrad.calls import Call, ModuleCalls
+from aotgrad.errors import ExportError
+from aotgrad.export.graph import GraphWriter, reject_moved_inputs, reject_shared_memory
+from aotgrad.ir import NonAlias
+from aotgrad.joints import JointRecipe, joint_plan
+from aotgrad.lifting import LiftedModule, slots_of
+from aotgrad.options import Options
+from aotgrad.partition import default_partition
+from aotgrad.pipeline import TracedJoint
+from aotgrad.plan_cache import CachedPlan, PlanCache
+
+
+@dataclass(frozen=True)
+class BackwardSignature:
+    """The gradients among the outputs of a graph, by node name.
+
+    Attributes:
+        gradients_to_parameters: output -> parameter.
+        gradients_to_user_inputs: output -> placeholder.
+        loss_output: the output that is the loss.
+    """
+
+    gradients_to_parameters: dict[str, str]
+    gradients_to_user_inputs: dict[str, str]
+    loss_output: str
+
+
+@dataclass(frozen=True)
+class GraphSignature:
+    """What the placeholders and outputs of an exported graph are. Nodes are named by `node.name`.
+
+    Attributes:
+        parameters, buffers: the names in the module, in the order of their placeholders, which come first.
+        user_inputs: the placeholders of the flat arguments, after them.
+        user_outputs: the outputs that are the module's own, after the updated inputs.
+        inputs_to_parameters, inputs_to_buffers: placeholder -> name in the module.
+        buffers_to_mutate, parameters_to_mutate: output -> name in the module: whoever runs the graph copies it back.
+        user_inputs_to_mutate: output -> placeholder.
+        in_spec, out_spec: the structure of `((*parameters, *buffers, *args), kwargs)` and of the result.
+        backward_signature: the gradients, if there is a loss.
+        input_tokens, output_tokens: empty; ops with effects are in the order of the graph.
+    """
+
+    parameters: list[str]
+    buffers: list[str]
+    user_inputs: list[str]
+    user_outputs: list[str]
+    inputs_to_parameters: dict[str, str]
+    inputs_to_buffers: dict[str, str]
+    buffers_to_mutate: dict[str, str]
+    parameters_to_mutate: dict[str, str]
+    user_inputs_to_mutate: dict[str, str]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    backward_signature: BackwardSignature | None
+    input_tokens: tuple[str, ...] = ()
+    output_tokens: tuple[str, ...] = ()
+
+
+def aot_export_module(
+    mod: nn.Module,
+    args: Iterable[Any],
+    *,
+    decompositions: Mapping[Any, Callable] | None = None,
+    trace_joint: bool,
+    output_loss_index: int | None = None,
+    pre_dispatch: bool = False,
+    dynamic_shapes: bool | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> tuple[fx.GraphModule, GraphSignature]:
+    """Export a module as one functional graph of ATen ops.
+
+    Args:
+        mod: the module.
+        args, kwargs: what it is called with; other leaves than tensors are constants of the graph, and placeholders that
+            nothing reads.
+        decompositions: op overload -> function, applied while tracing.
+        trace_joint: also compute the gradients of the loss, of every parameter and argument that requires grad.
+        output_loss_index: which output is the loss, a scalar. The others must not require grad.
+        pre_dispatch: only `False`; graphs of ops before autograd are another thing.
+        dynamic_shapes: `True`: the sizes of the arguments (not of parameters) are symbolic.
+
+    Returns:
+        The graph: `(*parameters, *buffers, *flat args) -> (*updated inputs, *outputs, *gradients)`, and its signature. A
+        parameter under two names has two placeholders, of which the first is read.
+
+    Raises:
+        ExportError: what the module does has no such form.
+        CaptureError: it cannot be traced.
+
+    Example:
+        >>> graph, signature = aot_export_module(nn.Linear(2, 1), (torch.ones(3, 2),), trace_joint=False)
+        >>> signature.inputs_to_parameters, signature.user_inputs
+        ({'arg0_1': 'weight', 'arg1_1': 'bias'}, ['arg2_1'])
+    """
+    if pre_dispatch:
+        raise ExportError("pre_dispatch=True is not supported; use torch.export for graphs of ops before autograd")
+    if trace_joint and output_loss_index is None:
+        raise ExportError("trace_joint=True differentiates a loss: say with output_loss_index which output is the loss")
+    args, kwargs = tuple(args), dict(kwargs or {})
+    loss = output_loss_index if trace_joint else None
+    with torch.set_grad_enabled(trace_joint and torch.is_grad_enabled()):
+        plan, traced = traced_module(mod, args, kwargs, decompositions or {}, loss, bool(dynamic_shapes))
+    return _ModuleExport(mod, args, kwargs, plan, traced, loss).write()
+
+
+def traced_module(
+    mod: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    decompositions: Mapping[Any, Callable],
+    loss: int | None,
+    dynamic: bool,
+) -> tuple[CachedPlan, TracedJoint]:
+    """The joint graph of a module; a loss that is a view is copied, so that it is a result of its own."""
+    backend = FunctionBackend("export", nop, decomposition_table=decompositions)
+    options = Options.from_mapping({"min_graph_ops": 0, "dynamic": dynamic})
+    cache = PlanCache(JointRecipe(backend, default_partition, options), type(mod).__qualname__)
+    calls = LossCalls(cache, mod, LiftedModule(mod), loss)
+    plan, traced = joint_plan(calls, args, kwargs)
+    if loss is not None and not isinstance(traced.meta.outputs[loss], NonAlias):
+        plan, traced = joint_plan(replace(calls, cache=replace(cache, entries={}), copies=True), args, kwargs)
+    return plan, traced
+
+
+@dataclass(frozen=True)
+class LossCalls(ModuleCalls):
+    """Calls of a module of which only the loss is differentiated."""
+
+    loss: int | None
+    copies: bool = False
+
+    def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
+        function, *rest = super().call_of(args, kwargs)
+        return Call(function if self.loss is None else Differentiated(function, self.loss, self.copies), *rest)
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """A function whose output `loss` is checked, and returned as a tensor of its own (`copies`)."""
+
+    function: Callable
+    loss: int
+    copies: bool
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.function(*args, **kwargs)
+        leaves, spec = pytree.tree_flatten(result)
+        check_outputs(leaves, self.loss)
+        if self.copies:
+            leaves[self.loss] = leaves[self.loss].clone()
+        return pytree.tree_unflatten(leaves, spec)
+
+
+def check_outputs(outputs: list[Any], loss: int) -> None:
+    """Raise unless one output, and no other, has a backward.
+
+    Raises:
+        ExportError
+    """
+    if not -len(outputs) <= loss < len(outputs) or not isinstance(outputs[loss], torch.Tensor):
+        raise ExportError(f"output_loss_index is {loss}, but the module returns {len(outputs)} values; it must be a tensor")
+    value = outputs[loss]
+    if not value.requires_grad:
+        raise ExportError(f"output {loss} is to be the loss, but it does not require grad")
+    if value.numel() != 1:
+        raise ExportError(f"output {loss} is to be the loss, but its size is {list(value.size())}; it must have one element")
+    for position, other in enumerate(outputs):
+        if other is not value and isinstance(other, torch.Tensor) and other.requires_grad:
+            raise ExportError(
+                f"output {position} requires grad and is not the loss, which is output {loss}; detach() it in the module"
+            )
+
+
+@dataclass(frozen=True)
+class _ModuleExport:
+    """Writes the graph and the signature of a traced module."""
+
+    mod: nn.Module
+    args: tuple
+    kwargs: dict[str, Any]
+    plan: CachedPlan
+    traced: TracedJoint
+    loss: int | None
+
+    def write(self) -> tuple[fx.GraphModule, GraphSignature]:
+        reject_shared_memory(self.traced)
+        count = len(self.traced.meta.outputs)
+        loss = None if self.loss is None else self.loss % count
+        writer = GraphWriter(self.traced, loss)
+        placeholders, index_of = self.placeholders(writer)
+        names = self.names(placeholders)
+        first: dict[int, fx.Node] = {}
+        for node, index in index_of.items():
+            first.setdefault(index, node)
+        reject_moved_inputs(self.traced, [names[first[k]] for k in range(len(self.traced.capture.inputs))])
+        writer.copy(list(writer.results.values()))
+        updated = {node.name: first[index] for index, node in writer.updated_inputs()}
+        mutated = [node for _, node in writer.updated_inputs()]
+        outputs = [writer.output(k) for k in range(count)]
+        gradients = [] if loss is None else list(self.gradients(writer, first))
+        writer.graph.output((*mutated, *outputs, *(node for _, node in gradients)))
+        backward = None if loss is None else self.backward_signature(gradients, names, outputs[loss].name)
+        return writer.module(), self.signature(placeholders, names, updated, outputs, backward)
+
+    def leaves(self) -> list[Any]:
+        own = [slot.table[slot.key] for slot in slots_of(self.mod)]
+        return [*own, *pytree.tree_leaves((self.args, self.kwargs))]
+
+    def placeholders(self, writer: GraphWriter) -> tuple[list[fx.Node], dict[fx.Node, int]]:
+        """A placeholder for each leaf, and which input of the joint graph it is."""
+        positions, order = self.plan.guards.dedupe.positions, self.traced.capture.convention.order
+        placeholders: list[fx.Node] = []
+        index_of: dict[fx.Node, int] = {}
+        tensors = 0
+        for k, leaf in enumerate(self.leaves()):
+            index = None
+            if isinstance(leaf, torch.Tensor):
+                index = order[positions[tensors]]
+                tensors += 1
+            placeholders.append(writer.placeholder(f"arg{k}_1", index))
+            if index is not None:
+                index_of[placeholders[-1]] = index
+        return placeholders, index_of
+
+    def names(self, placeholders: list[fx.Node]) -> dict[fx.Node, str]:
+        """What a placeholder stands for: the name of a parameter or buffer, else its own name."""
+        own = [slot.name for slot in slots_of(self.mod)]
+        return dict(zip(placeholders, [*own, *(node.name for node in placeholders[len(own) :])], strict=True))
+
+    def gradients(self, writer: GraphWriter, first: dict[int, fx.Node]) -> Iterable[tuple[fx.Node, fx.Node]]:
+        """The placeholders that have a gradient, and the gradient."""
+        for index, placeholder in sorted(first.items(), key=lambda item: list(writer.graph.nodes).index(item[1])):
+            if (node := writer.gradient(index)) is not None:
+                yield placeholder, node
+
+    def backward_signature(
+        self, gradients: list[tuple[fx.Node, fx.Node]], names: dict[fx.Node, str], loss: str
+    ) -> BackwardSignature:
+        own = {slot.name for slot in slots_of(self.mod)}
+        named = [(node.name, names[placeholder]) for placeholder, node in gradients]
+        of_parameters = {gradient: name for gradient, name in named if name in own}
+        return BackwardSignature(of_parameters, {g: name for g, name in named if name not in own}, loss)
+
+    def signature(
+        self,
+        placeholders: list[fx.Node],
+        names: dict[fx.Node, str],
+        updated: dict[str, fx.Node],
+        outputs: list[Any],
+        backward: BackwardSignature | None,
+    ) -> GraphSignature:
+        slots = slots_of(self.mod)
+        parameters = [slot.name for slot in slots if isinstance(slot.table[slot.key], nn.Parameter)]
+        buffers = [slot.name for slot in slots if slot.name not in parameters]
+        own, given = placeholders[: len(slots)], placeholders[len(slots) :]
+        everything = (*(slot.table[slot.key] for slot in slots), *self.args)
+
+        def changed(among: list[str]) -> dict[str, str]:
+            return {output: names[node] for output, node in updated.items() if names[node] in among}
+
+        return GraphSignature(
+            parameters=parameters,
+            buffers=buffers,
+            user_inputs=[node.name for node in given],
+            user_outputs=[getattr(value, "name", value) for value in outputs],
+            inputs_to_parameters={node.name: names[node] for node in own if names[node] in parameters},
+            inputs_to_buffers={node.name: names[node] for node in own if names[node] in buffers},
+            buffers_to_mutate=changed(buffers),
+            parameters_to_mutate=changed(parameters),
+            user_inputs_to_mutate=changed([node.name for node in given]),
+            in_spec=pytree.tree_flatten((everything, self.kwargs))[1],
+            out_spec=self.plan.output.spec,
+            backward_signature=backward,
+        )

@@ -1,0 +1,134 @@
+"""What cannot be exported, and what users read then."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import aotgrad
+from tests.golden.cases import error_case
+
+
+class Body(nn.Module):
+    """A module with one parameter."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.ones(3)), function
+
+    def forward(self, x):
+        return self.function(self.weight, x)
+
+
+def export(function, **settings):
+    settings = {"output_loss_index": 0, **settings}
+    aotgrad.aot_export_module(Body(function), (torch.ones(3, 3),), trace_joint=True, **settings)
+
+
+def export_simple(function, *args):
+    aotgrad.aot_export_joint_simple(function, args or (torch.ones(2, 3),), trace_joint=False)
+
+
+@error_case
+def export_without_a_loss():
+    """Nothing says which output is the loss."""
+    export(lambda weight, x: (weight.sum(),), output_loss_index=None)
+
+
+@error_case
+def loss_that_is_not_returned():
+    """The loss is an output that there is not."""
+    export(lambda weight, x: (weight.sum(),), output_loss_index=1)
+
+
+@error_case
+def loss_without_a_gradient():
+    """The loss depends on no parameter."""
+    export(lambda weight, x: (x.sum(),))
+
+
+@error_case
+def loss_of_several_elements():
+    """The loss is no scalar."""
+    export(lambda weight, x: (weight * x,))
+
+
+@error_case
+def output_with_a_gradient_beside_the_loss():
+    """An output beside the loss requires grad."""
+    export(lambda weight, x: (weight.sum(), weight * x))
+
+
+@error_case
+def export_before_autograd():
+    """Ops before autograd are asked for."""
+    export(lambda weight, x: (weight.sum(),), pre_dispatch=True)
+
+
+@error_case
+def transposed_in_an_export():
+    """An exported module transposes an argument in place."""
+
+    def forward(weight, x):
+        x.t_()
+        return ((x * weight).sum(),)
+
+    export(forward)
+
+
+@error_case
+def changed_with_a_gradient_in_an_export():
+    """An exported module changes an argument to something that requires grad."""
+    export(lambda weight, x: (weight.sum() + x.mul_(weight).sum().detach(),))
+
+
+@error_case
+def shared_memory_in_an_export():
+    """An exported function changes an argument that overlaps another."""
+    memory = torch.ones(6)
+    export_simple(lambda x, y: [x.mul_(2) + y], memory[:4], memory[2:])
+
+
+@error_case
+def simple_export_of_nested_arguments():
+    """The simple form is asked for of a function that takes a list."""
+    export_simple(lambda xs: [xs[0] * 2], [torch.ones(2)])
+
+
+@error_case
+def simple_export_of_a_change():
+    """The simple form is asked for of a function that changes its argument."""
+    export_simple(lambda x: [x.mul_(2) + 1])
+
+
+@error_case
+def simple_export_of_one_tensor():
+    """The simple form is asked for of a function that returns no list."""
+    export_simple(lambda x: x * 2)
+
+
+@error_case
+def simple_export_of_a_view():
+    """The simple form is asked for of a function that returns a view of its argument."""
+    export_simple(lambda x: [x.view(-1)])
+
+
+@error_case
+def joint_for_other_arguments():
+    """A compiled joint graph is called with another shape."""
+    joint = aotgrad.export_joint(torch.sin, (torch.ones(3),))
+    aotgrad.compile_joint(joint, aotgrad.nop)(torch.ones(4))
+
+
+@error_case
+def joint_of_what_is_disabled():
+    """The joint graph of a function is asked for while aotgrad is off."""
+    aotgrad.export_joint(torch.sin, (torch.ones(3),), options={"enabled": False})
+
+
+@error_case
+def second_derivative_of_a_joint():
+    """A compiled joint graph is differentiated twice."""
+    x = torch.ones(3, requires_grad=True)
+    compiled = aotgrad.compile_joint(aotgrad.export_joint(torch.sin, (x,)), aotgrad.nop)
+    torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
