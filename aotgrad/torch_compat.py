@@ -181,9 +181,10 @@ def eager_dropout(python_kernel: Callable, input: torch.Tensor, p: float, train:
 
 
 def eager_matmul(python_kernel: Callable, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Eager's kernel where sizes are known: the Python kernel gives a view of the product."""
+    """Eager's kernel where sizes are known: the Python kernel gives a view of the product, which is none in eager."""
     if is_symbolic(one) or is_symbolic(other):
-        return python_kernel(one, other)
+        product = python_kernel(one, other)
+        return torch.ops.aten._unsafe_view(product, product.size()) if product._is_view() else product
     return torch.ops.aten.matmul.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, one, other)
 
 
@@ -666,6 +667,31 @@ def refuse_mixed_products(op: torch._ops.OpOverload, args: Sequence[Any]) -> Non
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {args[-2].dtype} != {args[-1].dtype}")
 
 
+def refuse_empty_dimension(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+    """Raise eager's error for a maximum over no elements, or an index into none: its kernels find that, if they run."""
+    if op in EXTREMA and is_known_empty(args[0], args[1]):
+        raise IndexError(f"{op.overloadpacket.__name__}(): Expected reduction dim {args[1]} to have non-zero size.")
+    if op is torch.ops.aten.index_select.default and is_known_empty(args[0], args[1]) and args[2].numel():
+        raise RuntimeError("index_select(): self indexing axis dim should be positive")
+    if op is torch.ops.aten.index.Tensor and any(map(functools.partial(misses, args[0], args[1]), range(len(args[1])))):
+        raise IndexError("index is out of bounds for dimension with size 0")
+
+
+def misses(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], dim: int) -> bool:
+    """Whether there is nothing at what the numbers `indices[dim]` stand for; a mask may stand for several dimensions."""
+    if any(index is not None and not index.dtype.is_signed for index in indices):
+        return False
+    return indices[dim] is not None and is_known_empty(tensor, dim) and indices[dim].numel() > 0
+
+
+EXTREMA = frozenset({torch.ops.aten.max.dim, torch.ops.aten.min.dim})
+
+
+def is_known_empty(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether a size of a tensor is 0 for certain."""
+    return tensor.dim() > 0 and known_equal([tensor.size(dim)], [0])
+
+
 def is_expanded(tensor: torch.Tensor) -> bool:
     """Whether several elements are the same memory, by a stride of 0."""
     steps = strides(tensor)
@@ -979,6 +1005,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
         with torch._C.DisableTorchFunction():  # what is asked here is not what the user's function asks
             refuse_stale_views(args)
             refuse_mixed_products(op, args)
+            refuse_empty_dimension(op, args)
             mode._pieces.check(args)
             mode._geometry.check(op, args, kwargs or {})
         if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:

@@ -1116,13 +1116,45 @@ def test_dropout_that_drops_nothing_returns_its_input(fake_mode):
         assert torch.dropout(fake, 0.5, train=False) is not fake
 
 
+def test_what_kernels_find_in_empty_tensors_is_found_before():
+    empty, index = torch.ones(0, 2), torch.tensor([0])
+    refused = [
+        (aten.max.dim, (empty, 0)),
+        (aten.min.dim, (empty, -2, True)),
+        (aten.index_select.default, (empty, 0, index)),
+        (aten.index.Tensor, (empty, [index])),
+        (aten.index.Tensor, (empty.t(), [None, index])),
+    ]
+    for op, arguments in refused:
+        with pytest.raises((IndexError, RuntimeError)) as raised:
+            op(*arguments)
+        with pytest.raises(raised.type, match=r"size|positive"):
+            compat.refuse_empty_dimension(op, arguments)
+    allowed = [
+        (aten.max.dim, (empty, 1)),
+        (aten.index_select.default, (empty, 1, index)),
+        (aten.index_select.default, (empty, 0, index[:0])),
+        (aten.index.Tensor, (empty, [None, index])),
+        (aten.index.Tensor, (empty, [torch.ones(0, dtype=torch.bool)])),
+    ]
+    for op, arguments in allowed:
+        op(*arguments)
+        compat.refuse_empty_dimension(op, arguments)
+    assert len(compat.EXTREMA) == 2
+    assert [compat.misses(empty, [index, None], dim) for dim in (0, 1)] == [True, False]
+    assert [compat.is_known_empty(tensor, 0) for tensor in (empty, empty.t(), torch.ones(()))] == [True, False, False]
+
+
 def test_a_product_of_known_sizes_is_no_view(fake_mode):
     with fake_mode, compat.symbolic_kernels():
         known = torch.ones(1, 2, 2)
         assert torch.matmul(known, known)._base is None
     unknown = symbolic(fake_mode, 3, 4, 4)
     with fake_mode, compat.symbolic_kernels():
-        assert isinstance(compat.eager_matmul(torch.matmul, unknown, unknown).size(0), torch.SymInt)
+        product = torch.matmul(unknown, unknown)
+        assert isinstance(product.size(0), torch.SymInt)
+        assert product._base is None
+        assert compat.eager_matmul(lambda x, _: x[1:], unknown, unknown)._base is None
 
 
 def test_replaced_kernels_are_back_after_an_error(fake_mode):

@@ -204,6 +204,13 @@ ALIKE = {
         "backward(o0)",
         call="x, y",
     ),
+    "an index into an empty tensor after a change": program(
+        "p0.t_()\nv = p0.index_select(0, torch.tensor([0])).clone()", "p0", "x = tensor(2, 0)"
+    ),
+    "a maximum over nothing after a change": program("p0.add_(1)\nv = p0.max(0).values", "p0", "x = tensor(0, 2)"),
+    "a product of unknown sizes is no view": program(
+        "v = p0.matmul(p0)\nw = v.squeeze()", "w, v", "x = tensor(2, 2, 2, dtype=torch.int64)", dynamic=True
+    ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
 }
