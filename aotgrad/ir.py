@@ -148,7 +148,7 @@ class CallingConvention:
 class InputState:
     """One functional input as it was before the function ran, to compare with afterwards.
 
-    `grad_fn` is that of the tensor it is a view of, if it is one: its own changes with every write to that.
+    `grad_fn` is that of the tensor it is a view of, if it is one: its own, `history`, changes with every write to that.
     """
 
     version: int
@@ -156,6 +156,7 @@ class InputState:
     geometry: Geometry
     storage: int | None
     storage_bytes: Any
+    history: Any = None
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,14 @@ class Capture:
         """How many views lead from a placeholder to an argument before the function has run."""
         spec = self.inputs[index]
         return len(spec.views) if isinstance(spec, MemberInput) else 0
+
+    def sharing(self, index: int) -> tuple[int, ...]:
+        """The inputs that are views of the same memory as input `index`, with it."""
+        spec = self.inputs[index]
+        if not isinstance(spec, MemberInput):
+            return (index,)
+        others = enumerate(self.inputs)
+        return tuple(k for k, other in others if isinstance(other, MemberInput) and other.base == spec.base)
 
     def placeholder_of(self, index: int) -> fx.Node:
         """The placeholder that input `index` is, or is a view of."""

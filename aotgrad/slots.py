@@ -80,8 +80,18 @@ class ReturnedView:
         return f"output {self.index} (a view)"
 
 
+@dataclass(frozen=True)
+class OldInput:
+    """Input `index`, made of memory that it shares with others, as it was before one of them was written."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"input {self.index} as it was"
+
+
 ForwardResult = Union[UpdatedInput, UserOutput, IntermediateBase]
-GradientTarget = Union[Primal, ForwardResult, ReturnedView, Cut]
+GradientTarget = Union[Primal, ForwardResult, ReturnedView, OldInput, Cut]
 
 
 @dataclass(frozen=True)

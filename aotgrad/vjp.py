@@ -306,7 +306,7 @@ def gradients_of_segments(
     all_edges = {slot: torch_compat.gradient_edge(tensor) for slot, tensor in live.items()}
     edges = {slot: edge for slot, edge in all_edges.items() if not isinstance(slot, ReturnedView)}
     behind = [(view, function.meta.result_behind(view.index)) for view in function.views]
-    detours = [Detour(view, all_edges[view], None if base is None else edges.get(base)) for view, base in behind]
+    detours = [Detour(view, all_edges[view], (edges[base],) if base in edges else ()) for view, base in behind]
     starts = {torch_compat.gradient_edge(inputs[k]): Primal(k) for k in with_grad}
     starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in joined})
     segmentation = find_segments(edges, starts, function.grad_segments, detours)

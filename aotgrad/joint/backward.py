@@ -50,6 +50,7 @@ from aotgrad.slots import (
     Gradient,
     GraphSignature,
     IntermediateBase,
+    OldInput,
     Primal,
     ReturnedView,
     Tangent,
@@ -75,7 +76,7 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
     with capture.trace.active():
         results = [_result(capture, meta, slot) for slot in meta.forward_results()]
         outputs = [result for result in results if result.differentiable is not None]
-        backward = _append_possible_backward(capture, outputs, _views(capture, meta), grad_segments)
+        backward = _append_possible_backward(capture, outputs, list(_views(capture, meta)), grad_segments)
     primals = tuple(map(Primal, range(capture.convention.placeholder_count)))
     signature = GraphSignature(
         inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *backward.gradients)
@@ -101,20 +102,42 @@ class AppendedBackward:
 
 @dataclass(frozen=True)
 class View:
-    """A differentiable view that is made outside of the graph, of the result `base` if that is one."""
+    """A view that is made outside of the graph: where its gradient arrives, and of which results it is made."""
 
-    slot: ReturnedView | UpdatedInput
-    live: torch.Tensor
-    base: ForwardResult | None
+    slot: ReturnedView | UpdatedInput | OldInput
+    edge: Edge
+    bases: tuple[ForwardResult, ...]
 
 
-def _views(capture: Capture, meta: ViewAndMutationMeta) -> list[View]:
-    """Returned views, and inputs whose size or strides alone are changed: they are views of what they were before."""
-    views = [View(ReturnedView(k), capture.outputs[k], meta.result_behind(k)) for k in meta.replayed_views()]
+def _views(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
+    """Returned views, and inputs that the call makes views of what they were: of another size, or of written memory."""
+    for index in meta.replayed_views():
+        live, inside, base = capture.outputs[index], meta.input_behind(index), meta.result_behind(index)
+        bases = () if base is None else (base,)
+        if live.grad_fn is not None:
+            edge = torch_compat.gradient_edge(live)
+            yield View(ReturnedView(index), edge, bases if inside is None else _updated(capture, inside))
     for index, info in enumerate(meta.inputs):
-        if info is not None and info.mutation is MutationType.METADATA_ONLY and not info.hidden_from_autograd:
-            views.append(View(UpdatedInput(index), capture.arguments[index], None))
-    return [view for view in views if view.live.grad_fn is not None]
+        spec, live = capture.inputs[index], capture.arguments[index]
+        if info is None or live.grad_fn is None:
+            continue
+        if isinstance(spec, MemberInput) and spec.attached:
+            yield from _views_of_member(capture, index)
+        elif info.mutation is MutationType.METADATA_ONLY and not info.hidden_from_autograd:
+            yield View(UpdatedInput(index), torch_compat.gradient_edge(live), ())
+
+
+def _updated(capture: Capture, index: int) -> tuple[UpdatedInput, ...]:
+    """The results that an input is made of once it is written: its own new value, and those of others in its memory."""
+    return tuple(map(UpdatedInput, capture.sharing(index)))
+
+
+def _views_of_member(capture: Capture, index: int) -> Iterator[View]:
+    """An input that shares memory has two histories: that of before the first write to the memory, and of after the last."""
+    edge, old = torch_compat.gradient_edge(capture.arguments[index]), capture.before[index].history
+    yield View(UpdatedInput(index), edge, _updated(capture, index))
+    if old is not edge[0]:
+        yield View(OldInput(index), (old, 0), ())
 
 
 def _append_possible_backward(
@@ -245,9 +268,8 @@ def _segmentation(
     if len(outputs) == 1 and grad_segments == 1 and not capture.joins and not views:
         return None
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
-    bases = [None if view.base is None else results.get(view.base) for view in views]
-    edges = [torch_compat.gradient_edge(view.live) for view in views]
-    detours = [Detour(view.slot, *pair) for view, *pair in zip(views, edges, bases, strict=True)]
+    bases = [tuple(results[base] for base in view.bases if base in results) for view in views]
+    detours = [Detour(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
     return find_segments(results, _input_edges(capture, outputs), grad_segments, detours)
 
 
@@ -283,7 +305,7 @@ def _gradients_of_segments(
 
 def _rank(gradient: Gradient) -> tuple[int, int, int, int]:
     """Segments in order; of one, the gradients of primals first, then those of results, of views and of cuts."""
-    kind = (Primal, UpdatedInput, UserOutput, IntermediateBase, ReturnedView, Cut).index(type(gradient.of))
+    kind = (Primal, UpdatedInput, UserOutput, IntermediateBase, ReturnedView, OldInput, Cut).index(type(gradient.of))
     return gradient.segment, kind, gradient.of.index, gradient.term
 
 

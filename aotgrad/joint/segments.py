@@ -30,7 +30,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.ir import BackwardSegment, SavingNodes
-from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, Primal, ReturnedView, Tangent, UpdatedInput
+from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, OldInput, Primal, ReturnedView, Tangent, UpdatedInput
 
 Item = TypeVar("Item")
 Edge = tuple[Any, int]
@@ -42,14 +42,14 @@ AUTO_SEGMENTS, AUTO_NODES = 8, 64
 
 @dataclass(frozen=True)
 class Detour:
-    """A view that is made outside of the graph: one that the function returns, or an input with another size.
+    """A view that is made outside of the graph: one that the function returns, or an input that the call changes.
 
-    Gradients leave at `edge`, and come back at `base`, where the gradient of a result enters: `None` if they never do.
+    Gradients leave at `edge`, and come back, if at all, at `bases`, where gradients of results enter.
     """
 
-    slot: ReturnedView | UpdatedInput
+    slot: ReturnedView | UpdatedInput | OldInput
     edge: Edge
-    base: Edge | None
+    bases: tuple[Edge, ...]
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ def reachable(roots: Iterable[Any], inputs: Mapping[Edge, Primal], detours: Mapp
     while stack:
         node = stack.pop()
         if node not in successors:
-            edges = [detours[edge].base if edge in detours else edge for edge in edges_of(node)]
-            successors[node] = [edge[0] for edge in edges if edge is not None and edge not in inputs]
+            edges = [onward for edge in edges_of(node) for onward in (detours[edge].bases if edge in detours else (edge,))]
+            successors[node] = [edge[0] for edge in edges if edge not in inputs]
             stack.extend(successors[node])
     return successors
 

@@ -75,6 +75,7 @@ from aotgrad.slots import (
     GradientTarget,
     GraphSignature,
     IntermediateBase,
+    OldInput,
     Primal,
     ReturnedView,
     Saved,
@@ -136,6 +137,7 @@ class _PlanBuilder:
 
     def build(self) -> Plan:
         later = (
+            *self.histories(),
             *self.hooks(),
             *self.views_of_old_geometry(),
             *self.moved_versions(),
@@ -289,6 +291,8 @@ class _PlanBuilder:
                 return f"{self.inputs[index]}_history" if index in self.lost_histories(number) else self.inputs[index]
             case UpdatedInput(index):
                 return self.inputs[index]
+            case OldInput(index):
+                return f"{self.inputs[index]}_history"
             case ReturnedView(index):
                 return self.alias_name(index)
         return result_name(target)
@@ -309,19 +313,24 @@ class _PlanBuilder:
         """Before the node of which segment a view can be made: when its base has a node, and an input its last value."""
         base, index = self.meta.result_behind(view), self.meta.input_behind(view)
         if index is not None:
-            return needed if is_changed(self.meta.inputs[index]) else len(self.segments) - 1
+            return needed if self.changed_with(index) else len(self.segments) - 1
         owners = [number for number, segment in enumerate(self.segments) if any(t.of == base for t in segment.tangents)]
         return owners[0] - 1 if owners else needed
 
     @functools.cached_property
     def written_at(self) -> dict[int, int]:
         """The inputs that segments pass gradients on through, or through views of, and before which node each is written."""
-        updated = {index: number for number in range(len(self.segments)) for index in self.updated_inputs(number)}
-        for view, number in self.made_at.items():
-            index = self.meta.input_behind(view)
-            if index is not None and is_changed(self.meta.inputs[index]):
-                updated[index] = max(number, updated.get(index, number))
-        return updated
+        needed = [(index, number) for number in range(len(self.segments)) for index in self.updated_inputs(number)]
+        needed += [(self.meta.input_behind(view), number) for view, number in self.made_at.items()]
+        written: dict[int, int] = {}
+        for index, number in needed:
+            for changed in self.changed_with(index) if index is not None else ():
+                written[changed] = max(number, written.get(changed, number))
+        return written
+
+    def changed_with(self, index: int) -> list[int]:
+        """The inputs whose writes make the history of input `index` anew: itself, and others in the same memory."""
+        return [other for other in self.capture.sharing(index) if is_changed(self.meta.inputs[other])]
 
     def updated_inputs(self, number: int) -> Iterator[int]:
         targets = (gradient.of for gradient in self.segments[number].gradients)
@@ -341,9 +350,13 @@ class _PlanBuilder:
 
     def writes_before(self, number: int) -> Iterator[Step]:
         for index in sorted(index for index, first in self.written_at.items() if first == number):
-            if any(index in self.lost_histories(later) for later in range(number + 1)):
-                yield KeepHistory(f"{self.inputs[index]}_history", self.inputs[index], self.node_grad_mode())
             yield from self.mutate(index, self.meta.inputs[index])
+
+    def histories(self) -> Iterator[KeepHistory]:
+        """Before versions rise: an input that is a view has another history with every other version."""
+        old = {g.of.index for segment in self.segments for g in segment.gradients if isinstance(g.of, OldInput)}
+        for index in sorted(old.union(*map(self.lost_histories, range(len(self.segments))))):
+            yield KeepHistory(f"{self.inputs[index]}_history", self.inputs[index], self.node_grad_mode())
 
     def lost_histories(self, number: int) -> set[int]:
         """The inputs that a segment has a gradient for and that have got another history when its node is made."""

@@ -10,7 +10,7 @@ import torch.fx as fx
 
 from aotgrad.ir import JointGraph
 from aotgrad.printing import type_text
-from aotgrad.slots import Cut, Gradient, GraphSignature, Primal, ReturnedView, Tangent, UpdatedInput
+from aotgrad.slots import Cut, Gradient, GraphSignature, OldInput, Primal, ReturnedView, Tangent, UpdatedInput
 from aotgrad.verify.common import (
     Problems,
     check_graph,
@@ -89,12 +89,12 @@ def check_segments(joint: JointGraph) -> Problems:
 
 
 def is_detour(gradient: Gradient, signature: GraphSignature) -> bool:
-    """Whether a gradient leaves the graph through a view that is made outside of it: a result, or a reshaped input."""
+    """Whether a gradient leaves the graph through a view that is made outside of it: a result, or a changed input."""
     match gradient.of:
-        case ReturnedView():
+        case ReturnedView() | OldInput():
             return True
         case UpdatedInput():
-            return gradient.of not in signature.forward_results
+            return Tangent(gradient.of) not in signature.tangents
     return False
 
 
