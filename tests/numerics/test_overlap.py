@@ -338,3 +338,85 @@ def test_a_gradient_of_the_gradient_is_refused_where_the_old_value_is_gone() -> 
     _, _, z = aotgrad.aot_function(scale_first, aotgrad.nop)(*cut(x * 1, *HALVES))
     with pytest.raises(aotgrad.errors.HigherOrderError, match="clone"):
         torch.autograd.grad(z, x, create_graph=True)
+
+
+# --- Gradients with respect to the inputs themselves, and their hooks -------------------------------------------------
+
+
+def writes_data(x, y):
+    before = y * 3
+    x.data.mul_(2)
+    return (x.sum() * y).sin() + before.sum()
+
+
+def writes_without_grad(x, y):
+    before = y * 3
+    with torch.no_grad():
+        y.mul_(2)
+    return x.sum() * y, before
+
+
+def writes_one(x, y):
+    before = y * 3 + 1
+    x.mul_(2)
+    return x.sum() * y, before
+
+
+def writes_one_and_uses_the_other(x, y):
+    x.mul_(2)
+    return (y * y,)
+
+
+def writes_one_and_returns_a_view_of_the_other(x, y):
+    x.mul_(2)
+    view = y[1:]
+    return view * view, view
+
+
+def writes_both(x, y):
+    x.mul_(2)
+    y.mul_(3)
+    return (x.sum() * y,)
+
+
+WRITES = [
+    writes_data,
+    writes_without_grad,
+    writes_one,
+    writes_one_and_uses_the_other,
+    writes_one_and_returns_a_view_of_the_other,
+    writes_both,
+]
+
+VIEWED = {
+    "two parts": lambda leaf: (leaf * 1, HALVES),
+    "the whole and a part": lambda leaf: (leaf * 1, (slice(None), slice(2, 6))),
+    "a leaf and a part": lambda leaf: (leaf, (None, slice(2, 6))),
+}
+
+
+LEGAL = [
+    pytest.param(function, name, id=f"{function.__name__}, {name}")
+    for function in WRITES
+    for name in VIEWED
+    if name != "a leaf and a part" or function in (writes_data, writes_without_grad)
+]
+"""A leaf may not be written to where autograd sees it."""
+
+
+@pytest.mark.parametrize(("function", "name"), LEGAL)
+def test_each_input_sees_its_own_gradient(function, name) -> None:
+    """Also what depends on an input as it was before the write, and hooks from before the call see that only."""
+
+    def run(called) -> list:
+        origin, seen = torch.arange(8.0).requires_grad_(), []
+        whole, slices = VIEWED[name](origin)
+        x, y = (whole if piece is None else whole[piece] for piece in slices)
+        for k, tensor in enumerate((x, y)):
+            tensor.register_hook(lambda gradient, k=k: seen.append((k, gradient.tolist())))
+        outputs = called(x, y)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        found = torch.autograd.grad(sum(o.sum() for o in outputs), [x, y, whole, origin], allow_unused=True)
+        return [sorted(seen), *(None if gradient is None else gradient.tolist() for gradient in found)]
+
+    assert run(aotgrad.aot_function(function, aotgrad.nop)) == run(function)
