@@ -140,13 +140,14 @@ class Change:
 
     def makes_a_history_anew(self) -> bool:
         """Autograd did not see it, and eager makes the history of a view anew then. In the trace it is no view."""
-        return self.capture.grad_mode_before and self.version_bumps > 0 and self.is_hidden and not self.is_member
+        return self.capture.grad_mode_before and self.version_bumps > 0 and self.is_hidden
 
     def makes_a_forbidden_view_stale(self) -> bool:
-        return self.makes_a_history_anew() and self.spec.is_forbidden_after_a_write
+        return isinstance(self.spec, TensorInput) and self.spec.is_forbidden_after_a_write and self.makes_a_history_anew()
 
     def reshapes_a_view_hidden(self) -> bool:
-        return self.makes_a_history_anew() and self.spec.is_view and self.mutation.metadata
+        is_view = isinstance(self.spec, TensorInput) and self.spec.is_view
+        return is_view and self.mutation.metadata and self.makes_a_history_anew()
 
 
 def history_of(argument: torch.Tensor) -> Any:

@@ -38,7 +38,8 @@ def reads_of_updates(
     reached = {tangents[tangent]: 1 << k for k, tangent in enumerate(segment.tangents)}
     leads: dict[fx.Node, int] = {}
     for k, gradient in enumerate(segment.gradients):
-        leads[gradients[gradient]] = leads.get(gradients[gradient], 0) | 1 << k
+        if (node := gradients[gradient]) is not None:
+            leads[node] = leads.get(node, 0) | 1 << k
     backward = [node for node in graph.nodes if node not in reads]
     for node in backward:
         reached[node] = reached.get(node, 0) | union(reached.get(source, 0) for source in node.all_input_nodes)
