@@ -29,12 +29,16 @@ from aotgrad.export import (
 from aotgrad.frontends.dynamo import DynamoBackend, eager, inductor, interpreter
 from aotgrad.graph_names import get_aot_compilation_context, get_aot_graph_name, get_graph_being_compiled
 from aotgrad.inspect.explain import explain
+from aotgrad.logs import configure as _configure_logs
+from aotgrad.logs import set_logs
 from aotgrad.options import Options, config
+from aotgrad.options import logs_wanted as _logs_wanted
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
 from aotgrad.plan_cache import last_executed
 from aotgrad.torch_compat import decompose as pythonkey_decompose
 
 compiled_function, compiled_module = aot_function, aot_module
+_configure_logs(_logs_wanted())
 
 __all__ = [
     "BackwardSignature",
@@ -81,5 +85,6 @@ __all__ = [
     "print_compile",
     "pythonkey_decompose",
     "recompute_all_partition",
+    "set_logs",
     "ts_compile",
 ]

@@ -1,8 +1,10 @@
 """The one hook between stages: verifies, logs, times and records what every stage returns. No stage knows of it.
 
 AOTGRAD_VERIFY=1                                            each stage is checked against its contract
-logging.getLogger("aotgrad.stages").setLevel("DEBUG")       each stage is printed, with the time it took
+AOTGRAD_LOGS=joint,partition                                stages are printed, with the time they took (`logs.py`)
+logging.getLogger("aotgrad.stages").setLevel("DEBUG")       every stage is logged, `aotgrad.stages.joint` one of them
 logging.getLogger("aotgrad.passes").setLevel("DEBUG")       so is the graph after each pass
+TORCH_TRACE=folder, TORCH_LOGS=aot_graphs                   the graphs go to torch's own logs, where tlparse finds them
 
 with recorded() as stages:                                  and a program can ask for the texts
     f(x)
@@ -18,12 +20,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from aotgrad import printing, verify
+import torch.fx as fx
+
+from aotgrad import printing, torch_compat, verify
 from aotgrad.counters import counters
-from aotgrad.ir import GraphHalf, JointGraph
+from aotgrad.ir import GraphHalf, JointGraph, Partition
 from aotgrad.passes import Pass
 
-log = logging.getLogger("aotgrad.stages")
+STAGE_LOGGERS = {
+    stage: f"aotgrad.stages.{stage.replace(' ', '_')}"
+    for stage in ("capture", "analysis", "small graph", "joint", "partition", "compiled", "executable")
+}
+"""The logger of each stage; all are below `aotgrad.stages`."""
+
+loggers = {stage: logging.getLogger(name) for stage, name in STAGE_LOGGERS.items()}
 passes_log = logging.getLogger("aotgrad.passes")
 
 
@@ -63,8 +73,10 @@ class Observer:
             counters[COUNTED[stage]] += 1
         if self.verify:
             verify.check(stage, result)
-        if _recordings or log.isEnabledFor(logging.DEBUG):
+        if _recordings or loggers[stage].isEnabledFor(logging.DEBUG):
             publish(Stage(stage, printing.text(result), elapsed_ns))
+        for name, module in graphs_of(result):
+            hand_to_torch(name, module)
         self._last_ns = time.perf_counter_ns()
 
     def after_pass(self, place: str, done: Pass, graph: JointGraph | GraphHalf, elapsed_ns: int) -> None:
@@ -83,6 +95,35 @@ COUNTED = {LAST_STAGE: "compilations", "small graph": "small_graphs"}
 
 def publish(stage: Stage) -> None:
     """Log a stage and hand it to every recording that is open."""
-    log.debug("%s, %.1f ms\n%s", stage.name, stage.elapsed_ns / 1e6, stage.text)
+    loggers[stage.name].debug("%s, %.1f ms\n%s", stage.name, stage.elapsed_ns / 1e6, stage.text)
     for stages in _recordings:
         stages.append(stage)
+
+
+# --- torch's own logs ------------------------------------------------------------------------------------------------
+
+ARTIFACTS = {"joint": "aot_joint_graph", "forward": "aot_graphs", "backward": "aot_graphs", "inference": "aot_graphs"}
+"""What `TORCH_LOGS` calls the logs of a graph. For tlparse it is `aot_forward_graph` and so on."""
+
+
+def graphs_of(result: Any) -> Iterator[tuple[str, fx.GraphModule]]:
+    """The graphs that are complete with this stage, by what they are."""
+    if isinstance(result, JointGraph) and result.differentiable:
+        yield "joint", result.module
+    if isinstance(result, Partition):
+        yield "inference" if result.backward is None else "forward", result.forward.module
+        if result.backward is not None:
+            yield "backward", result.backward.module
+
+
+def hand_to_torch(name: str, module: fx.GraphModule) -> None:
+    """Log a graph where torch's tools look for it, if somebody has turned that on."""
+    logger = torch_compat.artifact_logger(ARTIFACTS[name])
+    is_logged, is_traced = torch_compat.artifact_is_on(ARTIFACTS[name]), torch_compat.structured_trace_is_on()
+    if not is_logged and not is_traced:
+        return
+    text = module.print_readable(print_output=False, include_stride=True, include_device=True)
+    if is_logged:
+        logger.info("%s graph\n\n%s", name.capitalize(), text)
+    if is_traced:
+        torch_compat.trace_structured(f"aot_{name}_graph", text)

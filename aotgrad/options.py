@@ -104,6 +104,11 @@ def environment() -> dict[str, Any]:
     return {"enabled": os.environ.get("AOTGRAD_DISABLE") != "1", "verify": os.environ.get("AOTGRAD_VERIFY") == "1"}
 
 
+def logs_wanted() -> str:
+    """What `AOTGRAD_LOGS` asks for, see `aotgrad.logs`."""
+    return os.environ.get("AOTGRAD_LOGS", "")
+
+
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 

@@ -229,6 +229,8 @@ class PlanCache:
                 reject_second_run(plan)
                 key = (object(),)  # the function changes what the plan depends on: each call has to change it again
             self.entries[key] = [plan, *self.entries.get(key, ())]
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("%s: a new plan, used if\n%s", self.name, "\n".join(f"    {line}" for line in plan.guards.lines()))
             return plan
 
     def compile(
