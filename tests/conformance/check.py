@@ -64,10 +64,8 @@ class CallCheck:
             warnings.simplefilter("always")
             try:
                 actual = observe(call, lambda function: self.compile(function, self.variant))
-            except AOTGradError as error:
-                return Refused(message(error))
             except Exception as error:
-                return Raised(message(error))
+                return verdict_of(getattr(error, "inner_exception", error))  # Dynamo wraps what a backend raises
         ran_eagerly = [str(warning.message) for warning in caught if " ran eagerly: " in str(warning.message)]
         if ran_eagerly:
             return RanEagerly(one_line(ran_eagerly[0].partition(" ran eagerly: ")[2]))
@@ -90,6 +88,10 @@ class CallCheck:
             return True
         same_ops = self.variant.decompositions == "none" and self.variant.backend is Backend.EAGER
         return not same_ops and any(different_values(observe(call, seed=OTHER_SEED), wanted))
+
+
+def verdict_of(error: Exception) -> Verdict:
+    return Refused(message(error)) if isinstance(error, AOTGradError) else Raised(message(error))
 
 
 def message(error: BaseException) -> str:

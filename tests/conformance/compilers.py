@@ -36,9 +36,10 @@ def decompositions(name: str) -> dict[Any, Callable]:
 
 def by_aotgrad(function: Function, variant: Variant) -> Callable:
     options = {"verify": True, "min_graph_ops": 0}
-    if variant.backend is Backend.INDUCTOR:
+    if variant.backend is not Backend.EAGER:
         torch.compiler.reset()
-        return torch.compile(function, backend="aotgrad", dynamic=variant.dynamic, options=options)
+        backend = "aotgrad" if variant.backend is Backend.INDUCTOR else "aotgrad_eager"
+        return torch.compile(function, backend=backend, dynamic=variant.dynamic, options=options)
     settings = {"decompositions": decompositions(variant.decompositions), "dynamic": variant.dynamic, "options": options}
     if isinstance(function, ModuleFunction):
         return replace(function, module=aotgrad.aot_module(function.module, aotgrad.nop, **settings))
@@ -46,9 +47,10 @@ def by_aotgrad(function: Function, variant: Variant) -> Callable:
 
 
 def by_peer(function: Function, variant: Variant) -> Callable:
-    if variant.backend is Backend.INDUCTOR:
+    if variant.backend is not Backend.EAGER:
         torch.compiler.reset()
-        return torch.compile(function, dynamic=variant.dynamic)
+        backend = "inductor" if variant.backend is Backend.INDUCTOR else "aot_eager"
+        return torch.compile(function, backend=backend, dynamic=variant.dynamic)
     nop = functorch.compile.nop
     settings: Any = {"decompositions": decompositions(variant.decompositions), "dynamic": variant.dynamic}
     if isinstance(function, ModuleFunction):

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, module_db
 from torch.testing._internal.common_utils import noncontiguous_like
+from torch.testing._internal.hop_db import hop_db
 from torch.utils import _pytree as pytree
 
-from tests.conformance.variants import First, Form, Variant
+from tests.conformance.variants import Backend, First, Form, Variant
 
 SEED = 0
 
@@ -53,7 +54,7 @@ class Call:
 
 
 class Subject(Protocol):
-    """An operator or a module."""
+    """An operator, a higher-order operator or a module."""
 
     @property
     def name(self) -> str: ...
@@ -65,9 +66,10 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Operator:
-    """An entry of the operator database."""
+    """An entry of the operator database, or of that of higher-order operators."""
 
     info: Any
+    is_higher_order: bool = False
 
     @property
     def name(self) -> str:
@@ -75,7 +77,7 @@ class Operator:
 
     def calls(self, variant: Variant, most: int) -> list[Call]:
         dtype, function = self.dtype(variant), self.form(variant.form)
-        if dtype is None or function is None:
+        if dtype is None or function is None or self.is_higher_order != (variant.backend is Backend.DYNAMO):
             return []
         torch.manual_seed(SEED)
         random.seed(SEED)
@@ -195,7 +197,7 @@ class Module:
 
     def calls(self, variant: Variant, most: int) -> list[Call]:
         dtype = next((dtype for dtype in variant.dtypes if dtype in self.info.dtypes), None)
-        if dtype is None or variant.form is not Form.FUNCTION:
+        if dtype is None or variant.form is not Form.FUNCTION or variant.backend is Backend.DYNAMO:
             return []
         torch.manual_seed(SEED)
         make = self.info.module_inputs_func
@@ -261,4 +263,6 @@ def find_subjects() -> dict[str, Subject]:
     # Random operators would seed the generator themselves, which is no part of the operator.
     setattr(common_methods_invocations, "wrapper_set_seed", lambda op, *args, **kwargs: op(*args, **kwargs))  # noqa: B010
     modules = [Module(info, training) for info in module_db for training in (True, False)]
-    return {subject.name: subject for subject in (*map(Operator, common_methods_invocations.op_db), *modules)}
+    operators = map(Operator, common_methods_invocations.op_db)
+    higher_order = (Operator(info, is_higher_order=True) for info in hop_db)
+    return {subject.name: subject for subject in (*operators, *modules, *higher_order)}

@@ -19,12 +19,18 @@ from tests.conformance.variants import VARIANTS
 from tests.conformance.verdict import Crashed, NotSupported, Passed, Raised, RanEagerly, Refused, TimedOut, Wrong, worst
 
 
-@pytest.mark.parametrize("variant", sorted({*VARIANTS} - {"through Inductor"}))
+@pytest.mark.parametrize("variant", sorted({*VARIANTS} - {"through Inductor", "higher-order"}))
 @pytest.mark.parametrize("subject", ["mul", "nn.Linear (training)"])
 def test_a_subject_in_every_variant(subject: str, variant: str) -> None:
     verdict = check(find_subjects()[subject], VARIANTS[variant], "aotgrad", most=1)
     has_no_such_form = subject.startswith("nn.") and variant in ("in-place", "out=", "int64", "bool", "complex128")
     assert isinstance(verdict, NotSupported if has_no_such_form else Passed), verdict
+
+
+def test_a_higher_order_operator() -> None:
+    subject = find_subjects()["map_simple"]
+    assert isinstance(check(subject, VARIANTS["higher-order"], "aotgrad", most=1), Passed)
+    assert subject.calls(VARIANTS["static"], 1) == find_subjects()["mul"].calls(VARIANTS["higher-order"], 1) == []
 
 
 def refuse(*_) -> None:

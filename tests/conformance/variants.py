@@ -29,9 +29,10 @@ class Form(enum.Enum):
 
 
 class Backend(enum.Enum):
-    """What compiles the graphs."""
+    """What traces the function, and what compiles the graphs."""
 
     EAGER = "eager"
+    DYNAMO = "dynamo"
     INDUCTOR = "inductor"
 
 
@@ -47,6 +48,8 @@ class Variant:
         dtype: of the inputs; `None`: the main one of the subject.
         dynamic: sizes are symbolic.
         decompositions: `"none"`, `"core"` (core ATen's) or `"inductor"`.
+        backend: `EAGER`: `aot_function`, whose graphs run as they are; `DYNAMO`: the same by `torch.compile`, for
+            higher-order operators, which need it; `INDUCTOR`: `torch.compile`, whose graphs Inductor compiles.
         every: only every so-many-th subject.
     """
 
@@ -82,6 +85,7 @@ VARIANTS = {
         Variant("dynamic", dynamic=True),
         Variant("dynamic core", dynamic=True, decompositions="core"),
         Variant("dynamic inductor's", dynamic=True, decompositions="inductor"),
+        Variant("higher-order", backend=Backend.DYNAMO),
         Variant("through Inductor", backend=Backend.INDUCTOR, every=5),
     )
 }
