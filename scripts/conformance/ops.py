@@ -8,6 +8,7 @@ that tests/conformance/expected_failures.py does not say, or a line there fails 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ def main() -> int:
     rows = [known[task] for task in tasks if task in known]
     print_report(rows)
     if arguments.markdown is not None:
-        arguments.markdown.write_text(page(rows, f"python scripts/conformance/ops.py --markdown {arguments.markdown}"))
+        arguments.markdown.write_text(page(rows, command_of(arguments)))
     return 1 if complain(rows) else 0
 
 
@@ -56,6 +57,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--list", action="store_true", help="print the names of the variants")
     return parser.parse_args()
+
+
+def command_of(arguments: argparse.Namespace) -> str:
+    """What makes the document again."""
+    variants = "" if arguments.variants == list(VARIANTS) else f"--variants {shlex.join(arguments.variants)} "
+    return f"python scripts/conformance/ops.py {variants}--markdown {arguments.markdown}"
 
 
 def chosen_tasks(arguments: argparse.Namespace) -> Iterator[Task]:

@@ -31,19 +31,21 @@ def share(count: Counter[type]) -> str:
 
 
 def summary(rows: Collection[Row]) -> str:
+    """The share that passes, variant by variant; at the end of all variants that every compiler was run in."""
     compilers = sorted({row.task.compiler for row in rows})
     variants = list(dict.fromkeys(row.task.variant for row in rows))
-    table = [summary_line(variant, rows, compilers) for variant in variants]
-    table.append(summary_line(None, rows, compilers))
+    pairs = {(row.task.compiler, row.task.variant) for row in rows}
+    common = [variant for variant in variants if all((compiler, variant) in pairs for compiler in compilers)]
+    table = [summary_line(variant, [variant], rows, compilers) for variant in variants]
+    table.append(summary_line("all that have each number", common, rows, compilers))
     return tabulate(table, headers=["variant", "compared", *compilers], tablefmt=TABLE)
 
 
-def summary_line(variant: str | None, rows: Collection[Row], compilers: Sequence[str]) -> list[str | int]:
-    """One variant, or all."""
-    chosen = [row for row in rows if variant in (None, row.task.variant)]
+def summary_line(title: str, variants: Sequence[str], rows: Collection[Row], compilers: Sequence[str]) -> list[str | int]:
+    chosen = [row for row in rows if row.task.variant in variants]
     by_compiler = [counts([row for row in chosen if row.task.compiler == compiler]) for compiler in compilers]
     compared = max(sum(count.values()) - count[NotSupported] for count in by_compiler)
-    return [variant or "all", compared, *map(share, by_compiler)]
+    return [title, compared, *map(share, by_compiler)]
 
 
 def verdicts(rows: Collection[Row]) -> str:
