@@ -27,7 +27,8 @@ class Options:
     Attributes:
         verify: check every stage's result against its contract (`AOTGRAD_VERIFY=1` turns it on everywhere).
         dynamic: `True`: sizes of tensor arguments are symbolic, so one plan serves many shapes; `None`: those that
-            change between calls; `False`: none. For `aot_function` and `aot_module`; Dynamo decides for itself.
+            change between calls; `False`: none. For `aot_function` and `aot_module`; Dynamo decides for itself. Where torch
+            has no shape function for an op, sizes are static all the same.
         enabled: `False` runs the original function eagerly, to see whether aotgrad is at fault (`AOTGRAD_DISABLE=1`).
         grad_segments: 1 to 64: into how many segments, one after the other, a backward is cut, so that gradients, their
             hooks and optimizers in hooks come while it goes on; `"auto"`: 8 for long ones.

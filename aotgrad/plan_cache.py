@@ -255,12 +255,28 @@ class PlanCache:
 
         tensors = dedupe.enter(arguments.tensors)
         hints = dedupe.enter(self.hints(key, arguments.tensors, static_count))
-        executable = self.recipe.compile(run_flat, tensors, hints, known and known.at(dedupe.positions))
+        executable = self.executable(run_flat, tensors, hints, known and known.at(dedupe.positions))
         reads.check(tensors)
         if self.check is not None:
             self.check(executable)
         guards = make_guards(executable, dedupe, tensors, reads)
         return CachedPlan(executable, guards, output, time.perf_counter_ns() - start_ns)
+
+    def executable(
+        self,
+        function: Callable,
+        tensors: Sequence[torch.Tensor],
+        hints: Sequence[InputHint],
+        known: passes.KnownValues | None,
+    ) -> Executable | SmallGraph:
+        """Compile with symbolic sizes, or with static ones where torch has no shape function for an op of the function."""
+        try:
+            return self.recipe.compile(function, tensors, hints, known)
+        except Exception as error:
+            if not (torch_compat.lacks_shape_function(error) and any(hint.dynamic_dims for hint in hints)):
+                raise
+            log.info("%s: its sizes are static, since one of its ops has no shape function: %s", self.name, error)
+        return self.recipe.compile(function, tensors, [InputHint(hint.static) for hint in hints], known)
 
     # -- which sizes are symbolic
 

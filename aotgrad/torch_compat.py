@@ -1468,6 +1468,13 @@ def is_symbolic_value(value: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
+def lacks_shape_function(error: BaseException | None) -> bool:
+    """Whether an error, or what it comes from, says that an op cannot run on fake tensors of symbolic sizes."""
+    from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+    return error is not None and (isinstance(error, UnsupportedOperatorException) or lacks_shape_function(error.__cause__))
+
+
 def symbolic_text(value: Any) -> tuple[str, list[str]]:
     """A symbolic number as Python source, and the names of the symbols in it."""
     from torch.utils._sympy.printers import PythonPrinter

@@ -17,9 +17,11 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotgrad import torch_compat as compat
+from aotgrad.errors import CaptureError
 
 aten = torch.ops.aten
 
@@ -1182,6 +1184,16 @@ def test_out_is_written_to_under_a_dispatch_mode(op, functional):
 class IgnoreResults(TorchDispatchMode):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         return op(*args, **(kwargs or {}))
+
+
+def test_an_op_without_a_shape_function():
+    x = torch.ones(3)
+    with pytest.raises(Exception) as raised:
+        make_fx(lambda x: torch.histogram(x, 4), tracing_mode="symbolic")(x)
+    wrapped = CaptureError()
+    wrapped.__cause__ = raised.value
+    assert compat.lacks_shape_function(raised.value) and compat.lacks_shape_function(wrapped)
+    assert not compat.lacks_shape_function(CaptureError())
 
 
 def test_decompositions_for_inference_only():

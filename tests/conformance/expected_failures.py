@@ -27,7 +27,6 @@ class Failure:
 DYNAMIC = ("dynamic", "dynamic core", "dynamic inductor's")
 BRANCHES_ON_VALUES = "refuses some values of its arguments, by a branch that depends on them"
 GRADIENT_STRIDES = "a gradient is dense in another order of its dimensions"
-NO_SHAPES = "torch has no shape function for symbolic sizes"
 ROWS = "gets a sparse tensor in rows that requires grad, at whose trace torch aborts the process"
 
 EXPECTED_FAILURES = (
@@ -37,9 +36,6 @@ EXPECTED_FAILURES = (
     Failure("corrcoef", Refused, BRANCHES_ON_VALUES),
     Failure("cov", Refused, BRANCHES_ON_VALUES),
     Failure("equal", Refused, "returns a Python bool that depends on the values"),
-    Failure("geqrf", RanEagerly, NO_SHAPES, DYNAMIC),
-    Failure("histogram", RanEagerly, NO_SHAPES, DYNAMIC),
-    Failure("histogramdd", RanEagerly, NO_SHAPES, DYNAMIC),
     Failure("invoke_quant_simple", Raised, "Dynamo's graph of the region has no example values", ("higher-order",)),
     Failure("istft", OtherStrides, GRADIENT_STRIDES),
     Failure("linalg_lstsq", Refused, "the number of its residuals depends on the rank"),
@@ -48,15 +44,12 @@ EXPECTED_FAILURES = (
     Failure("narrow", Refused, "a view of an input at a place that the value of a tensor says"),
     Failure("nn.CTCLoss (evaluation)", Refused, "reads the lengths of the sequences as numbers"),
     Failure("nn.CTCLoss (training)", Refused, "reads the lengths of the sequences as numbers"),
-    Failure("nn.FractionalMaxPool3d (evaluation)", Refused, NO_SHAPES, DYNAMIC),
-    Failure("nn.FractionalMaxPool3d (training)", Refused, NO_SHAPES, DYNAMIC),
     Failure("nn.GaussianNLLLoss (evaluation)", Refused, BRANCHES_ON_VALUES),
     Failure("nn.GaussianNLLLoss (training)", Refused, BRANCHES_ON_VALUES),
     Failure("nn.Transformer (evaluation)", Refused, "looks at the values of its mask to find out whether it is causal"),
     Failure("nn.Transformer (training)", Refused, "looks at the values of its mask to find out whether it is causal"),
     Failure("nn.TransformerEncoder (training)", Refused, "looks at the values of its mask to find out whether it is causal"),
     Failure("nn_functional_ctc_loss", Refused, "reads the lengths of the sequences as numbers"),
-    Failure("nn_functional_fractional_max_pool3d", Refused, NO_SHAPES, DYNAMIC),
     Failure("nn_functional_gaussian_nll_loss", Refused, BRANCHES_ON_VALUES),
     Failure("nn_functional_one_hot", Refused, BRANCHES_ON_VALUES),
     Failure("nonzero", RanEagerly, "its out= form writes as many elements as the values say", ("out=",)),
@@ -68,6 +61,5 @@ EXPECTED_FAILURES = (
     Failure("sparse_mm_reduce", Refused, ROWS),
     Failure("sparse_sampled_addmm", Refused, ROWS),
     Failure("tensor_split", Refused, "views of an input at places that the values of a tensor say"),
-    Failure("to_sparse", RanEagerly, NO_SHAPES, DYNAMIC),
     Failure("to_sparse", Refused, "a sparse result that requires grad is not recorded by torch's functionalization"),
 )

@@ -340,3 +340,27 @@ def test_a_change_of_an_unfolded_input_is_refused() -> None:
             under_test(x)
         assert torch.equal(x, before)
     assert len(under_test.plans()) == 1
+
+
+def volume(x, samples):
+    return nn.functional.fractional_max_pool3d(x, 2, output_size=(2, 2, 2), _random_samples=samples)
+
+
+def histogram(x):
+    return torch.histogram(x.detach(), 4, range=(0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("function", "make"),
+    [(histogram, lambda size: (plain(size),)), (volume, lambda size: (leaf(1, size, 5, 5, 5), plain(1, size, 3)))],
+    ids=["in the forward", "in the backward"],
+)
+def test_sizes_are_static_where_an_op_has_no_shape_function(function, make) -> None:
+    compiled = aotgrad.aot_function(function, aotgrad.nop, dynamic=True)
+    for size in (3, 4, 3):
+        arguments = make(size)
+        results = [f(*arguments) for f in (compiled, function)]
+        torch.testing.assert_close(*results)
+        if function is volume:
+            torch.testing.assert_close(*[torch.autograd.grad(result.sum(), arguments[0]) for result in results])
+    assert [plan.hits for plan in compiled.plans()] == [0, 1]
