@@ -17,12 +17,19 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.errors import CaptureError
 from aotgrad.torch_compat import PythonKeyTracer
 
 ORIGIN_FIELDS = ("stack_trace", "torch_fn", "custom")
 STACK_FIELDS = {"nn_module_stack": "fwd_nn_module_stack", "source_fn_stack": "fwd_source_fn_stack"}
 """What a backward node has of its forward op, under the same name and under another one: compilers tell the two by it."""
 LIBRARY_FOLDERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+
+
+UNSEEN = (
+    "a value was computed where the trace does not see it: torch.func.linearize and make_fx run a trace of their own. "
+    "Use torch.func.jvp or vjp, or do this outside of the compiled function"
+)
 
 
 class Recorder(PythonKeyTracer):
@@ -47,10 +54,18 @@ class Recorder(PythonKeyTracer):
         return node
 
     def create_arg(self, a: Any) -> Any:
-        """A zero without memory, which forward mode inside the function makes unseen, is a constant with memory."""
+        """The argument of a node. Tensors that come here were not recorded.
+
+        A zero without memory, which forward mode inside the function makes unseen, is a constant with memory.
+
+        Raises:
+            CaptureError: for a tensor without values, which another trace computed.
+        """
         if isinstance(a, torch.Tensor) and torch_compat.has_no_memory(a):
             with torch_compat.bare_evaluation():
                 a = torch.zeros(a.size(), dtype=a.dtype, device=a.device)
+        if isinstance(a, torch.Tensor) and torch_compat.is_traced(a):
+            raise CaptureError(UNSEEN)
         return super().create_arg(a)
 
     def _record_origin(self, node: fx.Node) -> None:

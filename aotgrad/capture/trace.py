@@ -22,7 +22,7 @@ from aotgrad.capture import joins
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
 from aotgrad.capture.generator import reject_seeding
 from aotgrad.capture.hooks import NotedHooks, take_hooks, take_hooks_of_views
-from aotgrad.capture.recorder import Recorder
+from aotgrad.capture.recorder import UNSEEN, Recorder
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.ir import CallingConvention, Capture, MemberInput, SymInput, TensorInput
 from aotgrad.lazy_module import LazyGraphModule
@@ -114,7 +114,7 @@ class Trace:
             value = torch_compat.from_functional(value)
         node = torch_compat.proxy_node(value, self.recorder)
         if node is None:
-            raise CaptureError(f"a value was never seen by the trace: {value!r}")
+            raise CaptureError(UNSEEN)
         return node
 
     def replayed(self, value: torch.Tensor, root: fx.Node) -> fx.Node:

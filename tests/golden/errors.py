@@ -37,6 +37,19 @@ def data_dependent_branch():
 
 
 @error_case
+def linearized_inside():
+    """`torch.func.linearize` runs a trace of its own, which this one cannot see into."""
+
+    def tangent(x):
+        _, push_forward = torch.func.linearize(torch.sin, x)
+        return push_forward(torch.ones_like(x))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of the other trace
+        aotgrad.aot_function(tangent, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
 def unsupported_output():
     """An output that cannot be made again on every call."""
     aotgrad.aot_function(lambda x: (x, object()), aotgrad.nop)(torch.ones(3))

@@ -83,7 +83,6 @@ REFUSALS = {
 }
 SAFETY_NETS = (
     "an as_strided() view, or a view of one, is changed in place",
-    "a value was never seen by the trace",
     "in a way that no recorded view explains",
     "is a view of an input that is changed in place and whose size or stride is changed after",
 )
