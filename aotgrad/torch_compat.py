@@ -243,6 +243,11 @@ def edges_of_running_node() -> tuple[Any, ...]:
     return tuple(function for function, _ in torch._C._current_autograd_node().next_functions)
 
 
+def applied(function: type[torch.autograd.Function]) -> Callable:
+    """`function.apply` for calls outside of `torch.func` transforms: it does not look whether one is open."""
+    return super(torch.autograd.Function, function).apply
+
+
 def graph_is_retained() -> bool:
     """Inside a backward: whether the graph is kept for another one."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
@@ -258,24 +263,33 @@ def is_wanted(node: Any) -> bool:
         return True
 
 
+PROBES_PER_EXCEPTION = 10
+"""So many leaves `leaves_wanted` asks in the time that `is_wanted` takes for one that `autograd.grad` wants."""
+
+
 def are_wanted(nodes: Sequence[Any]) -> tuple[bool, ...]:
-    """`is_wanted` for each node. Its exception is slow: after two of them, leaves are asked in another way."""
-    answers = []
-    for position, node in enumerate(nodes):
-        answers.append(is_wanted(node))
-        if answers[-1] and hasattr(node, "variable") and sum(answers) > 1:
-            rest = nodes[position + 1 :]
-            leaves = [other for other in rest if hasattr(other, "variable")]
-            wanted = dict(zip(leaves, leaves_wanted(leaves), strict=True))
-            return (*answers, *(wanted[other] if other in wanted else is_wanted(other) for other in rest))
-    return tuple(answers)
+    """`is_wanted` for each node. Its exception is slow: few leaves, and many after two exceptions, are asked otherwise."""
+    leaves = [node for node in nodes if hasattr(node, "variable") and has_storage(node.variable)]
+    answers: dict[Any, bool] = {}
+    if len(leaves) > PROBES_PER_EXCEPTION:
+        remaining = iter(leaves)
+        exceptions = 0
+        while exceptions < 2 and (node := next(remaining, None)) is not None:
+            answers[node] = is_wanted(node)
+            exceptions += answers[node]
+        leaves = list(remaining)
+    answers.update(zip(leaves, leaves_wanted(leaves), strict=True))
+    return tuple(answers[node] if node in answers else is_wanted(node) for node in nodes)
 
 
 def leaves_wanted(nodes: Sequence[Any]) -> list[bool]:
-    """`is_wanted` for the nodes of leaves: the node of a view passes a gradient on only if the engine wants it."""
+    """`is_wanted` for the nodes of leaves: the node of a view passes a gradient on only if the engine wants it.
+
+    The view is the one that is the fastest to differentiate.
+    """
     leaves = [node.variable for node in nodes]
     with torch.enable_grad():
-        views = [leaf.view_as(leaf).grad_fn for leaf in leaves]
+        views = [leaf.squeeze(0).grad_fn for leaf in leaves]
     return [view(leaf) is not None for view, leaf in zip(views, leaves, strict=True)]
 
 

@@ -382,18 +382,39 @@ class AskingForMany(torch.autograd.Function):
         return (grad,) * len(edges)
 
 
-@pytest.mark.parametrize("wanted", [[], [0], [8], [0, 3, 4, 9], [1, 2, 6], list(range(10))])
-def test_the_engine_says_the_same_for_many_leaves_at_once(wanted):
-    inputs = [torch.ones(2, requires_grad=True) for _ in range(8)]
+@pytest.mark.parametrize("leaves", [8, compat.PROBES_PER_EXCEPTION + 6])
+@pytest.mark.parametrize("wanted", [[], [0], [-3], [0, 3, 4, -2], [1, 2, 6], "all"])
+def test_the_engine_says_the_same_for_many_leaves_at_once(wanted, leaves):
+    inputs = [torch.ones(2, requires_grad=True) for _ in range(leaves)]
     inputs += [torch.ones(2, requires_grad=True).sin(), torch.ones(2, requires_grad=True).cos(), torch.ones(2)]
     y = AskingForMany.apply(*inputs)
-    if wanted:
-        torch.autograd.grad(y.sum(), [inputs[k] for k in wanted], allow_unused=True)
-        expected = tuple(k in wanted for k in range(11))
+    chosen = inputs[:-1] if wanted == "all" else [inputs[k] for k in wanted]
+    if chosen:
+        torch.autograd.grad(y.sum(), chosen, allow_unused=True)
+        expected = tuple(any(one is other for other in chosen) for one in inputs)
     else:
         y.sum().backward()
-        expected = (True,) * 10 + (False,)
+        expected = (True,) * (leaves + 2) + (False,)
     assert AskingForMany.answers == (expected, expected)
+
+
+def test_the_engine_says_which_gradients_of_sparse_leaves_it_wants():
+    inputs = [torch.ones(2, requires_grad=True), *(torch.eye(2).to_sparse().requires_grad_() for _ in range(3))]
+
+    class Asking(AskingForMany):
+        @staticmethod
+        def backward(ctx, grad):
+            Asking.answers = compat.are_wanted(compat.edges_of_running_node())
+            return (grad, None, None, None)
+
+    torch.autograd.grad(Asking.apply(*inputs).sum(), inputs[:2], allow_unused=True)
+    assert Asking.answers == (True, True, False, False)
+
+
+def test_a_custom_node_is_made_without_a_look_at_transforms():
+    x, y = torch.ones(1, requires_grad=True), torch.ones(1)
+    result = compat.applied(Saving)(x, y)
+    assert result.grad_fn.name() == Saving.apply(x, y).grad_fn.name()
 
 
 def test_where_a_gradient_arrives():

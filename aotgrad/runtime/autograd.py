@@ -319,7 +319,8 @@ def variant_key(full: VariantKey, tangents: Sequence[torch.Tensor | None]) -> Va
     gradients = full.gradients
     if not torch_compat.is_wanted(SENTINEL_NODE):
         gradients = torch_compat.are_wanted(torch_compat.edges_of_running_node()[1:])
-    return VariantKey(tuple(tangent is not None for tangent in tangents), gradients)
+    key = VariantKey(tuple(tangent is not None for tangent in tangents), gradients)
+    return full if key.is_full else key
 
 
 def as_traced(tangent: torch.Tensor | None, layout: Layout) -> torch.Tensor | None:
