@@ -13,6 +13,7 @@ No stage imports another; this module is the only one that knows them all.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -85,6 +86,12 @@ class Executable(Traced):
 
     def __call__(self, args: list) -> list:
         return self.call(args)
+
+    @functools.cached_property
+    def inputs_read(self) -> tuple[int, ...]:
+        """The inputs whose values the graph needs."""
+        placeholders = self.joint.module.graph.find_nodes(op="placeholder")
+        return tuple(index for index, node in enumerate(placeholders) if node.users)
 
 
 @dataclass(frozen=True)

@@ -558,13 +558,14 @@ def raise_second_backward() -> None:
     y.grad_fn._saved_result  # noqa: B018
 
 
-def saved_tensor(ctx: Any, position: int) -> torch.Tensor:
-    """One of the tensors that a custom node saved, none of which is its own output. `ctx.saved_tensors` unpacks all.
+def some_saved_tensors(ctx: Any, positions: Sequence[int]) -> list[torch.Tensor]:
+    """Some of the tensors that a custom node saved, none of which is its own output. `ctx.saved_tensors` unpacks all.
 
     Raises:
-        RuntimeError: eager's, if it was changed in place since, or freed.
+        RuntimeError: eager's, if one of them was changed in place since, or freed.
     """
-    return ctx._raw_saved_tensors[position].unpack()
+    saved = ctx._raw_saved_tensors if positions else ()
+    return [saved[position].unpack() for position in positions]
 
 
 def unpack_hook(ctx: Any, position: int) -> Callable[[], torch.Tensor] | None:
@@ -1440,23 +1441,29 @@ def any_functional(tensors: Sequence[Any]) -> bool:
     return FunctionalTensor in map(type, tensors)
 
 
+_AUTOCAST_DEVICES = ("cpu", "cuda")
 AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
 """Device type, whether autocast is on for it, and its dtype."""
 
 
 def autocast_state() -> AutocastState:
-    """What autocast does now."""
-    devices = ("cpu", "cuda")
-    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
+    """What autocast does now: nothing for devices that are not named."""
+    if not any_autocast_enabled():
+        return ()
+    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _AUTOCAST_DEVICES)
 
 
 @contextlib.contextmanager
 def autocast_as(state: AutocastState) -> Iterator[None]:
     """Autocast as in `state` inside, and nowhere else."""
+    if state == autocast_state():
+        yield
+        return
+    wanted = {device: (enabled, dtype) for device, enabled, dtype in state}
     with contextlib.ExitStack() as stack:
-        for device, enabled, dtype in state:
-            if (enabled, dtype) != (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)):
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+        for device in _AUTOCAST_DEVICES:
+            enabled, dtype = wanted.get(device, (False, torch.get_autocast_dtype(device)))
+            stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
         yield
 
 

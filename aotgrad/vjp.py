@@ -11,8 +11,8 @@ Known limits: an input whose old value is needed but was changed by the call rai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
@@ -110,13 +110,13 @@ class CapturedFunction:
             "compiled function changed it in place; pass a clone(), or change it outside of the compiled function"
         )
 
-    def reusable(self, saved: Collection[Saved]) -> tuple[str, ...]:
-        """The names of saved values that are no inputs. None in a symbolic trace: another one has other symbols."""
+    def reusable(self, saved: Collection[Saved]) -> tuple[Saved, ...]:
+        """The saved values that are no inputs. None in a symbolic trace: another one has other symbols."""
         inputs = [spec.fake if isinstance(spec, TensorInput) else spec.value for spec in self.capture.inputs]
         if any(map(torch_compat.is_symbolic_value, inputs)):
             return ()
         names = {spec.name for spec in self.capture.inputs}
-        return tuple(slot.name for slot in saved if slot.name not in names)
+        return tuple(slot for slot in saved if slot.name not in names)
 
     def known_values(self, names: Sequence[str], position: int) -> KnownValues:
         """What a vjp knows whose inputs are those of the function, others, and from `position` on the saved values."""
@@ -135,6 +135,7 @@ class CompiledVjp:
     function: CapturedFunction
     cache: PlanCache
     batches: CompiledBatches
+    prepared: dict[tuple, PreparedVjp] = field(default_factory=dict)
 
     def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
         return self.batches(half, values)
@@ -147,46 +148,71 @@ class CompiledVjp:
         tangents: Gradients,
         wanted: Sequence[bool],
     ) -> Gradients:
-        self.function.reject_lost_inputs()
         defined = tuple(k for k, tangent in enumerate(tangents) if tangent is not None)
-        names, present = self.function.reusable(saved), dict(call.present_results())
-        results = tuple(self.function.returned[position] for position in present)
+        present = dict(call.present_results())
         autocast = torch_compat.autocast_state()
-        vjp = VectorJacobianProduct(self.function, segment, defined, tuple(wanted), results, names, autocast)
-        values = (*map(usable, call.primals), *(tangents[k] for k in defined), *present.values())
-        known = self.function.known_values(names, len(values))
-        arguments = Arguments.of((*values, *(saved[Saved(name)].detach() for name in names)), {})
-        state = State(vjp, vjp.key, lambda: vjp.key)
+        key = (segment, defined, tuple(wanted), tuple(present), autocast)
+        prepared = self.prepared.get(key)
+        if prepared is None:
+            prepared = self.prepared[key] = self.prepare(*key, saved)
+        values = (*call.primals, *(tangents[k] for k in defined), *present.values())
+        arguments = Arguments.of((*values, *map(detached, map(saved.__getitem__, prepared.saved))), {})
+        state = prepared.state
         with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
             runs_eagerly = self.cache.runs_eagerly(arguments.tensors)
-            plan = None if runs_eagerly else self.cache.plan_for(vjp, arguments, static_count=0, state=state, known=known)
+            plan = None if runs_eagerly else self.cache.plan_for(prepared.vjp, arguments, 0, state, prepared.known)
             if isinstance(plan, CachedPlan):
-                call.check_unchanged(inputs_read(plan.executable))
+                call.check_unchanged(compiled_vjp(plan.executable).inputs_read)
                 return plan(state, arguments)
             call.check_unchanged(range(len(call.primals)))
-            return vjp(*arguments.args) if plan is None else self.cache.run_eagerly(plan, state, arguments)
+            return prepared.vjp(*arguments.args) if plan is None else self.cache.run_eagerly(plan, state, arguments)
+
+    def prepare(
+        self,
+        segment: int,
+        defined: tuple[int, ...],
+        wanted: tuple[bool, ...],
+        present: tuple[int, ...],
+        autocast: AutocastState,
+        saved: Mapping[Saved, torch.Tensor],
+    ) -> PreparedVjp:
+        """What calls have in common that differentiate a segment in one way; see `VectorJacobianProduct`.
+
+        Raises:
+            HigherOrderError: an input that gradients flow through is another tensor by now.
+        """
+        self.function.reject_lost_inputs()
+        results = tuple(self.function.returned[position] for position in present)
+        slots = self.function.reusable(saved)
+        names = tuple(slot.name for slot in slots)
+        vjp = VectorJacobianProduct(self.function, segment, defined, wanted, results, names, autocast)
+        others = len(self.function.capture.inputs) + len(defined) + len(present)
+        state = State(vjp, vjp.key, lambda: vjp.key)
+        return PreparedVjp(vjp, slots, state, self.function.known_values(names, others))
 
 
-def usable(primal: Any) -> Any:
-    """An input, or in place of a view that autograd lets nobody use any more (a piece whose base was changed) its value.
+@dataclass(frozen=True)
+class PreparedVjp:
+    """A function to trace, the saved values that it takes, what else a call of it depends on, and what it knows."""
 
-    That has changed: if it is needed, eager's error follows. If not, no gradient of a gradient goes through it.
-    """
-    if not isinstance(primal, torch.Tensor) or torch_compat.has_usable_history(primal):
-        return primal
-    return primal.detach().requires_grad_()
+    vjp: VectorJacobianProduct
+    saved: tuple[Saved, ...]
+    state: State
+    known: KnownValues
 
 
-def inputs_read(executable: Executable | SmallGraph) -> Iterator[int]:
-    """The inputs whose values a vjp needs."""
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def compiled_vjp(executable: Executable | SmallGraph) -> Executable:
     assert isinstance(executable, Executable), "vjps are compiled, however small"
-    placeholders = executable.joint.module.graph.find_nodes(op="placeholder")
-    return (index for index, node in enumerate(placeholders) if node.users)
+    return executable
 
 
 def check_old_values(function: CapturedFunction, executable: Executable | SmallGraph) -> None:
     """An input that the function changed holds its new value by now; raise if the vjp would read it."""
-    for index in set(function.mutated_inputs).intersection(inputs_read(executable)):
+    for index in set(function.mutated_inputs).intersection(compiled_vjp(executable).inputs_read):
         function.reject_old_value(index)
 
 

@@ -332,7 +332,7 @@ class Saving(torch.autograd.Function):
             hook = compat.unpack_hook(ctx, position)
             Saving.found.append(None if hook is None else hook())
             try:
-                Saving.found.append(compat.saved_tensor(ctx, position))
+                Saving.found += compat.some_saved_tensors(ctx, [position])
             except RuntimeError as error:
                 Saving.found.append(str(error))
         return grad, grad

@@ -51,12 +51,20 @@ class FlatOutput:
 
     def __init__(self) -> None:
         self.spec: pytree.TreeSpec | None = None
+        self.is_one = self.is_list = False
 
     def flatten(self, result: Any) -> list[Any]:
         leaves, self.spec = pytree.tree_flatten(pytree.tree_map(name_size, result, is_leaf=is_size), is_leaf=is_size)
+        self.is_one = self.spec.is_leaf()
+        self.is_list = self.spec.type is list and all(child.is_leaf() for child in self.spec.children())
         return leaves
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
+        """The nested results; the two common structures are put together here, since pytrees are slow."""
+        if self.is_one:
+            return leaves[0]
+        if self.is_list:
+            return list(leaves)
         return pytree.tree_unflatten(list(leaves), self.spec)
 
 

@@ -116,7 +116,7 @@ class Backward:
         needed = self.needed(VariantKey(tuple(k in roots for k in tangents), tuple(k in ends for k in gradients)))
         return frozenset(range(len(self.saved_by)) if needed is None else needed)
 
-    @property
+    @functools.cached_property
     def saved_slots(self) -> tuple[Saved, ...]:
         return of_kind(self.variants.full.signature.inputs, Saved)
 

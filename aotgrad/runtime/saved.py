@@ -10,7 +10,7 @@ to `ctx.kept`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,18 +40,22 @@ def unpack(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | None]:
     if needed is None and ctx.kept is None:
         return ctx.saved_tensors
     values: list[torch.Tensor | None] = [None] * len(ctx.plan.saved_slots)
-    for position in range(len(values)) if needed is None else needed:
-        values[position] = unpacked(ctx, position)
+    positions = range(len(values)) if needed is None else needed
+    found = torch_compat.some_saved_tensors(ctx, positions) if ctx.kept is None else kept_tensors(ctx.kept, positions)
+    for position, tensor in zip(positions, found, strict=True):
+        values[position] = tensor
     return values
 
 
-def unpacked(ctx: Any, position: int) -> torch.Tensor:
-    """One of the saved tensors."""
-    if ctx.kept is None:
-        return torch_compat.saved_tensor(ctx, position)
-    if position not in ctx.kept:
+def kept_tensors(kept: Mapping[int, KeptTensor], positions: Sequence[int]) -> list[torch.Tensor]:
+    """Tensors that earlier backwards have kept.
+
+    Raises:
+        RuntimeError: eager's, if one of them was freed, or changed in place since.
+    """
+    if not kept.keys() >= set(positions):
         torch_compat.raise_second_backward()
-    return ctx.kept[position].unpack()
+    return [kept[position].unpack() for position in positions]
 
 
 def unpack_and_release(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | None]:
@@ -98,7 +102,7 @@ class KeptTensor:
         if hook is not None:
             return cls(hook, None)
         try:
-            tensor = torch_compat.saved_tensor(ctx, position).detach()
+            tensor = torch_compat.some_saved_tensors(ctx, [position])[0].detach()
         except RuntimeError as error:
             return cls(functools.partial(raise_error, str(error)), None)
         return cls(lambda: tensor, torch_compat.version_of(tensor))

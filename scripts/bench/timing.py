@@ -1,4 +1,5 @@
-"""Times that can be compared on a busy machine: candidates take turns in one process, and medians are compared.
+"""Times that can be compared on a busy machine: candidates take turns in one process, and medians of the time that the
+process had the processor are compared. (First calls, which start other processes, are timed by the clock on the wall.)
 
     seconds = median_seconds({"eager": lambda: f(x), "compiled": lambda: g(x)})
     seconds["eager"] / seconds["compiled"]
@@ -46,7 +47,7 @@ def first_call_seconds(makers: Mapping[str, Callable[[], Callable[[], object]]],
         for name, make in makers.items():
             run = make()
             with _no_garbage_collection():
-                samples[name].append(_seconds_per_call(run, repeats=1))
+                samples[name].append(_seconds_per_call(run, repeats=1, clock=time.perf_counter))
     return {name: statistics.median(times) for name, times in samples.items()}
 
 
@@ -57,11 +58,11 @@ def _repeats(run: Callable[[], object], sample_seconds: float) -> int:
     return max(1, round(sample_seconds / _seconds_per_call(run, repeats=1)))
 
 
-def _seconds_per_call(run: Callable[[], object], repeats: int) -> float:
-    started = time.perf_counter()
+def _seconds_per_call(run: Callable[[], object], repeats: int, clock: Callable[[], float] = time.process_time) -> float:
+    started = clock()
     for _ in range(repeats):
         run()
-    return (time.perf_counter() - started) / repeats
+    return (clock() - started) / repeats
 
 
 @contextmanager

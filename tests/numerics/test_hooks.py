@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import aotgrad
 from aotgrad.backends.eager import compile_eager
+from tests.numerics.against_eager import compiled
 from tests.numerics.test_segments import assert_same
 
 Trace = list[tuple[str, Any]]
@@ -405,6 +406,46 @@ def test_saved_tensor_hooks_may_change_what_is_saved():
         return ((x @ w),)
 
     assert_same(packed_and_unpacked(aotgrad.aot_function(function, compile_eager)), packed_and_unpacked(function))
+
+
+def quantized(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor in eight bits, and the step between two numbers."""
+    step = tensor.detach().abs().max() / 127
+    return (tensor.detach() / step).round().to(torch.int8), step
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_saved_tensors_in_eight_bits(backend: str):
+    def gradients(function: Callable) -> list[Tensor]:
+        x, w = leaves()
+        hooks = torch.autograd.graph.saved_tensors_hooks(quantized, lambda packed: packed[0].double() * packed[1])
+        with hooks:
+            y = function(x, w)
+        y.sum().backward()
+        return [x.grad, w.grad]
+
+    def function(x, w):
+        return x @ w + w @ x
+
+    found, expected = gradients(compiled(function, backend)), gradients(function)
+    x, w = leaves()
+    assert not torch.equal(expected[0], torch.autograd.grad(function(x, w).sum(), x)[0])
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_saved_tensors_on_the_cpu():
+    def gradients(function: Callable) -> list[Tensor]:
+        x, w = leaves()
+        with torch.autograd.graph.save_on_cpu():
+            y = function(x, w)
+        y.sum().backward()
+        return [x.grad, w.grad]
+
+    def function(x, w):
+        return (x @ w).exp() * x
+
+    assert_same(gradients(aotgrad.aot_function(function, compile_eager)), gradients(function))
 
 
 def test_saved_tensors_on_disk(tmp_path):
