@@ -15,6 +15,7 @@ from tabulate import tabulate
 
 from tests.conformance.expectations import expected
 from tests.conformance.sweep import Row
+from tests.conformance.variants import VARIANTS
 from tests.conformance.verdict import KINDS, NotSupported, Passed
 
 TABLE = "github"
@@ -88,6 +89,7 @@ def page(rows: Collection[Row], command: str) -> str:
         summary=summary(rows),
         verdicts=verdicts(rows),
         exceptions=exceptions(ours),
+        not_run=", ".join(variant for variant in VARIANTS if variant not in {row.task.variant for row in rows}) or "none",
     )
 
 
@@ -103,7 +105,8 @@ parameters and buffers afterwards; and which gradients there are, with their val
 
 ## How many pass
 
-In a hundred of those that eager supports in the variant. A variant that a column has no number for was not run.
+In a hundred of those that eager supports in the variant; the aim is 99.5. Where a column has no number, that was not run.
+Variants that were not run at all: {not_run}.
 
 {summary}
 

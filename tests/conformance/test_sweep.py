@@ -12,11 +12,22 @@ import aotgrad
 from aotgrad.errors import CaptureError
 from tests.conformance import check as checks
 from tests.conformance.check import check
-from tests.conformance.report import exceptions, summary
+from tests.conformance.report import exceptions, page, summary
 from tests.conformance.subjects import find_subjects
 from tests.conformance.sweep import Row, Task, read_rows, sweep
 from tests.conformance.variants import VARIANTS
-from tests.conformance.verdict import Crashed, NotSupported, Passed, Raised, RanEagerly, Refused, TimedOut, Wrong, worst
+from tests.conformance.verdict import (
+    Crashed,
+    NotSupported,
+    Passed,
+    Raised,
+    RanEagerly,
+    Refused,
+    TimedOut,
+    Verdict,
+    Wrong,
+    worst,
+)
 
 
 @pytest.mark.parametrize("variant", sorted({*VARIANTS} - {"through Inductor", "higher-order"}))
@@ -120,6 +131,16 @@ def test_tables() -> None:
         "1",
         "|",
     ]
+
+
+def test_the_document() -> None:
+    text = page([row_of("peer", Passed()), row_of("aotgrad", Wrong("output 0"))], "python ops.py")
+    assert "Made by `python ops.py`" in text and "were not run at all: float32, " in text
+    assert "| mul        | static    | Wrong     | output 0 |" in text
+
+
+def row_of(compiler: str, verdict: Verdict) -> Row:
+    return Row(Task(compiler, "static", "mul", 2), verdict, 0.0)
 
 
 def test_the_worst_verdict_counts() -> None:
