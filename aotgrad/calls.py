@@ -16,6 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+from aotgrad import torch_compat
 from aotgrad.capture.flatten import Arguments, is_size
 from aotgrad.lifting import LiftedModule, ModuleArguments, slots_of
 from aotgrad.plan_cache import CachedPlan, NoPlan, PlanCache, State
@@ -101,7 +102,8 @@ class ModuleCalls(Calls):
 
 
 def calls_of(function: Callable, cache: PlanCache) -> Calls:
-    """The calls of a function or module that was not compiled yet."""
+    """The calls of a function or module as it stands: of what `torch.compile` returned, those of what it was given."""
+    function = torch_compat.without_dynamo(function)
     if isinstance(function, nn.Module):
         return ModuleCalls(cache, function, LiftedModule(function))
     return FunctionCalls(cache, function, state_of(function))

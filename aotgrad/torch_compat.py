@@ -1570,6 +1570,16 @@ def returns_pytree(graph: fx.Graph, names: Sequence[str], in_spec: pytree.TreeSp
     graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(list(names), in_spec, out_spec)))
 
 
+def without_dynamo(function: Callable) -> Callable:
+    """The function or module that `torch.compile` was given, if this is what it returned; else `function` itself."""
+    while True:
+        name = "_orig_mod" if isinstance(function, torch.nn.Module) else "_torchdynamo_orig_callable"
+        original = getattr(function, name, None)
+        if not callable(original):
+            return function
+        function = original
+
+
 # --- torch's own logs ------------------------------------------------------------------------------------------------
 
 

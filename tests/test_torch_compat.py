@@ -1334,6 +1334,16 @@ def test_inductor_compiles_a_graph(fake_mode):
     assert [compat.as_symints(fake_mode, stride) for stride in strides] == [(1,)]
 
 
+def test_what_torch_compile_was_given():
+    model = nn.Linear(2, 2)
+    assert compat.without_dynamo(torch.compile(model, backend="eager")) is compat.without_dynamo(model) is model
+    assert compat.without_dynamo(torch.compile(three, backend="eager")) is three
+
+
+def three():
+    return 3
+
+
 def test_artifacts_of_torchs_own_logs():
     logger = compat.artifact_logger("aot_graphs")
     assert compat.artifact_logger("aot_graphs") is logger and logger.name.startswith("torch.")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aotgrad import torch_compat
 from aotgrad.backends import registry
 from aotgrad.backends.base import WrappedBackend
 from aotgrad.calls import Calls, calls_of
@@ -43,8 +44,9 @@ def explain(
     """Say what is compiled for a call, and why: `explain(fn)(*args)`.
 
     Args:
-        fn: a function of tensors or a module, which is traced as it stands (without Dynamo); or what `aot_function` or
-            `aot_module` returned, whose own plan for the call is explained, and made if there is none.
+        fn: a function of tensors or a module, which is traced as it stands: where `torch.compile` was there before, what it
+            was given, without Dynamo's own graphs. Or what `aot_function` or `aot_module` returned, whose own plan for the
+            call is explained, and made if there is none.
         backend: the name of a registered backend, which traces and partitions but does not compile. Without a meaning
             for what is compiled already, as are the options.
         options: see `aotgrad.Options`.
@@ -69,7 +71,8 @@ def explain(
     if calls is None:
         checked = Options.from_mapping(options)
         recipe = Recipe(Uncompiled(registry.get(backend)), PARTITIONERS[checked.partitioner], checked)
-        calls = calls_of(fn, PlanCache(recipe, getattr(fn, "__qualname__", type(fn).__qualname__)))
+        original = torch_compat.without_dynamo(fn)
+        calls = calls_of(fn, PlanCache(recipe, getattr(original, "__qualname__", type(original).__qualname__)))
     return Explainer(calls)
 
 

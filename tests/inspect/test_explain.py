@@ -144,6 +144,16 @@ def test_a_call_finds_the_plan_that_was_made_to_be_explained():
     assert [plan.hits for plan in module.plans()] == [1]
 
 
+def test_what_torch_compile_returned_is_explained_as_what_it_was_given():
+    model, x = nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.ones(1, 2)
+    report = aotgrad.explain(torch.compile(model, backend=aotgrad.eager))(x)
+    assert report.name == "Sequential"
+    assert [row.name for row in report.inputs] == ["0.weight", "0.bias", "input"]
+    with torch.no_grad():
+        report = aotgrad.explain(torch.compile(lambda x: x.sin(), backend=aotgrad.eager))(x)
+    assert report.note is None and [row.name for row in report.inputs] == ["x"]
+
+
 def test_functions_without_a_plan():
     def broken(x):
         raise ValueError("no")
