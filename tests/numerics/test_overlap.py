@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 import aotgrad
 
@@ -420,3 +421,31 @@ def test_each_input_sees_its_own_gradient(function, name) -> None:
         return [sorted(seen), *(None if gradient is None else gradient.tolist() for gradient in found)]
 
     assert run(aotgrad.aot_function(function, aotgrad.nop)) == run(function)
+
+
+APART = "the trace sees no write to an input that shares no element with the one that is written, only a version counter"
+
+
+def gradients_of_what_was_computed_beside_a_write(called) -> tuple[Tensor | None, ...]:
+    origin = torch.arange(6.0).requires_grad_()
+    whole = origin * 1
+    x, y = cut(whole, slice(0, 2), slice(2, 6))
+    result = called(x, y)
+    return torch.autograd.grad(result.sum(), [y, origin, whole], allow_unused=True)
+
+
+def test_gradient_with_respect_to_an_input_beside_the_one_that_is_written() -> None:
+    *found, _ = gradients_of_what_was_computed_beside_a_write(aotgrad.aot_function(writes_x, aotgrad.nop))
+    assert all(map(torch.equal, found, gradients_of_what_was_computed_beside_a_write(writes_x)[:2]))
+
+
+@pytest.mark.xfail(reason=APART, strict=True)
+def test_gradient_with_respect_to_what_the_inputs_are_views_of() -> None:
+    """Eager makes the history of the other view anew, too: its gradient enters the tensor as it is after the call."""
+    found = gradients_of_what_was_computed_beside_a_write(aotgrad.aot_function(writes_x, aotgrad.nop))[-1]
+    assert found is not None and torch.equal(found, gradients_of_what_was_computed_beside_a_write(writes_x)[-1])
+
+
+def writes_x(x, y):
+    x.mul_(2)
+    return y * y
