@@ -165,4 +165,4 @@ def signature_of(function: Callable) -> list[inspect.Parameter]:
 def argument_name(path: Sequence[Any], positional: Sequence[str]) -> str:
     """The name of a leaf of `(args, kwargs)`."""
     first = positional[path[1].idx] if path[0].idx == 0 else str(path[1].key)
-    return first + pytree.keystr(tuple(path[2:]))
+    return f"{first}{pytree.keystr(tuple(path[2:]))}"

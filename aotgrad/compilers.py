@@ -119,13 +119,14 @@ def memory_efficient_fusion(fn: Callable | nn.Module, **kwargs: Any) -> Callable
     Returns:
         What `aot_function` or `aot_module` returns.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "fw_compiler": ts_compile,
         "bw_compiler": ts_compile,
         "partition_fn": min_cut_rematerialization_partition,
         "decompositions": default_decompositions,
     }
-    return (aot_module if isinstance(fn, nn.Module) else aot_function)(fn, **{**settings, **kwargs})
+    settings.update(kwargs)
+    return aot_module(fn, **settings) if isinstance(fn, nn.Module) else aot_function(fn, **settings)
 
 
 # --- Drawing ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch.fx as fx
 from tabulate import tabulate
 
 from aotgrad.ir import GraphHalf
-from aotgrad.pipeline import Executable, SmallGraph
+from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
 from aotgrad.plan_cache import CachedPlan, PlanCache
 from aotgrad.printing import graph_text
 from aotgrad.runtime.variants import VariantKey
@@ -74,6 +74,7 @@ def debug_state(cache: PlanCache) -> DebugState:
 
 def plan_state(plan: CachedPlan) -> PlanState:
     executable = plan.executable
+    assert not isinstance(executable, TracedJoint), "a plan of a function is compiled"
     return PlanState(
         hits=plan.hits,
         compile_ms=plan.compile_ns / 1e6,

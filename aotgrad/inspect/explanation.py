@@ -420,7 +420,9 @@ def node_name(node: fx.Node | None, default: str) -> str:
     """The name of a node; of an item, that of the op and where it stands."""
     if node is None or node.target is not operator.getitem:
         return default
-    return f"{node_name(node.args[0], node.args[0].name)}[{node.args[1]}]"
+    owner, position = node.args
+    assert isinstance(owner, fx.Node), "an item is taken from what a node computes"
+    return f"{node_name(owner, owner.name)}[{position}]"
 
 
 def where(node: fx.Node | None) -> SourceLine | None:
