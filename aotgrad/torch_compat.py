@@ -962,7 +962,6 @@ class RefusedAssignments(TorchFunctionMode):
 
 
 OUT_OF_PLACE = {
-    torch.Tensor.as_strided_: torch.Tensor.as_strided,
     torch.Tensor.squeeze_: torch.Tensor.squeeze,
     torch.Tensor.swapaxes_: torch.Tensor.swapaxes,
     torch.Tensor.swapdims_: torch.Tensor.swapdims,

@@ -267,6 +267,14 @@ REFUSED = {
         ),
         "UnsupportedMutationError",
     ),
+    "a conjugated view of a tensor that was transposed since": (
+        program("v = torch.complex(p0, p0)\nw = v.unsqueeze(-1).conj()\nv.transpose_(0, -1)", "w", "x = tensor()"),
+        "UnsupportedAliasingError",
+    ),
+    "an empty view that is laid out beyond the tensor": (
+        program("v = p0[None][1:]\nv.as_strided_((2,), (1,))", "v", "x = tensor()"),
+        "CaptureError",
+    ),
     "a view beyond the tensor": (
         program("v = p0.as_strided((2,), (1,), 0)\nv.mul_(2)", "p0", "x = tensor(3)[0]"),
         "CaptureError",
