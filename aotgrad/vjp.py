@@ -155,7 +155,7 @@ class CompiledVjp:
         prepared = self.prepared.get(key)
         if prepared is None:
             prepared = self.prepared[key] = self.prepare(*key, saved)
-        values = (*call.primals, *(tangents[k] for k in defined), *present.values())
+        values = (*map(usable, call.primals), *(tangents[k] for k in defined), *present.values())
         arguments = Arguments.of((*values, *map(detached, map(saved.__getitem__, prepared.saved))), {})
         state = prepared.state
         with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
@@ -199,6 +199,16 @@ class PreparedVjp:
     saved: tuple[Saved, ...]
     state: State
     known: KnownValues
+
+
+def usable(primal: Any) -> Any:
+    """An input, or in place of a view that autograd lets nobody use any more (a piece whose base was changed) its value.
+
+    That has changed: if it is needed, eager's error follows. If not, no gradient of a gradient goes through it.
+    """
+    if not isinstance(primal, torch.Tensor) or torch_compat.has_usable_history(primal):
+        return primal
+    return primal.detach().requires_grad_()
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:

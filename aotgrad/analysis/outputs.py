@@ -365,8 +365,8 @@ class _Outputs:
     def replay_strided(self, position: int, value: torch.Tensor, base: torch.Tensor, geometry: Geometry) -> ViewReplay:
         if (value.dtype, value.is_conj(), value.is_neg()) != (base.dtype, base.is_conj(), base.is_neg()):
             raise UnsupportedAliasingError(
-                f"output {position} shares memory with a tensor of another dtype ({value.dtype} and {base.dtype}), or one that "
-                "is conjugated or negated, in a way that no recorded view explains; return a clone() of it"
+                f"output {position} shares memory with a tensor of another dtype ({value.dtype} and {base.dtype}), or one "
+                "that is conjugated or negated, in a way that no recorded view explains; return a clone() of it"
             )
         detached = base.requires_grad and not value.requires_grad
         grad_mode = self.grad_mode_for(position, value, base, detached)
