@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import aotgrad
@@ -114,6 +115,52 @@ def test_a_module_that_writes_buffers(budget):
 def test_symbolic_sizes(budget):
     make = lambda: (leaf(96, 64), leaf(64, 96), leaf(96, 96))  # noqa: E731
     assert_like_eager(dropouts, make, "eager", dynamic=True, options={"memory_budget": budget})
+
+
+@pytest.mark.parametrize("budget", [None, 0.5, 0.0])
+def test_sizes_that_depend_on_data(budget):
+    def fn(x, w):
+        kept = x[x.sum(1) > 0]
+        return torch.tanh(torch.relu(kept @ w) @ w).exp().sum()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert_like_eager(fn, lambda: (leaf(96, 64), leaf(64, 64)), "dynamo", options={"memory_budget": budget})
+
+
+class Ops(TorchDispatchMode):
+    """Writes down the names of the ops that run, with the shapes of what they return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[tuple[str, tuple[int, ...]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not func.is_view:
+            self.ran.append((str(func.overloadpacket), tuple(result.shape)))
+        return result
+
+
+def test_the_backward_runs_in_the_order_of_eagers_engine():
+    """So it holds no more of its own at once than eager does."""
+
+    def loss(x, *weights):
+        for weight in weights:
+            x = torch.tanh(x @ weight) * x
+        return x.sum()
+
+    arguments = leaf(4, 8), leaf(8, 8), leaf(8, 8), leaf(8, 8)
+    result = loss(*arguments)
+    with Ops() as eager:
+        torch.autograd.grad(result, arguments)
+    halves = within(joint_of(loss, *(argument.detach().requires_grad_() for argument in arguments)), 1.0)
+    with torch.no_grad(), Ops() as ours:
+        forward, *saved = halves.forward.module(*arguments)
+        ours.ran.clear()
+        halves.backward.module(*saved, torch.ones_like(forward))
+    products = [[ran for ran in mode.ran if ran[0] in ("aten.mm", "aten.tanh_backward")] for mode in (eager, ours)]
+    assert products[0] == products[1]
+    assert len(products[0]) == 9
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
