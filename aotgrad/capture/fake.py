@@ -81,11 +81,16 @@ def fake_tensor(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_
 
 def convert(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims: frozenset[int]) -> FakeTensor:
     context = torch_compat.dynamo_symbolic_context(torch_compat.tracing_context(), tensor)
-    if not tensor.is_leaf:
-        tensor = tensor.detach()  # making a fake reads `.grad`, which warns on what is no leaf
+    if not tensor.is_leaf or is_view_of_another_dtype(tensor):
+        # Making a fake reads `.grad`, which warns on what is no leaf, and views a whole base as the other dtype.
+        tensor = tensor.detach()
     if context is not None:
         return mode.from_tensor(tensor, symbolic_context=context, source=context.tensor_source)
     if dynamic_dims:
         # Detached, a view has no base: the base's sizes would be symbols that no argument has.
         return torch_compat.dynamic_fake(mode, tensor.detach(), dynamic_dims, index)
     return mode.from_tensor(tensor, static_shapes=True)
+
+
+def is_view_of_another_dtype(tensor: torch.Tensor) -> bool:
+    return tensor._base is not None and tensor._base.dtype != tensor.dtype

@@ -21,6 +21,7 @@ KNOWN = (*FREED_BY_WRITES, *CHECKED_BY_KERNELS, *KEPT_GRADIENT_OF_ONE_OF_SEVERAL
 
 WITH_A_BUDGET = (
     r"raised RuntimeError: one of the variables needed for gradient computation has been modified by an .*; eager: nothing",
+    r"raised RuntimeError: A view was created in no_grad mode and its base or another view of its base .*; eager: nothing",
 )
 """With a memory budget values are made again from inputs and outputs that eager would not save (docs/partition.md)."""
 

@@ -73,6 +73,9 @@ ALIKE = {
     "memory that is not aligned": program(
         "v = torch.view_as_complex(p0)", "p0.clone()", "x = tensor(2, 2)", then="x = tensor(5)[1:].view(2, 2)"
     ),
+    "complex numbers in a part of a real tensor that no view of all of it has": program(
+        "v = p0.clone()", "v", "x = torch.view_as_complex(tensor(3).as_strided((2,), (1,), 0).reshape(-1))"
+    ),
     "a complex number added to a real one": program("p0.add_(p1)", "p0", f"{DATA}\n{COMPLEX}", call="x, y"),
     "a complex product added to a real one": program("p0.addcmul_(p1, p1)", "p0", f"{DATA}\n{COMPLEX}", call="x, y"),
     "an argument that a backward which raises does not lead to": program(
