@@ -15,7 +15,7 @@ from torch import Tensor
 
 import aotgrad
 from aotgrad.errors import CaptureError, HigherOrderError
-from tests.fuzz.known import is_known
+from tests.fuzz.known import is_known, known_differences
 from tests.fuzz.program import Program, Round
 from tests.fuzz.worlds import Step, define, run_round
 
@@ -56,7 +56,7 @@ def check(program: Program) -> list[Rejection]:
     return [
         rejection
         for number, round in enumerate(program.rounds)
-        if (rejection := compare_round(eager, compiled, round, f"round {number}", "memory_budget" in program.options))
+        if (rejection := compare_round(eager, compiled, round, f"round {number}", known_differences(program, round)))
         is not None
     ]
 
@@ -68,7 +68,7 @@ def compiled_and_verified(
 
 
 def compare_round(
-    eager: Callable, compiled: Callable, round: Round, where: str, has_budget: bool = False
+    eager: Callable, compiled: Callable, round: Round, where: str, known: tuple[str, ...] = ()
 ) -> Rejection | None:
     """The steps of one round in both worlds, up to the first that is refused."""
     expected = list(run_round(eager, round))
@@ -80,9 +80,9 @@ def compare_round(
             return Rejection.of(actual.error)
         if rejected:  # nothing has changed
             wanted = Step(wanted.code, actual.error, before.facts, before.values)
-        if type(actual.error) is not type(wanted.error) and is_known(error_line(actual, wanted), has_budget):
+        if type(actual.error) is not type(wanted.error) and is_known(error_line(actual, wanted), known):
             return None  # from here on the two have nothing in common
-        if differences := [line for line in different(actual, wanted) if not is_known(line, has_budget)]:
+        if differences := [line for line in different(actual, wanted) if not is_known(line, known)]:
             raise Difference("\n  ".join([f"{where}, after {actual.code!r}:", *differences[:MOST_LINES]]))
         if rejected:
             return Rejection.of(actual.error)
