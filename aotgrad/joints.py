@@ -27,17 +27,7 @@ class JointRecipe(Recipe):
     def compile(
         self, function: FlatFunction, args: Sequence[Any], hints: Sequence[InputHint], known: KnownValues | None = None
     ) -> TracedJoint | SmallGraph:
-        observer = self.observer()
-        return trace_joint(
-            function,
-            args,
-            hints,
-            backend=self.backend,
-            options=self.options,
-            observe=observer,
-            after_pass=observer.after_pass,
-            known=known,
-        )
+        return trace_joint(function, args, hints, self.toolchain(), known)
 
 
 def joint_plan(calls: Calls, args: tuple, kwargs: dict[str, Any]) -> tuple[CachedPlan, TracedJoint]:

@@ -47,6 +47,8 @@ from aotgrad.runtime.emit import build, emit, make_backwards
 from aotgrad.runtime.plan import Plan, make_plan
 from aotgrad.runtime.recomputation import HigherOrder
 
+MakeHigherOrder = Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder]
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -111,17 +113,44 @@ class SmallGraph(Traced):
         return f"# {count} something, min_graph_ops is {self.limit}: the original function runs eagerly"
 
 
+@dataclass(frozen=True)
+class Toolchain:
+    """What the stages are run with.
+
+    `backend` compiles the graphs, `partition_fn` splits the joint graph. `observe` is called with (stage name, stage result)
+    after every stage: it verifies, prints, times; `after_pass` does so between passes, with (place, pass, graph, elapsed ns).
+    """
+
+    backend: Backend
+    partition_fn: Callable
+    options: Options
+    observe: Callable[[str, Any], None]
+    after_pass: passes.Hook
+
+    @property
+    def min_graph_ops(self) -> int:
+        """From how many ops on a function is worth compiling."""
+        return self.backend.min_graph_ops if self.options.min_graph_ops is None else self.options.min_graph_ops
+
+    @property
+    def objective(self) -> Objective:
+        """What the partition aims at."""
+        options = self.options
+        return Objective(
+            budget_of(options.memory_budget),
+            options.memory_budget_of,
+            self.backend.fuses,
+            options.flops_per_byte,
+            collectives_first=options.collectives_first,
+        )
+
+
 def compile_flat(
     function: FlatFunction,
     args: Sequence[Any],
     hints: Sequence[InputHint],
-    *,
-    backend: Backend,
-    partition_fn: Callable,
-    options: Options,
-    higher_order: Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder],
-    observe: Callable[[str, Any], None],
-    after_pass: passes.Hook,
+    tools: Toolchain,
+    higher_order: MakeHigherOrder,
     known: passes.KnownValues | None = None,
 ) -> Executable | SmallGraph:
     """Compile a function of flat tensors and symbolic numbers, or find that it is not worth it.
@@ -130,43 +159,23 @@ def compile_flat(
         function: called once, with fake functional tensors; returns a flat sequence.
         args: real (or fake) tensors and symbolic ints to trace for; they are not touched.
         hints: which arguments are parameters or buffers, which of their sizes are symbolic.
-        backend: compiles the graphs.
-        partition_fn: splits the joint graph.
-        options: see `Options`.
+        tools: what the stages are run with.
         higher_order: makes what computes gradients of gradients, from the first stages' results.
-        observe: called with (stage name, stage result) after every stage: it verifies, prints, times.
-        after_pass: the same between passes, called with (place, pass, graph, elapsed ns).
         known: what the function would compute, but arguments hold already.
     """
-    traced = trace_joint(
-        function, args, hints, backend=backend, options=options, observe=observe, after_pass=after_pass, known=known
-    )
-    if isinstance(traced, SmallGraph):
-        return traced
-    return compile_joint(
-        traced,
-        backend=backend,
-        partition_fn=partition_fn,
-        options=options,
-        higher_order=higher_order,
-        observe=observe,
-        after_pass=after_pass,
-        known=known,
-    )
+    traced = trace_joint(function, args, hints, tools, known)
+    return traced if isinstance(traced, SmallGraph) else compile_joint(traced, tools, higher_order, known)
 
 
 def trace_joint(
     function: FlatFunction,
     args: Sequence[Any],
     hints: Sequence[InputHint],
-    *,
-    backend: Backend,
-    options: Options,
-    observe: Callable[[str, Any], None],
-    after_pass: passes.Hook,
+    tools: Toolchain,
     known: passes.KnownValues | None = None,
 ) -> TracedJoint | SmallGraph:
     """The first stages: from the function to the joint graph that is partitioned. Arguments as for `compile_flat`."""
+    backend, options = tools.backend, tools.options
     mode = find_fake_mode(args)
     convention = CallingConvention.plain(make_input_specs(mode, args, hints))
     capture = capture_function(function, convention, mode, backend.decompositions())
@@ -175,58 +184,43 @@ def trace_joint(
         convention = share_memory(convention, args, sharing, mode)
         capture = capture_function(function, convention, mode, backend.decompositions())
         meta = analyze(capture)
-    observe("capture", capture)
-    observe("analysis", meta)
-    limit = backend.min_graph_ops if options.min_graph_ops is None else options.min_graph_ops
-    if (ops := count_ops(capture)) < limit:
-        small = SmallGraph(capture, meta, ops, limit)
-        observe("small graph", small)
+    tools.observe("capture", capture)
+    tools.observe("analysis", meta)
+    if (ops := count_ops(capture)) < tools.min_graph_ops:
+        small = SmallGraph(capture, meta, ops, tools.min_graph_ops)
+        tools.observe("small graph", small)
         return small
     tidy = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
-    joint = tidy.run(build_joint(capture, meta, options.grad_segments), after_pass)
+    joint = tidy.run(build_joint(capture, meta, options.grad_segments), tools.after_pass)
     if options.keep_input_mutations and not joint.differentiable:
         joint = passes.keep_input_mutations(joint, meta)
     joint = passes.take_known_values(backend.prepare_joint(joint), known)
-    observe("joint", joint)
+    tools.observe("joint", joint)
     return TracedJoint(capture, meta, joint)
 
 
 def compile_joint(
-    traced: TracedJoint,
-    *,
-    backend: Backend,
-    partition_fn: Callable,
-    options: Options,
-    higher_order: Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder],
-    observe: Callable[[str, Any], None],
-    after_pass: passes.Hook,
-    known: passes.KnownValues | None = None,
+    traced: TracedJoint, tools: Toolchain, higher_order: MakeHigherOrder, known: passes.KnownValues | None = None
 ) -> Executable:
     """The other stages: from the joint graph to the executable. Arguments as for `compile_flat`."""
     capture, meta, joint = traced.capture, traced.meta, traced.joint
-    objective = Objective(
-        budget_of(options.memory_budget),
-        options.memory_budget_of,
-        backend.fuses,
-        options.flops_per_byte,
-        collectives_first=options.collectives_first,
-    )
     names = GraphNames()
     with names.compiling("joint"):
-        partition = partition_joint(passes.held_by_others(joint, known), partition_fn, objective)
-    forward = passes.pipeline("forward", (), options.forward_passes).run(partition.forward, after_pass)
+        partition = partition_joint(passes.held_by_others(joint, known), tools.partition_fn, tools.objective)
+    forward = passes.pipeline("forward", (), tools.options.forward_passes).run(partition.forward, tools.after_pass)
     partition = replace(partition, forward=forward)
-    observe("partition", partition)
+    tools.observe("partition", partition)
     with names.compiling("inference" if partition.backward is None else "forward"):
-        compiled = names.of_backward(backend.compile(partition, joint.static_inputs))
-    compiled = with_backward_passes(compiled, passes.pipeline("backward", (), options.backward_passes), after_pass)
-    observe("compiled", compiled)
+        compiled = names.of_backward(tools.backend.compile(partition, joint.static_inputs))
+    backward_passes = passes.pipeline("backward", (), tools.options.backward_passes)
+    compiled = with_backward_passes(compiled, backward_passes, tools.after_pass)
+    tools.observe("compiled", compiled)
     plan = make_plan(capture, meta, partition, joint)
     source = emit(plan)
     backwards = make_backwards(plan, compiled, joint.segments, higher_order(capture, meta, joint))
     call = build(plan, source, compiled, backwards)
     executable = Executable(capture, meta, joint, partition, compiled, plan, source, backwards, call)
-    observe("executable", executable)
+    tools.observe("executable", executable)
     return executable
 
 

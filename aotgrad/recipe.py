@@ -15,7 +15,7 @@ from aotgrad.observe import Observer
 from aotgrad.options import Options
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
 from aotgrad.passes import KnownValues
-from aotgrad.pipeline import Executable, SmallGraph, compile_flat
+from aotgrad.pipeline import Executable, SmallGraph, Toolchain, compile_flat
 from aotgrad.plan_cache import PlanCache
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.vjp import CapturedFunction, CompiledVjp, check_old_values
@@ -46,23 +46,13 @@ class Recipe:
         hints: Sequence[InputHint],
         known: KnownValues | None = None,
     ) -> Executable | SmallGraph:
-        observer = self.observer()
-        return compile_flat(
-            function,
-            args,
-            hints,
-            backend=self.backend,
-            partition_fn=self.partition_fn,
-            options=self.options,
-            higher_order=functools.partial(self.higher_order, function, known),
-            observe=observer,
-            after_pass=observer.after_pass,
-            known=known,
-        )
+        higher_order = functools.partial(self.higher_order, function, known)
+        return compile_flat(function, args, hints, self.toolchain(), higher_order, known)
 
-    def observer(self) -> Observer:
-        """What looks at the stages of one compilation."""
-        return Observer(self.options.verify)
+    def toolchain(self) -> Toolchain:
+        """What one compilation is run with."""
+        observer = Observer(self.options.verify)
+        return Toolchain(self.backend, self.partition_fn, self.options, observer, observer.after_pass)
 
     def higher_order(
         self,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from aotgrad import op_table
 from aotgrad.errors import CaptureError
 
 
@@ -73,7 +74,7 @@ class WatchedGenerator:
         return threading.get_ident() == self._thread
 
     def _draws(self) -> int:
-        return sum(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in self._graph.nodes)
+        return sum(op_table.is_random(node.target) for node in self._graph.nodes)
 
     def _move_to(self, draws: int | None) -> None:
         self._look_at_draws()

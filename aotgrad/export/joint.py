@@ -147,16 +147,8 @@ def compile_joint(
     backend = FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler)
     recipe = Recipe(backend, partition_fn, options_of(options))
     changed = CheckedPass(Replacement(joint.module), "joint").apply(copy_of(joint.traced.joint))
-    observer = recipe.observer()
-    executable = compile_traced(
-        replace(joint.traced, joint=changed),
-        backend=recipe.backend,
-        partition_fn=recipe.partition_fn,
-        options=recipe.options,
-        higher_order=lambda *_: FirstOrder(CompiledBatches(PlanCache(recipe, "batched backward"))),
-        observe=observer,
-        after_pass=observer.after_pass,
-    )
+    first_order = FirstOrder(CompiledBatches(PlanCache(recipe, "batched backward")))
+    executable = compile_traced(replace(joint.traced, joint=changed), recipe.toolchain(), lambda *_: first_order)
     return CompiledJoint(joint.calls, replace(joint.plan, executable=executable))
 
 

@@ -20,6 +20,7 @@ import torch.fx as fx
 from aotgrad import op_table, torch_compat
 from aotgrad.ir import JointGraph
 from aotgrad.passes.dead_code import DeadCodeElimination
+from aotgrad.passes.memory import viewed_node
 from aotgrad.slots import FORWARD_RESULTS
 
 
@@ -86,8 +87,8 @@ def results_of(joint: JointGraph) -> list[fx.Node]:
 
 def owner(node: fx.Node) -> fx.Node:
     """The node in whose memory a view lies."""
-    while node.op == "call_function" and torch_compat.is_view_op(node.target):
-        node = node.args[0]
+    while (viewed := viewed_node(node)) is not None:
+        node = viewed
     return node
 
 

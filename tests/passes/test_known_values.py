@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 import torch.fx as fx
@@ -34,6 +36,11 @@ def exp_of_sine(graph, x, *others):
 
 def exp_of_sine_of_a_copy(graph, x, *others):
     return exp_of_sine(graph, graph.call_function(aten.clone.default, (x,)))
+
+
+def piece_of_sine(graph, x, *others):
+    sine = graph.call_function(aten.sin.default, (x,))
+    return graph.call_function(operator.getitem, (graph.call_function(aten.unbind.int, (sine,)), 0))
 
 
 def exp_of_cosine(graph, x, *others):
@@ -85,3 +92,9 @@ def test_known_inputs_are_held_by_others():
     known = KnownValues(source, (0,), {2: "sin_default"}, KnownValues(source, (0,), {1: "exp_default"}, None))
     assert held_by_others(joint_of(3, exp_of_sine), known).static_inputs == {0, 1, 2}
     assert held_by_others(source, None) is source
+
+
+@pytest.mark.parametrize(("build", "private"), [(exp_of_sine, {2}), (piece_of_sine, frozenset())])
+def test_the_caller_has_what_a_returned_piece_is_a_view_of(build, private):
+    known = KnownValues(joint_of(1, build), (0,), {2: "sin_default"}, None)
+    assert held_by_others(joint_of(3, build), known).private_inputs == private
