@@ -118,7 +118,7 @@ class Toolchain:
     """What the stages are run with.
 
     `backend` compiles the graphs, `partition_fn` splits the joint graph. `observe` is called with (stage name, stage result)
-    after every stage: it verifies, prints, times; `after_pass` does so between passes, with (place, pass, graph, elapsed ns).
+    after every stage: it verifies, prints, times; `after_pass` likewise between passes, with (place, pass, graph, ns).
     """
 
     backend: Backend
