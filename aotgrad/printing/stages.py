@@ -232,7 +232,9 @@ def backward_error_text(error: BackwardError) -> str:
 
 
 def first_for_backward(joint: JointGraph) -> fx.Node | None:
-    """The node from which on no forward result needs any; `None` if there is none."""
+    """The node from which on no forward result needs any; `None` if there is none, or no backward."""
+    if not joint.differentiable:
+        return None
     pairs = zip(joint.signature.outputs, results_of(joint.module), strict=True)
     needed = {node for slot, node in pairs if isinstance(slot, FORWARD_RESULTS) and isinstance(node, fx.Node)}
     first = None
