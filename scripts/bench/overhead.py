@@ -1,0 +1,260 @@
+"""What a call costs besides the graphs that it runs, beside torch's own AOTAutograd.
+
+    python scripts/bench/overhead.py
+    python scripts/bench/overhead.py --only "3 tensors" --markdown
+
+Overhead is the time of the compiled call less that of its graph callables alone, on the inputs that they had in that call.
+All sides get the same pass-through compiler. *floor* is a hand-written `torch.autograd.Function` around the same callables
+(without gradients: the callable alone), so what is between the two is what could still go. `aot_function` finds its plan by
+guards, which the peer does not have. Behind Dynamo, what a backend returned to it is called: Dynamo's own cost is left out.
+Candidates take turns; medians of processor time.
+"""
+
+import argparse
+import datetime
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import functorch.compile
+import torch
+from tabulate import tabulate
+from timing import median_seconds
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+
+import aotgrad
+from aotgrad.frontends.dynamo import DynamoBackend
+
+Function = Callable[..., Any]
+ROUNDS = 21
+
+
+@dataclass
+class Recorder:
+    """A pass-through compiler that notes each graph's callable, and the inputs of its last call."""
+
+    runs: list[Function] = field(default_factory=list)
+    inputs: list[list[Any]] = field(default_factory=list)
+
+    def __call__(self, module: torch.fx.GraphModule, _: Sequence[Any]) -> Function:
+        plain, last = aotgrad.make_boxed_func(module.forward), []
+        self.inputs.append(last)
+
+        def run(args: list) -> Any:
+            if not last:
+                last.extend(value.detach() if isinstance(value, Tensor) else value for value in args)
+                self.runs.append(run)
+            return plain(args)
+
+        run._boxed_call = True
+        return run
+
+    def alone(self, runs: Sequence[Function]) -> None:
+        """The recorded graphs without anything around them; `runs` stand in for their callables."""
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            for run, inputs in zip(runs, self.inputs, strict=True):
+                run(list(inputs))
+
+    def candidates(self) -> dict[str, Callable[[], None]]:
+        """What to subtract from the time of a call, and what to add again: the cost of measuring that."""
+        return {"graphs": partial(self.alone, self.runs), "nothing": partial(self.alone, [bool] * len(self.runs))}
+
+
+def three_tensors(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return a * b + c
+
+
+def mutation_and_views(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    """Changes its last argument, and returns three views of another one."""
+    c.add_(1)
+    return a * b, b.t(), b[0], b.view(-1)
+
+
+def many_parameters(x: Tensor, *parameters: Tensor) -> Tensor:
+    return torch.stack(parameters).sum(0) * x
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of call. `differentiable`: how many of the inputs require grad; `backward`: whether one is part of it."""
+
+    name: str
+    function: Function
+    count: int
+    differentiable: int
+    mode: Callable[[], AbstractContextManager] = nullcontext
+    backward: bool = False
+
+    def inputs(self) -> list[Tensor]:
+        return [torch.randn(4, 4, requires_grad=k < self.differentiable) for k in range(self.count)]
+
+    def step(self, function: Function, inputs: Sequence[Tensor]) -> None:
+        result = function(*inputs)
+        if self.backward:
+            torch.autograd.backward(result if isinstance(result, Tensor) else result[0], TANGENT)
+
+
+TANGENT = torch.ones(4, 4)
+
+
+def cases() -> Iterator[Case]:
+    yield Case("3 tensors, forward", three_tensors, 3, 3)
+    yield Case("3 tensors, forward + backward", three_tensors, 3, 3, backward=True)
+    yield Case("3 tensors, no_grad", three_tensors, 3, 3, torch.no_grad)
+    yield Case("3 tensors, inference_mode", three_tensors, 3, 3, torch.inference_mode)
+    yield Case("mutation + 3 views, forward", mutation_and_views, 3, 2)
+    yield Case("mutation + 3 views, no_grad", mutation_and_views, 3, 2, torch.no_grad)
+    for count in (100, 1000):
+        yield Case(f"{count} parameters, forward", many_parameters, count + 1, count + 1)
+        yield Case(f"{count} parameters, forward + backward", many_parameters, count + 1, count + 1, backward=True)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A function to time, the graphs that it runs, and the order in which it takes the inputs."""
+
+    call: Function
+    graphs: Recorder
+    order: Sequence[int]
+
+
+def through_aot_function(make: Callable[..., Function], case: Case, inputs: Sequence[Tensor]) -> Compiled:
+    recorder = Recorder()
+    return Compiled(make(case.function, recorder, recorder), recorder, range(case.count))
+
+
+def peers_backend(recorder: Recorder) -> Function:
+    return aot_autograd(fw_compiler=recorder, bw_compiler=recorder)
+
+
+def our_backend(recorder: Recorder) -> Function:
+    aotgrad.backends.register("recorder", fw_compiler=recorder)
+    return DynamoBackend("recorder")
+
+
+def through_dynamo(backend: Callable[[Recorder], Function], case: Case, inputs: Sequence[Tensor]) -> Compiled:
+    """What a backend gives to Dynamo, called with the arguments that Dynamo calls it with, in that order."""
+    torch._dynamo.reset()
+    recorder, found, order = Recorder(), [], []
+
+    def remember(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Function:
+        found.append(backend(recorder)(module, examples))
+        return torch._dynamo.disable(call_and_note)
+
+    def call_and_note(*args: Tensor) -> Any:
+        order[:] = [next(k for k, tensor in enumerate(inputs) if tensor is arg) for arg in args]
+        return found[0](*args)
+
+    case.step(torch.compile(case.function, backend=remember), inputs)
+    return Compiled(found[0], recorder, order)
+
+
+FRONTENDS = {
+    "aot_function": (
+        partial(through_aot_function, functorch.compile.aot_function),
+        partial(through_aot_function, aotgrad.aot_function),
+    ),
+    "torch.compile": (partial(through_dynamo, peers_backend), partial(through_dynamo, our_backend)),
+}
+
+
+def no_backward(args: list) -> Any:
+    raise AssertionError("the case has no backward")
+
+
+class Floor(torch.autograd.Function):
+    """What one would write by hand: the graph, what it saved, its outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Function, backward: Function | None, results: int, *inputs: Tensor) -> Any:
+        values = run(list(inputs))
+        ctx.save_for_backward(*values[results:])
+        ctx.run = backward or no_backward
+        return tuple(values[:results])
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> Any:
+        return (None, None, None, *ctx.run([*ctx.saved_tensors, tangents[0]]))
+
+
+def by_hand(case: Case, ours: Compiled) -> Function:
+    """`case.function` around the graphs that aotgrad made of it."""
+    forward, backward = (*ours.graphs.runs, None)[:2]
+    results = 2 if case.function is mutation_and_views else 1
+
+    def call(*inputs: Tensor) -> Any:
+        ordered = [inputs[k] for k in ours.order]
+        outputs = Floor.apply(forward, backward, results, *ordered) if torch.is_grad_enabled() else forward(ordered)
+        if case.function is not mutation_and_views:
+            return outputs[0]
+        updated, product = outputs
+        with torch.no_grad():
+            inputs[2].copy_(updated)
+        return product, inputs[1].t(), inputs[1][0], inputs[1].view(-1)
+
+    return call
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Microseconds of overhead."""
+
+    peer: float
+    ours: float
+    floor: float
+
+    def row(self, name: str) -> list[str]:
+        ours, peer = self.ours - self.floor, self.peer - self.floor
+        times = (f"{time:.1f}" for time in (self.floor, self.peer, self.ours))
+        return [name, *times, f"{self.ours / self.peer:.2f}", f"{ours:.1f}", f"{ours / peer:.2f}"]
+
+
+def measure(case: Case, frontend: str, rounds: int) -> Overheads:
+    peer, ours = FRONTENDS[frontend]
+    with case.mode():
+        inputs = case.inputs()
+        sides = {"peer": peer(case, inputs), "ours": ours(case, inputs)}
+        steps = {name: partial(case.step, side.call, [inputs[k] for k in side.order]) for name, side in sides.items()}
+        for step in steps.values():
+            step()
+        steps["floor"] = partial(case.step, by_hand(case, sides["ours"]), inputs)
+        for name, side in sides.items():
+            steps |= {f"{what} of {name}": run for what, run in side.graphs.candidates().items()}
+        seconds = median_seconds(steps, rounds)
+    graphs = {name: seconds[f"graphs of {name}"] - seconds[f"nothing of {name}"] for name in sides}
+    graphs["floor"] = graphs["ours"]
+    return Overheads(**{side: 1e6 * (seconds[side] - alone) for side, alone in graphs.items()})
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="the cases in whose name one of these is")
+    parser.add_argument("--frontends", nargs="+", choices=FRONTENDS, default=list(FRONTENDS))
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples per candidate (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    parser.add_argument("--markdown", action="store_true", help="print a table for a document")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
+        f"{torch.get_num_threads()} thread(s), {datetime.date.today()}; us a call; ratio = aotgrad / peer\n"
+    )
+    chosen = [case for case in cases() if not arguments.only or any(text in case.name for text in arguments.only)]
+    headers = ["", "floor", "peer", "aotgrad", "ratio", "above the floor", "ratio above it"]
+    tablefmt = "github" if arguments.markdown else "simple"
+    for frontend in arguments.frontends:
+        rows = [measure(case, frontend, arguments.rounds).row(case.name) for case in chosen]
+        table = tabulate(rows, [frontend, *headers[1:]], tablefmt, disable_numparse=True, colalign=["left", *["right"] * 6])
+        print(f"{table}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
