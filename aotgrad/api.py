@@ -22,7 +22,7 @@ from torch import nn
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Compiler, FunctionBackend
-from aotgrad.calls import FunctionCalls, ModuleCalls, module_call, state_of
+from aotgrad.calls import FunctionCalls, ModuleCalls, has_state, module_call, state_of
 from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
 from aotgrad.debug_state import debug_state
@@ -78,11 +78,18 @@ def aot_function(
     cache = PlanCache(Recipe(backend, partition_fn, Options.from_mapping(given)), name)
 
     calls = FunctionCalls(cache, fn, state_of(fn), num_params_buffers)
+    plain = {} if has_state(fn) else cache.plain
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return fn(*args, **kwargs)
+        if not kwargs:
+            for usual in plain.get(len(args), ()):
+                if usual.admits(args):
+                    tensors = list(args)
+                    del args  # only the list has them now: each can be freed when it is dead
+                    return usual.run(tensors)
         arguments = Arguments.of(args, kwargs)
         if cache.runs_eagerly(arguments.tensors):
             return cache.jvp.call(fn, arguments, calls.state())
@@ -122,6 +129,12 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return eager(*inputs, **options)
+        if not options and (known := lifted.known(inputs, cache.plain)):
+            tensors, value = known
+            for usual in cache.plain.get(len(tensors), ()):
+                if usual.state is value and usual.admits(tensors):
+                    del inputs, known
+                    return usual.run(tensors)
         runs_eagerly = cache.runs_eagerly(inputs)
         if runs_eagerly and not torch_compat.forward_mode_is_open():
             return eager(*inputs, **options)

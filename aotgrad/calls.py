@@ -117,12 +117,20 @@ def module_call(lifted: LiftedModule, eager: Callable, args: tuple, kwargs: dict
 
 def state_of(fn: Callable) -> Callable[[], State]:
     """Reads what a call of `fn` depends on besides its arguments: the attributes of a module, if it is one."""
-    owner = getattr(fn, "__self__", fn)
-    if not isinstance(owner, nn.Module):
+    if not has_state(fn):
         constant = State(fn)
         return lambda: constant
-    lifted = LiftedModule(owner)
+    lifted = LiftedModule(owner_of(fn))
     return lambda: State(fn, lifted.read()[1], lambda: lifted.read()[1])
+
+
+def has_state(fn: Callable) -> bool:
+    """Whether calls of `fn` depend on more than their arguments: the attributes of a module."""
+    return isinstance(owner_of(fn), nn.Module)
+
+
+def owner_of(fn: Callable) -> Any:
+    return getattr(fn, "__self__", fn)
 
 
 def kind_of(tensor: torch.Tensor) -> str:

@@ -15,13 +15,13 @@ are as they were. The check of all tensors is one C++ call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from aotgrad import torch_compat
+from aotgrad import passes, torch_compat
 from aotgrad.convention import Dedupe
 from aotgrad.memory import MemoryGuard
 from aotgrad.reads import FACTS
@@ -53,6 +53,23 @@ class PlanGuards:
             and (not self.facts or all(FACTS[name](tensors[k]) == value for k, name, value in self.facts))
             and (self.shapes is None or self.shapes(tensors))
         )
+
+    def plain_check(self, generation: int) -> Callable[[Sequence[Any]], bool] | None:
+        """`check` for as many values, tensors or not, that all stand for themselves, in one function that looks only at what
+        matters to this plan; `None` if it would be no faster.
+
+        It is false where someone watches every op, and after passes were registered: `generation` is another one then.
+        """
+        if not self.dedupe.is_identity or self.tensors.native is None:
+            return None
+        names: dict[str, Any] = {"tensors_hold": self.tensors.native, "state_holds": self.global_state.in_plain_calls()}
+        names |= {"generation": passes.generation, "memory": self.memory, "shapes": self.shapes}
+        conditions = ["tensors_hold(*tensors)", "state_holds()", f"generation() == {generation}"]
+        conditions += [f"{part}(tensors)" for part in ("memory", "shapes") if names[part] is not None]
+        for number, (position, fact, value) in enumerate(self.facts):
+            names |= {f"fact_{number}": FACTS[fact], f"value_{number}": value}
+            conditions.append(f"fact_{number}(tensors[{position}]) == value_{number}")
+        return eval(f"lambda tensors: {' and '.join(conditions)}", names)
 
     def why_not(self, tensors: Sequence[torch.Tensor]) -> str:
         """What differs, for the log; the empty string if nothing does."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -214,6 +214,16 @@ class LiftedModule:
                     return tensors, state.value
             with COMPILING:
                 pass
+
+    def known(self, inputs: tuple, counts: Collection[int]) -> tuple[list[Any], Hashable] | None:
+        """The module's tensors, then `inputs`, and its other state, if their number is one of `counts`; `None` if it is not,
+        if the state has changed since it was read, or while the module is traced.
+        """
+        state, swaps = self.state, self.swaps
+        if state is None or swaps % 2 or len(state.places) + len(inputs) not in counts or not state.is_current():
+            return None
+        values = [*state.tensors(), *inputs]
+        return (values, state.value) if swaps == self.swaps else None
 
     def current_state(self) -> ModuleState:
         state = self.state

@@ -85,14 +85,48 @@ class CachedPlan:
     compile_ns: int
     hits: int = 0
 
+    def __post_init__(self) -> None:
+        self.reference = weakref.ref(self)
+
     def __call__(self, state: State, arguments: Arguments) -> Any:
         """Run the plan, which was made for arguments like these."""
-        _thread.last_executed = weakref.ref(self)
+        _thread.last_executed = self.reference
         if isinstance(self.executable, SmallGraph):
             return state.eager(*arguments.args, **arguments.kwargs)
         dedupe, tensors = self.guards.dedupe, list(arguments.tensors)
         flat = self.executable(tensors if dedupe.is_identity else dedupe.enter(tensors))
         return self.output.unflatten(flat)
+
+
+@dataclass(frozen=True)
+class PlainCalls:
+    """The calls of one plan with nothing but distinct tensors as arguments: they find it before anything else is tried.
+
+    Attributes:
+        admits: whether it is the plan for these arguments.
+        state: see `State.value`.
+        run: takes the tensors in a list, which it clears.
+    """
+
+    admits: Callable[[Sequence[Any]], bool]
+    state: Hashable
+    run: Callable[[list], Any]
+
+    @classmethod
+    def of(cls, plan: CachedPlan, state: Hashable, generation: int) -> PlainCalls | None:
+        """Those of a plan; `None` if it has no such calls."""
+        admits = plan.guards.plain_check(generation)
+        if admits is None or not isinstance(plan.executable, Executable):
+            return None
+        call, rebuild, reference = plan.executable.call, plan.output.rebuild, plan.reference
+
+        def run(tensors: list) -> Any:
+            plan.hits += 1
+            counters["hits"] += 1
+            _thread.last_executed = reference
+            return rebuild(call(tensors))
+
+        return cls(admits, state, run)
 
 
 def last_executed() -> CachedPlan | None:
@@ -103,12 +137,16 @@ def last_executed() -> CachedPlan | None:
 
 @dataclass
 class PlanCache:
-    """The plans of one function, by structure and then by guards. `check` may refuse an executable by raising."""
+    """The plans of one function, by structure and then by guards. `check` may refuse an executable by raising.
+
+    `plain` has the same plans by the number of tensors, as far as they have plain calls.
+    """
 
     recipe: Recipe
     name: str
     check: Callable[[Stages], None] | None = None
     entries: dict[tuple, list[CachedPlan]] = field(default_factory=dict)
+    plain: dict[int, tuple[PlainCalls, ...]] = field(default_factory=dict)
     fallbacks: Counter[str] = field(default_factory=Counter)
     warned: bool = False
 
@@ -118,6 +156,7 @@ class PlanCache:
     def clear(self) -> None:
         with COMPILING:
             self.entries.clear()
+            self.plain.clear()
             self.warned = False
             self.__dict__.pop("jvp", None)
 
@@ -228,10 +267,17 @@ class PlanCache:
             if structure_key(arguments.constants, arguments.spec, (state.reread(), passes.generation())) != key:
                 reject_second_run(plan)
                 key = (object(),)  # the function changes what the plan depends on: each call has to change it again
+            elif isinstance(arguments.spec, int):
+                self.add_plain(plan, len(arguments.tensors), state.value)
             self.entries[key] = [plan, *self.entries.get(key, ())]
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("%s: a new plan, used if\n%s", self.name, "\n".join(f"    {line}" for line in plan.guards.lines()))
             return plan
+
+    def add_plain(self, plan: CachedPlan, count: int, state: Hashable) -> None:
+        calls = PlainCalls.of(plan, state, passes.generation())
+        if calls is not None:
+            self.plain[count] = (calls, *self.plain.get(count, ()))
 
     def compile(
         self, key: tuple, function: Callable, arguments: Arguments, static_count: int, known: passes.KnownValues | None

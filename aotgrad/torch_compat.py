@@ -1250,7 +1250,9 @@ def shape_guards(fakes: Sequence[FakeTensor]) -> ShapeGuards | None:
 class TensorGuard:
     """Dtype, device, layout, sizes, strides, requires_grad, dispatch keys and number of tensors, in one C++ call.
 
-    Symbolic sizes and strides of the fakes are not compared. Tensors without strides (sparse) are compared in Python.
+    The keys are those that an op would see: inside a dispatch mode, a `torch.func` transform, `torch.jit.trace` or inference
+    mode they are others. Symbolic sizes and strides of the fakes are not compared. Tensors without strides (sparse) are
+    compared in Python; `native` is the one call if there is none, else `None`.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], fakes: Sequence[FakeTensor]) -> None:
@@ -1264,7 +1266,8 @@ class TensorGuard:
         steps = [[_static(step) for step in fakes[k].stride()] for k in self.strided]
         chosen = [tensors[k] for k in self.strided]
         self.guards = TensorGuards(*chosen, dynamic_dims_sizes=sizes, dynamic_dims_strides=steps) if chosen else None
-        self.check = self.guards.check if self.guards and not self.sparse else self.check_mixed
+        self.native = self.guards.check if self.guards and not self.sparse else None
+        self.check = self.native or self.check_mixed
 
     def check_mixed(self, *tensors: torch.Tensor) -> bool:
         if any(_sparse_key(tensors[k]) != key for k, key in self.sparse) or len(set(map(id, tensors))) != len(tensors):
@@ -1356,6 +1359,25 @@ class GlobalState:
 
     def check(self) -> bool:
         return self.native.check() and self.read_flags() == self.flags
+
+    def in_plain_calls(self) -> Callable[[], bool]:
+        """A fast `check`, which is also false where forward-mode gradients or a function mode watch the call.
+
+        With the keys that `TensorGuard` compares, that is all that `ops_are_observed` looks at.
+        """
+        native, (inference, flash, memory_efficient, math, cudnn, devices) = self.native.check, self.flags
+        if devices:
+            return lambda: False
+        return lambda: (
+            native()
+            and forward_ad._current_level < 0
+            and not _function_mode_count()
+            and _inference_mode_is_on() is inference
+            and _flash_attention_is_on() is flash
+            and _memory_efficient_attention_is_on() is memory_efficient
+            and _math_attention_is_on() is math
+            and _cudnn_attention_is_on() is cudnn
+        )
 
     @staticmethod
     def read_flags() -> tuple:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,25 +48,56 @@ class Arguments:
 
 
 class FlatOutput:
-    """Calls a function that returns a pytree, flattens what it returns, and remembers the structure."""
+    """Flattens what a function returns, and remembers the structure: `rebuild` puts it together again."""
 
     def __init__(self) -> None:
         self.spec: pytree.TreeSpec | None = None
-        self.is_one = self.is_list = False
+        self.rebuild: Callable[[list[Any]], Any] = list
 
     def flatten(self, result: Any) -> list[Any]:
         leaves, self.spec = pytree.tree_flatten(pytree.tree_map(name_size, result, is_leaf=is_size), is_leaf=is_size)
-        self.is_one = self.spec.is_leaf()
-        self.is_list = self.spec.type is list and all(child.is_leaf() for child in self.spec.children())
+        self.rebuild = unflattener(self.spec)
         return leaves
 
-    def unflatten(self, leaves: Sequence[Any]) -> Any:
-        """The nested results; the two common structures are put together here, since pytrees are slow."""
-        if self.is_one:
-            return leaves[0]
-        if self.is_list:
-            return list(leaves)
-        return pytree.tree_unflatten(list(leaves), self.spec)
+    def unflatten(self, leaves: list[Any]) -> Any:
+        return self.rebuild(leaves)
+
+
+def unflattener(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
+    """What puts flat results together again. Nested lists, tuples and dicts are one expression, since pytrees are slow.
+
+    >>> unflattener(pytree.tree_structure((0, [1, 2], {"a": 3})))([4, 5, 6, 7])
+    (4, [5, 6], {'a': 7})
+    """
+    constants: dict[str, Any] = {}
+    positions = itertools.count()
+    try:
+        return eval(f"lambda leaves: {expression(spec, positions, constants)}", constants)
+    except UnknownNode:
+        return lambda leaves: pytree.tree_unflatten(leaves, spec)
+
+
+class UnknownNode(Exception):
+    """A structure that only pytrees know."""
+
+
+def expression(spec: pytree.TreeSpec, positions: Iterator[int], constants: dict[str, Any]) -> str:
+    """Python text of a nested value whose leaves are `leaves[0]`, `leaves[1]`, ...; keys of dicts go to `constants`."""
+    if spec.is_leaf():
+        return f"leaves[{next(positions)}]"
+    if spec.type not in (tuple, list, dict):
+        raise UnknownNode
+    keys = [key_name(key, constants) for key in spec.context] if spec.type is dict else []
+    parts = [expression(child, positions, constants) for child in spec.children()]
+    if spec.type is dict:
+        return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, parts, strict=True))}}}"
+    return f"({''.join(f'{part}, ' for part in parts)})" if spec.type is tuple else f"[{', '.join(parts)}]"
+
+
+def key_name(key: Any, constants: dict[str, Any]) -> str:
+    name = f"key_{len(constants)}"
+    constants[name] = key
+    return name
 
 
 class SymbolicSize(tuple):
