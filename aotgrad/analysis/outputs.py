@@ -144,11 +144,15 @@ class _Outputs:
             root, steps = chain_from(node_of(value), stops={current})
             if root is current:
                 return owner, steps
+        found = None
         for owner in owners:
             root, moved = chain_from(node_of(self.capture.arguments[owner]))
-            if (steps := without_prefix(self.steps_from(root, value), moved)) is not None:
+            steps = without_prefix(self.steps_from(root, value), moved)
+            if steps:
                 return owner, steps
-        return owners[0], None
+            if steps is not None:  # laid out as this argument is, but another tensor
+                found = found or (owner, steps)
+        return found or (owners[0], None)
 
     def alias_before_metadata(self, position: int, value: torch.Tensor, owners: Sequence[int]) -> AliasOfInput:
         """A view of an input that was made before the input's size or stride was changed."""

@@ -76,6 +76,13 @@ ALIKE = {
     "complex numbers in a part of a real tensor that no view of all of it has": program(
         "v = p0.clone()", "v", "x = torch.view_as_complex(tensor(3).as_strided((2,), (1,), 0).reshape(-1))"
     ),
+    "a view laid out as another argument": program(
+        "v = p1.zero_().conj()",
+        "v",
+        "x = tensor(dtype=torch.complex64)\ny = x.conj()\nw = x.view_as(x)",
+        "o0.unsqueeze_(0)",
+        call="y, w",
+    ),
     "a complex number added to a real one": program("p0.add_(p1)", "p0", f"{DATA}\n{COMPLEX}", call="x, y"),
     "a complex product added to a real one": program("p0.addcmul_(p1, p1)", "p0", f"{DATA}\n{COMPLEX}", call="x, y"),
     "an argument that a backward which raises does not lead to": program(
