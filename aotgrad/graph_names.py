@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from aotgrad.counters import counters
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf
 
 MODEL = "model"
@@ -42,6 +43,7 @@ class GraphNames:
             _thread.names = outer
             with _lock:
                 _graphs += 1
+                counters["graphs"] += role != "joint"
 
     def of_backward(self, compiled: Compiled) -> Compiled:
         """`compiled`, which names the backward graphs that are compiled later."""

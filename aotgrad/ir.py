@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol, Union
 
@@ -617,3 +617,26 @@ class Compiled:
     backend: str
     forward: BoxedCallable
     compile_backward: Callable[[GraphHalf], BoxedCallable] | None
+
+    def returning(self, outputs: tuple[int, ...]) -> Compiled:
+        """The same with a forward that returns some of its results (by position) and inputs (`~k`)."""
+        expected = getattr(self.forward, "expected", None)
+        return self if outputs == tuple(range(expected or 0)) else replace(self, forward=SomeResults(self.forward, outputs))
+
+
+@dataclass(frozen=True)
+class SomeResults:
+    """A compiled graph of which some results (by position) and inputs (`~k`) are wanted: other results die at once."""
+
+    function: BoxedCallable
+    outputs: tuple[int, ...]
+    _boxed_call = True
+
+    @property
+    def expected(self) -> int:
+        return len(self.outputs)
+
+    def __call__(self, args: list) -> list[Any]:
+        inputs = {position: args[~position] for position in self.outputs if position < 0}
+        results = self.function(args)
+        return [inputs[position] if position < 0 else results[position] for position in self.outputs]

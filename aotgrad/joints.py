@@ -15,7 +15,7 @@ from aotgrad.capture.trace import FlatFunction
 from aotgrad.errors import CaptureError
 from aotgrad.ir import InputHint
 from aotgrad.passes import KnownValues
-from aotgrad.pipeline import SmallGraph, TracedJoint, trace_joint
+from aotgrad.pipeline import Executable, SmallGraph, TracedJoint, trace_joint
 from aotgrad.plan_cache import CachedPlan, NoPlan
 from aotgrad.recipe import Recipe
 
@@ -25,7 +25,12 @@ class JointRecipe(Recipe):
     """A recipe that stops at the joint graph. Its options say `min_graph_ops=0`."""
 
     def compile(
-        self, function: FlatFunction, args: Sequence[Any], hints: Sequence[InputHint], known: KnownValues | None = None
+        self,
+        function: FlatFunction,
+        args: Sequence[Any],
+        hints: Sequence[InputHint],
+        known: KnownValues | None = None,
+        earlier: Sequence[Executable] = (),
     ) -> TracedJoint | SmallGraph:
         return trace_joint(function, args, hints, self.toolchain(), known)
 

@@ -24,6 +24,7 @@ from aotgrad.backends.base import Backend
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
 from aotgrad.capture.trace import FlatFunction, capture_function
 from aotgrad.convention import MemorySharing, share_memory
+from aotgrad.counters import counters
 from aotgrad.graph_names import GraphNames
 from aotgrad.ir import (
     BoxedCallable,
@@ -40,7 +41,7 @@ from aotgrad.ir import (
 )
 from aotgrad.joint import build_joint
 from aotgrad.options import Options, budget_of
-from aotgrad.partition import Objective
+from aotgrad.partition import Objective, is_typed, partition_again
 from aotgrad.partition import partition as partition_joint
 from aotgrad.runtime.autograd import Backward
 from aotgrad.runtime.emit import build, emit, make_backwards
@@ -152,6 +153,7 @@ def compile_flat(
     tools: Toolchain,
     higher_order: MakeHigherOrder,
     known: passes.KnownValues | None = None,
+    earlier: Sequence[Executable] = (),
 ) -> Executable | SmallGraph:
     """Compile a function of flat tensors and symbolic numbers, or find that it is not worth it.
 
@@ -162,9 +164,10 @@ def compile_flat(
         tools: what the stages are run with.
         higher_order: makes what computes gradients of gradients, from the first stages' results.
         known: what the function would compute, but arguments hold already.
+        earlier: what the same function was compiled to before: a forward that came out the same is used again.
     """
     traced = trace_joint(function, args, hints, tools, known)
-    return traced if isinstance(traced, SmallGraph) else compile_joint(traced, tools, higher_order, known)
+    return traced if isinstance(traced, SmallGraph) else compile_joint(traced, tools, higher_order, known, earlier)
 
 
 def trace_joint(
@@ -200,10 +203,29 @@ def trace_joint(
 
 
 def compile_joint(
-    traced: TracedJoint, tools: Toolchain, higher_order: MakeHigherOrder, known: passes.KnownValues | None = None
+    traced: TracedJoint,
+    tools: Toolchain,
+    higher_order: MakeHigherOrder,
+    known: passes.KnownValues | None = None,
+    earlier: Sequence[Executable] = (),
 ) -> Executable:
     """The other stages: from the joint graph to the executable. Arguments as for `compile_flat`."""
     capture, meta, joint = traced.capture, traced.meta, traced.joint
+    may_be_used_again = known is None and not tools.options.forward_passes and is_typed(tools.partition_fn)
+    halves = used_again(joint, earlier, tools) if may_be_used_again else None
+    partition, compiled = halves or compile_halves(joint, tools, known)
+    tools.observe("compiled", compiled)
+    plan = make_plan(capture, meta, partition, joint)
+    source = emit(plan)
+    backwards = make_backwards(plan, compiled, joint.segments, higher_order(capture, meta, joint))
+    call = build(plan, source, compiled, backwards)
+    executable = Executable(capture, meta, joint, partition, compiled, plan, source, backwards, call)
+    tools.observe("executable", executable)
+    return executable
+
+
+def compile_halves(joint: JointGraph, tools: Toolchain, known: passes.KnownValues | None) -> tuple[Partition, Compiled]:
+    """Partition a joint graph, and compile its forward."""
     names = GraphNames()
     with names.compiling("joint"):
         partition = partition_joint(passes.held_by_others(joint, known), tools.partition_fn, tools.objective)
@@ -213,15 +235,18 @@ def compile_joint(
     with names.compiling("inference" if partition.backward is None else "forward"):
         compiled = names.of_backward(tools.backend.compile(partition, joint.static_inputs))
     backward_passes = passes.pipeline("backward", (), tools.options.backward_passes)
-    compiled = with_backward_passes(compiled, backward_passes, tools.after_pass)
-    tools.observe("compiled", compiled)
-    plan = make_plan(capture, meta, partition, joint)
-    source = emit(plan)
-    backwards = make_backwards(plan, compiled, joint.segments, higher_order(capture, meta, joint))
-    call = build(plan, source, compiled, backwards)
-    executable = Executable(capture, meta, joint, partition, compiled, plan, source, backwards, call)
-    tools.observe("executable", executable)
-    return executable
+    return partition, with_backward_passes(compiled, backward_passes, tools.after_pass)
+
+
+def used_again(joint: JointGraph, earlier: Sequence[Executable], tools: Toolchain) -> tuple[Partition, Compiled] | None:
+    """A partition of `joint` whose forward was compiled before, if there is one."""
+    for executable in earlier:
+        again = partition_again(joint, executable.joint, executable.partition)
+        if again is not None:
+            counters["forwards_used_again"] += 1
+            tools.observe("partition", again.partition)
+            return again.partition, executable.compiled.returning(again.outputs)
+    return None
 
 
 def count_ops(capture: Capture) -> int:

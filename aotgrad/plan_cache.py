@@ -301,7 +301,8 @@ class PlanCache:
 
         tensors = dedupe.enter(arguments.tensors)
         hints = dedupe.enter(self.hints(key, arguments.tensors, static_count))
-        executable = self.executable(run_flat, tensors, hints, known and known.at(dedupe.positions))
+        known, earlier = known and known.at(dedupe.positions), self.earlier(key, dedupe)
+        executable = self.executable(run_flat, tensors, hints, known, earlier)
         reads.check(tensors)
         if self.check is not None:
             self.check(executable)
@@ -314,15 +315,23 @@ class PlanCache:
         tensors: Sequence[torch.Tensor],
         hints: Sequence[InputHint],
         known: passes.KnownValues | None,
+        earlier: Sequence[Executable],
     ) -> Executable | SmallGraph:
         """Compile with symbolic sizes, or with static ones where torch has no shape function for an op of the function."""
         try:
-            return self.recipe.compile(function, tensors, hints, known)
+            return self.recipe.compile(function, tensors, hints, known, earlier)
         except Exception as error:
             if not (torch_compat.lacks_shape_function(error) and any(hint.dynamic_dims for hint in hints)):
                 raise
             log.info("%s: its sizes are static, since one of its ops has no shape function: %s", self.name, error)
         return self.recipe.compile(function, tensors, [InputHint(hint.static) for hint in hints], known)
+
+    def earlier(self, key: tuple, dedupe: Dedupe) -> list[Executable]:
+        """The executables of plans that differ from a new one in its tensors only, those that save most first."""
+        guarded = [(plan.executable, plan.guards) for plan in self.entries.get(key, ())]
+        alike = [made for made, guards in guarded if guards.dedupe == dedupe and guards.global_state.check()]
+        found = [made for made in alike if isinstance(made, Executable)]
+        return sorted(found, key=lambda executable: len(executable.partition.saved), reverse=True)
 
     # -- which sizes are symbolic
 

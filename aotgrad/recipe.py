@@ -45,9 +45,10 @@ class Recipe:
         args: Sequence[Any],
         hints: Sequence[InputHint],
         known: KnownValues | None = None,
+        earlier: Sequence[Executable] = (),
     ) -> Executable | SmallGraph:
         higher_order = functools.partial(self.higher_order, function, known)
-        return compile_flat(function, args, hints, self.toolchain(), higher_order, known)
+        return compile_flat(function, args, hints, self.toolchain(), higher_order, known, earlier)
 
     def toolchain(self) -> Toolchain:
         """What one compilation is run with."""

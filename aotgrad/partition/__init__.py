@@ -1,17 +1,19 @@
 """Partition: a joint graph -> a forward graph, a backward graph, and the list of what is saved between them.
 
 `adapt.partition` is the stage. `graphs` says which half must run what; a chooser (`save_all`, `min_cut`) decides what to
-save for an `Objective`; `split` extracts the two graphs. What is known of ops is in `op_table`, what the user wants of
-values in `tags`, what may be saved or run again in `policy`, what it costs in `costs` and `fusion`. `problem`, `frontier`
-and `maxflow` find the best choice; they know ints, not ops.
+save for an `Objective`; `split` extracts the two graphs, and `again` those that go with a forward which is compiled already.
+What is known of ops is in `op_table`, what the user wants of values in `tags`, what may be saved or run again in `policy`,
+what it costs in `costs` and `fusion`. `problem`, `frontier` and `maxflow` find the best choice; they know ints, not ops.
 """
 
 from aotgrad.partition.adapt import (
     default_partition,
+    is_typed,
     min_cut_rematerialization_partition,
     partition,
     recompute_all_partition,
 )
+from aotgrad.partition.again import partition_again
 from aotgrad.partition.decision import Objective
 from aotgrad.partition.points import FrontierPoint, frontier_points
 
@@ -20,7 +22,9 @@ __all__ = [
     "Objective",
     "default_partition",
     "frontier_points",
+    "is_typed",
     "min_cut_rematerialization_partition",
     "partition",
+    "partition_again",
     "recompute_all_partition",
 ]

@@ -131,6 +131,11 @@ def partition(joint: JointGraph, partition_fn: PartitionFn, objective: Objective
     return _call_users_function(joint, partition_fn)
 
 
+def is_typed(partition_fn: PartitionFn) -> bool:
+    """Whether a partition function is one of ours, which say why they save what they save."""
+    return any(_unwrapped(partition_fn, Objective())[0] is ours for ours, _ in CHOOSERS)
+
+
 def _unwrapped(partition_fn: PartitionFn, objective: Objective) -> tuple[PartitionFn, Objective]:
     """The function within a `functools.partial`, and the objective with the budget that the partial gives."""
     if not isinstance(partition_fn, functools.partial):

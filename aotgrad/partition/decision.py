@@ -43,12 +43,12 @@ class Objective:
 class Decision:
     """The nodes that are saved, and the ops that run again in the backward, each with the reason.
 
-    Of `compact` ones, which are views of a small part of their memory, a dense copy is saved.
+    Of `compact` ones, which are views of a small part of their memory, a dense copy is saved; `None`: not chosen yet.
     """
 
     saved: dict[fx.Node, str]
     again: dict[fx.Node, str]
-    compact: frozenset[fx.Node] = frozenset()
+    compact: frozenset[fx.Node] | None = None
 
 
 Chooser = Callable[[JointAnalysis, Objective], Decision]

@@ -16,6 +16,7 @@ Limits: each half gets its own nodes, but both share the constants and submodule
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,15 +46,14 @@ def split(analysis: JointAnalysis, decision: Decision, collectives_first: bool =
         PartitionError: if the backward needs a value that is neither saved nor may be computed again.
     """
     needed = needed_in_backward(analysis, decision)
-    runs = analysis.backward | (needed - decision.saved.keys())
-    decision = compacted(analysis, decision, runs)
-    needed = needed_in_backward(analysis, decision)
+    if decision.compact is None:
+        decision = compacted(analysis, decision, analysis.backward | (needed - decision.saved.keys()))
+        needed = needed_in_backward(analysis, decision)
     kept = {node: decision.saved[node] for node in analysis.in_order(decision.saved) if node in needed}
     kept = {**kept, **_sizes_to_bind(analysis, kept)}
     states = [node for node in analysis.in_order(decision.again) if op_table.is_random(node.target) and node in needed]
-    crossing = [
-        _Crossing(node, _slot(analysis, node, decision), node in decision.compact) for node in analysis.in_order(kept)
-    ]
+    compact = decision.compact or frozenset()
+    crossing = [_Crossing(node, _slot(analysis, node, compact), node in compact) for node in analysis.in_order(kept)]
     crossing += [_Crossing(node, Saved(random_state.state_name(node)), is_state=True) for node in states]
     slots = [value.slot for value in crossing]
     signature = analysis.joint.signature
@@ -128,18 +128,23 @@ class _Crossing:
         return dense_copy(self.node.meta["val"]) if self.is_slice else self.node.meta.get("val")
 
 
-def _slot(analysis: JointAnalysis, node: fx.Node, decision: Decision) -> Saved | SavedSymInt:
+def _slot(analysis: JointAnalysis, node: fx.Node, compact: frozenset[fx.Node]) -> Saved | SavedSymInt:
     if op_table.is_symbolic_value(node):
         return SavedSymInt(node.name)
     if op_table.is_tuple_value(node):
         raise PartitionError(f"the backward reads {node.name}, a tuple, as a whole; only its items can be saved")
-    copied = node in analysis.copied or node in decision.compact
+    copied = node in analysis.copied or node in compact
     return Saved(_name_of_copy(analysis, node) if copied else node.name)
 
 
 def _name_of_copy(analysis: JointAnalysis, node: fx.Node) -> str:
     taken = {other.name for other in analysis.nodes}
     return next(name for suffix in itertools.count() if (name := f"{node.name}_copy{suffix or ''}") not in taken)
+
+
+def copied_name(name: str) -> str:
+    """The node that a saved copy is one of, by the copy's name."""
+    return re.sub(r"_copy\d*$", "", name)
 
 
 def _tensors_first(values: list[SavedValue]) -> list[SavedValue]:

@@ -1,0 +1,238 @@
+"""Parameters that are frozen and unfrozen: as in eager, and where the forward stays the same, it is compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import aotgrad
+
+
+class Heads(nn.Module):
+    """Two outputs, so a backward of several segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.trunk(x).tanh()
+        return self.one(hidden), self.other(hidden)
+
+
+class Fold(nn.Module):
+    """Eager multiplies by a matrix that requires grad in one product, by a frozen one in a batch of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.shift = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1) @ self.weight + self.shift
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def transformer() -> nn.Module:
+    """Its forward does not depend on what is frozen; with `batch_first=True`, that of the first projection does."""
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1), 2, enable_nested_tensor=False)
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(3, 4, 2), nn.BatchNorm1d(4), nn.ReLU(), nn.Conv1d(4, 4, 2), nn.LayerNorm(2))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (mlp, (5, 4)),
+    "transformer": (transformer, (2, 3, 4)),
+    "convolutions": (convolutions, (2, 3, 4)),
+    "heads": (Heads, (5, 4)),
+    "fold": (Fold, (3, 2, 4)),
+}
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+class CountProducts(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.products += func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default)
+        return func(*args, **(kwargs or {}))
+
+
+def frozen_in_turn(model: nn.Module, x: Tensor) -> Iterator[str]:
+    """Freezes parts of a model: single parameters, all before one, everything but the input, everything, nothing."""
+    parameters = list(model.parameters())
+    last = len(parameters) - 1
+    for k in sorted({0, 1, last // 3, last // 2, last}):
+        for chosen, of_input in (([k], k == 1), (range(k + 1), k % 2 == 0), (range(k + 1), k == last)):
+            x.requires_grad_(of_input)
+            for j, parameter in enumerate(parameters):
+                parameter.requires_grad_(j not in chosen)
+            yield f"frozen: {list(chosen)}, input: {x.requires_grad}"
+    model.requires_grad_()
+    yield "nothing is frozen"
+
+
+def step(call: Callable, model: nn.Module, x: Tensor) -> tuple[list, int, int]:
+    """Flags, values and gradients of one step; the bytes that its graph keeps alive, and the products of its backward."""
+    leaves, kept = [x, *model.parameters()], {}
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    owned = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    torch.manual_seed(3)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = call(x)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    with CountProducts() as counted:
+        torch.autograd.backward([output.square().sum() for output in outputs if output.requires_grad])
+    gradients = [leaf.grad for leaf in leaves]
+    facts = [*outputs, *gradients, *(buffer.clone() for buffer in model.buffers())]
+    flags = [(output.requires_grad, output.is_leaf) for output in outputs]
+    for leaf in leaves:
+        leaf.grad = None
+    for name, buffer in model.named_buffers():
+        buffer.data.copy_(buffers[name])
+    return [*facts, *flags], sum(size for pointer, size in kept.items() if pointer not in owned), counted.products
+
+
+def same(found: Any, expected: Any) -> bool:
+    return torch.equal(found, expected) if isinstance(found, Tensor) and isinstance(expected, Tensor) else found == expected
+
+
+@each_model
+def test_a_model_of_which_parts_are_frozen_is_eagers(name: str) -> None:
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(shape)
+    compiled = aotgrad.aot_module(model, aotgrad.nop, options={"plan_limit": 100})
+    for frozen in frozen_in_turn(model, x):
+        expected, bytes_kept, products = step(model, model, x)
+        for _ in range(2):
+            found, bytes_of_plan, products_of_plan = step(compiled, model, x)
+            assert [k for k, pair in enumerate(zip(found, expected, strict=True)) if not same(*pair)] == [], frozen
+            assert bytes_of_plan <= bytes_kept and products_of_plan <= products, frozen
+
+
+def compilations(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    graphs: list[str] = []
+
+    def compiler(half: str) -> Callable:
+        return lambda graph, inputs: graphs.append(half) or aotgrad.make_boxed_func(graph.forward)
+
+    return aotgrad.aot_module(model, compiler("forward"), compiler("backward"), options={"plan_limit": 100}), graphs
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer", "heads"])
+def test_freezing_and_unfreezing_compiles_no_forward(name: str) -> None:
+    make, shape = MODELS[name]
+    model, x = make(), torch.randn(shape)
+    compiled, graphs = compilations(model)
+    patterns = 0
+    step(compiled, model, x)
+    for parameter in list(model.parameters())[:-1][:6]:
+        parameter.requires_grad_(False)
+        patterns += 1
+        step(compiled, model, x)
+    before = aotgrad.counters["compilations"]
+    for parameter in model.parameters():
+        parameter.requires_grad_()
+    step(compiled, model, x)
+    assert graphs.count("forward") == 1
+    assert aotgrad.counters["compilations"] == before and len(compiled.plans()) == patterns + 1
+
+
+def test_a_generator_and_a_discriminator_in_turn() -> None:
+    """Frozen with an input that requires grad, then trained with one that does not: neither is a part of the other."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(), nn.Linear(8, 1))
+    compiled, graphs = compilations(model)
+    step(compiled, model, torch.randn(5, 4))
+    model.requires_grad_(False)
+    x = torch.randn(5, 4, requires_grad=True)
+    expected, bytes_kept, products = step(model, model, x)
+    found, bytes_of_plan, products_of_plan = step(compiled, model, x)
+    assert all(map(same, found, expected)) and bytes_of_plan <= bytes_kept and products_of_plan == products
+    assert graphs.count("forward") == 1
+
+
+def test_a_forward_that_eager_computes_in_another_way_is_compiled() -> None:
+    model, x = Fold(), torch.randn(3, 2, 4)
+    compiled, graphs = compilations(model)
+    for frozen in (False, True, False):
+        model.weight.requires_grad_(not frozen)
+        assert same(compiled(x), model(x))
+    assert graphs == ["forward", "forward"]
+
+
+def test_what_the_first_forward_did_not_keep_is_not_computed_again() -> None:
+    """A GELU needs its argument, which nobody saved while the layers before it were frozen."""
+    model, x = mlp(), torch.randn(5, 4)
+    model[:4].requires_grad_(False)
+    compiled, graphs = compilations(model)
+    step(compiled, model, x)
+    model.requires_grad_()
+    expected, _, products = step(model, model, x)
+    found, _, products_of_plan = step(compiled, model, x)
+    assert all(map(same, found, expected)) and products_of_plan == products
+    assert graphs == ["forward", "backward", "forward", "backward"]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_second_derivatives_of_a_part(later: bool) -> None:
+    model, x = mlp(), torch.randn(5, 4, requires_grad=True)
+    compiled = aotgrad.aot_module(model, aotgrad.nop)
+
+    def penalty(call: Callable) -> Sequence[Tensor | None]:
+        (gradient,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return torch.autograd.grad(gradient.square().sum(), wanted, allow_unused=True)
+
+    if later:
+        penalty(compiled)
+    model[2].requires_grad_(False)
+    assert all(map(same, penalty(compiled), penalty(model)))
+
+
+def test_an_input_that_the_call_overwrites() -> None:
+    class Overwrites(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result = self.other(self.one(x.clone()).tanh())
+            x.mul_(2)
+            return result * x
+
+    model = Overwrites()
+    compiled = aotgrad.aot_module(model, aotgrad.nop)
+    for frozen in (False, True):
+        model.one.requires_grad_(not frozen)
+        found, expected = (call(torch.ones(3, 4) * 0.5) for call in (compiled, model))
+        assert same(found, expected)
+        gradients = [torch.autograd.grad(result.sum(), list(model.other.parameters())) for result in (found, expected)]
+        assert all(map(same, *gradients))
+
+
+def test_sizes_that_are_symbolic_are_partitioned_anew() -> None:
+    model = mlp()
+    compiled = aotgrad.aot_module(model, aotgrad.nop, dynamic=True)
+    for frozen in (False, True):
+        model[0].requires_grad_(not frozen)
+        for rows in (3, 5):
+            x = torch.randn(rows, 4)
+            assert all(map(same, step(compiled, model, x)[0], step(model, model, x)[0]))
+    assert len(compiled.plans()) == 2
