@@ -11,6 +11,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
+from aotgrad.backends.inductor import inductor
+from aotgrad.calls import FunctionCalls, state_of
+from aotgrad.options import Options
+from aotgrad.plan_cache import PlanCache
+from aotgrad.recipe import PARTITIONERS, Recipe
 
 
 class Heads(nn.Module):
@@ -236,3 +241,23 @@ def test_sizes_that_are_symbolic_are_partitioned_anew() -> None:
             x = torch.randn(rows, 4)
             assert all(map(same, step(compiled, model, x)[0], step(model, model, x)[0]))
     assert len(compiled.plans()) == 2
+
+
+def test_a_forward_that_inductor_compiled() -> None:
+    """What is saved has the layout that Inductor chose, also for another backward."""
+
+    def function(x: Tensor, w: Tensor, kernel: Tensor, shift: Tensor) -> Tensor:
+        hidden = nn.functional.gelu(x @ w + shift)
+        return nn.functional.conv1d(hidden[None].transpose(0, 1), kernel).relu() * 2
+
+    recipe = Recipe(inductor, PARTITIONERS["min_cut"], Options.from_mapping({"verify": True}))
+    compiled = FunctionCalls(PlanCache(recipe, "function"), function, state_of(function))
+    arguments = [torch.randn(4, 6), torch.randn(6, 8), torch.randn(3, 1, 2), torch.randn(8)]
+    before = aotgrad.counters["forwards_used_again"]
+    for wanted in ((0, 1, 2, 3), (1, 2), (2,), (0,)):
+        for k, argument in enumerate(arguments):
+            argument.requires_grad_(k in wanted)
+        leaves = [arguments[k] for k in wanted]
+        found, expected = (torch.autograd.grad(call(*arguments).sum(), leaves) for call in (compiled, function))
+        torch.testing.assert_close(found, expected)
+    assert aotgrad.counters["forwards_used_again"] == before + 3
