@@ -72,8 +72,8 @@ def held_by_others(joint: JointGraph, known: KnownValues | None) -> JointGraph:
         return joint
     joint = held_by_others(joint, known.earlier)
     returned = {owner(node) for node in results_of(known.source)}
-    named = {node.name: node for node in known.source.module.graph.nodes}
-    private = {position for position, name in known.nodes.items() if owner(named[name]) not in returned}
+    visible = {node.name for node in known.source.module.graph.nodes if owner(node) in returned}
+    private = {position for position, name in known.nodes.items() if name not in visible}
     held = joint.static_inputs | known.nodes.keys() | set(known.inputs)
     return replace(joint, static_inputs=held, private_inputs=joint.private_inputs | private)
 

@@ -233,6 +233,16 @@ def test_alike(name: str, partition: str) -> None:
 
 
 REFUSED = {
+    "a gradient of the gradient from a copy of what was overwritten": (
+        program(
+            "p1.data.add_(1)\nv, w = p0.chunk(2, -1)\nz = (v * v).clone()",
+            "z",
+            "w = tensor(2, requires_grad=True)\nx = w.clone()",
+            "g, = gradients([o0], [w], retain_graph=True, create_graph=True)",
+            call="x, x",
+        ),
+        "HigherOrderError",
+    ),
     "elements that a written input no longer shows": (
         program("p0.mul_(2)\np0.as_strided_((2,), (1,))", "p0", DATA),
         "UnsupportedMutationError",
