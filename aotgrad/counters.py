@@ -5,6 +5,7 @@
     True
 
 `compilations`: plans made. `forwards_used_again`: those of them whose forward another plan had compiled.
+`value_guards`: those that hold for some values of their arguments only.
 `small_graphs`: functions that run as they are (option `min_graph_ops`). `graphs`: graphs handed to backends. `hits`,
 `misses`: calls that found a plan, or did not. `fallbacks`: calls that could have none, and ran eagerly. `inlined`: calls
 that ran the original function, under a transform of `torch.func`.

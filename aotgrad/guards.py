@@ -9,6 +9,7 @@ A plan holds for a call with the same structure and Python values (the key of it
     facts           is it a leaf, where the plan changes it or the function asked; its storage offset, where a view is
                     replayed by its absolute geometry or the function asked; has it a gradient, where the function asked
     shapes          the symbolic guards of the trace
+    values          what the function asked about values, where it branches on them; computed last
 
 are as they were. The check of all tensors is one C++ call.
 """
@@ -25,6 +26,7 @@ from aotgrad import passes, torch_compat
 from aotgrad.convention import Dedupe
 from aotgrad.memory import MemoryGuard
 from aotgrad.reads import FACTS
+from aotgrad.value_guards import ValueGuard
 from aotgrad.values import snapshot
 
 
@@ -38,6 +40,7 @@ class PlanGuards:
     memory: MemoryGuard | None
     facts: tuple[tuple[int, str, Any], ...]
     shapes: torch_compat.ShapeGuards | None
+    values: ValueGuard | None
 
     def check(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the plan is right for these arguments, now."""
@@ -52,6 +55,7 @@ class PlanGuards:
             and (self.memory is None or self.memory(tensors))
             and (not self.facts or all(FACTS[name](tensors[k]) == value for k, name, value in self.facts))
             and (self.shapes is None or self.shapes(tensors))
+            and (self.values is None or self.values(tensors))
         )
 
     def plain_check(self, generation: int) -> Callable[[Sequence[Any]], bool] | None:
@@ -69,6 +73,9 @@ class PlanGuards:
         for number, (position, fact, value) in enumerate(self.facts):
             names |= {f"fact_{number}": FACTS[fact], f"value_{number}": value}
             conditions.append(f"fact_{number}(tensors[{position}]) == value_{number}")
+        if self.values is not None:
+            names["values"] = self.values
+            conditions.append("values(tensors)")
         return eval(f"lambda tensors: {' and '.join(conditions)}", names)
 
     def why_not(self, tensors: Sequence[torch.Tensor]) -> str:
@@ -85,7 +92,10 @@ class PlanGuards:
         for k, name, value in self.facts:
             if (now := FACTS[name](distinct[k])) != value:
                 return f"tensor argument {k}: {name}: {now}, not {value}"
-        return "" if self.shapes is None or self.shapes(distinct) else f"symbolic sizes: not {self.shapes.text}"
+        if self.shapes is not None and not self.shapes(distinct):
+            return f"symbolic sizes: not {self.shapes.text}"
+        failing = None if self.values is None else self.values.failing(distinct)
+        return "" if failing is None else f"values: {failing}"
 
     def lines(self) -> Iterator[str]:
         """What is checked, a line each, for people."""
@@ -98,6 +108,8 @@ class PlanGuards:
         yield from (f"tensor {k}: {name}: {value}" for k, name, value in self.facts)
         if self.shapes is not None:
             yield from (f"sizes: {condition}" for condition in self.shapes.conditions)
+        if self.values is not None:
+            yield from self.values.lines()
         yield f"global state: {self.global_state.text}"
 
 

@@ -29,6 +29,7 @@ from aotgrad.slots import (
     UpdatedInput,
     UserOutput,
 )
+from aotgrad.value_guards import ValueGuard
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,7 @@ class Capture:
     it again, on the caller's tensors.
     `hooked_nodes` are the autograd nodes that hooks of other tensors belong to.
     `joins` are tensors whose gradients are those of an input; see `capture/joins.py`.
+    `values` are what the function, and the backward, asked about values; see `capture/values.py`.
     """
 
     trace: OpenTrace
@@ -201,6 +203,7 @@ class Capture:
     joins: tuple[tuple[int, torch.Tensor], ...]
     output_hooks: tuple[OutputHook, ...] = ()
     hooked_nodes: frozenset[Any] = frozenset()
+    values: AskedValues | None = None
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
@@ -229,6 +232,14 @@ class Capture:
         """The placeholder that input `index` is, or is a view of."""
         spec = self.inputs[index]
         return self.placeholders[spec.base if isinstance(spec, MemberInput) else index]
+
+
+class AskedValues(Protocol):
+    """What was asked about values while a function was traced."""
+
+    def guard(self) -> ValueGuard | None:
+        """What has to be answered in the same way; `None` if nothing was asked."""
+        ...
 
 
 class OpenTrace(Protocol):

@@ -12,6 +12,7 @@ from typing import Any
 
 from aotgrad.calls import Calls
 from aotgrad.capture.trace import FlatFunction
+from aotgrad.capture.values import ValueReads
 from aotgrad.errors import CaptureError
 from aotgrad.ir import InputHint
 from aotgrad.passes import KnownValues
@@ -22,7 +23,11 @@ from aotgrad.recipe import Recipe
 
 @dataclass(frozen=True)
 class JointRecipe(Recipe):
-    """A recipe that stops at the joint graph. Its options say `min_graph_ops=0`."""
+    """A recipe that stops at the joint graph, which has no guards to go with it. Its options say `min_graph_ops=0`."""
+
+    @property
+    def answers_values(self) -> bool:
+        return False
 
     def compile(
         self,
@@ -31,8 +36,9 @@ class JointRecipe(Recipe):
         hints: Sequence[InputHint],
         known: KnownValues | None = None,
         earlier: Sequence[Executable] = (),
+        values: ValueReads | None = None,
     ) -> TracedJoint | SmallGraph:
-        return trace_joint(function, args, hints, self.toolchain(), known)
+        return trace_joint(function, args, hints, self.toolchain(), known, values)
 
 
 def joint_plan(calls: Calls, args: tuple, kwargs: dict[str, Any]) -> tuple[CachedPlan, TracedJoint]:

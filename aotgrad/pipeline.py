@@ -23,6 +23,7 @@ from aotgrad.analysis import analyze
 from aotgrad.backends.base import Backend
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
 from aotgrad.capture.trace import FlatFunction, capture_function
+from aotgrad.capture.values import ValueReads
 from aotgrad.convention import MemorySharing, share_memory
 from aotgrad.counters import counters
 from aotgrad.graph_names import GraphNames
@@ -47,6 +48,7 @@ from aotgrad.runtime.autograd import Backward
 from aotgrad.runtime.emit import build, emit, make_backwards
 from aotgrad.runtime.plan import Plan, make_plan
 from aotgrad.runtime.recomputation import HigherOrder
+from aotgrad.value_guards import ValueGuard
 
 MakeHigherOrder = Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder]
 
@@ -62,6 +64,11 @@ class Traced:
     def arguments(self) -> tuple[tuple[InputSpec, InputAliasInfo | None], ...]:
         """What the trace assumed of each argument, and what happens to it."""
         return tuple((self.capture.inputs[k], self.meta.inputs[k]) for k in self.capture.convention.order)
+
+    @property
+    def value_guard(self) -> ValueGuard | None:
+        """The values that the trace assumed."""
+        return None if self.capture.values is None else self.capture.values.guard()
 
     def sharing(self, args: Sequence[Any]) -> MemorySharing:
         """How arguments share memory with those that the function changes."""
@@ -92,9 +99,10 @@ class Executable(Traced):
 
     @functools.cached_property
     def inputs_read(self) -> tuple[int, ...]:
-        """The inputs whose values the graph needs."""
+        """The inputs whose values the graph needs, or the guard of values."""
         placeholders = self.joint.module.graph.find_nodes(op="placeholder")
-        return tuple(index for index, node in enumerate(placeholders) if node.users)
+        guarded = () if (guard := self.value_guard) is None else guard.inputs
+        return tuple(index for index, node in enumerate(placeholders) if node.users or index in guarded)
 
 
 @dataclass(frozen=True)
@@ -154,6 +162,7 @@ def compile_flat(
     higher_order: MakeHigherOrder,
     known: passes.KnownValues | None = None,
     earlier: Sequence[Executable] = (),
+    values: ValueReads | None = None,
 ) -> Executable | SmallGraph:
     """Compile a function of flat tensors and symbolic numbers, or find that it is not worth it.
 
@@ -165,8 +174,9 @@ def compile_flat(
         higher_order: makes what computes gradients of gradients, from the first stages' results.
         known: what the function would compute, but arguments hold already.
         earlier: what the same function was compiled to before: a forward that came out the same is used again.
+        values: answers what the function asks about the values of `args`.
     """
-    traced = trace_joint(function, args, hints, tools, known)
+    traced = trace_joint(function, args, hints, tools, known, values)
     return traced if isinstance(traced, SmallGraph) else compile_joint(traced, tools, higher_order, known, earlier)
 
 
@@ -176,16 +186,17 @@ def trace_joint(
     hints: Sequence[InputHint],
     tools: Toolchain,
     known: passes.KnownValues | None = None,
+    values: ValueReads | None = None,
 ) -> TracedJoint | SmallGraph:
     """The first stages: from the function to the joint graph that is partitioned. Arguments as for `compile_flat`."""
     backend, options = tools.backend, tools.options
     mode = find_fake_mode(args)
     convention = CallingConvention.plain(make_input_specs(mode, args, hints))
-    capture = capture_function(function, convention, mode, backend.decompositions())
+    capture = capture_function(function, convention, mode, backend.decompositions(), values)
     meta = analyze(capture)
     if sharing := MemorySharing.of(args, meta.inputs):  # rare: what is mutated shares memory with another argument
         convention = share_memory(convention, args, sharing, mode)
-        capture = capture_function(function, convention, mode, backend.decompositions())
+        capture = capture_function(function, convention, mode, backend.decompositions(), values)
         meta = analyze(capture)
     tools.observe("capture", capture)
     tools.observe("analysis", meta)
@@ -195,6 +206,8 @@ def trace_joint(
         return small
     tidy = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
     joint = tidy.run(build_joint(capture, meta, options.grad_segments), tools.after_pass)
+    if values is not None:
+        values.answer_checks()
     if options.keep_input_mutations and not joint.differentiable:
         joint = passes.keep_input_mutations(joint, meta)
     joint = passes.take_known_values(backend.prepare_joint(joint), known)

@@ -14,6 +14,7 @@ import functools
 import logging
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from collections import Counter
@@ -25,6 +26,7 @@ import torch
 
 from aotgrad import passes, torch_compat
 from aotgrad.capture.flatten import Arguments, FlatOutput
+from aotgrad.capture.values import ValueReads
 from aotgrad.convention import Dedupe, MemorySharing
 from aotgrad.counters import counters
 from aotgrad.errors import AOTGradError, CaptureError, EagerError, UnsupportedAliasingError
@@ -36,6 +38,7 @@ from aotgrad.memory import MemoryGuard
 from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
 from aotgrad.reads import FACTS, Reads
 from aotgrad.runtime.steps import MakeView, UpdateGeometry
+from aotgrad.value_guards import Level
 
 if TYPE_CHECKING:
     from aotgrad.recipe import Recipe
@@ -269,6 +272,7 @@ class PlanCache:
                 key = (object(),)  # the function changes what the plan depends on: each call has to change it again
             elif isinstance(arguments.spec, int):
                 self.add_plain(plan, len(arguments.tensors), state.value)
+            counters["value_guards"] += plan.guards.values is not None
             self.entries[key] = [plan, *self.entries.get(key, ())]
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("%s: a new plan, used if\n%s", self.name, "\n".join(f"    {line}" for line in plan.guards.lines()))
@@ -302,12 +306,42 @@ class PlanCache:
         tensors = dedupe.enter(arguments.tensors)
         hints = dedupe.enter(self.hints(key, arguments.tensors, static_count))
         known, earlier = known and known.at(dedupe.positions), self.earlier(key, dedupe)
-        executable = self.executable(run_flat, tensors, hints, known, earlier)
+        executable = self.answered(key, run_flat, tensors, hints, known, earlier)
         reads.check(tensors)
         if self.check is not None:
             self.check(executable)
         guards = make_guards(executable, dedupe, tensors, reads)
         return CachedPlan(executable, guards, output, time.perf_counter_ns() - start_ns)
+
+    def answered(
+        self,
+        key: tuple,
+        function: Callable,
+        tensors: Sequence[torch.Tensor],
+        hints: Sequence[InputHint],
+        known: passes.KnownValues | None,
+        earlier: Sequence[Executable],
+    ) -> Executable | SmallGraph:
+        """Compile; if that fails, and the function has asked about values, once more with answers for this call.
+
+        Answers for values of which a first plan needed some are given at once.
+        """
+        if not self.recipe.answers_values:
+            return self.executable(function, tensors, hints, known, earlier, None)
+        guards = [plan.guards.values for plan in self.entries.get(key, ())]
+        first = max((guard.level for guard in guards if guard is not None), default=Level.NOTHING)
+        for level in Level:
+            if level < first:
+                continue
+            values = ValueReads(level, tensors)
+            try:
+                return self.executable(function, tensors, hints, known, earlier, values)
+            except Exception as error:
+                if level is max(Level) or not values.asked:
+                    raise
+                log.info("%s: traced again with %s, after %s: %s", self.name, level, type(error).__name__, error)
+                forget_frames(error)
+        raise AssertionError("the last level returns or raises")
 
     def executable(
         self,
@@ -316,15 +350,17 @@ class PlanCache:
         hints: Sequence[InputHint],
         known: passes.KnownValues | None,
         earlier: Sequence[Executable],
+        values: ValueReads | None,
     ) -> Executable | SmallGraph:
         """Compile with symbolic sizes, or with static ones where torch has no shape function for an op of the function."""
         try:
-            return self.recipe.compile(function, tensors, hints, known, earlier)
+            return self.recipe.compile(function, tensors, hints, known, earlier, values)
         except Exception as error:
             if not (torch_compat.lacks_shape_function(error) and any(hint.dynamic_dims for hint in hints)):
                 raise
             log.info("%s: its sizes are static, since one of its ops has no shape function: %s", self.name, error)
-        return self.recipe.compile(function, tensors, [InputHint(hint.static) for hint in hints], known)
+        static = [InputHint(hint.static) for hint in hints]
+        return self.recipe.compile(function, tensors, static, known, earlier, values)
 
     def earlier(self, key: tuple, dedupe: Dedupe) -> list[Executable]:
         """The executables of plans that differ from a new one in its tensors only, those that save most first."""
@@ -390,6 +426,13 @@ class TracedOnce:
         except Exception as error:
             self.raised = error
             raise
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Free what the frames hold that an error came through: the arguments, and a trace of them."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:
@@ -463,6 +506,7 @@ def make_guards(executable: Stages, dedupe: Dedupe, tensors: Sequence[torch.Tens
         memory=memory_guard(executable, tensors, sharing, fakes) if changed else None,
         facts=tuple((k, name, FACTS[name](tensors[k])) for name, k in sorted(wanted)),
         shapes=torch_compat.shape_guards(fakes) if any(map(torch_compat.is_symbolic, fakes)) else None,
+        values=executable.value_guard,
     )
 
 

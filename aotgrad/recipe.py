@@ -10,6 +10,7 @@ from typing import Any
 from aotgrad import torch_compat
 from aotgrad.backends.base import Backend
 from aotgrad.batching import CompiledBatches
+from aotgrad.capture.values import ValueReads
 from aotgrad.ir import Capture, InputHint, JointGraph, ViewAndMutationMeta
 from aotgrad.observe import Observer
 from aotgrad.options import Options
@@ -39,6 +40,11 @@ class Recipe:
     partition_fn: Callable
     options: Options
 
+    @property
+    def answers_values(self) -> bool:
+        """Whether what is made may hold for some values of the arguments only."""
+        return True
+
     def compile(
         self,
         function: Callable,
@@ -46,9 +52,10 @@ class Recipe:
         hints: Sequence[InputHint],
         known: KnownValues | None = None,
         earlier: Sequence[Executable] = (),
+        values: ValueReads | None = None,
     ) -> Executable | SmallGraph:
         higher_order = functools.partial(self.higher_order, function, known)
-        return compile_flat(function, args, hints, self.toolchain(), higher_order, known, earlier)
+        return compile_flat(function, args, hints, self.toolchain(), higher_order, known, earlier, values)
 
     def toolchain(self) -> Toolchain:
         """What one compilation is run with."""

@@ -7,14 +7,16 @@ feature test in `tests/test_torch_compat.py` that fails if the meaning of the na
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import logging
+import math
 import operator
 import re
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch._prims.rng_prims
@@ -38,7 +40,12 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_slot,
     track_tensor_tree,
 )
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _detect_infra_mode
@@ -109,7 +116,68 @@ run_with_rng_state = torch._prims.rng_prims.run_with_rng_state
 
 def new_fake_mode() -> FakeTensorMode:
     """A fake tensor mode with a fresh shape environment; real tensors met inside the function become constants."""
-    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
+    return FakeTensorMode(shape_env=AskingShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
+
+
+class AskingShapeEnv(ShapeEnv):
+    """A shape environment that asks somebody else where an answer depends on values.
+
+    `answer` takes an expression in symbols and returns its value, or `None`: then the question is an error.
+    """
+
+    answer: Callable[[Any], Any] | None = None
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().evaluate_expr(orig_expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            value = None if self.answer is None else self.answer(orig_expr)
+            if value is None:
+                raise
+            return value
+
+
+@contextlib.contextmanager
+def answered_by(mode: FakeTensorMode, answer: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, `answer` is asked what depends on values; not if the shape environment is Dynamo's, which guards it itself."""
+    env = mode.shape_env
+    if not isinstance(env, AskingShapeEnv):
+        yield
+        return
+    env.answer = answer
+    try:
+        yield
+    finally:
+        env.answer = None
+
+
+def deferred_checks(mode: FakeTensorMode) -> list[Any]:
+    """What torch has assumed of values, in `torch._check` and in ops: expressions in symbols, each of them to be true."""
+    if not isinstance(mode.shape_env, AskingShapeEnv):
+        return []
+    return [check.expr for checks in mode.shape_env.deferred_runtime_asserts.values() for check in checks]
+
+
+class Read(enum.Enum):
+    """What an op tells of the values of its arguments."""
+
+    NUMBER = "a number, which may stay symbolic"
+    ANSWER = "a Python value"
+    SIZES = "the sizes of its results, for which torch has no shape function"
+
+
+READS_VALUES = {
+    torch.ops.aten._local_scalar_dense.default: Read.NUMBER,
+    torch.ops.aten.allclose.default: Read.ANSWER,
+    torch.ops.aten.equal.default: Read.ANSWER,
+    torch.ops.aten.linalg_lstsq.default: Read.SIZES,
+    torch.ops.aten._ctc_loss.default: Read.SIZES,
+    torch.ops.aten._ctc_loss.Tensor: Read.SIZES,
+}
+"""Ops whose result depends on values in a way that a graph does not record."""
+
+no_python_dispatcher = torch._C._DisablePythonDispatcher
+"""Composite ops use their C++ kernels, inside `symbolic_kernels` too."""
 
 
 @contextlib.contextmanager
@@ -124,6 +192,7 @@ def symbolic_kernels() -> Iterator[None]:
         replaced_kernels(torch.ops.aten.matmul.default, eager_matmul),
         contextlib.ExitStack() as stack,
     ):
+        stack.enter_context(given_kernel(torch.ops.aten.ctc_loss.IntList, ctc_loss_of_lists))
         for op, functional in OUT_IS_LOST:
             stack.enter_context(given_kernel(op, functools.partial(written_result, functional)))
         stack.enter_context(enable_python_dispatcher())
@@ -174,6 +243,24 @@ def replaced_kernels(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[No
     finally:
         op.py_kernels.update(kernels)
         op._dispatch_cache.clear()
+
+
+def ctc_loss_of_lists(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """The loss with lengths that are numbers. Torch's own kernel writes them to a tensor that has no memory in a trace."""
+    op, key = torch.ops.aten.ctc_loss.IntList, torch._C.DispatchKey.CompositeImplicitAutograd
+    kernel = functools.partial(op._op_dk, key, log_probs, targets, input_lengths, target_lengths, blank)
+    if reduction != 1 or log_probs.device.type != "cpu":
+        return kernel(reduction, zero_infinity)
+    losses = kernel(0, zero_infinity)
+    return (losses / torch.tensor(target_lengths, dtype=losses.dtype).clamp_min(1)).mean()
 
 
 def eager_dropout(python_kernel: Callable, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -312,6 +399,26 @@ def random_state_of(state: Any) -> Iterator[None]:
         if "cuda" in state:
             torch.cuda.set_rng_state_all(state["cuda"])
         yield
+
+
+class RandomReplay:
+    """Random ops that run in advance: each part starts where the last one ended, and the generators stay as they were."""
+
+    def __init__(self) -> None:
+        self.states: list[torch.Tensor] | None = None
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        generators = (torch.default_generator, *torch.cuda.default_generators)
+        before = [generator.get_state() for generator in generators]
+        for generator, state in zip(generators, self.states or before, strict=True):
+            generator.set_state(state)
+        try:
+            yield
+        finally:
+            self.states = [generator.get_state() for generator in generators]
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
 
 
 # --- torch.func and forward mode -------------------------------------------------------------------------------------
@@ -826,14 +933,25 @@ def storage_node(node: Any) -> Any:
     return node
 
 
-def functional_mode(make_token: Callable[[], torch.Tensor]) -> FunctionalTensorMode:
-    """The mode that records functionally; `make_token` gives a tracked tensor for effectful ops."""
+def functional_mode(make_token: Callable[[], torch.Tensor], reads: ReadsValues | None = None) -> FunctionalTensorMode:
+    """The mode that records functionally; `make_token` gives a tracked tensor for effectful ops, `reads` answers others."""
     mode = FunctionalTensorMode()
+    mode._reads = reads
     mode._tokens = EffectTokens(make_token)
     mode._geometry, mode._pieces = AbsoluteGeometry(), UnsafePieces()
     # On the instance: higher-order ops look their rules up by the exact type of the mode.
     mode.__torch_dispatch__ = types.MethodType(guarded_dispatch, mode)
     return mode
+
+
+class ReadsValues(Protocol):
+    """Knows what ops that read values return."""
+
+    def wants(self, op: Any, args: tuple) -> bool:
+        """Whether `result` says what an op returns."""
+        ...
+
+    def result(self, op: Any, args: tuple, kwargs: dict[str, Any]) -> Any: ...
 
 
 class AbsoluteGeometry:
@@ -1023,6 +1141,12 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             refuse_empty_dimension(op, args)
             mode._pieces.check(args)
             mode._geometry.check(op, args, kwargs or {})
+            if mode._reads is not None and op in READS_VALUES:
+                # of what the function closed over, too: another call reads it again
+                args = pytree.tree_map_only(torch.Tensor, functools.partial(_traced, mode), args)
+                if mode._reads.wants(op, args):
+                    wrap = functools.partial(wrapped_result, mode)
+                    return pytree.tree_map_only(FakeTensor, wrap, mode._reads.result(op, args, kwargs or {}))
         if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
             refuse_unrecordable_write(op, args, kwargs or {})
             refuse_lossy_cast(op, args)
@@ -1045,6 +1169,13 @@ def _functional_result(mode: FunctionalTensorMode, op: Any, classes: Any, args: 
             mode._pieces.note(op, args, kwargs or {}, result)
             refuse_differentiable_rows(args, result)
     return result if is_view_op(op) else pytree.tree_map_only(FakeTensor, functools.partial(wrapped_result, mode), result)
+
+
+def _traced(mode: FunctionalTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that is in the graph: the tensor itself, or a copy of a real one."""
+    if isinstance(tensor, FunctionalTensor):
+        return tensor
+    return _functional_result(mode, torch.ops.aten.clone.default, (), (tensor,), {})
 
 
 COMPRESSED_LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -1145,6 +1276,20 @@ def proxy_node(value: Any, tracer: Any) -> fx.Node | None:
         slot = slot.force() if hasattr(slot, "force") else slot
         return slot.node
     return slot.proxy.node
+
+
+def is_constant(value: FakeTensor, tracer: Any) -> bool:
+    """Whether a traced tensor has a value while tracing, as one of a few elements has that no input leads to."""
+    slot = get_proxy_slot(value, tracer, None)
+    return value.constant is not None or (slot is not None and slot.constant is not None)
+
+
+def forget_constant(value: FakeTensor, tracer: Any) -> None:
+    """Let a fake tensor have no value: what it is computed from may have another one later."""
+    value.constant = None
+    slot = get_proxy_slot(value, tracer, None)
+    if slot is not None:
+        slot.constant = None
 
 
 def erase_with_name(graph: fx.Graph, node: fx.Node) -> None:
@@ -1510,24 +1655,56 @@ def is_symbolic_value(value: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
+NEEDS_STATIC_SIZES = "with symbolic sizes/strides"
+"""A part of what torch raises where C++ asks for a size as a plain number."""
+
+
 def lacks_shape_function(error: BaseException | None) -> bool:
     """Whether an error, or what it comes from, says that an op cannot run on fake tensors of symbolic sizes."""
     from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
-    return error is not None and (isinstance(error, UnsupportedOperatorException) or lacks_shape_function(error.__cause__))
+    if error is None:
+        return False
+    found = isinstance(error, UnsupportedOperatorException) or NEEDS_STATIC_SIZES in str(error)
+    return found or lacks_shape_function(error.__cause__)
 
 
 def symbolic_text(value: Any) -> tuple[str, list[str]]:
     """A symbolic number as Python source, and the names of the symbols in it."""
+    return expression_text(value.node.expr)
+
+
+def expression_text(expression: Any) -> tuple[str, list[str]]:
+    """An expression in symbols as Python source, and the names of the symbols in it."""
     from torch.utils._sympy.printers import PythonPrinter
 
-    expression = value.node.expr
     return PythonPrinter().doprint(expression), sorted(str(symbol) for symbol in expression.free_symbols)
+
+
+@functools.lru_cache(maxsize=4096)
+def compiled_text(text: str) -> types.CodeType:
+    """Python source of an expression, compiled."""
+    return compile(text, "<condition>", "eval")
+
+
+@functools.cache
+def text_namespace() -> dict[str, Any]:
+    """What the source of an expression may call."""
+    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+    return {**SYMPY_INTERP, "math": math}
 
 
 def is_symbol(value: Any, name: str) -> bool:
     """Whether a symbolic number is exactly the symbol `name`."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and str(value.node.expr) == name
+
+
+def was_symbol(value: Any, name: str) -> bool:
+    """Whether a number was the symbol `name` when it was made, or a bool, for which torch takes the number `name == 1`."""
+    if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return False
+    return str(value.node._expr) == (f"Eq({name}, 1)" if isinstance(value, torch.SymBool) else name)
 
 
 def expression_of(number: Any) -> Any:

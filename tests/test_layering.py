@@ -11,7 +11,18 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "aotgrad"
 FILES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 STAGES = ("analysis", "backends", "capture", "convention", "joint", "partition", "passes", "runtime")
-SHARED = ("counters", "errors", "ir", "lazy_module", "op_table", "options", "overlap", "slots", "torch_compat")
+SHARED = (
+    "counters",
+    "errors",
+    "ir",
+    "lazy_module",
+    "op_table",
+    "options",
+    "overlap",
+    "slots",
+    "torch_compat",
+    "value_guards",
+)
 PEER = ("torch._functorch.aot_autograd", "torch._functorch._aot_autograd", "torch._functorch.partitioners", "functorch")
 # Types without a public name, the only pytree module there is, and attributes of tensors and ops without a substitute.
 PRIVATE_BUT_ALLOWED = {"torch._ops.OpOverload", "torch._ops.HigherOrderOperator", "torch.utils._pytree"}

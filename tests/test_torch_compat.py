@@ -1217,6 +1217,13 @@ def test_an_op_without_a_shape_function():
     assert not compat.lacks_shape_function(CaptureError())
 
 
+def test_an_op_that_wants_plain_sizes_in_cpp_says_so(fake_mode):
+    x = symbolic(fake_mode, 3)
+    with pytest.raises(RuntimeError, match=compat.NEEDS_STATIC_SIZES) as raised, fake_mode:
+        torch.cov(torch.ones(2, 3), aweights=x)
+    assert compat.lacks_shape_function(raised.value)
+
+
 def test_decompositions_for_inference_only():
     """One that gives the same results as the op can go from the table."""
     (attention,) = compat.FOR_INFERENCE_ONLY
@@ -1546,3 +1553,115 @@ def test_forward_mode_is_open_inside_a_level():
     assert not compat.forward_mode_is_open()
     with compat.forward_mode_level():
         assert compat.forward_mode_is_open()
+
+
+# --- values that a trace reads -----------------------------------------------------------------------------------------
+
+
+def test_a_shape_environment_asks_what_depends_on_values():
+    mode, asked = compat.new_fake_mode(), []
+    fake = mode.from_tensor(torch.tensor(3))
+    with mode:
+        number = fake.item()
+        with pytest.raises(compat.GuardOnDataDependentSymNode):
+            bool(number > 2)
+        with compat.answered_by(mode, lambda expression: asked.append(str(expression)) or True):
+            assert number > 2
+            assert isinstance(mode.shape_env, compat.AskingShapeEnv)
+        with pytest.raises(compat.GuardOnDataDependentSymNode):
+            bool(number > 2)
+    assert asked == ["u0 > 2"]
+    assert compat.is_symbol(number, "u0")
+    assert compat.was_symbol(number, "u0")
+    assert not compat.was_symbol(3, "u0")
+
+
+def test_a_bool_that_is_read_is_a_comparison_of_a_symbol():
+    mode = compat.new_fake_mode()
+    fake = mode.from_tensor(torch.tensor(True))
+    with mode:
+        assert compat.was_symbol(fake.item(), "u0")
+
+
+def test_what_torch_assumes_of_values_is_listed():
+    mode = compat.new_fake_mode()
+    fake = mode.from_tensor(torch.tensor(3))
+    with mode:
+        number = fake.item()
+        torch._check(number < 5)
+    assert list(map(str, compat.deferred_checks(mode))) == ["u0 < 5"]
+    assert compat.was_symbol(number, "u0")
+
+
+def test_ops_that_read_values_have_the_tags():
+    tags = {op: op.tags for op in compat.READS_VALUES}
+    sizes = {op for op, read in compat.READS_VALUES.items() if read is compat.Read.SIZES}
+    assert all(torch.Tag.dynamic_output_shape in tags[op] for op in sizes)
+    assert all(torch.Tag.data_dependent_output in tags[op] for op in tags.keys() - sizes)
+
+
+def test_the_python_dispatcher_is_left():
+    called = []
+
+    def kernel(input, p, train):
+        called.append(p)
+        return input
+
+    with compat.replaced_kernels(aten.dropout.default, lambda python_kernel, *args: kernel(*args)):
+        with compat.enable_python_dispatcher():
+            torch.dropout(torch.ones(2), 0.5, True)
+        with compat.enable_python_dispatcher(), compat.no_python_dispatcher():
+            torch.dropout(torch.ones(2), 0.25, True)
+    assert called == [0.5]
+
+
+def test_random_ops_that_run_in_advance_leave_the_generator_alone():
+    draw = compat.RandomReplay()
+    torch.manual_seed(0)
+    with draw():
+        first = torch.rand(2)
+    with draw():
+        second = torch.rand(2)
+    assert torch.equal(torch.cat([first, second]), torch.rand(4))
+
+
+def test_a_traced_tensor_forgets_its_value():
+    graph = compat.PythonKeyTracer()
+    mode = compat.new_fake_mode()
+    fake = mode.from_tensor(torch.tensor(3.0))
+    fake.constant = torch.tensor(3.0)
+    assert compat.is_constant(fake, graph)
+    compat.forget_constant(fake, graph)
+    assert not compat.is_constant(fake, graph)
+
+
+def test_the_text_of_an_expression_is_evaluated():
+    mode = compat.new_fake_mode()
+    fake = mode.from_tensor(torch.tensor(3))
+    with mode:
+        text, names = compat.expression_text((fake.item() // 2 + 1).node.expr)
+    assert names == ["u0"]
+    assert eval(compat.compiled_text(text), compat.text_namespace(), {"u0": 7}) == 4
+
+
+def test_what_answers_reads_of_values_is_asked_by_the_functional_mode(fake_mode):
+    class Answers(compat.ReadsValues):
+        def wants(self, op, args):
+            return op is aten.equal.default
+
+        def result(self, op, args, kwargs):
+            return True
+
+    fake = fake_mode.from_tensor(torch.ones(2))
+    with fake_mode, compat.functional_mode(lambda: torch.empty(0), Answers()):
+        x = compat.to_functional(fake)
+        assert aten.equal.default(x, x) is True
+
+
+def test_the_lengths_of_a_ctc_loss_may_be_numbers():
+    log_probs = torch.randn(5, 2, 4).log_softmax(2)
+    args = (log_probs, torch.ones(2, 3, dtype=torch.int64), (5, 4), (3, 0))
+    for reduction in (0, 1, 2):
+        torch.testing.assert_close(
+            compat.ctc_loss_of_lists(*args, reduction=reduction), aten.ctc_loss.IntList(*args, reduction=reduction)
+        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import linecache
 import os
+import re
 import sys
 from typing import Any
 
@@ -107,3 +108,9 @@ def _is_capture_entry(frame: Any) -> bool:
 def _format_frame(filename: str, line_number: int, function: str) -> str:
     line = linecache.getline(filename, line_number).strip()
     return f'  File "{filename}", line {line_number}, in {function}\n' + (f"    {line}\n" if line else "")
+
+
+def printed_line(text: str) -> str:
+    """`file:line: code` of the innermost frame of a traceback in a text."""
+    frames = re.findall(r'File "(.*)", line (\d+), in .*(?:\n +(\S.*))?', text)
+    return "{}:{}: {}".format(*frames[-1]) if frames else "an unknown line"

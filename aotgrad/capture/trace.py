@@ -10,7 +10,6 @@ the function is never run a second time.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,11 +21,13 @@ from aotgrad.capture import joins
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
 from aotgrad.capture.generator import reject_seeding
 from aotgrad.capture.hooks import NotedHooks, take_hooks, take_hooks_of_views
-from aotgrad.capture.recorder import UNSEEN, Recorder
+from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
+from aotgrad.capture.values import ValueReads
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.ir import CallingConvention, Capture, MemberInput, SymInput, TensorInput
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.torch_compat import FakeTensorMode, ProxyTorchDispatchMode
+from aotgrad.value_guards import Level
 
 FlatFunction = Callable[..., Sequence[Any]]
 
@@ -34,11 +35,12 @@ FlatFunction = Callable[..., Sequence[Any]]
 class Trace:
     """An FX graph under construction, with the modes that record into it. Implements `ir.OpenTrace`."""
 
-    def __init__(self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable]) -> None:
+    def __init__(self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable], values: ValueReads) -> None:
         self.recorder = Recorder()
+        self._values = values
         self._fake_mode = fake_mode
         self._proxy_mode = ProxyTorchDispatchMode(self.recorder, "symbolic")
-        self._functional_mode = torch_compat.functional_mode(self.make_effect_token)
+        self._functional_mode = torch_compat.functional_mode(self.make_effect_token, values)
         self._decompositions = decompositions
 
     @property
@@ -60,6 +62,7 @@ class Trace:
                 torch_compat.normal_mode(),
                 torch_compat.hidden_saved_tensor_hooks(),
                 self._fake_mode,
+                torch_compat.answered_by(self._fake_mode, self._values.answer),
                 torch_compat.symbolic_kernels(),
                 torch_compat.fx_traceback.preserve_node_meta(),  # nodes carry the op before decomposition, `original_aten`
                 self._proxy_mode,
@@ -157,6 +160,7 @@ def capture_function(
     convention: CallingConvention,
     fake_mode: FakeTensorMode,
     decompositions: Mapping[Any, Callable],
+    values: ValueReads | None = None,
 ) -> Capture:
     """Run `function` once on fake inputs.
 
@@ -165,6 +169,7 @@ def capture_function(
         convention: the inputs, from `fake.make_input_specs`, and which of them the function takes.
         fake_mode: the mode of the inputs' fake tensors.
         decompositions: op overload -> function, applied while recording.
+        values: answers what the function asks about values; nobody does where there is none.
 
     Raises:
         CaptureError: if the function needs a tensor's value, or returns what cannot be traced. Errors of the function
@@ -172,7 +177,9 @@ def capture_function(
     """
     if any(isinstance(spec, TensorInput) and spec.requires_grad for spec in convention.inputs):
         decompositions = {op: rule for op, rule in decompositions.items() if op not in torch_compat.FOR_INFERENCE_ONLY}
-    trace = Trace(fake_mode, decompositions)
+    values = values or ValueReads(Level.NOTHING, ())
+    trace = Trace(fake_mode, decompositions, values)
+    values.begin(trace.recorder, fake_mode, convention)
     grad_mode_before = torch.is_grad_enabled()
     with trace.active(), restored_grad_mode():
         primals, arguments = _make_inputs(trace, convention)
@@ -194,7 +201,7 @@ def capture_function(
     modes = grad_mode_before, grad_mode_after
     joined = joins.positions(joined, arguments)
     hooked = frozenset(noted.nodes)
-    return Capture(trace, convention, primals, arguments, before, outputs, *modes, hooks, joined, of_views, hooked)
+    return Capture(trace, convention, primals, arguments, before, outputs, *modes, hooks, joined, of_views, hooked, values)
 
 
 @contextlib.contextmanager
@@ -346,9 +353,3 @@ def user_line_of(error: Exception) -> str:
     if not frames:
         return printed_line(str(error))
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
-
-
-def printed_line(text: str) -> str:
-    """`file:line: code` of the innermost frame of a traceback in a text."""
-    frames = re.findall(r'File "(.*)", line (\d+), in .*(?:\n +(\S.*))?', text)
-    return "{}:{}: {}".format(*frames[-1]) if frames else "an unknown line"

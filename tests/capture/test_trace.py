@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import aotgrad
-from aotgrad.capture.trace import printed_line
+from aotgrad.capture.recorder import printed_line
 from aotgrad.errors import CaptureError
 from aotgrad.printing.graphs import source_line
 from tests.executables import executable_of

@@ -7,6 +7,8 @@ import warnings
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torch._higher_order_ops.effects import _EffectType as EffectType
+from torch._higher_order_ops.effects import _register_effectful_op
 
 import aotgrad
 from tests.golden.cases import error_case
@@ -26,14 +28,50 @@ def illegal_option_value():
 
 @error_case
 def data_dependent_branch():
-    """Python control flow that depends on the value of a tensor."""
+    """Python control flow that depends on the value of a tensor, in a graph that is to hold for all values."""
 
-    def clipped(x):
-        if x.sum() > 1:
-            return x / x.sum()
-        return x
+    class Clipped(nn.Module):
+        def forward(self, x):
+            if x.sum() > 1:
+                return (x / x.sum(),)
+            return (x,)
 
-    aotgrad.aot_function(clipped, aotgrad.nop)(torch.ones(3))
+    aotgrad.aot_export_module(Clipped(), (torch.ones(3),), trace_joint=False)
+
+
+@torch.library.custom_op("aotgrad_golden::temperature", mutates_args=())
+def temperature(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+temperature.register_fake(torch.empty_like)
+_register_effectful_op("aotgrad_golden::temperature", EffectType.ORDERED)
+
+
+@error_case
+def branch_on_an_effect():
+    """Python control flow that depends on the result of an effect, which must not happen twice."""
+
+    def heated(x):
+        return x * 2 if temperature(x).sum() > 0 else x
+
+    aotgrad.aot_function(heated, aotgrad.nop)(torch.ones(3))
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2 if gradient.sum() < 10 else gradient
+
+
+@error_case
+def branch_in_a_backward():
+    """Python control flow in a backward that depends on the gradient, which is not there when the function is compiled."""
+    aotgrad.aot_function(lambda x: Clipped.apply(x).sin(), aotgrad.nop)(torch.ones(3, requires_grad=True))
 
 
 @error_case
@@ -457,7 +495,12 @@ def seeded_for_a_while():
 @error_case
 def view_at_a_computed_place():
     """Which elements a view shows depends on the value of a tensor."""
-    aotgrad.aot_function(lambda x, k: x.narrow(0, k, 2), aotgrad.nop)(torch.ones(4), torch.tensor(1))
+
+    class Part(nn.Module):
+        def forward(self, x, k):
+            return (x.narrow(0, k, 2),)
+
+    aotgrad.aot_module_simplified(Part(), (torch.ones(4), torch.tensor(1)), aotgrad.nop)
 
 
 @error_case

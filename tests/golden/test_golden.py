@@ -83,6 +83,8 @@ REFUSALS = {
 }
 SAFETY_NETS = (
     "an as_strided() view, or a view of one, is changed in place",
+    "draws random numbers, at",
+    "the graph does not record a size of it",
     "in a way that no recorded view explains",
     "is a view of an input that is changed in place and whose size or stride is changed after",
 )

@@ -1,0 +1,314 @@
+"""What a function asks about the values of tensors while it is traced: answered from the inputs of the call.
+
+A trace has no values. A branch on one, or a number that is returned, is answered by computing it from the real inputs: the
+nodes that lead to it, which change nothing, run on them. They are kept as a graph of their own, and each answer as a
+condition on what that computes: the plan holds for calls that get the same answers.
+
+    values = ValueReads(Level.CONDITIONS, real_inputs)
+    capture_function(function, ..., values=values)
+    values.guard().holds(other_inputs)
+
+Numbers that are only computed with stay symbolic: only what Python asks becomes a condition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+
+from aotgrad import op_table, torch_compat
+from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line, user_stack_trace
+from aotgrad.errors import CaptureError, EagerError
+from aotgrad.ir import CallingConvention, MemberInput, SyntheticBase
+from aotgrad.lazy_module import LazyGraphModule
+from aotgrad.torch_compat import FakeTensorMode, Read
+from aotgrad.value_guards import Condition, Level, ValueGuard, evaluate
+
+
+class NotAnswered(Exception):
+    """The function is to be traced again, at the next level."""
+
+
+class ValueReads:
+    """The answers that one trace was given."""
+
+    def __init__(self, level: Level, arguments: Sequence[torch.Tensor]) -> None:
+        self.level = level
+        self.asked = False
+        self._arguments = tuple(arguments)
+        self._prologue: Prologue | None = None
+        self._conditions: dict[str, Condition] = {}
+        self._guard: ValueGuard | None = None
+
+    def begin(self, recorder: Recorder, fake_mode: FakeTensorMode, convention: CallingConvention) -> None:
+        """A trace begins, in place of an earlier one."""
+        self._conditions = {}
+        self._recorder, self._fake_mode = recorder, fake_mode
+        self._prologue = Prologue(recorder, convention, self._arguments) if self.level else None
+
+    def guard(self) -> ValueGuard | None:
+        """What the answers depend on, `None` if there were none. Nothing is answered any more; the values are freed."""
+        prologue, self._prologue, self._arguments = self._prologue, None, ()
+        if prologue is not None and self._conditions:
+            self._guard = ValueGuard(self.level, *prologue.finished(), tuple(self._conditions.values()), prologue.draws)
+        return self._guard
+
+    # -- what torch asks
+
+    def wants(self, op: Any, args: tuple) -> bool:
+        """Whether an op's result is a number, or has a size, that is answered by `result`."""
+        read = torch_compat.READS_VALUES.get(op)
+        if read is None:
+            return False
+        self.asked = True
+        forget_closed_over(args, self._recorder)
+        return self._prologue is not None and self.level >= (Level.NUMBERS if read is Read.NUMBER else Level.CONDITIONS)
+
+    def result(self, op: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What an op on traced tensors returns: a number of this call, or fakes that have the sizes of this call."""
+        assert self._prologue is not None
+        node, value = self._prologue.call(op, args, kwargs)
+        if torch_compat.READS_VALUES[op] is not Read.SIZES:
+            return self._require(self._prologue.named(node, "value"))
+        self._require(f"[tuple(each.size()) for each in {self._prologue.named(node, 'results')}]")
+        return self._recorded(op, args, kwargs, value)
+
+    def _recorded(self, op: Any, args: tuple, kwargs: dict[str, Any], results: Any) -> Any:
+        """Fakes of an op's results, which the trace computes."""
+        recorder = self._recorder
+        with torch_compat.hidden_tracing_modes():
+            fakes = map_tensors(self._fake_mode.from_tensor, results)
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda each: fx.Proxy(node_of(each, recorder), recorder), (args, kwargs)
+        )
+        torch_compat.track_tensor_tree(
+            fakes, recorder.create_proxy("call_function", op, args, kwargs), constant=None, tracer=recorder
+        )
+        return fakes
+
+    def answer(self, expression: Any) -> Any:
+        """The value of an expression in symbols; `None` if it is not known."""
+        self.asked = True
+        if self._prologue is None:
+            return None
+        text, names = torch_compat.expression_text(expression)
+        return self._require(text) if all(map(self._prologue.bind, names)) else None
+
+    def answer_checks(self) -> None:
+        """Make conditions of what torch has assumed while the function was traced: a graph does not check it.
+
+        Raises:
+            NotAnswered: at this level.
+            EagerError: it does not hold in this call: eager raises, or takes another path.
+        """
+        for expression in torch_compat.deferred_checks(self._fake_mode):
+            answer = self.answer(expression)
+            if answer is None and self.level is not Level.NUMBERS:
+                raise NotAnswered(f"a graph does not check that {expression}")
+            if answer is not None and not answer:
+                raise EagerError(f"the function assumes of values that {expression}")
+
+    def _require(self, text: str) -> Any:
+        """What an expression is in this call, which it has to be in others."""
+        assert self._prologue is not None
+        value = evaluate(text, self._prologue.read)
+        self._conditions.setdefault(text, Condition(text, value, printed_line(user_stack_trace())))
+        return value
+
+
+class Prologue:
+    """The part of a trace that computes what was asked, and its values in this call."""
+
+    def __init__(self, recorder: Recorder, convention: CallingConvention, arguments: Sequence[torch.Tensor]) -> None:
+        self.graph = fx.Graph()
+        self.read: dict[str, Any] = {}
+        self._recorder = recorder
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._values: dict[fx.Node, Any] = {}
+        self._outputs: dict[str, fx.Node] = {}
+        self._convention = convention
+        self._draw = torch_compat.RandomReplay()
+        for position, argument in enumerate(arguments):
+            self._values[self.graph.placeholder(f"argument_{position}")] = argument
+        self._arguments = tuple(self._values)
+
+    def named(self, node: fx.Node, name: str) -> str:
+        """Make a result of a node of this graph one that conditions read, and give it a name."""
+        name = f"{name}_{len(self._outputs)}"
+        self._outputs[name], self.read[name] = node, self._values[node]
+        return name
+
+    def bind(self, symbol: str) -> bool:
+        """Make a symbol one that conditions read; whether the trace says where it comes from."""
+        if symbol in self.read:
+            return True
+        found = next(self._sources(symbol), None)
+        if found is None:
+            return False
+        node, op, *more = found
+        copy = self._copied(node)
+        if op is not None:
+            copy = self._run(self.graph.call_function(op, (copy, *more)))
+        self._outputs[symbol], self.read[symbol] = copy, self._values[copy]
+        return True
+
+    def _sources(self, symbol: str) -> Iterator[tuple[Any, ...]]:
+        """Nodes whose value a symbol is, or whose size or stride: with what computes it of them."""
+        for node in self._recorder.graph.nodes:
+            value = node.meta.get("val")
+            if torch_compat.was_symbol(value, symbol):
+                yield node, None
+            elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                places = ((op, more, number) for op, *more, number in geometry(value))
+                yield from ((node, op, *more) for op, more, number in places if torch_compat.was_symbol(number, symbol))
+
+    def call(self, op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[fx.Node, Any]:
+        """An op on traced tensors, as a node of this graph, and what it returns."""
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda each: self._copied(node_of(each, self._recorder)), (args, kwargs)
+        )
+        node = self._run(self.graph.call_function(op, args, kwargs))
+        return node, self._values[node]
+
+    def _copied(self, node: fx.Node) -> fx.Node:
+        """The copy of a node of the trace, after those that it needs; they run, too."""
+        for each in self._needed(node):
+            self._copies[each] = self._argument(each) if each.op == "placeholder" else self._copy(each)
+        return self._copies[node]
+
+    def _needed(self, node: fx.Node) -> list[fx.Node]:
+        """What a node is computed from and is not copied yet, in order. Of what is random, all that is drawn before, too."""
+        if node in self._copies:
+            return []
+        before = list(itertools.takewhile(lambda each: each is not node, self._recorder.graph.nodes))
+        needed = set(inputs_of([node], self._copies))
+        if any(op_table.is_random(each.target) for each in needed):
+            needed = set(inputs_of([node, *(each for each in before if op_table.is_random(each.target))], self._copies))
+        return [each for each in (*before, node) if each in needed]
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        reject_unrepeatable(node, self._recorder.root)
+        copy = self.graph.node_copy(node, self._copies.__getitem__)
+        copy.meta = {}
+        if node.op == "get_attr":
+            self._values[copy] = getattr(self._recorder.root, node.target)
+            return copy
+        return self._run(copy)
+
+    def _argument(self, placeholder: fx.Node) -> fx.Node:
+        """The argument that a placeholder is, or the memory of several of them."""
+        specs = [spec for spec in self._convention.inputs if not isinstance(spec, MemberInput)]
+        index = next((k for k, spec in enumerate(specs) if spec.name == placeholder.name), None)
+        if index is None:
+            raise CaptureError(f"{NOT_REPEATABLE}: it depends on a gradient that arrives only in the backward")
+        spec = specs[index]
+        if not isinstance(spec, SyntheticBase):
+            return self._arguments[self._convention.argument_of(index)]
+        member = self._arguments[self._convention.argument_of(spec.member)]
+        nbytes = int(spec.fake.numel()) * spec.fake.element_size()
+        return self._run(self.graph.call_function(memory_around, (member, spec.start_bytes, nbytes, spec.fake.dtype)))
+
+    def _run(self, node: fx.Node) -> fx.Node:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch_compat.bare_evaluation())
+            stack.enter_context(torch_compat.below_autograd())
+            stack.enter_context(torch_compat.no_python_dispatcher())
+            if op_table.is_random(node.target):
+                stack.enter_context(self._draw())
+            self._values[node] = node.target(*args, **kwargs)
+        return node
+
+    @property
+    def draws(self) -> bool:
+        """Whether random numbers are drawn."""
+        return any(op_table.is_random(node.target) for node in self.graph.nodes)
+
+    def finished(self) -> tuple[fx.GraphModule, tuple[str, ...], tuple[int, ...]]:
+        """The graph as a module, the names of what it returns, and which arguments it needs."""
+        self.graph.output(tuple(self._outputs.values()))
+        inputs = tuple(position for position, node in enumerate(self._arguments) if node.users)
+        return LazyGraphModule(self._recorder.root, self.graph), tuple(self._outputs), inputs
+
+
+map_tensors = functools.partial(pytree.tree_map_only, torch.Tensor)
+
+
+def node_of(tensor: torch.Tensor, recorder: Recorder) -> fx.Node:
+    """The node of a traced tensor."""
+    node = torch_compat.proxy_node(torch_compat.from_functional(tensor), recorder)
+    if node is None:
+        raise CaptureError(UNSEEN)
+    return node
+
+
+def forget_closed_over(args: tuple, recorder: Recorder) -> None:
+    """Tensors that are computed from ones that the function closed over have no value: another call reads them again."""
+    for tensor in pytree.tree_leaves(args):
+        inner = torch_compat.from_functional(tensor) if isinstance(tensor, torch.Tensor) else None
+        if inner is not None and torch_compat.is_constant(inner, recorder) and closes_over(node_of(tensor, recorder)):
+            torch_compat.forget_constant(inner, recorder)
+
+
+def closes_over(node: fx.Node) -> bool:
+    """Whether a node is computed from a tensor that the function closed over; literals, which it makes, are none."""
+    literal = torch.ops.aten.lift_fresh_copy.default
+    attributes = (each for each in inputs_of([node], ()) if each.op == "get_attr")
+    return any(user.target is not literal for each in attributes for user in each.users)
+
+
+def memory_around(member: torch.Tensor, start_bytes: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """The memory that arguments share, which begins `start_bytes` after the first byte of one of them."""
+    return torch_compat.flat_alias(member, member.storage_offset() * member.element_size() + start_bytes, nbytes, dtype)
+
+
+def geometry(tensor: torch.Tensor) -> Iterator[tuple[Any, ...]]:
+    """Sizes, strides and offset of a tensor, each with the op that reads it, and which dimension it is of."""
+    yield from ((torch.ops.aten.sym_size.int, dim, size) for dim, size in enumerate(tensor.size()))
+    yield from ((torch.ops.aten.sym_stride.int, dim, step) for dim, step in enumerate(tensor.stride()))
+    yield torch.ops.aten.sym_storage_offset.default, tensor.storage_offset()
+
+
+NOT_REPEATABLE = (
+    "Python control flow or a Python number depends on the value of a tensor, which cannot be computed before the call"
+)
+
+
+def reject_unrepeatable(node: fx.Node, root: torch.nn.Module) -> None:
+    """Raise if a node cannot run a second time, or does something else then.
+
+    Raises:
+        CaptureError
+    """
+    part = getattr(root, node.target) if node.op == "get_attr" else None
+    inner = part.graph.nodes if isinstance(part, fx.GraphModule) else ()
+    for each in inner:
+        reject_unrepeatable(each, part)
+        if op_table.is_random(each.target):
+            raise CaptureError(f"{NOT_REPEATABLE}: {each.target} draws random numbers, at {line_of(each)}")
+    if torch_compat.is_effect_wrapper(node.target) or op_table.has_effect(node.target):
+        raise CaptureError(f"{NOT_REPEATABLE}: {node.target} has an effect, at {line_of(node)}")
+    if any(map(torch_compat.is_symbolic_value, pytree.tree_leaves((node.args, node.kwargs)))):
+        raise CaptureError(f"{NOT_REPEATABLE}: the graph does not record a size of it, at {line_of(node)}")
+
+
+def line_of(node: fx.Node) -> str:
+    return printed_line(node.meta.get("stack_trace", ""))
+
+
+def inputs_of(nodes: Iterable[fx.Node], known: Container[fx.Node]) -> Iterator[fx.Node]:
+    """`nodes` and what they are computed from, except what is in `known`, and what that is computed from."""
+    pending, seen = list(nodes), set[fx.Node]()
+    while pending:
+        node = pending.pop()
+        if node not in seen and node not in known:
+            seen.add(node)
+            pending.extend(node.all_input_nodes)
+            yield node

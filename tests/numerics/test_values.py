@@ -1,0 +1,337 @@
+"""Functions that branch on values, or return what values decide: a plan holds for calls that get the same answers."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import aotgrad
+from aotgrad.errors import CaptureError, HigherOrderError
+
+from .against_eager import assert_like_eager, leaf, non_leaf, plain
+
+SMALL = {"min_graph_ops": 0, "verify": True}
+
+
+def compiled(function: Callable, **settings):
+    options = {**SMALL, **settings.pop("options", {})}
+    return aotgrad.aot_function(function, aotgrad.nop, options=options, **settings)
+
+
+def filled(value: float, make: Callable = leaf) -> Callable:
+    def arguments():
+        tensor = make(3)
+        with torch.no_grad():
+            tensor.fill_(value)
+        return (tensor,)
+
+    return arguments
+
+
+def assert_all_like_eager(function: Callable, *made: Callable, plans: int | None = None, raises=None, **settings) -> None:
+    """Compare calls with several arguments, twice each, of one compiled function; `raises` is what the last one raises."""
+    under_test = compiled(function, **settings)
+    for make in (*made, *made):
+        error = raises if make is made[-1] else None
+        assert_like_eager(function, make, under_test, compilations=None, raises=error)
+    if plans is not None:
+        assert len(under_test.plans()) == plans
+
+
+def value_lines(function) -> list[str]:
+    return [line for plan in function.plans() for line in plan.guards.lines() if line.startswith("values: ")]
+
+
+# --- Branches --------------------------------------------------------------------------------------------------------
+
+
+def branch(x):
+    y = x * 2
+    return y.sin() if y.sum() > 0 else y.cos() * x
+
+
+def test_both_ways_of_a_branch_have_a_plan():
+    assert_all_like_eager(branch, filled(1), filled(-1), filled(2), plans=2)
+
+
+@pytest.mark.parametrize("make", [leaf, non_leaf, plain])
+def test_a_branch_after_a_change_of_the_argument(make):
+    def function(x):
+        x = x.mul_(2) if not (x.is_leaf and x.requires_grad) else x * 2
+        return x * 3 if x.sum() > 3 else x.add_(1).sin()
+
+    assert_all_like_eager(function, filled(1, make), filled(-1, make), plans=2)
+
+
+def test_a_number_is_compared_and_computed_with():
+    def function(x):
+        largest = x.max().item()
+        return x * largest if largest > 1.5 else x + largest
+
+    assert_all_like_eager(function, filled(1), filled(2), filled(3), filled(float("nan")), plans=2)
+
+
+def test_a_loop_that_values_end():
+    def function(x):
+        while x.abs().max() > 1:
+            x = x / 2
+        return x
+
+    assert_all_like_eager(function, filled(0.5), filled(3), filled(3.5), plans=2)
+
+
+def test_an_error_for_some_values_is_eagers():
+    def function(x):
+        if (x <= 0).any():
+            raise ValueError("not positive")
+        return x.log()
+
+    assert_all_like_eager(function, filled(1), filled(2), filled(-1), plans=1, raises=ValueError)
+
+
+def test_a_branch_with_symbolic_sizes():
+    def sized(size, value):
+        return lambda: (torch.full((size,), value, requires_grad=True),)
+
+    assert_all_like_eager(branch, sized(3, 1.0), sized(4, 1.0), sized(5, -1.0), sized(6, -1.0), plans=2, dynamic=True)
+
+
+def test_a_branch_on_memory_that_arguments_share():
+    def function(x, y):
+        x.mul_(2)
+        return y * 3 if y.sum() > 0 else y + 1
+
+    def overlapping(value):
+        def arguments():
+            base = torch.full((4,), value)
+            return base[:3], base[1:]
+
+        return arguments
+
+    assert_all_like_eager(function, overlapping(1.0), overlapping(-1.0), plans=2)
+
+
+SWITCH = torch.tensor([1.0])
+LONG_SWITCH = torch.ones(3)
+READ_A_SWITCH = {
+    "a number": lambda x: x * SWITCH.item(),
+    "a branch": lambda x: x * 2 if SWITCH > 0 else x * 3,
+    "a branch on what is computed": lambda x: x * 2 if (SWITCH * 2).sum() > 0 else x * 3,
+    "a branch on more": lambda x: x * 2 if LONG_SWITCH.sum() > 0 else x * 3,
+    "a comparison": lambda x: x * 2 if torch.equal(SWITCH, torch.ones(1)) else x * 3,
+    "a place": lambda x: x.narrow(0, ((SWITCH + 1) / 2).long().squeeze(), 1) * 2,
+    "a literal, too": lambda x: x * torch.tensor(2.0).item() if torch.tensor(0.5) > SWITCH else x,
+}
+
+
+@pytest.mark.parametrize("name", READ_A_SWITCH)
+def test_a_tensor_that_is_closed_over_is_read_at_every_call(name):
+    f, x = compiled(READ_A_SWITCH[name]), torch.arange(4.0)
+    for _ in range(3):
+        assert torch.equal(f(x), READ_A_SWITCH[name](x))
+        SWITCH.neg_()
+        LONG_SWITCH.neg_()
+    SWITCH.fill_(1)
+    LONG_SWITCH.fill_(1)
+
+
+def test_a_literal_is_no_value_that_changes():
+    f, x = compiled(lambda x: x * 2 if torch.tensor(2.0) > 1 else x), torch.ones(2)
+    assert torch.equal(f(x), x * 2)
+    assert value_lines(f) == []
+
+
+def test_a_branch_on_a_buffer():
+    class Warmup(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x):
+            self.steps += 1
+            return self.layer(x) if self.steps > 2 else x * 2
+
+    torch.manual_seed(0)
+    eager = Warmup()
+    torch.manual_seed(0)
+    under_test = aotgrad.aot_module(Warmup(), aotgrad.nop, options=SMALL)
+    x = torch.ones(2, 3)
+    for _ in range(4):
+        assert torch.equal(eager(x), under_test(x))
+    assert len(under_test.plans()) == 2
+    assert under_test.steps.item() == 4
+
+
+# --- Python values that are returned -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compare", [torch.equal, torch.allclose])
+def test_a_bool_that_is_returned(compare):
+    def function(x, y):
+        return compare(x, y), x * 2
+
+    def pair(difference):
+        return lambda: (torch.ones(3), torch.ones(3) + difference)
+
+    assert_all_like_eager(function, pair(0), pair(1), pair(2), plans=2)
+
+
+def test_a_size_that_is_returned():
+    assert_all_like_eager(lambda x: torch.zeros(int(x.sum())), filled(1), filled(2), plans=2)
+
+
+def test_the_rank_decides_how_many_residuals_there_are():
+    def function(a, b):
+        return torch.linalg.lstsq(a, b, driver="gelsd")[:3]
+
+    def system(scale):
+        return lambda: (torch.randn(5, 3) * scale, torch.randn(5, 2))
+
+    assert_all_like_eager(function, system(1), system(0), plans=2)
+
+
+# --- Places and sizes --------------------------------------------------------------------------------------------------
+
+
+def at(start):
+    return lambda: (leaf(3), torch.tensor(start))
+
+
+def test_one_plan_for_all_places():
+    assert_all_like_eager(lambda x, k: x.narrow(0, k, 2) * 2, at(0), at(1), plans=1)
+
+
+def test_a_place_outside_is_eagers_error():
+    assert_all_like_eager(lambda x, k: x.narrow(0, k, 2) * 2, at(0), at(5), raises=IndexError)
+
+
+def test_a_view_at_a_place_is_a_view():
+    assert_all_like_eager(lambda x, k: x.narrow(0, k, 2), at(0), at(1), plans=2)
+
+
+def test_a_check_of_the_users_own_is_kept():
+    def function(x, k):
+        n = k.item()
+        torch._check(n < 3, lambda: "too large")
+        return x * n
+
+    assert_all_like_eager(function, at(1), at(2), at(7), plans=1, raises=RuntimeError)
+
+
+# --- Random numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_that_is_dropped_at_random():
+    def function(x):
+        y = nn.functional.dropout(x, 0.5)
+        return nn.functional.dropout(y * 2, 0.5) if torch.rand(()) < 0.5 else y
+
+    f, x = compiled(function), torch.ones(8)
+    for seed in range(10):
+        torch.manual_seed(seed)
+        expected, after = function(x), torch.rand(1)
+        torch.manual_seed(seed)
+        assert torch.equal(f(x), expected)
+        assert torch.equal(torch.rand(1), after)
+    assert len(f.plans()) == 2
+
+
+# --- Gradients -------------------------------------------------------------------------------------------------------
+
+
+def second_gradient(function, x):
+    (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+    return torch.autograd.grad((first * first).sum(), x)[0]
+
+
+@pytest.mark.parametrize("value", [1.0, -1.0])
+def test_gradients_of_gradients(value):
+    f, x = compiled(branch), torch.full((3,), value, requires_grad=True)
+    f(-x)
+    torch.testing.assert_close(second_gradient(f, x), second_gradient(branch, x))
+
+
+def test_a_second_gradient_after_the_argument_has_changed_takes_no_other_branch():
+    f, x = compiled(lambda x: x * x * 2 if (x * 1).sum() > 0 else x * x * 3), torch.ones(3, requires_grad=True)
+    y = f(x)
+    with torch.no_grad():
+        x.neg_()
+    with pytest.raises((RuntimeError, HigherOrderError)):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def test_forward_mode_and_vmap():
+    f, x = compiled(branch), torch.ones(3)
+    for value in (x, -x):
+        assert torch.func.jvp(f, (value,), (x,))[1].equal(torch.func.jvp(branch, (value,), (x,))[1])
+
+
+# --- The life of a plan --------------------------------------------------------------------------------------------------
+
+
+def test_too_many_values_run_eagerly():
+    f = compiled(lambda x: torch.zeros(int(x.sum())) + 1, options={"plan_limit": 3})
+    with pytest.warns(UserWarning, match=r"values: zuf0 is 3\.0, not 2\.0"):
+        assert [len(f(torch.full((1,), float(k)))) for k in range(6)] == list(range(6))
+    assert len(f.plans()) == 3
+
+
+def test_what_is_told_of_it():
+    f = compiled(branch)
+    before = aotgrad.counters["value_guards"]
+    f(torch.ones(3))
+    assert aotgrad.counters["value_guards"] == before + 1
+    (line,) = value_lines(f)
+    assert line.startswith("values: u0 == 1 is True, asked at ")
+    assert line.endswith("return y.sin() if y.sum() > 0 else y.cos() * x")
+    assert line in str(f.debug_state().plans[0])
+    assert "values: u0 == 1 is False, not True" in f.plans()[0].guards.why_not([-torch.ones(3)])
+
+
+def test_what_needs_no_answer_gets_none():
+    f = compiled(lambda x: x * x.max().item())
+    f(torch.ones(3))
+    assert value_lines(f) == []
+
+
+def test_nothing_of_the_first_call_is_kept():
+    f, x = compiled(branch), torch.ones(3)
+    f(x)
+    kept = weakref.ref(x)
+    del x
+    gc.collect()
+    assert kept() is None
+
+
+def test_threads_that_take_different_branches():
+    f, failures = compiled(branch), []
+
+    def work(value):
+        for _ in range(20):
+            x = torch.full((3,), value)
+            if not torch.equal(f(x), branch(x)):
+                failures.append(value)
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in (1.0, -1.0, 2.0, -2.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(f.plans()) == 2
+
+
+def test_a_graph_without_guards_has_no_branch():
+    class Branch(nn.Module):
+        def forward(self, x):
+            return (branch(x),)
+
+    with pytest.raises(CaptureError, match="depends on the value of a tensor"):
+        aotgrad.aot_export_module(Branch(), (torch.ones(3),), trace_joint=False)
