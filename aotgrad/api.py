@@ -264,14 +264,16 @@ class FlatCallable(OfModule):
         return self.module.module
 
     def __call__(self, *args: Any) -> Sequence[Any]:
-        everything = (*self.tensors, *args)
-        if torch_compat.is_transformed(everything):
-            return self.others.jvp.call(self.module.forward, Arguments.of(everything, {}), State(self.module.forward))
-        distinct = self.dedupe.enter(everything)
-        if self.memory is not None and not self.memory(distinct):
-            arguments = Arguments.of(everything, {})
+        values = [*self.tensors, *args]
+        if torch_compat.is_transformed(values):
+            return self.others.jvp.call(self.module.forward, Arguments.of(tuple(values), {}), State(self.module.forward))
+        del args  # only the list has them now: each can be freed when it is dead
+        if not self.dedupe.is_identity:
+            values = self.dedupe.enter(values)
+        if self.memory is not None and not self.memory(values):
+            arguments = Arguments.of(tuple(self.dedupe.exit(values)), {})
             return self.others.call(self.module.forward, arguments, len(self.tensors), State(self.module.forward))
-        return self.executable(distinct)
+        return self.executable.call(values)
 
 
 def is_static(arg: Any) -> bool:

@@ -73,6 +73,20 @@ __all__ = [
 below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 """Context in which ops skip autograd, view and version tracking: what a compiled graph runs under."""
 
+_free_guards: list[Any] = []
+
+
+def reused_guard() -> contextlib.AbstractContextManager:
+    """A `below_autograd()` that nobody uses at the moment: making one takes as long as entering it. See `reuse_guard`."""
+    try:
+        return _free_guards.pop()
+    except IndexError:
+        return below_autograd()
+
+
+reuse_guard = _free_guards.append
+"""Gives back what `reused_guard` returned, once it has been left."""
+
 disable_autocast = torch._C._DisableAutocast
 """Context in which autocast is off for every device at once."""
 
@@ -335,6 +349,12 @@ def applied(function: type[torch.autograd.Function]) -> Callable:
     return super(torch.autograd.Function, function).apply
 
 
+def set_defaults(function: type[torch.autograd.Function], **attributes: Any) -> None:
+    """What each `ctx` of a function has that was not set on it: setting an attribute takes as long as a small op's part."""
+    for name, value in attributes.items():
+        setattr(function._backward_cls, name, value)
+
+
 def graph_is_retained() -> bool:
     """Inside a backward: whether the graph is kept for another one."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
@@ -446,8 +466,9 @@ def is_transformed(values: Sequence[Any]) -> bool:
     """Whether a `torch.func` transform is open in this thread, or one of `values` is a dual number."""
     if transform_is_open():
         return True
-    tensors = values if forward_ad._current_level >= 0 else ()
-    return any(isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in values)
 
 
 def open_transforms() -> tuple[str, ...]:

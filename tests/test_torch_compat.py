@@ -48,6 +48,19 @@ def test_every_name_has_a_feature_test():
 # --- contexts --------------------------------------------------------------------------------------------------------
 
 
+def test_a_reused_guard_is_below_autograd_and_nobody_elses():
+    x = torch.ones(2, requires_grad=True)
+    first, second = compat.reused_guard(), compat.reused_guard()
+    assert first is not second
+    with first:
+        with second:
+            pass
+        assert not (x * 2).requires_grad
+    assert (x * 2).requires_grad
+    compat.reuse_guard(first)
+    assert compat.reused_guard() is first
+
+
 def test_below_autograd_neither_tracks_gradients_nor_views_nor_versions():
     x = torch.ones(2, requires_grad=True)
     plain = torch.ones(2)
@@ -283,6 +296,23 @@ def test_as_inference_is_the_same_memory():
 def test_strides_of_a_tensor_without_any():
     assert compat.strides(torch.ones(2, 3)) == (3, 1)
     assert compat.strides(torch.eye(2).to_sparse()) == ()
+
+
+def test_set_defaults_are_attributes_of_every_ctx():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * ctx.factor
+
+    compat.set_defaults(Double, factor=2)
+    x = torch.ones(2, requires_grad=True)
+    y, z = Double.apply(x), Double.apply(x)
+    y.grad_fn.factor = 5
+    assert [torch.autograd.grad(each.sum(), x)[0][0].item() for each in (y, z)] == [5, 2]
 
 
 def test_sequence_numbers_tell_which_op_made_a_node():

@@ -93,7 +93,7 @@ class FunctionBackend:
         if not callable(compiled):
             kind = type(compiled).__name__
             raise BackendError(f"backend {self.name!r} returned a {kind} for the {role} graph; it must return a callable")
-        return CheckedArity(boxed(compiled), len(half.signature.outputs), self.name, role)
+        return checked_arity(boxed(compiled), len(half.signature.outputs), self.name, role)
 
 
 @dataclass(frozen=True)
@@ -161,23 +161,18 @@ def boxed(function: Callable) -> BoxedCallable:
     return function if getattr(function, "_boxed_call", False) else make_boxed_func(function)
 
 
-@dataclass(frozen=True)
-class CheckedArity:
+def checked_arity(function: BoxedCallable, expected: int, backend: str, role: str) -> BoxedCallable:
     """A boxed callable that names its backend if it returns a wrong number of values; a lone value counts as one."""
 
-    function: BoxedCallable
-    expected: int
-    backend: str
-    role: str
-    _boxed_call = True
-
-    def __call__(self, args: list) -> Sequence[Any]:
-        results = self.function(args)
+    def run(args: list) -> Sequence[Any]:
+        results = function(args)
         if not isinstance(results, (list, tuple)):
             results = (results,)
-        if len(results) != self.expected:
+        if len(results) != expected:
             raise BackendError(
-                f"backend {self.backend!r} returned {len(results)} values from the {self.role} graph, which has "
-                f"{self.expected} outputs"
+                f"backend {backend!r} returned {len(results)} values from the {role} graph, which has {expected} outputs"
             )
         return results
+
+    run._boxed_call = True
+    return run

@@ -15,7 +15,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.base import CheckedArity, example_inputs
+from aotgrad.backends.base import checked_arity, example_inputs
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.slots import Saved, Tangent, UserOutput
 
@@ -75,7 +75,7 @@ class InductorBackend:
 
     def _compile(self, half: GraphHalf, role: str, **settings: Any) -> Callable:
         compiled = torch_compat.inductor_compile(half.module, example_inputs(half.module), **settings)
-        return CheckedArity(compiled, len(half.signature.outputs), self.name, role)
+        return checked_arity(compiled, len(half.signature.outputs), self.name, role)
 
 
 @dataclass(frozen=True)

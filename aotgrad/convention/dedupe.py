@@ -5,6 +5,7 @@ f(x, y, x)   ->   graph inputs (x, y), positions (0, 1, 0)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ class Dedupe:
             positions.append(first[key])
         return cls(tuple(kept), tuple(positions))
 
-    @property
+    @functools.cached_property
     def is_identity(self) -> bool:
         return len(self.kept) == len(self.positions)
 

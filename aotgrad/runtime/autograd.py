@@ -11,7 +11,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ from aotgrad.ir import BackwardSegment, GraphHalf, SavingNodes
 from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation, check_version
 from aotgrad.runtime.saved import release, saved_of, unpack, unpack_and_release
+from aotgrad.runtime.steps import Attach
 from aotgrad.runtime.variants import VariantCache, VariantKey
 from aotgrad.slots import Saved, Tangent, of_kind
 
@@ -29,7 +30,6 @@ SENTINEL_NODE = torch.autograd.graph.get_gradient_edge(SENTINEL).node
 plain `.backward()`, and not if only some gradients are wanted. One question in place of one per parameter."""
 
 
-NOTHING_WATCHED = ((), ())
 EVERYTHING = -1
 """The bit mask of all gradients."""
 
@@ -42,8 +42,10 @@ class Backward:
     """What the autograd node of a segment runs: variants of its graph, and for higher orders another function.
 
     `gradient_positions` are where the graph returns the gradients of the node's inputs, `formats` the dtype and device of
-    each tangent. `materialize`: the node gets zeros for undefined tangents. `transformed` runs an uncompiled graph.
-    `saving`: see `BackwardSegment`; `saved_by` are the nodes among them that save each saved tensor, as a bit mask. `needs`
+    each tangent, `layouts` size and stride, if they are not symbolic. `materialize`: the node gets zeros for undefined
+    tangents. `transformed` runs an uncompiled graph. `watched_inputs` (by position) are those that eager saves and the
+    segment does not, with the nodes that do, as a bit mask: if one runs, the version must be the same. `saving`: see
+    `BackwardSegment`; `saved_by` are the nodes among them that save each saved tensor, as a bit mask. `needs`
     and `pending` remember what `needed` and `needed_later` found.
     """
 
@@ -52,6 +54,8 @@ class Backward:
     transformed: Callable[[GraphHalf, Sequence[Any]], Gradients]
     gradient_positions: tuple[int, ...]
     full: VariantKey
+    layouts: tuple[Layout, ...]
+    watched_inputs: tuple[tuple[int, int], ...]
     formats: tuple[tuple[torch.dtype, torch.device], ...]
     materialize: bool
     saving: tuple[SavingNodes, ...]
@@ -66,14 +70,42 @@ class Backward:
         number: int,
         higher_order: HigherOrder,
         segment: BackwardSegment,
+        step: Attach,
         saved_by: tuple[int, ...],
     ) -> Backward:
         outputs = variants.full.signature.outputs
         positions = tuple(outputs.index(gradient) for gradient in variants.gradients)
         formats = tangent_formats(variants.full)
         of_segment, full = functools.partial(higher_order, number), variants.full_key()
-        transformed, materialize = higher_order.transformed, segment.materialize
-        return cls(variants, of_segment, transformed, positions, full, formats, materialize, segment.saving, saved_by)
+        layouts = tuple((layout.size, layout.stride) for layout in step.tangents)
+        return cls(
+            variants=variants,
+            higher_order=of_segment,
+            transformed=higher_order.transformed,
+            gradient_positions=positions,
+            full=full,
+            layouts=layouts,
+            watched_inputs=step.watched_inputs,
+            formats=formats,
+            materialize=segment.materialize,
+            saving=segment.saving,
+            saved_by=saved_by,
+        )
+
+    @functools.cached_property
+    def saves(self) -> bool:
+        return bool(self.saved_by)
+
+    @functools.cached_property
+    def returned(self) -> Callable[[Gradients], tuple[torch.Tensor | None, ...]]:
+        """What the node returns of what a graph does: a gradient for each argument of `Segment.forward`."""
+        positions = self.gradient_positions
+        if positions == tuple(range(len(self.variants.full.signature.outputs))):
+            return lambda gradients: (*NO_GRADIENTS, *gradients)
+        if len(positions) == 1:
+            return lambda gradients: (*NO_GRADIENTS, gradients[positions[0]])
+        pick = operator.itemgetter(*positions) if positions else lambda gradients: ()
+        return lambda gradients: (*NO_GRADIENTS, *pick(gradients))
 
     def nodes_run(self, key: VariantKey) -> int:
         """Which of `saving` run in eager, as a bit mask. Those that lead nowhere do, if all gradients are wanted."""
@@ -170,66 +202,80 @@ def tangent_formats(half: GraphHalf) -> tuple[tuple[torch.dtype, torch.device], 
     return tuple((value.dtype, value.device) for value in values)
 
 
-@dataclass(slots=True)
-class SegmentCall:
-    """What one call of the compiled function gives its autograd node.
+class CallDetails(NamedTuple):
+    """What no plan can know of a call: sizes and layouts that are symbolic, and results that are watched.
 
-    `layouts`: (size, stride) that the backward expects of each tangent. `recomputation`: what a gradient of the gradient
-    would be computed from. `watched_inputs` (by position) and `watched_results` (with their versions) are tensors that eager
-    saves and the segment does not, with the nodes that do, as a bit mask: if one runs, the version must be the same.
+    `watched_results` are (tensor, version, nodes): tensors that eager saves and the segment does not, with the nodes that
+    do, as a bit mask: if one runs, the version must be the same.
     """
 
-    backward: Backward
-    outputs: tuple[torch.Tensor, ...]
-    saved: tuple[torch.Tensor, ...]
     sizes: tuple[int, ...]
-    layouts: tuple[Layout, ...]
-    recomputation: Recomputation
-    watched_inputs: tuple[tuple[int, int], ...] = ()
+    layouts: tuple[Layout, ...] | None
     watched_results: tuple[tuple[torch.Tensor, int, int], ...] = ()
 
 
 class Segment(torch.autograd.Function):
-    """The autograd node of one segment: its outputs were computed before, its inputs are what it has gradients for."""
+    """The autograd node of one segment: its outputs were computed before, its inputs are what it has gradients for.
+
+    `recomputation`: what a gradient of the gradient would be computed from. `details`: `None` if the plan says all.
+    """
 
     @staticmethod
-    def forward(ctx: Any, call: SegmentCall, sentinel: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.set_materialize_grads(call.backward.materialize)
-        if call.saved:
-            ctx.save_for_backward(*call.saved)
-        ctx.plan, ctx.sizes, ctx.layouts, ctx.saves = call.backward, call.sizes, call.layouts, bool(call.saved)
-        ctx.ran, ctx.kept = (), None
-        ctx.recomputation, ctx.watched = call.recomputation, (call.watched_inputs, call.watched_results)
+    def forward(
+        ctx: Any,
+        plan: Backward,
+        outputs: tuple[torch.Tensor, ...],
+        saved: tuple[torch.Tensor, ...],
+        recomputation: Recomputation,
+        details: CallDetails | None,
+        sentinel: torch.Tensor,
+        *inputs: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(plan.materialize)
+        if saved:
+            ctx.save_for_backward(*saved)
+        ctx.plan, ctx.recomputation = plan, recomputation
+        if details is not None:
+            ctx.sizes, ctx.layouts, ctx.watched_results = details
         if torch.is_anomaly_enabled():
-            ctx.metadata["traceback_"] = call.backward.user_traceback(ctx.metadata["traceback_"])
-        return call.outputs
+            ctx.metadata["traceback_"] = plan.user_traceback(ctx.metadata["traceback_"])
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         plan: Backward = ctx.plan
+        layouts = ctx.layouts or plan.layouts
         key = plan.full if is_usual(tangents) else variant_key(plan.full, tangents)
-        check_second_run(ctx, key)
-        if ctx.watched != NOTHING_WATCHED:
+        if ctx.ran:
+            check_second_run(ctx, key)
+        if plan.watched_inputs or ctx.watched_results:
             check_watched(ctx, key)
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-            plan.find_nan(key, [*ctx.sizes, *unpack(ctx, key)], tangents, ctx.layouts)
+            plan.find_nan(key, [*ctx.sizes, *unpack(ctx, key)], tangents, layouts)
         if torch.is_grad_enabled() and (ctx.recomputation is not None or plan.nodes_run(key)):
             gradients = plan.higher_order(recomputation_of(ctx), saved_of(ctx, key), tangents, key.gradients)
             release(ctx, key)
-            return (None, None, *gradients)
+            return (*NO_GRADIENTS, *gradients)
         if torch.is_grad_enabled() or torch_compat.any_autocast_enabled() or torch_compat.transform_is_open():
             values = [*ctx.sizes, *unpack_and_release(ctx, key)]
-            gradients = plan.run_transformed(key, values, tangents, ctx.layouts)
-            return (None, None, *(gradients[position] for position in plan.gradient_positions))
+            return plan.returned(plan.run_transformed(key, values, tangents, layouts))
         variant = plan.variants.whole if key is plan.full else None
         if variant is None:
             variant = plan.variants.get(key)
         values = [*ctx.sizes, *unpack_and_release(ctx, key)]
-        ready = [as_traced(tangent, layout) for tangent, layout in zip(tangents, ctx.layouts, strict=True)]
-        values += plan.with_zeros(ready, ctx.layouts) if variant.undefined is not None else ready
-        with torch_compat.below_autograd(), torch_compat.disable_autocast():
+        ready = map(as_traced, tangents, layouts)
+        values += ready if variant.undefined is None else plan.with_zeros(list(ready), layouts)
+        guard = torch_compat.reused_guard()
+        with guard:
             gradients = variant(values)
-        return (None, None, *(gradients[position] for position in plan.gradient_positions))
+        torch_compat.reuse_guard(guard)
+        return plan.returned(gradients)
+
+
+torch_compat.set_defaults(Segment, sizes=(), layouts=None, watched_results=(), ran=(), kept=None)
+
+NO_GRADIENTS = (None,) * 6
+"""Those of the arguments of `Segment.forward` that stand before its inputs."""
 
 
 class FailingSegment(torch.autograd.Function):
@@ -277,10 +323,9 @@ def check_second_run(ctx: Any, key: VariantKey) -> None:
     Raises:
         RuntimeError: as eager's.
     """
-    if ctx.ran:
-        needed = ctx.plan.nodes_run(key)
-        if any(needed & ctx.plan.nodes_run(earlier) for earlier in ctx.ran):
-            torch_compat.raise_second_backward()
+    needed = ctx.plan.nodes_run(key)
+    if any(needed & ctx.plan.nodes_run(earlier) for earlier in ctx.ran):
+        torch_compat.raise_second_backward()
 
 
 def check_watched(ctx: Any, key: VariantKey) -> None:
@@ -289,10 +334,10 @@ def check_watched(ctx: Any, key: VariantKey) -> None:
     Raises:
         RuntimeError: as eager's.
     """
-    run, (inputs, results) = ctx.plan.nodes_run(key), ctx.watched
+    run = ctx.plan.nodes_run(key)
     if ctx.recomputation is not None:
-        ctx.recomputation.check_unchanged(index for index, nodes in inputs if nodes & run)
-    for tensor, version, nodes in results:
+        ctx.recomputation.check_unchanged(index for index, nodes in ctx.plan.watched_inputs if nodes & run)
+    for tensor, version, nodes in ctx.watched_results:
         if nodes & run:
             check_version(tensor, version)
 
@@ -328,7 +373,6 @@ def as_traced(tangent: torch.Tensor | None, layout: Layout) -> torch.Tensor | No
     if tangent is None:
         return None
     size, stride = layout
-    is_plain = tangent.layout is torch.strided and not tangent.is_conj() and not tangent.is_neg()
-    if is_plain and tangent.stride() == stride:
+    if tangent.layout is torch.strided and tangent.stride() == stride and not (tangent.is_conj() or tangent.is_neg()):
         return tangent
     return torch.empty_strided(size, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)

@@ -3,16 +3,22 @@
 def call(args):
     primals_1, = args
     args.clear()
-    with below_autograd():
-        output_0, saved_cos = forward([primals_1])
-    output_0, = attach(SegmentCall(...), primals_1)
+    inputs = [primals_1]
+    guard = below_autograd()
+    with guard:
+        output_0, saved_cos = forward(inputs)
+    reuse(guard)
+    recomputation = Recomputation((primals_1,), [primals_1._version], None)
+    output_0, = attach(backward, (output_0,), (saved_cos,), recomputation, None, sentinel, primals_1)
+    recomputation.results = ((ref(output_0), None),)
     return [output_0]
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +26,9 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.errors import UnsupportedAliasingError
 from aotgrad.ir import BackwardSegment, Compiled, ViewStep
-from aotgrad.runtime.autograd import SENTINEL, Backward, FailingSegment, History, Segment, SegmentCall, stand_in
+from aotgrad.runtime.autograd import SENTINEL, Backward, CallDetails, FailingSegment, History, Segment, stand_in
 from aotgrad.runtime.plan import Plan
-from aotgrad.runtime.recomputation import HigherOrder, Recomputation, references, view_references
+from aotgrad.runtime.recomputation import HigherOrder, Recomputation
 from aotgrad.runtime.steps import (
     AliasBase,
     AsInference,
@@ -66,7 +72,8 @@ def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backw
         "math": math,  # rounds sizes, in the text of symbolic numbers
         "torch": torch,
         "aten": torch.ops.aten,
-        "below_autograd": torch_compat.below_autograd,
+        "below_autograd": torch_compat.reused_guard,
+        "reuse": torch_compat.reuse_guard,
         "disable_autocast": torch_compat.disable_autocast,
         "set_grad_enabled": torch.set_grad_enabled,
         "version_of": torch_compat.version_of,
@@ -80,10 +87,9 @@ def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backw
         "attach": torch_compat.applied(Segment),
         "attach_error": torch_compat.applied(FailingSegment),
         "sentinel": SENTINEL,
-        "SegmentCall": SegmentCall,
+        "CallDetails": CallDetails,
         "Recomputation": Recomputation,
-        "references": references,
-        "view_references": view_references,
+        "ref": weakref.ref,
         "random_state": torch_compat.random_state,
         "stand_in": stand_in,
         "history_of": History.apply,
@@ -101,12 +107,13 @@ def make_backwards(
     """What the autograd node of each segment runs."""
     symbolic = any(torch_compat.is_symbolic_value(value) for _, value in plan.fakes)
     backwards = []
-    parts = zip(plan.segments, segments, plan.saved_by, strict=bool(plan.segments))
-    for number, (half, segment, saved_by) in enumerate(parts):
+    steps = reversed(of_kind(plan.steps, Attach))
+    parts = zip(plan.segments, segments, steps, plan.saved_by, strict=bool(plan.segments))
+    for number, (half, segment, step, saved_by) in enumerate(parts):
         variants = VariantCache(half, compiled.compile_backward, segment.gradients)
         if symbolic:
             variants.get(variants.full_key())  # now, while guards that this adds are still read
-        backwards.append(Backward.of(variants, number, higher_order, segment, saved_by))
+        backwards.append(Backward.of(variants, number, higher_order, segment, step, saved_by))
     return backwards
 
 
@@ -123,6 +130,7 @@ def versions_read(step: Step) -> tuple[str, ...]:
 class _Emitter:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.fakes = {name: value for name, value in plan.fakes if isinstance(value, torch.Tensor)}
         self.symbols: dict[str, str] = {}
         self.bound: set[str] = set()
         self.constants = 0
@@ -137,7 +145,12 @@ class _Emitter:
 
     def versions(self) -> Iterator[str]:
         names = dict.fromkeys(name for step in self.plan.steps for name in versions_read(step))
-        return (f"version_{name} = version_of({name})" for name in names)
+        return (f"version_{name} = {self.version(name)}" for name in names)
+
+    def version(self, name: str) -> str:
+        """The version of a tensor: asked for by name where the trace knows that it has one, unlike inference tensors."""
+        fake = self.fakes.get(name)
+        return f"version_of({name})" if fake is None or fake.is_inference() else f"{name}._version"
 
     def lines(self, step: Step) -> Iterator[str]:
         match step:
@@ -148,9 +161,9 @@ class _Emitter:
             case KeepInputs():
                 yield self.keep_inputs(step)
             case NoteResults():
-                calls = [f"references({', '.join(step.names)})"] if step.names else []
-                calls += [f"view_references({', '.join(step.views)})"] if step.views else []
-                yield f"recomputation.results = {' + '.join(calls)}"
+                pairs = [f"(ref({name}), None)" for name in step.names]
+                pairs += [f"(ref({name}), {self.version(name)})" for name in step.views]
+                yield f"recomputation.results = ({tuple_of(pairs)})"
             case MakeCut():
                 yield from self.make_cut(step)
             case Attach():
@@ -191,27 +204,34 @@ class _Emitter:
             yield f"del {', '.join(step.release)}"
         if step.random_devices:
             yield f"state = random_state({step.random_devices!r})"
-        contexts = "below_autograd(), disable_autocast()" if step.autocast else "below_autograd()"
-        yield f"with {contexts}:"
+        yield "guard = below_autograd()"
+        yield f"with guard{', disable_autocast()' if step.autocast else ''}:"
         results = f"{tuple_of(step.results)} = " if step.results else ""
         yield f"    {results}forward(inputs)"
+        yield "reuse(guard)"
 
     def attach(self, step: Attach) -> Iterator[str]:
-        text, bindings = self.render(tuple((layout.size, layout.stride) for layout in step.tangents))
-        yield from bindings
-        saved, sizes = f"({tuple_of(step.saved)})", f"({tuple_of(step.sizes)})"
-        arguments = [step.backward, f"({tuple_of(step.outputs)})", saved, sizes, text, "recomputation"]
-        results = [f"({name}.detach(), version_of({name}), {nodes})" for name, nodes in step.watched_results]
-        arguments += [repr(step.watched_inputs)] if step.watched_inputs or results else []
-        arguments += [f"({tuple_of(results)})"] if results else []
-        yield f"node = SegmentCall({', '.join(arguments)})"
-        call = f"{tuple_of(step.outputs)} = attach({', '.join(('node', 'sentinel', *step.inputs))})"
+        details = yield from self.details(step)
+        arguments = (step.backward, f"({tuple_of(step.outputs)})", f"({tuple_of(step.saved)})", "recomputation", details)
+        call = f"{tuple_of(step.outputs)} = attach({', '.join((*arguments, 'sentinel', *step.inputs))})"
         yield from in_grad_mode(step.grad_mode, [call])
+
+    def details(self, step: Attach) -> Generator[str, None, str]:
+        """What of a call no plan can know: symbolic sizes and layouts, and results that are watched."""
+        layouts = tuple((layout.size, layout.stride) for layout in step.tangents)
+        results = [f"({name}.detach(), {self.version(name)}, {nodes})" for name, nodes in step.watched_results]
+        symbolic = any(torch_compat.is_symbolic_value(number) for layout in layouts for part in layout for number in part)
+        if not (results or step.sizes or symbolic):
+            return "None"
+        text, bindings = self.render(layouts)
+        yield from bindings
+        arguments = [f"({tuple_of(step.sizes)})", text if symbolic else "None"]
+        arguments += [f"({tuple_of(results)})"] if results else []
+        return f"CallDetails({', '.join(arguments)})"
 
     def keep_inputs(self, step: KeepInputs) -> str:
         state = "state" if self.draws_random_numbers() else "None"
-        tensors = {name for name, value in self.plan.fakes if isinstance(value, torch.Tensor)}
-        versions = {name: f"version_of({name})" for name in tensors.difference(step.mutated)}
+        versions = {name: self.version(name) for name in self.fakes.keys() - step.mutated}
         versions |= {name: f"version_{name} + {bumps}" for name, bumps in step.watched}
         versions = ", ".join(versions.get(name, "None") for name in step.primals)
         return f"recomputation = Recomputation(({tuple_of(step.primals)}), [{versions}], {state})"

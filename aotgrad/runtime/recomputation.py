@@ -14,6 +14,7 @@ from aotgrad.ir import GraphHalf
 from aotgrad.slots import Saved
 
 Reference = tuple["weakref.ref[torch.Tensor]", "int | None"]
+"""To a result: an autograd node must not keep alive what it computed."""
 
 
 @dataclass(slots=True)
@@ -58,16 +59,6 @@ class Recomputation:
             version = self.versions[index]
             if version is not None:
                 check_version(self.primals[index], version)
-
-
-def references(*tensors: torch.Tensor) -> tuple[Reference, ...]:
-    """Weak references to results: an autograd node must not keep alive what it computed."""
-    return tuple((weakref.ref(tensor), None) for tensor in tensors)
-
-
-def view_references(*views: torch.Tensor) -> tuple[Reference, ...]:
-    """Weak references to views, with their versions."""
-    return tuple((weakref.ref(view), torch_compat.version_of(view)) for view in views)
 
 
 def check_version(tensor: torch.Tensor, version: int) -> None:

@@ -24,7 +24,7 @@ from aotgrad.slots import Saved
 
 def saved_of(ctx: Any, key: VariantKey) -> dict[Saved, torch.Tensor]:
     """The saved tensors that a variant needs, by what they are."""
-    pairs = zip(ctx.plan.saved_slots, unpack(ctx, key), strict=True) if ctx.saves else ()
+    pairs = zip(ctx.plan.saved_slots, unpack(ctx, key), strict=True) if ctx.plan.saves else ()
     return {slot: tensor for slot, tensor in pairs if tensor is not None}
 
 
@@ -34,7 +34,7 @@ def unpack(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | None]:
     Raises:
         RuntimeError: eager's, if one was changed in place or freed.
     """
-    if not ctx.saves:
+    if not ctx.plan.saves:
         return ()
     needed = ctx.plan.needed(key)
     if needed is None and ctx.kept is None:
@@ -73,7 +73,7 @@ def release(ctx: Any, key: VariantKey) -> None:
     if torch_compat.graph_is_retained():
         return
     ctx.ran += (key,)
-    if not ctx.saves:
+    if not ctx.plan.saves:
         return
     positions = () if key is ctx.plan.full else ctx.plan.needed_later(ctx.ran)
     if ctx.kept is None:

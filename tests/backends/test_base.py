@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import aotgrad
-from aotgrad.backends.base import CheckedArity, boxed, make_boxed_compiler, make_boxed_func
+from aotgrad.backends.base import boxed, checked_arity, make_boxed_compiler, make_boxed_func
 from aotgrad.errors import BackendError
 
 
@@ -28,7 +28,7 @@ def test_a_boxed_compiler_returns_boxed_functions():
 
 
 def test_a_lone_value_counts_as_one():
-    assert CheckedArity(lambda args: 5, 1, "b", "forward")([]) == (5,)
+    assert checked_arity(lambda args: 5, 1, "b", "forward")([]) == (5,)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_lone_value_counts_as_one():
 )
 def test_a_wrong_number_of_results_names_the_backend_and_both_numbers(results, message):
     with pytest.raises(BackendError, match=message):
-        CheckedArity(lambda args: results, 1, "b", "forward")([])
+        checked_arity(lambda args: results, 1, "b", "forward")([])
 
 
 def roles(x: torch.Tensor) -> list[str]:
