@@ -540,6 +540,22 @@ class BackwardSegment:
     materialize: bool = False
     saving: tuple[SavingNodes, ...] = ()
 
+    @property
+    def has_sentinel(self) -> bool:
+        return needs_sentinel(len(self.gradients))
+
+
+SENTINEL_INPUTS = 32
+"""To ask the engine about so many inputs takes the time that one input more takes it."""
+
+
+def needs_sentinel(inputs: int) -> bool:
+    """Whether an autograd node with so many inputs has one more before them, the sentinel: a leaf that nobody asks a
+    gradient for. The engine executes its node in a plain `.backward()`, and not if only some gradients are wanted: one
+    question in place of one per parameter. A node without inputs would not be made.
+    """
+    return inputs == 0 or inputs >= SENTINEL_INPUTS
+
 
 @dataclass(frozen=True)
 class JointGraph:

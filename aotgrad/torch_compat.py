@@ -370,6 +370,20 @@ def is_wanted(node: Any) -> bool:
         return True
 
 
+def engine_executes_all_edges() -> bool:
+    """Whether the running node passes a gradient on along each of its edges, none of which ends at a leaf that
+    `autograd.grad` wants.
+    """
+    executes = torch._C._will_engine_execute_node
+    try:
+        for node, _ in torch._C._current_autograd_node().next_functions:
+            if node is None or not executes(node):
+                return False
+    except RuntimeError:  # see `is_wanted`
+        return False
+    return True
+
+
 PROBES_PER_EXCEPTION = 10
 """So many leaves `leaves_wanted` asks in the time that `is_wanted` takes for one that `autograd.grad` wants."""
 

@@ -298,6 +298,34 @@ def test_strides_of_a_tensor_without_any():
     assert compat.strides(torch.eye(2).to_sparse()) == ()
 
 
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [("all", True), ("one", False), ("both by grad", False), ("through an op", True)]
+)
+def test_engine_executes_all_edges_of_a_node(wanted, expected):
+    answers = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x * y
+
+        @staticmethod
+        def backward(ctx, gradient):
+            answers.append(compat.engine_executes_all_edges())
+            return gradient, gradient
+
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    if wanted == "all":
+        Product.apply(x, y).sum().backward()
+    elif wanted == "one":
+        Product.apply(x, y).sum().backward(inputs=[x])
+    elif wanted == "both by grad":
+        torch.autograd.grad(Product.apply(x, y).sum(), (x, y))
+    else:
+        torch.autograd.grad(Product.apply(x * 2, y * 2).sum(), (x, y))
+    assert answers == [expected]
+
+
 def test_set_defaults_are_attributes_of_every_ctx():
     class Double(torch.autograd.Function):
         @staticmethod

@@ -32,6 +32,7 @@ from aotgrad.ir import (
     OpenTrace,
     TensorInput,
     ViewAndMutationMeta,
+    needs_sentinel,
 )
 from aotgrad.joint.segments import (
     CutBackward,
@@ -330,14 +331,12 @@ def _backward_segments(
         primal = isinstance(gradient.of, Primal)
         return primal, rank.get((gradient.segment or 0, gradient.of), len(rank))
 
-    return tuple(
-        BackwardSegment(
-            tuple(tangent for tangent, number in entry.items() if number == segment),
-            tuple(arranged(sorted((g for g in gradients if (g.segment or 0) == segment), key=order))),
-            segment in materialized,
-        )
-        for segment in range(max(entry.values()) + 1)
-    )
+    def of_segment(segment: int) -> BackwardSegment:
+        tangents = tuple(tangent for tangent, number in entry.items() if number == segment)
+        found = sorted((g for g in gradients if (g.segment or 0) == segment), key=order)
+        return BackwardSegment(tangents, tuple(arranged(found, needs_sentinel(len(found)))), segment in materialized)
+
+    return tuple(map(of_segment, range(max(entry.values()) + 1)))
 
 
 @contextlib.contextmanager

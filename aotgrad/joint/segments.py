@@ -262,11 +262,11 @@ def sift_in(heap: list[int], last: int) -> None:
     heap[hole] = last
 
 
-def arranged(items: Sequence[Item]) -> list[Item]:
-    """An order to put items in, after a first one, so that the engine's queue gives them back in theirs."""
+def arranged(items: Sequence[Item], after: int) -> list[Item]:
+    """An order to put items in, after so many others (none or one), so that the engine's queue gives them back in theirs."""
     places: list[Any] = [None] * len(items)
-    for item, place in zip(items, engine_order(len(items) + 1)[1:], strict=True):
-        places[place - 1] = item
+    for item, place in zip(items, engine_order(len(items) + after)[after:], strict=True):
+        places[place - after] = item
     return places
 
 

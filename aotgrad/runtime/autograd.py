@@ -26,9 +26,7 @@ from aotgrad.slots import Saved, Tangent, of_kind
 
 SENTINEL = torch.zeros((), requires_grad=True)
 SENTINEL_NODE = torch.autograd.graph.get_gradient_edge(SENTINEL).node
-"""A leaf that every node has as its first input and that nobody asks a gradient for: the engine executes its node in a
-plain `.backward()`, and not if only some gradients are wanted. One question in place of one per parameter."""
-
+"""See `needs_sentinel`."""
 
 EVERYTHING = -1
 """The bit mask of all gradients."""
@@ -58,6 +56,7 @@ class Backward:
     watched_inputs: tuple[tuple[int, int], ...]
     formats: tuple[tuple[torch.dtype, torch.device], ...]
     materialize: bool
+    has_sentinel: bool
     saving: tuple[SavingNodes, ...]
     saved_by: tuple[int, ...]
     needs: dict[VariantKey, tuple[int, ...] | None] = field(default_factory=dict)
@@ -88,6 +87,7 @@ class Backward:
             watched_inputs=step.watched_inputs,
             formats=formats,
             materialize=segment.materialize,
+            has_sentinel=segment.has_sentinel,
             saving=segment.saving,
             saved_by=saved_by,
         )
@@ -97,15 +97,20 @@ class Backward:
         return bool(self.saved_by)
 
     @functools.cached_property
+    def no_gradients(self) -> tuple[None, ...]:
+        """What the node returns for arguments of `Segment.forward` that are no inputs of the segment."""
+        return (*NO_GRADIENTS, None) if self.has_sentinel else NO_GRADIENTS
+
+    @functools.cached_property
     def returned(self) -> Callable[[Gradients], tuple[torch.Tensor | None, ...]]:
-        """What the node returns of what a graph does: a gradient for each argument of `Segment.forward`."""
-        positions = self.gradient_positions
+        """What the node returns, of what a graph does: a gradient for each argument of `Segment.forward`."""
+        positions, none = self.gradient_positions, self.no_gradients
         if positions == tuple(range(len(self.variants.full.signature.outputs))):
-            return lambda gradients: (*NO_GRADIENTS, *gradients)
+            return lambda gradients: (*none, *gradients)
         if len(positions) == 1:
-            return lambda gradients: (*NO_GRADIENTS, gradients[positions[0]])
+            return lambda gradients: (*none, gradients[positions[0]])
         pick = operator.itemgetter(*positions) if positions else lambda gradients: ()
-        return lambda gradients: (*NO_GRADIENTS, *pick(gradients))
+        return lambda gradients: (*none, *pick(gradients))
 
     def nodes_run(self, key: VariantKey) -> int:
         """Which of `saving` run in eager, as a bit mask. Those that lead nowhere do, if all gradients are wanted."""
@@ -228,7 +233,6 @@ class Segment(torch.autograd.Function):
         saved: tuple[torch.Tensor, ...],
         recomputation: Recomputation,
         details: CallDetails | None,
-        sentinel: torch.Tensor,
         *inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(plan.materialize)
@@ -245,7 +249,7 @@ class Segment(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         plan: Backward = ctx.plan
         layouts = ctx.layouts or plan.layouts
-        key = plan.full if is_usual(tangents) else variant_key(plan.full, tangents)
+        key = plan.full if is_usual(tangents, plan.has_sentinel) else variant_key(plan, tangents)
         if ctx.ran:
             check_second_run(ctx, key)
         if plan.watched_inputs or ctx.watched_results:
@@ -255,7 +259,7 @@ class Segment(torch.autograd.Function):
         if torch.is_grad_enabled() and (ctx.recomputation is not None or plan.nodes_run(key)):
             gradients = plan.higher_order(recomputation_of(ctx), saved_of(ctx, key), tangents, key.gradients)
             release(ctx, key)
-            return (*NO_GRADIENTS, *gradients)
+            return (*plan.no_gradients, *gradients)
         if torch.is_grad_enabled() or torch_compat.any_autocast_enabled() or torch_compat.transform_is_open():
             values = [*ctx.sizes, *unpack_and_release(ctx, key)]
             return plan.returned(plan.run_transformed(key, values, tangents, layouts))
@@ -274,7 +278,7 @@ class Segment(torch.autograd.Function):
 
 torch_compat.set_defaults(Segment, sizes=(), layouts=None, watched_results=(), ran=(), kept=None)
 
-NO_GRADIENTS = (None,) * 6
+NO_GRADIENTS = (None,) * 5
 """Those of the arguments of `Segment.forward` that stand before its inputs."""
 
 
@@ -351,21 +355,21 @@ def zeros(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Ten
     return torch.empty_strided(*layout, dtype=dtype, device=device).zero_()
 
 
-def is_usual(tangents: Sequence[torch.Tensor | None]) -> bool:
+def is_usual(tangents: Sequence[torch.Tensor | None], has_sentinel: bool) -> bool:
     """Whether every tangent is defined and every gradient wanted."""
     for tangent in tangents:
         if tangent is None:
             return False
-    return torch_compat.is_wanted(SENTINEL_NODE)
+    return torch_compat.is_wanted(SENTINEL_NODE) if has_sentinel else torch_compat.engine_executes_all_edges()
 
 
-def variant_key(full: VariantKey, tangents: Sequence[torch.Tensor | None]) -> VariantKey:
+def variant_key(plan: Backward, tangents: Sequence[torch.Tensor | None]) -> VariantKey:
     """The key of the running node."""
-    gradients = full.gradients
-    if not torch_compat.is_wanted(SENTINEL_NODE):
-        gradients = torch_compat.are_wanted(torch_compat.edges_of_running_node()[1:])
+    gradients = plan.full.gradients
+    if not (plan.has_sentinel and torch_compat.is_wanted(SENTINEL_NODE)):
+        gradients = torch_compat.are_wanted(torch_compat.edges_of_running_node()[plan.has_sentinel :])
     key = VariantKey(tuple(tangent is not None for tangent in tangents), gradients)
-    return full if key.is_full else key
+    return plan.full if key.is_full else key
 
 
 def as_traced(tangent: torch.Tensor | None, layout: Layout) -> torch.Tensor | None:

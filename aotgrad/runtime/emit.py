@@ -9,7 +9,7 @@ def call(args):
         output_0, saved_cos = forward(inputs)
     reuse(guard)
     recomputation = Recomputation((primals_1,), [primals_1._version], None)
-    output_0, = attach(backward, (output_0,), (saved_cos,), recomputation, None, sentinel, primals_1)
+    output_0, = attach(backward, (output_0,), (saved_cos,), recomputation, None, primals_1)
     recomputation.results = ((ref(output_0), None),)
     return [output_0]
 """
@@ -25,8 +25,16 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import UnsupportedAliasingError
-from aotgrad.ir import BackwardSegment, Compiled, ViewStep
-from aotgrad.runtime.autograd import SENTINEL, Backward, CallDetails, FailingSegment, History, Segment, stand_in
+from aotgrad.ir import BackwardSegment, Compiled, ViewStep, needs_sentinel
+from aotgrad.runtime.autograd import (
+    SENTINEL,
+    Backward,
+    CallDetails,
+    FailingSegment,
+    History,
+    Segment,
+    stand_in,
+)
 from aotgrad.runtime.plan import Plan
 from aotgrad.runtime.recomputation import HigherOrder, Recomputation
 from aotgrad.runtime.steps import (
@@ -213,7 +221,8 @@ class _Emitter:
     def attach(self, step: Attach) -> Iterator[str]:
         details = yield from self.details(step)
         arguments = (step.backward, f"({tuple_of(step.outputs)})", f"({tuple_of(step.saved)})", "recomputation", details)
-        call = f"{tuple_of(step.outputs)} = attach({', '.join((*arguments, 'sentinel', *step.inputs))})"
+        inputs = ("sentinel", *step.inputs) if needs_sentinel(len(step.inputs)) else step.inputs
+        call = f"{tuple_of(step.outputs)} = attach({', '.join((*arguments, *inputs))})"
         yield from in_grad_mode(step.grad_mode, [call])
 
     def details(self, step: Attach) -> Generator[str, None, str]:

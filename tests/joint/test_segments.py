@@ -89,9 +89,10 @@ def test_the_engine_visits_leaves_in_the_order_of_its_heap(count):
     assert order_of_hooks([torch.ones(1, requires_grad=True) for _ in range(count)]) == engine_order(count)
 
 
+@pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("count", [1, 2, 5, 12])
-def test_arranged_leaves_are_visited_in_order(count):
+def test_arranged_leaves_are_visited_in_order(count, after):
     leaves = [torch.ones(1, requires_grad=True) for _ in range(count)]
-    places = arranged(range(count))
-    seen = order_of_hooks([torch.ones(1, requires_grad=True), *(leaves[k] for k in places)])
-    assert [places[k - 1] for k in seen[1:]] == list(range(count))
+    places = arranged(range(count), after)
+    seen = order_of_hooks([*(torch.ones(1, requires_grad=True) for _ in range(after)), *(leaves[k] for k in places)])
+    assert [places[k - after] for k in seen[after:]] == list(range(count))
