@@ -26,6 +26,7 @@ from aotgrad.capture.trace import FlatFunction, capture_function
 from aotgrad.capture.values import ValueReads
 from aotgrad.convention import MemorySharing, share_memory
 from aotgrad.counters import counters
+from aotgrad.garbage import collection_paused
 from aotgrad.graph_names import GraphNames
 from aotgrad.ir import (
     BoxedCallable,
@@ -180,6 +181,7 @@ def compile_flat(
     return traced if isinstance(traced, SmallGraph) else compile_joint(traced, tools, higher_order, known, earlier)
 
 
+@collection_paused()
 def trace_joint(
     function: FlatFunction,
     args: Sequence[Any],
@@ -240,7 +242,7 @@ def compile_joint(
 def compile_halves(joint: JointGraph, tools: Toolchain, known: passes.KnownValues | None) -> tuple[Partition, Compiled]:
     """Partition a joint graph, and compile its forward."""
     names = GraphNames()
-    with names.compiling("joint"):
+    with names.compiling("joint"), collection_paused():
         partition = partition_joint(passes.held_by_others(joint, known), tools.partition_fn, tools.objective)
     forward = passes.pipeline("forward", (), tools.options.forward_passes).run(partition.forward, tools.after_pass)
     partition = replace(partition, forward=forward)

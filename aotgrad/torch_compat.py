@@ -7,6 +7,8 @@ feature test in `tests/test_torch_compat.py` that fails if the meaning of the na
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import copy
 import enum
 import functools
 import logging
@@ -26,13 +28,15 @@ import torch.utils._pytree as pytree
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import pyfunctorch
 from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 from torch.autograd import forward_ad
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
     _MakefxTracer,
+    _ProxyTensor,
     _set_make_fx_tracer,
     decompose,
     disable_proxy_modes_tracing,
@@ -46,6 +50,8 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
+from torch.fx.proxy import _COPY_META_FIELDS
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _detect_infra_mode
@@ -968,12 +974,297 @@ def storage_node(node: Any) -> Any:
     return node
 
 
-def functional_mode(make_token: Callable[[], torch.Tensor], reads: ReadsValues | None = None) -> FunctionalTensorMode:
-    """The mode that records functionally; `make_token` gives a tracked tensor for effectful ops, `reads` answers others."""
+_PROXY_KEY = torch._C._TorchDispatchModeKey.PROXY
+
+
+class OpKind(enum.Enum):
+    """What an ordinary op, which writes nothing, does with memory: all of its results are new, or are views."""
+
+    PURE = enum.auto()
+    VIEW = enum.auto()
+
+
+_aten = torch.ops.aten
+
+ORDINARY_VIEWS = frozenset(
+    {
+        *(_aten.alias.default, _aten.as_strided.default, _aten.detach.default, _aten.diagonal.default, _aten.expand.default),
+        *(_aten.permute.default, _aten.select.int, _aten.slice.Tensor, _aten.split.Tensor, _aten.split_with_sizes.default),
+        *(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.t.default, _aten.transpose.int),
+        *(_aten.unbind.int, _aten.unfold.default, _aten.unsqueeze.default, _aten.view.default, unsafe_view),
+    }
+)
+
+_KEEPS_GEOMETRY = frozenset({_aten.as_strided.default})
+"""Views that the functional mode looks at."""
+
+_UNUSUAL_TAGS = (
+    *(torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view),
+    torch.Tag.needs_exact_strides,
+)
+
+_UNUSUAL = frozenset(
+    {
+        *(_aten.lift.default, _aten.lift_fresh.default, _aten.lift_fresh_copy.default, zero_without_memory),
+        *(_aten.unsafe_split.Tensor, _aten.unsafe_split_with_sizes.default),
+        *READS_VALUES,
+    }
+)
+
+
+@functools.lru_cache(maxsize=8192)
+def kind_of_op(op: Any) -> OpKind | None:
+    """`None` for an op that is no ordinary one: it writes, depends on data, is composite, is a user's own, ..."""
+    if op in ORDINARY_VIEWS:
+        return OpKind.VIEW
+    if type(op) is not torch._ops.OpOverload or op.namespace not in ("aten", "prims") or op in _UNUSUAL:
+        return None
+    schema = op._schema
+    aliases = any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
+    if schema.is_mutable or aliases or _is_composite(op) or any(tag in op.tags for tag in _UNUSUAL_TAGS):
+        return None
+    returned = [str(each.type) for each in schema.returns]
+    return OpKind.PURE if returned and set(returned) <= {"Tensor", "Tensor[]", "List[Tensor]"} else None
+
+
+def _is_composite(op: torch._ops.OpOverload) -> bool:
+    """Whether an op is made of others."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return key in op.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
+class Metadata:
+    """What a fake without symbols is, memory aside. Equal ones are mostly the same object; none is equal to another one."""
+
+    __slots__ = ("described", "device", "dtype", "size", "stride")
+
+    def __init__(self, fake: FakeTensor) -> None:
+        self.size, self.stride, self.dtype = fake.size(), fake.stride(), fake.dtype
+        self.device = fake.fake_device
+        self.described = _extract_tensor_metadata(fake)
+
+
+_MOST_METADATA = 50_000
+_metadata: dict[tuple, Metadata] = {}
+
+
+def metadata_of(value: Any) -> Metadata | None:
+    """The metadata of a fake, `None` if there is something unusual about it."""
+    if type(value) is not FakeTensor or value.layout is not torch.strided or value._has_symbolic_sizes_strides:
+        return None
+    if value.is_conj() or value.is_neg() or value._is_zerotensor() or value.is_quantized or value.requires_grad:
+        return None
+    if value.constant is not None or value.is_inference() or value.real_tensor is not None:
+        return None
+    key = (value.dtype, value.fake_device, value.size(), value.stride(), value.storage_offset())
+    found = _metadata.get(key)
+    if found is None:
+        if len(_metadata) >= _MOST_METADATA:
+            _metadata.clear()
+        found = _metadata[key] = Metadata(value)
+    return found
+
+
+def metadata_of_new(value: Any) -> Metadata | None:
+    """The metadata of a fake that has exactly the memory which `new_fake` gives it, or else `None`."""
+    metadata = metadata_of(value)
+    if metadata is None or value.storage_offset() != 0:
+        return None
+    return metadata if value.untyped_storage().nbytes() == _bytes_spanned(value) else None
+
+
+def new_fake(mode: FakeTensorMode, metadata: Metadata) -> FakeTensor:
+    """A fake with memory of its own."""
+    return _new_fake(mode, metadata.size, metadata.stride, metadata.dtype, metadata.device)
+
+
+def _new_fake(mode: FakeTensorMode, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+    with torch._C._DisableTorchDispatch(), torch._C._DisablePythonDispatcher():
+        return FakeTensor(mode, torch.empty_strided(size, stride, dtype=dtype, device="meta"), device)
+
+
+def is_whole_storage(value: Any) -> bool:
+    """Whether a value is an ordinary real tensor that is no view and has all of its storage."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or not has_storage(value) or value.device.type == "meta":
+        return False
+    if value._base is not None or value.is_conj() or value.is_neg() or value._is_zerotensor() or value.is_inference():
+        return False
+    if value.is_nested or value.is_quantized or value.is_mkldnn or is_wrapped(value) or torch._is_functional_tensor(value):
+        return False
+    return value.storage_offset() == 0 and value.untyped_storage().nbytes() == _bytes_spanned(value)
+
+
+def _bytes_spanned(tensor: torch.Tensor) -> int:
+    """How much memory `empty_strided` allocates for the geometry of a tensor."""
+    if 0 in tensor.size():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def fake_of_whole(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
+    """A detached fake of a tensor that `is_whole_storage`."""
+    return _new_fake(mode, tensor.size(), tensor.stride(), tensor.dtype, tensor.device)
+
+
+def view_of_fake(mode: FakeTensorMode, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What one of `ORDINARY_VIEWS` gives for a fake of `mode`."""
+    with torch._C._DisablePythonDispatcher(), in_kernel_invocation_manager(mode):
+        views = op(*args, **kwargs)
+    device = args[0].fake_device
+    if isinstance(views, torch.Tensor):
+        return FakeTensor(mode, views, device)
+    return type(views)(FakeTensor(mode, view, device) for view in views)
+
+
+class TrackedTensor:
+    """A fake and the node that computes it; `slot` is what torch's recorder keeps of it, made when that asks for it."""
+
+    __slots__ = ("_metadata", "node", "slot", "value")
+
+    def __init__(self, value: torch.Tensor, node: fx.Node, slot: Any = None) -> None:
+        self.value, self.node, self.slot = value, node, slot
+        self._metadata: Any = NotImplemented
+
+    @property
+    def constant(self) -> torch.Tensor | None:
+        return None if self.slot is None else self.slot.constant
+
+    @property
+    def metadata(self) -> Metadata | None:
+        found = self._metadata
+        if found is NotImplemented:
+            found = self._metadata = metadata_of(self.value)
+        return found
+
+
+class TensorTracker:
+    """Which node computes which fake. Torch's recorder uses it as a mapping of tensors to proxies."""
+
+    def __init__(self, tracer: Any) -> None:
+        self._tracer = tracer
+        self._tracked: dict[int, TrackedTensor] = {}  # by identity; an entry keeps its tensor
+
+    def entry(self, value: torch.Tensor) -> TrackedTensor | None:
+        return self._tracked.get(id(value))
+
+    def add(self, value: torch.Tensor, node: fx.Node) -> TrackedTensor:
+        tracked = self._tracked[id(value)] = TrackedTensor(value, node)
+        return tracked
+
+    def settled_value(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake behind a functional tensor, after writes to its memory."""
+        _settle_with(self, tensor)
+        return torch._from_functional_tensor(tensor.elem)
+
+    def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
+        tracked = self._tracked.get(id(tensor))
+        if tracked is None:
+            return default
+        if tracked.slot is None:
+            tracked.slot = _ProxyTensor(fx.Proxy(tracked.node, self._tracer), None)
+        return tracked.slot
+
+    def __getitem__(self, tensor: torch.Tensor) -> Any:
+        if id(tensor) not in self._tracked:
+            raise KeyError(tensor)
+        return self.get(tensor)
+
+    def __contains__(self, tensor: object) -> bool:
+        return id(tensor) in self._tracked
+
+    def __setitem__(self, tensor: torch.Tensor, proxy: Any) -> None:
+        self._tracked[id(tensor)] = TrackedTensor(tensor, proxy.proxy.node, proxy)
+
+
+def _settle(mode: FunctionalTensorMode, tensor: torch.Tensor) -> None:
+    """Make a view again whose base was written to; its nodes say what those of the first view say."""
+    _settle_with(mode._below.tracer.tensor_tracker, tensor)
+
+
+def _settle_with(tracker: TensorTracker, tensor: torch.Tensor) -> None:
+    if not torch._functionalize_has_data_mutation(tensor.elem):
+        return
+    tracked = tracker.entry(torch._from_functional_tensor(tensor.elem))
+    with contextlib.nullcontext() if tracked is None else _made_again(tracked.node):
+        torch._sync(tensor)
+
+
+_device_of = torch.ops.prim.device.default
+"""What asks a wrapped tensor for its device, which happens each time that a functional one is made."""
+
+
+def _is_outside_of_kernels(value: Any) -> bool:
+    """Whether a value is a fake that says which device it stands for; while its kernels run, it is on the meta device."""
+    return type(value) is FakeTensor and not value.fake_mode.in_kernel_invocation
+
+
+_made_again = getattr(fx_traceback, "set_current_replay_node", contextlib.nullcontext)
+_node_made_again = getattr(fx_traceback, "get_current_replay_node", lambda: None)
+
+
+def copy_current_meta(meta: dict[str, Any], op: Any) -> None:
+    """Give a new node for `op` what every node gets that is made now: what the interpreter of a graph says, say."""
+    current = fx_traceback.current_meta
+    for field in _COPY_META_FIELDS if current else ():
+        if field in current:
+            meta[field] = copy.copy(current[field])
+    if current.get("stack_trace"):
+        meta["stack_trace"] = current["stack_trace"]
+    meta["original_aten"] = _op_taken_apart() or op
+
+
+def _op_taken_apart() -> Any:
+    """The op whose decomposition is being recorded, the outermost one."""
+    found = proxy_tensor.ORIGINAL_ATEN
+    return found.get() if isinstance(found, contextvars.ContextVar) else found
+
+
+def proxy_mode(tracer: PythonKeyTracer, record: Callable[..., Any]) -> ProxyTorchDispatchMode:
+    """The mode that records ops on fakes; asks `record(op, args, kwargs)` first, which may give `NotImplemented`."""
+    mode = ProxyTorchDispatchMode(tracer, "symbolic")
+
+    def dispatch(mode: Any, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op is _device_of and _is_outside_of_kernels(args[0]):
+            return args[0].fake_device
+        if _node_made_again() is None and not mode.emulate_precision_casts:
+            with torch._C.DisableTorchFunction():
+                result = record(op, args, kwargs or {})
+            if result is not NotImplemented:
+                return result
+        return ProxyTorchDispatchMode.__torch_dispatch__(mode, op, classes, args, kwargs)
+
+    mode.__torch_dispatch__ = types.MethodType(dispatch, mode)  # on the instance, as below
+    return mode
+
+
+def name_of_node(graph: fx.Graph, op: Any) -> str:
+    """What the node of an op is called, before a number makes it unique."""
+    return graph._target_to_str(op.overloadpacket.__name__)
+
+
+def inner_values(values: Any) -> Any:
+    """Arguments with the fakes behind functional tensors, which no pending write reaches."""
+    return pytree.tree_map_only(FunctionalTensor, lambda tensor: torch._from_functional_tensor(tensor.elem), values)
+
+
+def functional_mode(
+    make_token: Callable[[], torch.Tensor],
+    reads: ReadsValues | None = None,
+    below: ProxyTorchDispatchMode | None = None,
+    record: Callable[..., Any] | None = None,
+) -> FunctionalTensorMode:
+    """The mode that records functionally.
+
+    `make_token` gives a tracked tensor for effectful ops, `reads` answers those that ask for values. `record(op, args,
+    kwargs, check)` gives the fake results of others, or `NotImplemented` for one that has to go through the mode `below`; it
+    is asked while that mode is on. By default, all have to.
+    """
     mode = FunctionalTensorMode()
     mode._reads = reads
     mode._tokens = EffectTokens(make_token)
     mode._geometry, mode._pieces = AbsoluteGeometry(), UnsafePieces()
+    mode._below, mode._record, mode._has_reshaped = below, record, False
     # On the instance: higher-order ops look their rules up by the exact type of the mode.
     mode.__torch_dispatch__ = types.MethodType(guarded_dispatch, mode)
     return mode
@@ -1168,8 +1459,13 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     same memory. And another storage for a tensor.
     """
     if isinstance(op, torch._ops.OpOverload):
+        if op is _device_of and _is_outside_of_kernels(args[0]):
+            return args[0].fake_device
+        if (result := _recorded_at_once(mode, op, args, kwargs or {})) is not NotImplemented:
+            return result
         if op in REPLACES_STORAGE:
             raise RuntimeError(REPLACES_STORAGE[op])
+        mode._has_reshaped |= torch.Tag.inplace_view in op.tags
         with torch._C.DisableTorchFunction():  # what is asked here is not what the user's function asks
             refuse_stale_views(args)
             refuse_mixed_products(op, args)
@@ -1211,6 +1507,60 @@ def _traced(mode: FunctionalTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, FunctionalTensor):
         return tensor
     return _functional_result(mode, torch.ops.aten.clone.default, (), (tensor,), {})
+
+
+def _recorded_at_once(mode: FunctionalTensorMode, op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """What `guarded_dispatch` gives, for most ops that neither write nor are refused; `NotImplemented` for others.
+
+    Results are wrapped as by functionalization, which does nothing else with an op that neither writes nor views.
+    """
+    kind = kind_of_op(op)
+    if kind is None or mode._below is None or mode._has_reshaped or mode._pieces.storages or _inference_mode_is_on():
+        return NotImplemented
+    if torch._C._get_dispatch_mode(_PROXY_KEY) is not mode._below:  # the body of a higher-order op is traced elsewhere
+        return NotImplemented
+
+    def check() -> None:
+        refuse_mixed_products(op, args)
+        refuse_empty_dimension(op, args)
+
+    with torch._C.DisableTorchFunction():
+        if kind is OpKind.VIEW:
+            return NotImplemented if op in _KEEPS_GEOMETRY else _functional_view(mode, op, args, kwargs)
+        result = mode._record(op, args, kwargs, check)
+        if isinstance(result, FakeTensor):
+            refuse_differentiable_rows(args, result)
+            return wrapped_result(mode, result)
+        if result is NotImplemented:
+            return result
+        return type(result)(wrapped_result(mode, part) if isinstance(part, FakeTensor) else part for part in result)
+
+
+def _functional_view(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A view of a functional tensor, or several; records how to make it again."""
+    source = args[0]
+    if type(source) is not FunctionalTensor:
+        return NotImplemented
+    _settle(mode, source)
+    functionalize = torch._C.DispatchKey.Functionalize
+    included = torch._C._dispatch_tls_local_include_set() | torch._C.DispatchKeySet(functionalize)
+    excluded = torch._C._dispatch_tls_local_exclude_set().remove(functionalize) - FunctionalTensor._extra_dispatch_keys
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        before = torch._functionalize_enable_reapply_views(True)
+        try:
+            views = op._op_dk(functionalize, source.elem, *args[1:], **kwargs)
+        finally:
+            torch._disable_functionalization()
+            torch._functionalize_enable_reapply_views(before)
+    if isinstance(views, torch.Tensor):
+        return _with_storage_of(source, FunctionalTensor(views, mode), op)
+    return type(views)(_with_storage_of(source, FunctionalTensor(view, mode), op) for view in views)
+
+
+def _with_storage_of(source: torch.Tensor, view: torch.Tensor, op: Any) -> torch.Tensor:
+    if op is not unsafe_view:
+        torch._functionalize_unsafe_set(view, source)
+    return view
 
 
 COMPRESSED_LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -1355,6 +1705,8 @@ def dims_marked_dynamic(tensor: torch.Tensor) -> frozenset[int]:
 
 def detached_fake(fake: FakeTensor) -> FakeTensor:
     """`fake.detach()` that still knows which symbolic number its `item()` is."""
+    if type(fake) is FakeTensor and fake.layout is torch.strided and getattr(fake, "item_memo", None) is None:
+        return view_of_fake(fake.fake_mode, torch.ops.aten.detach.default, (fake,), {})
     detached = fake.detach()
     if getattr(fake, "item_memo", None) is not None:
         detached.item_memo = fake.item_memo

@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotgrad import torch_compat as compat
+from aotgrad.capture.recorder import Recorder
 from aotgrad.errors import CaptureError
 
 aten = torch.ops.aten
@@ -819,6 +820,169 @@ class Tracing:
 
     def recorded(self) -> list[str]:
         return [str(node.target) for node in self.tracer.graph.nodes if node.op == "call_function"]
+
+
+VIEWS_TO_TRY = {
+    torch.ops.aten.alias.default: (),
+    torch.ops.aten.as_strided.default: ([2, 2], [1, 2], 1),
+    torch.ops.aten.detach.default: (),
+    torch.ops.aten.diagonal.default: (),
+    torch.ops.aten.expand.default: ([3, 2, 4],),
+    torch.ops.aten.permute.default: ([1, 0],),
+    torch.ops.aten.select.int: (1, 2),
+    torch.ops.aten.slice.Tensor: (1, 1, 3),
+    torch.ops.aten.split.Tensor: (1, 0),
+    torch.ops.aten.split_with_sizes.default: ([1, 3], 1),
+    torch.ops.aten.squeeze.default: (),
+    torch.ops.aten.squeeze.dim: (0,),
+    torch.ops.aten.squeeze.dims: ([0, 1],),
+    torch.ops.aten.t.default: (),
+    torch.ops.aten.transpose.int: (0, 1),
+    torch.ops.aten.unbind.int: (1,),
+    torch.ops.aten.unfold.default: (1, 2, 1),
+    torch.ops.aten.unsqueeze.default: (1,),
+    torch.ops.aten.view.default: ([4, 2],),
+    compat.unsafe_view: ([8],),
+}
+
+
+def test_every_ordinary_view_is_tried():
+    assert VIEWS_TO_TRY.keys() == compat.ORDINARY_VIEWS
+
+
+@pytest.mark.parametrize("op", VIEWS_TO_TRY, ids=str)
+def test_a_view_of_a_fake_is_what_the_fake_mode_gives(op, fake_mode):
+    fake = fake_mode.from_tensor(torch.ones(3, 4), static_shapes=True)[1:]
+    with fake_mode:
+        expected = op(fake, *VIEWS_TO_TRY[op])
+        found = compat.view_of_fake(fake_mode, op, (fake, *VIEWS_TO_TRY[op]), {})
+    assert type(found) is type(expected)
+    several = isinstance(found, (list, tuple))
+    for one, other in zip(found, expected, strict=True) if several else [(found, expected)]:
+        assert compat.metadata_of(one) is compat.metadata_of(other)
+        assert compat.storage_id(one) == compat.storage_id(fake)
+        assert one.fake_mode is fake_mode
+
+
+def test_ordinary_ops_write_nothing_and_are_no_composites():
+    aten = torch.ops.aten
+    assert compat.kind_of_op(aten.mm.default) is compat.kind_of_op(aten.native_layer_norm.default) is compat.OpKind.PURE
+    assert compat.kind_of_op(aten.split.Tensor) is compat.OpKind.VIEW
+    unusual = [aten.add_.Tensor, aten.add.out, aten.matmul.default, aten.nonzero.default, aten.item.default, aten.t_.default]
+    unusual += [aten.lift_fresh.default, aten.unsafe_split.Tensor, aten._local_scalar_dense.default, aten.sym_size.int]
+    unusual += [torch.ops.higher_order.cond, aten.view.dtype, torch.ops.prim.device.default, aten.equal.default]
+    assert [op for op in unusual if compat.kind_of_op(op) is not None] == []
+
+
+def test_a_new_fake_has_the_metadata_of_another_one(fake_mode):
+    with fake_mode:
+        fake = torch.empty(2, 3, dtype=torch.bfloat16).t()
+    metadata = compat.metadata_of_new(fake)
+    assert isinstance(metadata, compat.Metadata)
+    new = compat.new_fake(fake_mode, metadata)
+    assert compat.metadata_of(new) is metadata
+    assert (new.device, new.dtype, new.stride()) == (fake.device, fake.dtype, fake.stride())
+    assert (metadata.described.shape, metadata.described.dtype) == (fake.shape, fake.dtype)
+    assert compat.storage_id(new) != compat.storage_id(fake)
+    assert new.untyped_storage().nbytes() == fake.untyped_storage().nbytes()
+
+
+def test_a_part_of_a_fakes_memory_is_nothing_new(fake_mode):
+    with fake_mode:
+        whole, empty = torch.empty(4, 4), torch.empty(0, 3)
+        parts = [whole[1:], whole[:2], whole.expand(2, 4, 4)[:, :2]]
+    assert [compat.metadata_of_new(part) for part in parts] == [None, None, None]
+    assert None not in [compat.metadata_of(part) for part in parts]
+    assert compat.metadata_of_new(empty) is not None
+
+
+def test_a_fake_of_a_whole_storage_is_what_the_fake_mode_makes(fake_mode):
+    parameter = nn.Parameter(torch.ones(3, 2).t().to(torch.float64))
+    assert compat.is_whole_storage(parameter)
+    found, expected = compat.fake_of_whole(fake_mode, parameter), fake_mode.from_tensor(parameter, static_shapes=True)
+    assert compat.metadata_of(found) is compat.metadata_of(compat.detached_fake(expected))
+    assert not found.requires_grad
+    assert found.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+
+
+def test_what_is_no_whole_storage():
+    whole = torch.ones(4, 4)
+    with torch.inference_mode():
+        inference = torch.ones(2)
+    parts = [whole[1:], whole.detach()[:2], whole.view(-1), inference, whole.to_sparse(), torch.empty(2, device="meta"), 3]
+    parts += [torch.ones(2, dtype=torch.complex64).conj(), torch._efficientzerotensor(2), whole.expand(2, 4, 4)]
+    assert not any(map(compat.is_whole_storage, parts))
+    assert compat.is_whole_storage(whole.detach())
+    assert compat.is_whole_storage(torch.empty(0, 3))
+
+
+def test_unusual_fakes_have_no_metadata(fake_mode):
+    with fake_mode:
+        plain = torch.ones(2, 2)
+        unusual = [torch.ones(2, dtype=torch.complex64).conj(), plain.to_sparse(), torch._efficientzerotensor(2)]
+        unusual += [torch.ones(2, requires_grad=True), torch.ones(2)]
+    unusual[-1].constant = torch.ones(2)
+    dynamic = compat.dynamic_fake(compat.new_fake_mode(), torch.ones(3), {0}, 0)
+    assert [compat.metadata_of(value) for value in [*unusual, dynamic, torch.ones(2), 3]] == [None] * 8
+
+
+def test_a_tracker_knows_the_node_of_a_tensor_as_a_proxy_too(fake_mode):
+    tracer = Recorder()
+    tracker = tracer.tensor_tracker
+    assert isinstance(tracker, compat.TensorTracker)
+    one, other = fake_mode.from_tensor(torch.ones(2)), fake_mode.from_tensor(torch.ones(3))
+    tracked = tracker.add(one, tracer.graph.placeholder("one"))
+    assert isinstance(tracked, compat.TrackedTensor)
+    assert compat.proxy_node(one, tracer) is tracked.node
+    assert tracker[one].proxy.node is tracked.node
+    assert other not in tracker
+    assert tracker.get(other) is tracker.entry(other) is None
+    with pytest.raises(KeyError):
+        tracker[other]
+    compat.track_tensor_tree(other, fx.Proxy(tracer.graph.placeholder("other"), tracer), constant=None, tracer=tracer)
+    assert other in tracker
+    assert tracker.entry(other).node.name == "other"
+
+
+def test_a_proxy_mode_asks_first_whether_an_op_is_recorded_otherwise(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2))
+    asked = []
+
+    def record(op, args, kwargs):
+        asked.append(str(op))
+        return args[0] if op is torch.ops.aten.sin.default else NotImplemented
+
+    with fake_mode, compat.proxy_mode(trace.tracer, record):
+        assert torch.ops.aten.sin.default(trace.fake) is trace.fake
+        trace.fake.cos()
+    assert asked == ["aten.sin.default", "aten.cos.default"]
+    assert trace.recorded() == ["aten.cos.default"]
+
+
+def test_a_functional_mode_asks_first_what_an_op_gives(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2))
+
+    def record(op, args, kwargs, check):
+        check()
+        (inner,) = compat.inner_values(args)
+        return compat.new_fake(fake_mode, compat.metadata_of(inner)) if op is torch.ops.aten.sin.default else NotImplemented
+
+    trace.functional_mode = compat.functional_mode(lambda: torch.empty(0), None, trace.proxy_mode, record)
+    with trace.active() as x:
+        assert isinstance(x.sin(), compat.FunctionalTensor)
+        view = x.cos().view(2, 1)
+        view.add_(1)
+        assert compat.proxy_node(compat.from_functional(view), trace.tracer).args[0].args[0].name == "add"
+    assert trace.recorded()[:3] == ["aten.cos.default", "aten.view.default", "aten.add.Tensor"]
+
+
+def test_a_node_gets_what_the_interpreter_says(fake_mode):
+    meta: dict = {}
+    with compat.fx_traceback.preserve_node_meta():
+        compat.fx_traceback.current_meta.update(custom={"a": 1}, stack_trace="here", unrelated=2)
+        compat.copy_current_meta(meta, torch.ops.aten.sin.default)
+    assert meta == {"custom": {"a": 1}, "stack_trace": "here", "original_aten": torch.ops.aten.sin.default}
+    assert compat.name_of_node(fx.Graph(), torch.ops.aten.sin.default) == "sin"
 
 
 def test_an_in_place_op_is_recorded_functionally(fake_mode):

@@ -6,6 +6,7 @@ is new and sizes are static, or symbolic with `dynamic=True`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,14 +37,27 @@ def make_input_specs(mode: FakeTensorMode, args: Sequence[Any], hints: Sequence[
     Raises:
         CaptureError: for an argument that is neither a tensor nor a symbolic number.
     """
+    whole = fakes_of_whole_storages(mode, args, hints)
     pairs = zip(args, hints, strict=True)
-    return tuple(_input_spec(mode, index, arg, hint) for index, (arg, hint) in enumerate(pairs))
+    return tuple(_input_spec(mode, index, arg, hint, whole.get(index)) for index, (arg, hint) in enumerate(pairs))
 
 
-def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint) -> InputSpec:
+def fakes_of_whole_storages(
+    mode: FakeTensorMode, args: Sequence[Any], hints: Sequence[InputHint]
+) -> dict[int, torch.Tensor]:
+    """The fakes, by index, of arguments whose fakes need no further look: each is all of a storage that no other one has."""
+    if torch_compat.tracing_context() is not None:
+        return {}
+    pairs = enumerate(zip(args, hints, strict=True))
+    whole = {k: arg for k, (arg, hint) in pairs if not hint.dynamic_dims and torch_compat.is_whole_storage(arg)}
+    uses = Counter(torch_compat.storage_id(arg) for arg in args if torch_compat.has_storage(arg))
+    return {k: torch_compat.fake_of_whole(mode, arg) for k, arg in whole.items() if uses[torch_compat.storage_id(arg)] == 1}
+
+
+def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint, fake: torch.Tensor | None) -> InputSpec:
     name = f"primals_{index + 1}"
     if isinstance(arg, torch.Tensor):
-        fake = checked_fake(mode, index, arg, hint.dynamic_dims)
+        fake = checked_fake(mode, index, arg, hint.dynamic_dims) if fake is None else fake
         return TensorInput(
             *(name, fake, arg.requires_grad, arg.is_leaf, hint.static),
             is_view=torch_compat.is_differentiable_view(arg),

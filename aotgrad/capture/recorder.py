@@ -39,9 +39,11 @@ class Recorder(PythonKeyTracer):
     def __init__(self) -> None:
         super().__init__()
         self.graph = fx.Graph(tracer_cls=PythonKeyTracer)
+        self.tensor_tracker: Any = torch_compat.TensorTracker(self)
         self.root = torch.nn.Module()
         self.tensor_attrs: dict[torch.Tensor, str] = {}
         self._origins: dict[int, dict[str, Any]] = {}
+        self._stacks = UserStacks()
         self._attributed: dict[str, Any] | None = None
 
     def create_node(self, kind, target, args, kwargs, name=None, type_expr=None) -> fx.Node:
@@ -53,6 +55,15 @@ class Recorder(PythonKeyTracer):
         else:
             self._record_origin(node)
         return node
+
+    def annotate(self, node: fx.Node, op: Any) -> None:
+        """Complete the meta of a node that was made without `create_node`."""
+        torch_compat.copy_current_meta(node.meta, op)
+        if self._attributed is not None:
+            node.meta["seq_nr"] = torch_compat.sequence_nr() - 1
+            node.meta.update(self._attributed, autograd_backward=True)
+        else:
+            self._record_origin(node)
 
     def create_arg(self, a: Any) -> Any:
         """The argument of a node. Tensors that come here were not recorded.
@@ -71,14 +82,16 @@ class Recorder(PythonKeyTracer):
 
     def _record_origin(self, node: fx.Node) -> None:
         if "stack_trace" not in node.meta:
-            trace = user_stack_trace()
+            trace = self._stacks.current()
             if trace:
                 node.meta["stack_trace"] = trace
         sequence_nr = torch_compat.sequence_nr() - 1
         node.meta["seq_nr"] = sequence_nr
+        if sequence_nr in self._origins:
+            return
         origin = {field: node.meta[field] for field in ORIGIN_FIELDS if field in node.meta}
         origin |= {name: node.meta.get(field) for field, name in STACK_FIELDS.items()}
-        self._origins.setdefault(sequence_nr, {**origin, "seq_nr": sequence_nr, "forward_op": str(node.target)})
+        self._origins[sequence_nr] = {**origin, "seq_nr": sequence_nr, "forward_op": str(node.target)}
 
     def origin_of(self, sequence_nr: int) -> dict[str, Any]:
         """The meta of the forward op whose autograd node has this number; empty if it recorded none."""
@@ -89,23 +102,59 @@ class Recorder(PythonKeyTracer):
         self._attributed = origin
 
 
+class UserStacks:
+    """The frames of the user's function as text: outermost first, without those of torch and aotgrad.
+
+    A stack that was seen before is the same string. Of others, only the frames that differ are looked at closely.
+    """
+
+    LIBRARY, USER, ENTRY = range(3)
+
+    def __init__(self) -> None:
+        self._kinds: dict[int, tuple[int, Any]] = {}  # by the identity of code, which is kept: to hash it is slow
+        self._texts: dict[tuple[int, ...], str] = {}
+
+    def current(self) -> str:
+        """Empty outside of the user's function."""
+        key: list[int] = []
+        frames: list[Any] = []
+        frame = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            found = self._kinds.get(id(code))
+            kind = self._kind_of(code) if found is None else found[0]
+            if kind == self.ENTRY:
+                break
+            if kind == self.USER:
+                key += id(code), frame.f_lasti
+                frames.append(frame)
+            frame = frame.f_back
+        if frame is None:
+            return ""
+        text = self._texts.get(tuple(key))
+        if text is None:
+            text = self._texts[tuple(key)] = "".join(map(_format_frame, reversed(frames))).rstrip("\n")
+        return text
+
+    def _kind_of(self, code: Any) -> int:
+        kind = self.LIBRARY if code.co_filename.startswith(LIBRARY_FOLDERS) else self.USER
+        if code.co_name == "run_user_function" and code.co_filename.endswith("trace.py"):
+            kind = self.ENTRY
+        self._kinds[id(code)] = kind, code
+        return kind
+
+
 def user_stack_trace() -> str:
-    """The frames of the user's function, outermost first, without those of torch and aotgrad; empty outside of it."""
-    frames: list[str] = []
-    frame = sys._getframe(1)
-    while frame is not None and not _is_capture_entry(frame):
-        if not frame.f_code.co_filename.startswith(LIBRARY_FOLDERS):
-            frames.append(_format_frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return "" if frame is None else "".join(reversed(frames)).rstrip("\n")
+    """The stack of this moment, once: see `UserStacks`."""
+    return UserStacks().current()
 
 
-def _is_capture_entry(frame: Any) -> bool:
-    return frame.f_code.co_name == "run_user_function" and frame.f_code.co_filename.endswith("trace.py")
+def _format_frame(frame: Any) -> str:
+    return _format_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 @functools.lru_cache(maxsize=4096)
-def _format_frame(filename: str, line_number: int, function: str) -> str:
+def _format_line(filename: str, line_number: int, function: str) -> str:
     line = linecache.getline(filename, line_number).strip()
     return f'  File "{filename}", line {line_number}, in {function}\n' + (f"    {line}\n" if line else "")
 

@@ -18,6 +18,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.capture import joins
+from aotgrad.capture.direct import DirectRecorder
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
 from aotgrad.capture.generator import reject_seeding
 from aotgrad.capture.hooks import NotedHooks, take_hooks, take_hooks_of_views
@@ -26,7 +27,7 @@ from aotgrad.capture.values import ValueReads
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.ir import CallingConvention, Capture, MemberInput, SymInput, TensorInput
 from aotgrad.lazy_module import LazyGraphModule
-from aotgrad.torch_compat import FakeTensorMode, ProxyTorchDispatchMode
+from aotgrad.torch_compat import FakeTensorMode
 from aotgrad.value_guards import Level
 
 FlatFunction = Callable[..., Sequence[Any]]
@@ -39,8 +40,11 @@ class Trace:
         self.recorder = Recorder()
         self._values = values
         self._fake_mode = fake_mode
-        self._proxy_mode = ProxyTorchDispatchMode(self.recorder, "symbolic")
-        self._functional_mode = torch_compat.functional_mode(self.make_effect_token, values)
+        direct = DirectRecorder(self.recorder, fake_mode, decompositions, self._track)
+        self._proxy_mode = torch_compat.proxy_mode(self.recorder, direct.below_functionalization)
+        self._functional_mode = torch_compat.functional_mode(
+            self.make_effect_token, values, self._proxy_mode, direct.of_functional
+        )
         self._decompositions = decompositions
 
     @property
@@ -77,7 +81,7 @@ class Trace:
     def add_input(self, spec: TensorInput | SymInput) -> None:
         """A placeholder for `spec`, and its fake value tracked."""
         value = spec.fake if isinstance(spec, TensorInput) else spec.value
-        self._track(self.graph.placeholder(spec.name), value)
+        self._track(value, self.graph.placeholder(spec.name))
 
     def add_placeholder(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """A functional tensor with the metadata of `like`, whose placeholder stands after the existing ones."""
@@ -86,14 +90,14 @@ class Trace:
             fake = tangent_like(value)
             placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
             with self.graph.inserting_after(placeholders[-1] if placeholders else None):
-                self._track(self.graph.placeholder(name), fake)
+                self._track(fake, self.graph.placeholder(name))
         return torch_compat.to_functional(fake)
 
     def make_effect_token(self) -> torch.Tensor:
         """What effectful ops hang on to while they are recorded; a pass removes it again."""
         with torch_compat.hidden_tracing_modes():
             token = torch.empty(0)
-            self._track(self.graph.call_function(torch.ops.aten.empty.memory_format, ([0],)), token)
+            self._track(token, self.graph.call_function(torch.ops.aten.empty.memory_format, ([0],)))
         return token
 
     def reject_stale_memory(self, values: Sequence[Any]) -> None:
@@ -107,9 +111,14 @@ class Trace:
         except RuntimeError as error:
             raise CaptureError(EXPLANATIONS[str(error)]) from None
 
-    def _track(self, node: fx.Node, value: Any) -> None:
-        node.meta["val"] = value
-        torch_compat.track_tensor_tree(value, fx.Proxy(node, self.recorder), constant=None, tracer=self.recorder)
+    def _track(self, value: Any, node: fx.Node) -> None:
+        metadata = torch_compat.metadata_of(value)
+        if metadata is None:
+            node.meta["val"] = value
+            torch_compat.track_tensor_tree(value, fx.Proxy(node, self.recorder), constant=None, tracer=self.recorder)
+            return
+        self.recorder.tensor_tracker.add(value, node)
+        node.meta.update(val=torch_compat.detached_fake(value), tensor_meta=metadata.described)
 
     def node_of(self, value: Any) -> fx.Node:
         """The node that computes the current value of a live functional tensor or symbolic number."""

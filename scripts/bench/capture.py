@@ -23,7 +23,7 @@ import pstats
 import statistics
 import time
 import tracemalloc
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -143,10 +143,10 @@ def capture_ours(module: nn.Module, inputs: Inputs) -> object:
 
 
 def capture_peer(module: nn.Module, inputs: Inputs) -> object:
-    def nop(graph: fx.GraphModule, _: Inputs) -> fx.GraphModule:
-        return graph
+    def nop(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        return gm
 
-    return peer_aot_module_simplified(module, inputs, nop, nop, partition_fn=peer_partition)
+    return peer_aot_module_simplified(module, tuple(inputs), nop, nop, partition_fn=peer_partition)
 
 
 SIDES: dict[str, Capture] = {"peer": capture_peer, "aotgrad": capture_ours}
@@ -156,7 +156,7 @@ class Stopwatch:
     """Seconds of processor time by stage: wraps the functions of the pipeline."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
 
     def timed(self, stage: str, function: Callable) -> Callable:
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -61,3 +61,11 @@ def test_fakes_are_taken_as_they_are():
 def test_what_is_no_tensor_is_refused(value, message):
     with pytest.raises(CaptureError, match=message):
         specs_of(value)
+
+
+def test_inputs_that_share_a_storage_have_fakes_that_share_one():
+    x = torch.ones(4)
+    mode = torch_compat.new_fake_mode()
+    specs = make_input_specs(mode, [x, x.detach(), torch.ones(4)], [InputHint()] * 3)
+    first, second, third = (torch_compat.storage_id(spec.fake) for spec in specs)
+    assert first == second != third

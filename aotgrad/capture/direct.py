@@ -1,0 +1,211 @@
+"""Writes the nodes of ordinary ops straight into the graph: no proxies, and no second look at the same arguments.
+
+In: an op and its fake arguments. Out: its fake results, each with a node; or `NotImplemented` for what only the general
+recorder can do: symbolic sizes, constants, higher-order ops, ops that are taken apart, in-place ops.
+
+Fake results are remembered by op and by the metadata of the arguments, so that a second layer of a model costs no second
+run of the ops' shape functions.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+
+from aotgrad import torch_compat
+from aotgrad.capture.recorder import Recorder
+from aotgrad.torch_compat import FakeTensor, FakeTensorMode, FunctionalTensor, TrackedTensor
+
+MOST_REMEMBERED = 50_000
+"""So many results are remembered; then all are forgotten."""
+
+PLAIN_TYPES = frozenset({int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+"""Types of arguments that equal only their like. (`1 == 1.0 == True`, though they are no equal arguments.)"""
+TYPED = frozenset({bool, float, complex})
+
+_remembered: dict[tuple, Any] = {}
+
+
+def forget() -> None:
+    """Forget what results of ops are like."""
+    _remembered.clear()
+
+
+def remembered_count() -> int:
+    return len(_remembered)
+
+
+class NotDirect(Exception):
+    """The arguments need the general recorder."""
+
+
+class DirectRecorder:
+    """Records ops that compute fakes from fakes whose nodes are known.
+
+    Args:
+        recorder: has the graph, knows the node of each fake, and completes the `meta` of a new node.
+        fake_mode: the mode of the fakes.
+        taken_apart: ops that the general recorder decomposes.
+        track: tracks a result whose metadata is not plain.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        fake_mode: FakeTensorMode,
+        taken_apart: Collection[Any],
+        track: Callable[[Any, fx.Node], None],
+    ) -> None:
+        self.graph, self.tracked, self.annotate = recorder.graph, recorder.tensor_tracker, recorder.annotate
+        self.fake_mode, self.taken_apart, self.track = fake_mode, taken_apart, track
+        self._kinds: dict[Any, torch_compat.OpKind | None] = {}
+        self._names: dict[Any, str] = {}
+
+    def kind_of(self, op: Any) -> torch_compat.OpKind | None:
+        """How an op is recorded; `None`: by the general recorder."""
+        try:
+            return self._kinds[op]
+        except KeyError:
+            kind = None if op in self.taken_apart else torch_compat.kind_of_op(op)
+            self._kinds[op] = kind
+            return kind
+
+    def below_functionalization(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The fake results of an op on fakes; needs the proxy mode to be off."""
+        kind = self.kind_of(op)
+        if kind is None:
+            return NotImplemented
+        try:
+            key: list[Any] = [op, FakeTensor, torch.get_default_dtype()]
+            node_args, node_kwargs = self._lowered(args, kwargs, FakeTensor, key)
+        except NotDirect:
+            return NotImplemented
+        if kind is torch_compat.OpKind.VIEW:
+            result = torch_compat.view_of_fake(self.fake_mode, op, args, kwargs)
+        else:
+            result = self._recalled(key, lambda: op(*args, **kwargs), (node_args, node_kwargs))
+        self._record(op, node_args, node_kwargs, result)
+        return result
+
+    def of_functional(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], check: Callable[[], None]) -> Any:
+        """The fake results of an op that neither writes nor views, on functional tensors without pending writes.
+
+        `check` raises for arguments that eager refuses; asked where the op meets such arguments for the first time.
+        """
+        if self.kind_of(op) is not torch_compat.OpKind.PURE:
+            return NotImplemented
+        try:
+            key: list[Any] = [op, FunctionalTensor, torch.get_default_dtype()]
+            node_args, node_kwargs = self._lowered(args, kwargs, FunctionalTensor, key)
+        except NotDirect:
+            return NotImplemented
+
+        def compute() -> Any:
+            check()
+            with torch_compat.disable_proxy_modes_tracing():
+                return op(*torch_compat.inner_values(args), **torch_compat.inner_values(kwargs))
+
+        result = self._recalled(key, compute, (node_args, node_kwargs))
+        self._record(op, node_args, node_kwargs, result)
+        return result
+
+    def _lowered(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], kind: type, key: list[Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a node; `key` gets all that its results' metadata depends on."""
+        node_args = tuple(self._lowered_list(args, kind, key))
+        if not kwargs:
+            return node_args, {}
+        key.extend(kwargs)
+        return node_args, dict(zip(kwargs, self._lowered_list(kwargs.values(), kind, key), strict=True))
+
+    def _lowered_list(self, values: Any, kind: type, key: list[Any]) -> list[Any]:
+        lowered: list[Any] = []
+        for value in values:
+            its_type = type(value)
+            if its_type is kind:
+                tracked = self._tracked_of(value)
+                key.append(tracked.metadata)
+                value = tracked.node
+            elif its_type in PLAIN_TYPES:
+                key.append(value)
+            elif its_type in TYPED:
+                key.append((its_type, value))
+            elif its_type is list or its_type is tuple:
+                key.append((its_type, len(value)))
+                value = its_type(self._lowered_list(value, kind, key))
+            else:
+                raise NotDirect
+            lowered.append(value)
+        return lowered
+
+    def _tracked_of(self, value: torch.Tensor) -> TrackedTensor:
+        fake = self.tracked.settled_value(value) if type(value) is FunctionalTensor else value
+        tracked = self.tracked.entry(fake)
+        if tracked is None or tracked.constant is not None or tracked.metadata is None:
+            raise NotDirect
+        return tracked
+
+    def _recalled(self, key: list[Any], compute: Callable[[], Any], node_args: Any) -> Any:
+        """New fakes like those that were computed for the same key before."""
+        whole = tuple(key)
+        found = _remembered.get(whole)
+        if found is None:
+            result = compute()
+            found = recipe_of(result, node_args)
+            if len(_remembered) >= MOST_REMEMBERED:
+                forget()
+            if found is not None:
+                _remembered[whole] = found
+            return result
+        kind, pieces = found
+        if kind is None:
+            return torch_compat.new_fake(self.fake_mode, pieces)
+        return kind(piece and torch_compat.new_fake(self.fake_mode, piece) for piece in pieces)
+
+    def _record(self, op: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        """A node for the op, and one for each of several results."""
+        name = self._names.get(op)
+        if name is None:
+            name = self._names[op] = torch_compat.name_of_node(self.graph, op)
+        node = self.graph.create_node("call_function", op, args, kwargs, name)
+        self.annotate(node, op)
+        if isinstance(result, torch.Tensor):
+            self._track(result, node)
+            return
+        node.meta["val"] = type(result)(result)
+        for index, part in enumerate(result):
+            item = self.graph.create_node("call_function", operator.getitem, (node, index), None, "getitem")
+            self.annotate(item, op)
+            if part is not None:
+                self._track(part, item)
+
+    def _track(self, value: torch.Tensor, node: fx.Node) -> None:
+        tracked = self.tracked.add(value, node)
+        if tracked.metadata is None:
+            self.track(value, node)
+        else:
+            node.meta["val"] = value
+            node.meta["tensor_meta"] = tracked.metadata.described
+
+
+def recipe_of(result: Any, node_args: Any) -> tuple[type | None, Any] | None:
+    """The metadata to make such results from; `None` if they are not plain tensors with memory of their own."""
+    several = type(result) in (list, tuple)
+    parts = result if several else [result]
+    if not all(part is None or isinstance(part, torch.Tensor) for part in parts):
+        return None
+    pieces = [None if part is None else torch_compat.metadata_of_new(part) for part in parts]
+    if any(piece is None and part is not None for piece, part in zip(pieces, parts, strict=True)):
+        return None
+    sources = (leaf.meta["val"] for leaf in pytree.tree_leaves(node_args) if isinstance(leaf, fx.Node))
+    storages = [torch_compat.storage_id(value) for value in (*parts, *sources) if value is not None]
+    own = [torch_compat.storage_id(part) for part in parts if part is not None]
+    if any(storages.count(storage) > 1 for storage in own):
+        return None
+    return (type(result), tuple(pieces)) if several else (None, pieces[0])
