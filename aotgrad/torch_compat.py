@@ -1456,11 +1456,14 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     What is computed from such tensors alone is functional too. A write does not change how a tensor is laid out. A view of a
     normal tensor is a normal tensor, in inference mode too. A view keeps the geometry of its base that it was made from, or
     is refused. So is what depends on the geometry of a value that the graph lays out anew: `as_strided`, and a write to the
-    same memory. And another storage for a tensor.
+    same memory. And another storage for a tensor. An `expand` to the same size is a plain view: through an `expand`, a write
+    is recorded as a sum of the old value and the difference, which rounds.
     """
     if isinstance(op, torch._ops.OpOverload):
         if op is _device_of and _is_outside_of_kernels(args[0]):
             return args[0].fake_device
+        if op is torch.ops.aten.expand.default and expands_nothing(*args):
+            op, args = torch.ops.aten.view.default, (args[0], sizes_of_view(*args))
         if (result := _recorded_at_once(mode, op, args, kwargs or {})) is not NotImplemented:
             return result
         if op in REPLACES_STORAGE:
@@ -1490,6 +1493,27 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             with normal_mode():
                 return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
     return _functional_result(mode, op, classes, args, kwargs)
+
+
+def expands_nothing(tensor: torch.Tensor, size: Sequence[Any], *, implicit: bool = False) -> bool:
+    """Whether `expand` repeats no element: the sizes are the same, but for new dimensions of size 1.
+
+    Symbolic sizes are compared with a guard, as `expand` does by itself.
+    """
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    pairs = zip(sizes_of_view(tensor, size), _with_ones(tensor, len(size)), strict=True)
+    return isinstance(tensor, FunctionalTensor) and all(guard_or_false(new == old) for new, old in pairs)
+
+
+def sizes_of_view(tensor: torch.Tensor, size: Sequence[Any]) -> list[Any]:
+    """What `expand` to `size` makes, with the sizes that it leaves in place of -1."""
+    pairs = zip(size, _with_ones(tensor, len(size)), strict=True)
+    return [old if isinstance(new, int) and new == -1 else new for new, old in pairs]
+
+
+def _with_ones(tensor: torch.Tensor, dims: int) -> list[Any]:
+    return [*(1,) * (dims - tensor.dim()), *tensor.size()]
 
 
 def _functional_result(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Any) -> Any:

@@ -1227,6 +1227,16 @@ def test_resize_as_is_refused(fake_mode):
     assert len(compat.REPLACES_STORAGE) == 6
 
 
+def test_a_write_through_an_expanded_view_of_the_same_size_is_recorded_as_such(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2))
+    with trace.active() as x:
+        assert compat.expands_nothing(x, (1, -1)) and not compat.expands_nothing(x, (3, 2))
+        assert compat.sizes_of_view(x, (1, -1)) == [1, 2]
+        x.expand(1, 2).mul_(2)
+        compat.from_functional(x)
+    assert set(trace.recorded()) == {"aten.view.default", "aten.mul.Tensor"}
+
+
 def test_pieces_that_are_the_same_memory_in_eager(fake_mode):
     """Which of the wholes, pieces and pieces of pieces are stale once one of them is written to."""
     expected = {"whole": [1, 2, 3, 4], "first": [0, 3, 4], "second": [0], "part": [0, 1], "other part": [0, 1]}

@@ -57,4 +57,6 @@ def arranged(size: Sequence[int], dims: Sequence[int]) -> tuple[ViewStep, ...]:
     kept = sorted(dims)
     steps = [step(aten.permute.default, tuple(dims.index(d) for d in kept))]
     steps += [step(aten.unsqueeze.default, d) for d in range(len(size)) if d not in kept]
-    return (*steps, step(aten.expand.default, tuple(size)))
+    if any(size[d] != 1 for d in range(len(size)) if d not in kept):
+        steps.append(step(aten.expand.default, tuple(size)))
+    return tuple(steps)

@@ -402,6 +402,42 @@ def test_gradient_with_respect_to_a_changed_input(change) -> None:
     assert all(map(torch.allclose, found, gradients(function)))
 
 
+VIEWS = {
+    "expand": lambda x: x.expand(2, 3),
+    "expand_as": lambda x: x.expand_as(x),
+    "expand with -1": lambda x: x.expand(-1, 3),
+    "expand a transposed tensor": lambda x: x.t().expand(1, 1, 3, 2),
+    "expand a part": lambda x: x[:1].expand(1, 3),
+    "broadcast_to": lambda x: x.broadcast_to((1, 2, 3)),
+    "broadcast_tensors": lambda x: torch.broadcast_tensors(x, torch.ones(3))[0],
+    "select": lambda x: x[0],
+    "diagonal": lambda x: x.diagonal(),
+    "as_strided": lambda x: x.as_strided((2,), (3,)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("of", ["input", "clone"])
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_write_through_a_view_does_not_round(view, of: str, dynamic: bool) -> None:
+    """`old + (new - old)` would be 0 where `new` is much smaller than `old`."""
+
+    def function(x):
+        changed = x.clone() if of == "clone" else x
+        viewed = view(changed)
+        viewed.mul_(1e-8)
+        return viewed * 1, changed.sin()
+
+    def results(called) -> list[torch.Tensor]:
+        leaf = torch.full((2, 3), 1e8, requires_grad=True)
+        x = leaf * 1
+        viewed, sine = called(x)
+        return [viewed, sine, x, *torch.autograd.grad(sine.sum(), leaf)]
+
+    found = results(aotgrad.aot_function(function, aotgrad.nop, dynamic=dynamic))
+    assert all(map(torch.equal, found, results(function)))
+
+
 @CASES.parametrize()
 def test_mutations(case: Case, backend: str) -> None:
     case.check(backend)
