@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.fx as fx
 from torch import nn
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Compiler, FunctionBackend
+from aotgrad.cache import Restored, StoredSmallGraph, compile_through_cache
 from aotgrad.calls import FunctionCalls, ModuleCalls, has_state, module_call, state_of
 from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
@@ -190,8 +192,8 @@ def aot_module_simplified(
     return compile_module(mod, args, Recipe(backend, partition_fn, Options.from_mapping(given)))
 
 
-def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe) -> Callable:
-    """The compiled flat forward of `mod`, for inputs that a frontend guards."""
+def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe, stored: bool = False) -> Callable:
+    """The compiled flat forward of `mod`, for inputs that a frontend guards; `stored`: through the cache on disk."""
     lifted = LiftedModule(mod)
     tensors = [slot.table[slot.key] for slot in slots_of(mod)]
     everything = [*tensors, *args]
@@ -205,11 +207,15 @@ def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe) -> Calla
         return result
 
     hints = [InputHint(k < len(tensors) or is_static(arg)) for k, arg in enumerate(everything)]
-    executable = recipe.compile(run_flat, dedupe.enter(everything), dedupe.enter(hints))
-    if isinstance(executable, SmallGraph):
+    distinct = dedupe.enter(everything)
+    if stored and isinstance(mod, fx.GraphModule):
+        executable = compile_through_cache(mod, run_flat, dedupe, distinct, dedupe.enter(hints), recipe)
+    else:
+        executable = recipe.compile(run_flat, distinct, dedupe.enter(hints))
+    if isinstance(executable, SmallGraph | StoredSmallGraph):
         return EagerModule(mod)
-    sharing = executable.sharing(dedupe.enter(everything))
-    memory = MemoryGuard(dedupe.enter(everything), sharing, counters=False) if sharing.mutated else None
+    sharing = executable.sharing(distinct)
+    memory = MemoryGuard(distinct, sharing, counters=False) if sharing.mutated else None
     return FlatCallable(executable, dedupe, tuple(tensors), memory, lifted, PlanCache(recipe, type(mod).__qualname__))
 
 
@@ -252,7 +258,7 @@ class FlatCallable(OfModule):
     every pair of inputs would be slow there: a call with another pattern finds its plan among `others`.
     """
 
-    executable: Executable
+    executable: Executable | Restored
     dedupe: Dedupe
     tensors: tuple[torch.Tensor, ...]
     memory: MemoryGuard | None

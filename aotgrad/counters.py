@@ -9,6 +9,10 @@
 `small_graphs`: functions that run as they are (option `min_graph_ops`). `graphs`: graphs handed to backends. `hits`,
 `misses`: calls that found a plan, or did not. `fallbacks`: calls that could have none, and ran eagerly. `inlined`: calls
 that ran the original function, under a transform of `torch.func`.
+
+Of the cache on disk (`docs/cache.md`): `cache_hits` and `cache_misses` are functions that it had or not, `artefact_hits` and
+`artefact_misses` graphs of which it had Inductor's code or not, `cache_bypasses` functions that cannot be stored,
+`cache_failures` files that could not be used.
 """
 
 from __future__ import annotations

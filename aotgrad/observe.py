@@ -60,6 +60,13 @@ def recorded() -> Iterator[list[Stage]]:
         _recordings[:] = [other for other in _recordings if other is not stages]
 
 
+def is_watched() -> bool:
+    """Whether somebody wants to see the stages of what is compiled now."""
+    wanted = (*loggers.values(), passes_log)
+    is_logged = any(map(torch_compat.artifact_is_on, ARTIFACTS.values()))
+    return bool(_recordings) or is_logged or any(log.isEnabledFor(logging.DEBUG) for log in wanted)
+
+
 @dataclass
 class Observer:
     """Called with (stage, result) after each stage of one compilation."""

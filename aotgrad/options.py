@@ -46,6 +46,8 @@ class Options:
         plan_limit: how many plans one function may have; further calls run eagerly.
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
         keep_input_mutations: in graphs without a backward, write mutated inputs inside the graph, not after it.
+        cache: whether what is compiled is kept on disk for other processes (in `AOTGRAD_CACHE_DIR`, or `~/.cache/aotgrad`);
+            `None`: under `torch.compile` only. See `docs/cache.md`.
         min_graph_ops: a graph with fewer ops runs the original function eagerly; 0 compiles every graph, `None` is the
             backend's own number (see `docs/passes.md`). Counted are the ops of the forward that compute something.
         joint_passes, forward_passes, backward_passes: passes to run besides the built-in and the registered ones, see
@@ -64,6 +66,7 @@ class Options:
     keep_input_mutations: bool = False
     flops_per_byte: int | str | None = None
     plan_limit: int = 8
+    cache: bool | None = None
     min_graph_ops: int | None = None
     joint_passes: Sequence[Pass] = ()
     forward_passes: Sequence[Pass] = ()
@@ -148,6 +151,7 @@ class Budgets:
 
 
 LEGAL_VALUES: dict[str, Sequence[Any] | Budgets] = {
+    "cache": (True, False, None),
     "collectives_first": (True, False),
     "dynamic": (True, False, None),
     "enabled": (True, False),

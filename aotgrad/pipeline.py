@@ -191,17 +191,29 @@ def trace_joint(
     values: ValueReads | None = None,
 ) -> TracedJoint | SmallGraph:
     """The first stages: from the function to the joint graph that is partitioned. Arguments as for `compile_flat`."""
-    backend, options = tools.backend, tools.options
+    decompositions = tools.backend.decompositions()
     mode = find_fake_mode(args)
     convention = CallingConvention.plain(make_input_specs(mode, args, hints))
-    capture = capture_function(function, convention, mode, backend.decompositions(), values)
+    capture = capture_function(function, convention, mode, decompositions, values)
     meta = analyze(capture)
     if sharing := MemorySharing.of(args, meta.inputs):  # rare: what is mutated shares memory with another argument
         convention = share_memory(convention, args, sharing, mode)
-        capture = capture_function(function, convention, mode, backend.decompositions(), values)
+        capture = capture_function(function, convention, mode, decompositions, values)
         meta = analyze(capture)
     tools.observe("capture", capture)
     tools.observe("analysis", meta)
+    return joint_of(capture, meta, tools, known, values)
+
+
+def joint_of(
+    capture: Capture,
+    meta: ViewAndMutationMeta,
+    tools: Toolchain,
+    known: passes.KnownValues | None = None,
+    values: ValueReads | None = None,
+) -> TracedJoint | SmallGraph:
+    """The joint graph of a function that was captured. Arguments as for `compile_flat`."""
+    options = tools.options
     if (ops := count_ops(capture)) < tools.min_graph_ops:
         small = SmallGraph(capture, meta, ops, tools.min_graph_ops)
         tools.observe("small graph", small)
@@ -212,7 +224,7 @@ def trace_joint(
         values.answer_checks()
     if options.keep_input_mutations and not joint.differentiable:
         joint = passes.keep_input_mutations(joint, meta)
-    joint = passes.take_known_values(backend.prepare_joint(joint), known)
+    joint = passes.take_known_values(tools.backend.prepare_joint(joint), known)
     tools.observe("joint", joint)
     return TracedJoint(capture, meta, joint)
 

@@ -6,6 +6,7 @@ feature test in `tests/test_torch_compat.py` that fails if the meaning of the na
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import contextvars
 import copy
@@ -14,7 +15,10 @@ import functools
 import logging
 import math
 import operator
+import pickle
+import platform
 import re
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -2233,14 +2237,169 @@ def no_jit_autocast() -> Iterator[None]:
         torch._C._jit_set_autocast_mode(before)
 
 
+# --- Plain data ------------------------------------------------------------------------------------------------------
+
+
+def op_name(op: torch._ops.OpOverload) -> str:
+    """`aten::add.Tensor`; without an overload `aten::relu`."""
+    return op.name()
+
+
+def op_named(name: str) -> torch._ops.OpOverload:
+    """The operator with this name.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+
+
+def function_name(function: Any) -> str | None:
+    """`torch._C._nn.gelu`: where a function of torch's or of Python's own is found; `None` for other functions."""
+    if isinstance(function, torch._ops.OpOverload):
+        return op_name(function)
+    try:
+        name = torch.fx.node._get_qualified_name(function)
+    except (AttributeError, RuntimeError):
+        return None
+    module, *rest = name.split(".")
+    if not rest:
+        return name if getattr(builtins, name, None) is function else None
+    found = sys.modules.get(module) if module in ("torch", "_operator", "math") else None
+    for part in rest:
+        found = getattr(found, part, None)
+    return name if found is function else None
+
+
+def higher_order_name(target: Any) -> str | None:
+    """The name of a higher-order operator."""
+    return target.name() if isinstance(target, torch._ops.HigherOrderOperator) else None
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def meta_storage(nbytes: int) -> torch.UntypedStorage:
+    """Memory that is none, for fakes."""
+    return torch.UntypedStorage(nbytes, device="meta")
+
+
+def fake_in(
+    mode: FakeTensorMode,
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    device: torch.device,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int,
+) -> FakeTensor:
+    """A fake that lies in `storage`, so that it shares memory with others there."""
+    meta = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, size, stride)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return FakeTensor(mode, meta, device)
+
+
+def bytes_of(dense: torch.Tensor) -> bytes:
+    """The memory of a dense tensor on the CPU."""
+    flat = dense.as_strided((dense.numel(),), (1,))
+    return bytes(flat.view(torch.uint8).tolist()) if dense.numel() else b""
+
+
+def tensor_of_bytes(data: bytes, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """A tensor with this memory."""
+    if not data:
+        return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=dtype).as_strided(size, stride)
+
+
+def replaced_rules() -> list[str]:
+    """The operators of torch whose derivative or definition was replaced by a function in Python."""
+    rules = ("Autograd", "Autocast", "Composite", "Functionalize", "ADInplaceOrView", "Python")
+    names = (name.split("/") for name in torch.library._impls)
+    return sorted(op for library, op, *key in names if library == "aten" and "".join(key).startswith(rules))
+
+
+def global_settings() -> tuple:
+    """The global state that traces and compiled code depend on, as values that mean the same in another process."""
+    backends = torch.backends
+    return (
+        (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), str(torch.get_default_dtype()), default_devices()),
+        tuple((device, on, str(dtype)) for device, on, dtype in autocast_state()),
+        (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        (torch.utils.deterministic.fill_uninitialized_memory, torch.get_float32_matmul_precision()),
+        GlobalState.read_flags()[1:5],
+        (backends.mkldnn.is_available() and backends.mkldnn.enabled, torch.get_num_threads()),
+        (backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic, backends.cudnn.allow_tf32),
+        (backends.cuda.matmul.allow_tf32, backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+        (backends.cuda.matmul.allow_bf16_reduced_precision_reduction, torch.is_autocast_cache_enabled()),
+    )
+
+
+@functools.cache
+def torch_build() -> tuple[str, ...]:
+    """Which torch this is, and on what machine."""
+    gpus = [str(torch.cuda.get_device_properties(k)) for k in range(torch.cuda.device_count())]
+    build = (str(torch.__version__), str(torch.version.git_version), torch.backends.cpu.get_cpu_capability())
+    return (*build, platform.machine(), platform.python_version(), *gpus, *_processor())
+
+
+def _processor() -> list[str]:
+    """What the processor can do, where the system says so."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return sorted({line.strip() for line in file if line.startswith(("flags", "Features", "model name"))})
+    except OSError:
+        return [platform.processor()]
+
+
+def function_modes_are_defaults() -> bool:
+    """Whether no function mode is on but default devices, and no dispatch mode."""
+    return not torch._C._len_torch_dispatch_stack() and all(map(only_places_tensors, function_modes()))
+
+
 # --- Inductor --------------------------------------------------------------------------------------------------------
 
 
 def inductor_decompositions() -> Mapping[Any, Callable]:
     """The ops that Inductor wants taken apart before it sees the graph."""
+    is_first = DECOMPOSITIONS not in sys.modules
     from torch._inductor.decomposition import select_decomp_table
 
-    return select_decomp_table()
+    table = select_decomp_table()
+    if is_first:
+        _own_decompositions.update(table)
+    return table
+
+
+DECOMPOSITIONS = "torch._inductor.decomposition"
+_own_decompositions: dict[Any, Callable] = {}
+"""Inductor's table as nobody has changed it, if it was imported here."""
+
+
+def names_of_inductor_decompositions() -> list[tuple[str, str]] | None:
+    """Nothing for Inductor's own table, which the version of torch stands for; otherwise as `names_of_decompositions`."""
+    if DECOMPOSITIONS not in sys.modules:
+        return []
+    table = inductor_decompositions()
+    return [] if table == _own_decompositions else names_of_decompositions(table)
+
+
+def names_of_decompositions(table: Mapping[Any, Callable]) -> list[tuple[str, str]] | None:
+    """Operators and what they decompose to, by name; `None` if that is a function of the user's."""
+    names = [(str(op), _decomposition_name(function)) for op, function in table.items()]
+    return None if any(name is None for _, name in names) else sorted(names)
+
+
+def _decomposition_name(function: Any) -> str | None:
+    if isinstance(function, functools.partial):
+        name = _decomposition_name(function.func)
+        return name and f"{name} {function.args} {function.keywords}"
+    if isinstance(function, torch._ops.OpOverload):
+        return str(function)
+    module = getattr(function, "__module__", None) or ""
+    return f"{module}.{function.__qualname__}" if module.partition(".")[0] in ("torch", "aotgrad") else None
 
 
 def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
@@ -2273,6 +2432,72 @@ def inductor_context(fake_mode: FakeTensorMode, mode: str, **settings: Any) -> I
     real_constants = mock.patch.object(fake_mode, "allow_non_fake_inputs", True)
     with tracing(context), V.set_fake_mode(fake_mode), config.patch({**patches, **settings}), real_constants:
         yield
+
+
+@contextlib.contextmanager
+def inductor_configured(mode: str, **settings: Any) -> Iterator[None]:
+    """Inductor's configuration for a mode."""
+    from torch._inductor import config, list_mode_options
+
+    with config.patch({**({} if mode == "default" else list_mode_options(mode)), **settings}):
+        yield
+
+
+INDUCTOR_PASSES = ("joint_custom", "pre_grad", "post_grad", "_fuse", "_pre_fusion", "_post_fusion", "cudagraph_policy")
+"""The names of settings which may be functions, and which Inductor leaves out where it stores its configuration."""
+
+
+def inductor_key() -> str | None:
+    """What Inductor's code depends on besides the graph, as it is configured now; `None` if that has no stable form."""
+    from torch._inductor import config
+
+    values = config.save_config_portable(ignore_private_configs=False)
+    values |= {name: getattr(config, name) for name in config._save_config_ignore if name.startswith(INDUCTOR_PASSES)}
+    if not all(map(is_stable, values.values())):
+        return None
+    return repr(sorted((name, stable_text(value)) for name, value in values.items()))
+
+
+def is_stable(value: Any) -> bool:
+    """Whether the text of a value is the same in every process."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(is_stable, value))
+    if isinstance(value, dict):
+        return all(is_stable(key) and is_stable(item) for key, item in value.items())
+    return value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device, enum.Enum))
+
+
+def stable_text(value: Any) -> str:
+    return repr(sorted(map(repr, value))) if isinstance(value, (set, frozenset)) else repr(value)
+
+
+def inductor_dump(compiled: Any) -> bytes | None:
+    """What Inductor made of a graph, as bytes; `None` for what it does not serialise."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if type(compiled) is not CompiledFxGraph:
+        return None
+    stored = copy.copy(compiled)
+    stored.prepare_for_serialization()
+    return pickle.dumps(stored)
+
+
+def inductor_load(content: bytes, is_backward: bool) -> Callable:
+    """What `inductor_dump` has written, ready to be called, without CUDA graphs.
+
+    Raises:
+        Exception: of any kind, if it cannot be loaded.
+    """
+    from torch._inductor.codecache import FxGraphCache
+    from torch._inductor.output_code import CompiledFxGraphConstants
+    from torch._inductor.utils import BoxedBool
+
+    constants = CompiledFxGraphConstants()
+    compiled, _ = FxGraphCache.cache_hit_post_compile(pickle.loads(content), {}, constants)
+    if compiled is None:
+        raise FileNotFoundError("the code of a compiled graph")
+    compiled.post_compile([], constants, {"cudagraphs": BoxedBool(False), "is_backward": is_backward})
+    return compiled
 
 
 def inductor_uses_cudagraphs() -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +17,9 @@ from tests.golden.harness import golden
 __all__ = ["golden"]
 
 os.environ.setdefault("AOTGRAD_VERIFY", "1")
+# Tests, and the processes that they start, leave the user's cache alone.
+os.environ["AOTGRAD_CACHE_DIR"] = tempfile.mkdtemp(prefix="aotgrad-tests-")
+atexit.register(shutil.rmtree, os.environ["AOTGRAD_CACHE_DIR"], ignore_errors=True)
 # Each xdist worker would otherwise start as many threads as there are cores.
 torch.set_num_threads(1)
 
@@ -31,3 +37,19 @@ def fixed_seed() -> Iterator[None]:
 def registered_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
     monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+
+
+if os.environ.get("AOTGRAD_TEST_CACHE") == "1":
+
+    @pytest.fixture(autouse=True)
+    def through_cache() -> Iterator[None]:
+        """What is compiled goes through its form on disk."""
+        from tests.cache.round_trip import through_the_cache
+
+        with through_the_cache():
+            yield
+
+    def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+        from tests.cache.round_trip import totals
+
+        terminalreporter.write_line(f"plans: {totals['restored']} restored, {totals['as compiled']} as they were compiled")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import collections
 import contextlib
+import json
 import logging
 import operator
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +20,7 @@ from torch import nn
 from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotgrad import torch_compat as compat
@@ -1897,3 +1900,141 @@ def test_the_lengths_of_a_ctc_loss_may_be_numbers():
         torch.testing.assert_close(
             compat.ctc_loss_of_lists(*args, reduction=reduction), aten.ctc_loss.IntList(*args, reduction=reduction)
         )
+
+
+# --- Plain data ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.add.Tensor, torch.ops.aten.relu.default, torch.ops.prims.sin.default])
+def test_operators_are_found_by_their_names(op):
+    assert compat.op_named(compat.op_name(op)) is op
+    assert compat.op_name(torch.ops.aten.add.Tensor) == "aten::add.Tensor"
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (torch.relu, "torch.relu"),
+        (torch.nn.functional.gelu, "torch._C._nn.gelu"),
+        (torch.nn.functional.cross_entropy, "torch.nn.functional.cross_entropy"),
+        (operator.add, "_operator.add"),
+        (getattr, "getattr"),
+        (torch.ops.aten.sin.default, "aten::sin"),
+        (lambda x: x, None),
+        (json.dumps, None),
+    ],
+)
+def test_functions_of_torch_and_python_have_names(function, name):
+    assert compat.function_name(function) == name
+
+
+def test_a_function_in_the_place_of_one_of_torchs_has_no_name(monkeypatch):
+    original = torch.nn.functional.cross_entropy
+
+    def cross_entropy(*args):
+        return original(*args)
+
+    cross_entropy.__module__, cross_entropy.__qualname__ = "torch.nn.functional", "cross_entropy"
+    assert compat.function_name(cross_entropy) is None
+
+
+def test_the_names_of_higher_order_operators():
+    assert compat.higher_order_name(torch.ops.higher_order.cond) == "cond"
+    assert compat.higher_order_name(torch.relu) is None
+
+
+def test_fakes_in_one_memory_share_it(fake_mode):
+    memory = compat.meta_storage(32)
+    one, other = (compat.fake_in(fake_mode, memory, torch.float32, torch.device("cpu"), [2, 2], [2, 1], k) for k in (0, 4))
+    assert compat.storage_key(one) == compat.storage_key(other) and compat.storage_bytes(one) == 32
+    assert (one.device.type, one.dtype, other.storage_offset(), one.fake_mode) == ("cpu", torch.float32, 4, fake_mode)
+    assert (one + other).shape == (2, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16, torch.complex64, torch.int8])
+def test_the_bytes_of_a_tensor(dtype):
+    for tensor in (torch.arange(6).to(dtype).view(2, 3).t(), torch.empty(0, 2, dtype=dtype), torch.ones((), dtype=dtype)):
+        again = compat.tensor_of_bytes(compat.bytes_of(tensor), dtype, list(tensor.size()), list(tensor.stride()))
+        assert torch.equal(again, tensor) and again.stride() == tensor.stride()
+
+
+def test_replaced_rules_of_operators():
+    assert compat.replaced_rules() == []
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("special_i1", lambda x: x, "CompositeExplicitAutograd")
+    try:
+        assert compat.replaced_rules() == ["special_i1"]
+    finally:
+        library._destroy()
+
+
+def test_global_settings_are_those_of_now():
+    before = compat.global_settings()
+    assert compat.global_settings() == before
+    with torch.no_grad():
+        assert compat.global_settings() != before
+    with torch.autocast("cpu", torch.float16):
+        assert compat.global_settings() != before
+    assert eval(repr(before)) == before, "plain values"
+
+
+def test_the_build_of_torch():
+    assert compat.torch_build()[0] == torch.__version__
+
+
+def test_a_mode_of_the_users_own_is_no_default():
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    assert compat.function_modes_are_defaults()
+    with torch.device("cpu"):
+        assert compat.function_modes_are_defaults()
+    with Mode():
+        assert not compat.function_modes_are_defaults()
+
+
+@inductor
+def test_inductors_key_is_that_of_its_configuration():
+    before = compat.inductor_key()
+    assert before is not None and compat.inductor_key() == before
+    with compat.inductor_configured("max-autotune-no-cudagraphs"):
+        assert compat.inductor_key() not in (before, None)
+    with compat.inductor_configured("default", layout_optimization=False):
+        assert compat.inductor_key() not in (before, None)
+    for name in ("post_grad_custom_post_pass", "joint_custom_pre_pass"):
+        assert name.startswith(compat.INDUCTOR_PASSES)
+        with compat.inductor_configured("default", **{name: lambda graph: None}):
+            assert compat.inductor_key() is None
+
+
+def test_what_has_the_same_text_in_every_process():
+    assert compat.is_stable({"a": [1, (None, 2.0)], "b": {"x", "y"}}) and not compat.is_stable([object()])
+    assert compat.stable_text({"b", "a"}) == compat.stable_text({"a", "b"}) and compat.stable_text((1,)) == "(1,)"
+
+
+@inductor
+def test_what_inductor_made_is_loaded_again(fake_mode):
+    module, fake = graph_of_sin_cos(fake_mode)
+    with compat.inductor_context(fake_mode, "default"):
+        made = compat.inductor_compile(module, [fake], static_input_idxs=[], **compat.inductor_graph_settings(False))
+    loaded = compat.inductor_load(compat.inductor_dump(made), is_backward=False)
+    x = torch.rand(4)
+    assert torch.equal(loaded([x.clone()])[0], made([x.clone()])[0])
+    assert compat.inductor_dump(lambda inputs: inputs) is None
+
+
+@inductor
+def test_the_names_of_decompositions(monkeypatch):
+    table = compat.inductor_decompositions()
+    names = dict(compat.names_of_decompositions(table))
+    assert len(names) == len(table) and names["aten.silu.default"].startswith("torch.")
+    assert compat.names_of_decompositions({torch.ops.aten.sin.default: torch.ops.aten.cos.default}) == [
+        ("aten.sin.default", "aten.cos.default")
+    ]
+    assert compat.names_of_decompositions({torch.ops.aten.sin.default: lambda x: x}) is None
+    assert compat.DECOMPOSITIONS in sys.modules
+    monkeypatch.setattr(compat, "_own_decompositions", table)
+    assert compat.names_of_inductor_decompositions() == []
+    monkeypatch.setattr(compat, "_own_decompositions", {})
+    assert len(compat.names_of_inductor_decompositions()) == len(table)

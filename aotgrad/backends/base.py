@@ -19,10 +19,27 @@ from typing import Any, Protocol
 
 import torch.fx as fx
 
+from aotgrad import torch_compat
 from aotgrad.errors import BackendError
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable]
+
+
+class Artefact(Protocol):
+    """Where what was made of one graph is kept; `read` gives `None` if there is nothing."""
+
+    def read(self) -> bytes | None: ...
+
+    def write(self, content: bytes) -> None: ...
+
+    def failed(self, error: Exception) -> None:
+        """What was read is of no use."""
+        ...
+
+
+Artefacts = Callable[[GraphHalf, str], "Artefact | None"]
+"""The place of what is made of a graph with settings, given as text; `None` if there is none."""
 
 
 class Backend(Protocol):
@@ -50,11 +67,26 @@ class Backend(Protocol):
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled: ...
 
+    def cache_key(self) -> str | None:
+        """What else than a function decides what is made of it, decompositions included.
+
+        `None` if that is unknown: then nothing is kept on disk.
+        """
+        ...
+
+    def storing(self, artefacts: Artefacts) -> Backend:
+        """The backend that keeps what it makes of graphs, and takes what was kept, if it can."""
+        ...
+
+    def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
+        """What `compile` gave for the forward half of another process."""
+        ...
+
 
 @dataclass(frozen=True)
 class FunctionBackend:
     """A backend made of plain functions `(gm, example_inputs) -> callable`. They get every graph: whoever wrote them
-    expects to be called.
+    expects to be called. `key`: see `cache_key`.
     """
 
     name: str
@@ -64,6 +96,7 @@ class FunctionBackend:
     decomposition_table: Mapping[Any, Callable] = field(default_factory=dict)
     min_graph_ops: int = 0
     fuses: bool = True
+    key: str | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.fw_compiler):
@@ -79,11 +112,20 @@ class FunctionBackend:
         return joint
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
-        if partition.backward is None:
+        return self.recompile(partition.forward, static_inputs, partition.backward is not None)
+
+    def cache_key(self) -> str | None:
+        names = torch_compat.names_of_decompositions(self.decomposition_table)
+        return None if self.key is None or names is None else repr((self.key, names))
+
+    def storing(self, artefacts: Artefacts) -> Backend:
+        return self
+
+    def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
+        if not differentiable:
             inference = self.inference_compiler or self.fw_compiler
-            return Compiled(self.name, self._compile(inference, partition.forward, "inference"), None)
-        forward = self._compile(self.fw_compiler, partition.forward, "forward")
-        return Compiled(self.name, forward, self.compile_backward)
+            return Compiled(self.name, self._compile(inference, forward, "inference"), None)
+        return Compiled(self.name, self._compile(self.fw_compiler, forward, "forward"), self.compile_backward)
 
     def compile_backward(self, half: GraphHalf) -> BoxedCallable:
         return self._compile(self.bw_compiler or self.fw_compiler, half, "backward")
@@ -121,6 +163,15 @@ class WrappedBackend:
         return self.backend.prepare_joint(joint)
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+        raise NotImplementedError
+
+    def cache_key(self) -> str | None:
+        return None
+
+    def storing(self, artefacts: Artefacts) -> Backend:
+        return self
+
+    def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
         raise NotImplementedError
 
 

@@ -7,26 +7,28 @@ backward, the strides that the forward really gave the saved values.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.base import checked_arity, example_inputs
+from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_inputs
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.slots import Saved, Tangent, UserOutput
 
 
 @dataclass(frozen=True)
 class InductorBackend:
-    """`mode` is one of `torch.compile`'s: it chooses Inductor's configuration."""
+    """`mode` is one of `torch.compile`'s: it chooses Inductor's configuration. `artefacts` keeps what it makes, if given."""
 
     mode: str = "default"
     name: str = "inductor"
     fuses: bool = True
+    artefacts: Artefacts | None = None
 
     @property
     def min_graph_ops(self) -> int:
@@ -47,35 +49,100 @@ class InductorBackend:
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
         with torch_compat.inductor_context(torch_compat.fake_mode_of(partition.forward.module.graph), self.mode):
-            shared = torch_compat.inductor_graph_settings(torch_compat.inductor_uses_cudagraphs())
             with torch_compat.reported_output_strides() as strides:
-                forward = self._forward(partition, static_inputs, shared)
-            if partition.backward is None:
-                return Compiled(self.name, forward, None)
-            apply_strides(partition, strides)
-        return Compiled(self.name, forward, InductorBackward(self, shared))
+                compiled = self.recompile(partition.forward, static_inputs, partition.backward is not None)
+            if partition.backward is not None:
+                apply_strides(partition, strides)
+        return compiled
 
-    def _forward(self, partition: Partition, static_inputs: frozenset[int], shared: dict[str, Any]) -> Callable:
-        half = partition.forward
-        mark_user_visible(half, UserOutput)
-        is_inference = partition.backward is None
-        return self._compile(half, "forward", static_input_idxs=sorted(static_inputs), is_inference=is_inference, **shared)
+    def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
+        with torch_compat.inductor_configured(self.mode):
+            shared = Shared(torch_compat.inductor_uses_cudagraphs())
+        job = Job(forward, "forward", (UserOutput,), {"static_input_idxs": sorted(static_inputs)})
+        job.settings["is_inference"] = not differentiable
+        compiled = self._compile(job, shared)
+        return Compiled(self.name, compiled, InductorBackward(self, shared) if differentiable else None)
 
-    def backward(self, half: GraphHalf, shared: dict[str, Any]) -> BoxedCallable:
+    def backward(self, half: GraphHalf, shared: Shared) -> BoxedCallable:
         """Compile a backward half that belongs to the forward which was compiled with `shared`.
 
         Layouts are the forward's choice. One convolution that runs again would otherwise make Inductor choose anew for the
         whole graph, and copy what it is given.
         """
-        mark_user_visible(half, ())
         static = [k for k, slot in enumerate(half.signature.inputs) if not isinstance(slot, Tangent)]
-        mode = torch_compat.fake_mode_of(half.module.graph)
-        with torch_compat.inductor_context(mode, self.mode, layout_optimization=False):
-            return self._compile(half, "backward", static_input_idxs=static, is_backward=True, **shared)
+        settings = {"static_input_idxs": static, "is_backward": True}
+        return self._compile(Job(half, "backward", (), settings, {"layout_optimization": False}), shared)
 
-    def _compile(self, half: GraphHalf, role: str, **settings: Any) -> Callable:
-        compiled = torch_compat.inductor_compile(half.module, example_inputs(half.module), **settings)
-        return checked_arity(compiled, len(half.signature.outputs), self.name, role)
+    def _compile(self, job: Job, shared: Shared) -> BoxedCallable:
+        """What Inductor makes of a graph, or has made of it in an earlier process."""
+        artefact = None
+        if self.artefacts is not None and not shared.cudagraphs:
+            artefact = self.artefacts(job.half, job.text)
+        compiled = None if artefact is None else self._load(artefact, job)
+        if compiled is None:
+            compiled = self._make(job, shared)
+            if artefact is not None and (content := torch_compat.inductor_dump(compiled)) is not None:
+                artefact.write(content)
+        return checked_arity(compiled, len(job.half.signature.outputs), self.name, job.role)
+
+    def _load(self, artefact: Artefact, job: Job) -> Callable | None:
+        content = artefact.read()
+        if content is None:
+            return None
+        try:
+            with torch_compat.inductor_configured(self.mode, **job.configuration):
+                return torch_compat.inductor_load(content, job.role == "backward")
+        except Exception as error:  # whatever is wrong with it: it is made again
+            artefact.failed(error)
+            return None
+
+    def _make(self, job: Job, shared: Shared) -> Callable:
+        module = job.half.module
+        with torch_compat.inductor_context(torch_compat.fake_mode_of(module.graph), self.mode, **job.configuration):
+            (output,) = module.graph.find_nodes(op="output")
+            output.meta["user_visible_output_idxs"] = job.visible
+            return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
+
+    def cache_key(self) -> str | None:
+        with torch_compat.inductor_configured(self.mode):
+            configuration = torch_compat.inductor_key()
+        names = torch_compat.names_of_inductor_decompositions()
+        return None if configuration is None or names is None else repr((configuration, names))
+
+    def storing(self, artefacts: Artefacts) -> InductorBackend:
+        return replace(self, artefacts=artefacts)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the forward and the backward of one region share; only what is compiled needs it."""
+
+    cudagraphs: bool
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        return torch_compat.inductor_graph_settings(self.cudagraphs)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A graph for Inductor, and how it is to be compiled; outputs of the kinds `seen` keep the strides that were traced."""
+
+    half: GraphHalf
+    role: str
+    seen: tuple[type, ...]
+    settings: dict[str, Any]
+    configuration: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def visible(self) -> list[int]:
+        """The outputs whose strides a user sees."""
+        return [k for k, slot in enumerate(self.half.signature.outputs) if isinstance(slot, self.seen)]
+
+    @property
+    def text(self) -> str:
+        """Everything but the graph."""
+        return repr((self.role, self.visible, sorted(self.settings.items()), sorted(self.configuration.items())))
 
 
 @dataclass(frozen=True)
@@ -83,18 +150,10 @@ class InductorBackward:
     """Compiles variants of one backward; `shared` pairs them with their forward."""
 
     backend: InductorBackend
-    shared: dict[str, Any]
+    shared: Shared
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
         return self.backend.backward(half, self.shared)
-
-
-def mark_user_visible(half: GraphHalf, kinds: Any) -> None:
-    """Tell Inductor which outputs must keep the strides that they were traced with."""
-    (output,) = half.module.graph.find_nodes(op="output")
-    output.meta["user_visible_output_idxs"] = [
-        k for k, slot in enumerate(half.signature.outputs) if kinds and isinstance(slot, kinds)
-    ]
 
 
 def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None]) -> None:

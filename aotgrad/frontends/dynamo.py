@@ -45,7 +45,9 @@ class DynamoBackend:
         checked = Options.from_mapping(given)
         recipe = Recipe(self.configured(checked), PARTITIONERS[checked.partitioner], checked)
         try:
-            return torch_compat.disable_dynamo(compile_module(module, example_inputs, recipe))
+            return torch_compat.disable_dynamo(
+                compile_module(module, example_inputs, recipe, stored=checked.cache is not False)
+            )
         except CaptureError as error:
             if torch_compat.breaks_dynamos_graph(error.__cause__):
                 raise error.__cause__ from None

@@ -4,13 +4,16 @@
     python -m aotgrad explain model.py:net --json                     the same for programs
     python -m aotgrad stages torch.nn.functional:gelu --inputs "bf16[4]" --stage joint
     python -m aotgrad frontier model.py:net --plot front.svg          what it can trade of memory for time
+    python -m aotgrad cache info                                      what is kept on disk for later processes
+    python -m aotgrad cache clear                                     forget it
 
 A name may be dotted (`model.py:Net.step`); a module instance is compiled with its parameters. An input is written as the
 report prints it: `f32[3, 4]`, with strides `f32[4, 3][1, 4]`, then `requires_grad`, or `nonleaf` for a tensor with a
 history; `same 0` is input 0 again; anything else is a Python literal. Without --inputs, `example_inputs()` of the file
 gives them.
 
-The exit status is 0, or 1 if the function cannot be compiled, or 2 if the command line asks for what is not there.
+The exit status is 0, or 1 if the function cannot be compiled or the cache is not used, or 2 if the command line asks for
+what is not there.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ import torch
 
 from aotgrad.backends import registry
 from aotgrad.budgets import MemoryFrontier, memory_frontier
+from aotgrad.cache import plan_store
+from aotgrad.cache.store import Store
 from aotgrad.calls import calls_of
 from aotgrad.errors import AOTGradError, OptionError
 from aotgrad.inspect.explain import explain
@@ -41,6 +46,7 @@ from aotgrad.recipe import PARTITIONERS, Recipe
 STAGES = ("capture", "analysis", "joint", "partition", "compiled", LAST_STAGE)
 MEGABYTE = 1e6
 OK, CANNOT_COMPILE, WRONG_USAGE = 0, 1, 2
+UNUSABLE = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +85,15 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--stage", action="append", choices=STAGES, help="print this stage only; may be repeated")
     command = add_command(commands, "frontier", run_frontier, shared, "print what it can trade of memory for time")
     command.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it to this file; needs matplotlib")
+    add_cache_command(commands)
     return parser
+
+
+def add_cache_command(commands: Any) -> None:
+    text = "show or clear what is kept on disk"
+    command = commands.add_parser("cache", help=text, description=f"{text.capitalize()}: see docs/cache.md.")
+    command.add_argument("action", choices=("info", "clear"))
+    command.set_defaults(run=run_cache, no_grad=False)
 
 
 def add_command(commands: Any, name: str, run: Callable, shared: argparse.ArgumentParser, text: str) -> Any:
@@ -156,6 +170,26 @@ def run_frontier(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         plot(frontier, arguments.plot, arguments.function)
     return OK
+
+
+def run_cache(arguments: argparse.Namespace) -> int:
+    store = plan_store()
+    try:
+        if arguments.action == "clear":
+            print(f"removed {store.clear()} files from {store.folder}")
+        else:
+            print(text_of_store(store))
+    except OSError as error:
+        print(f"the cache in {store.folder} is not used: {error}", file=sys.stderr)
+        return UNUSABLE
+    return OK
+
+
+def text_of_store(store: Store) -> str:
+    """The folder, what is in it, and how much may be. Raises OSError if the folder is not used."""
+    files = store.files()
+    size, limit = sum(file.nbytes for file in files) / MEGABYTE, store.limit_bytes / MEGABYTE
+    return f"{store.folder}\n{len(files)} files, {size:.1f} MB of at most {limit:.0f} MB"
 
 
 def plot(frontier: MemoryFrontier, path: Path, title: str) -> None:

@@ -1,0 +1,51 @@
+"""What is kept of a compiled graph: enough to run it again, as plain data. Large parts are text that is read when needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from aotgrad.convention.sharing import MemorySharing
+from aotgrad.ir import BackwardSegment, CallingConvention, InputAliasInfo
+from aotgrad.runtime.plan import Plan
+from aotgrad.slots import GraphSignature
+
+
+@dataclass(frozen=True)
+class GraphText:
+    """A graph as text. `digest` is the same for graphs that compute the same in the same way."""
+
+    text: str
+    digest: str
+    signature: GraphSignature
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """A compiled function, but for what the backend made.
+
+    `sharing` is how the inputs shared memory. `plan` is without its segments, which are `halves`. `joint` is a digest of
+    the joint graph: gradients of gradients trace it again.
+    """
+
+    convention: CallingConvention
+    inputs: tuple[InputAliasInfo | None, ...]
+    sharing: MemorySharing
+    plan: Plan
+    source: str
+    segments: tuple[BackwardSegment, ...]
+    forward: GraphText
+    halves: tuple[GraphText, ...]
+    static_inputs: frozenset[int]
+    joint: str
+
+
+@dataclass(frozen=True)
+class StoredSmallGraph:
+    """A function that is not worth compiling."""
+
+    ops: int
+    limit: int
+
+
+Entry = Union[StoredPlan, StoredSmallGraph]

@@ -1,0 +1,139 @@
+"""Graphs <-> plain data: names, operators, arguments, and of what was traced, shapes and where in memory they lie.
+
+In: an `fx.GraphModule` of operators. Out: one that is the same to every stage after the partition. `StoredHalf` reads it
+when it is needed: a backend that has kept what it made of a graph does not ask.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.cache.entry import GraphText
+from aotgrad.cache.plain import Damaged, NotPlain, Reader, Writer
+from aotgrad.ir import GraphHalf
+from aotgrad.lazy_module import LazyGraphModule
+from aotgrad.torch_compat import FakeTensorMode
+
+KEPT_META = ("autograd_backward", "forward_op", "original_aten")
+"""What the runtime and Inductor's names ask of a node, besides its value, its stack trace and its autograd node."""
+
+Origins = Sequence["str | None"]
+"""Stack traces of what was traced, by position: graphs refer to them, so that a line that has moved is the one printed."""
+
+
+def write_half(half: GraphHalf, origins: Origins = ()) -> GraphText:
+    """The text of a half.
+
+    Raises:
+        NotPlain: a node of it has none.
+    """
+    if isinstance(half, StoredHalf):
+        return half.stored
+    nodes = list(half.module.graph.nodes)
+    writer = Writer({node: k for k, node in enumerate(nodes)})
+    rows = [write_node(writer, node) for node in nodes]
+    constants = {node.target: writer.write(constant_of(half.module, node)) for node in nodes if node.op == "get_attr"}
+    data = {"nodes": rows, "constants": constants, "storages": writer.storages}
+    computes = text_of(data)
+    metas = list(write_metas(nodes, origins))
+    return GraphText(text_of({**data, "metas": metas}), digest(computes), half.signature)
+
+
+def write_node(writer: Writer, node: fx.Node) -> list[Any]:
+    if node.op in ("call_module", "call_method"):
+        raise NotPlain(f"a node {node.op}")
+    value = [writer.write(node.meta["val"])] if "val" in node.meta else []
+    return [node.op, node.name, *map(writer.write, (node.target, node.args, node.kwargs)), *value]
+
+
+def write_metas(nodes: Sequence[fx.Node], origins: Origins) -> Iterator[dict[str, Any]]:
+    """The rest of what is known of each node. Numbers of autograd nodes are those of a process: they are counted anew."""
+    writer = Writer()
+    places = {trace: k for k, trace in reversed(list(enumerate(origins))) if trace}
+    numbers: dict[int, int] = {}
+    for node in nodes:
+        kept = {name: writer.write(node.meta[name]) for name in KEPT_META if has_plain(node, name)}
+        if (number := node.meta.get("seq_nr")) is not None:
+            kept["seq_nr"] = numbers.setdefault(number, len(numbers))
+        if (trace := node.meta.get("stack_trace")) is not None:
+            kept["origin"] = places.get(trace, trace)
+        yield kept
+
+
+def has_plain(node: fx.Node, name: str) -> bool:
+    return isinstance(node.meta.get(name), (bool, str, torch._ops.OpOverload))
+
+
+def constant_of(module: fx.GraphModule, node: fx.Node) -> torch.Tensor:
+    constant = getattr(module, str(node.target), None)
+    if not isinstance(constant, torch.Tensor):
+        raise NotPlain(f"the attribute {node.target} of a graph, which is no tensor")
+    return constant
+
+
+def read_graph(text: str, mode: FakeTensorMode, origins: Origins = ()) -> fx.GraphModule:
+    """The graph of a text.
+
+    Raises:
+        Damaged: it is the text of none.
+    """
+    data = json.loads(text)
+    graph = fx.Graph()
+    nodes: list[fx.Node] = []
+    with torch_compat.normal_mode():
+        reader = Reader(mode, data["storages"], nodes)
+        for (op, name, target, args, kwargs, *value), meta in zip(data["nodes"], data["metas"], strict=True):
+            node = graph.create_node(op, *map(reader.read, (target, args, kwargs)), name=name)
+            if node.name != name:
+                raise Damaged(f"two nodes with the name {name}")
+            node.meta.update(("val", reader.read(each)) for each in value)
+            node.meta.update(read_meta(reader, meta, origins))
+            nodes.append(node)
+        constants = {name: reader.read(value) for name, value in data["constants"].items()}
+    return LazyGraphModule(constants, graph)
+
+
+def read_meta(reader: Reader, data: Mapping[str, Any], origins: Origins) -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        if name != "origin":
+            yield name, reader.read(value)
+        elif (trace := value if isinstance(value, str) else origins[value]) is not None:
+            yield "stack_trace", trace
+
+
+def text_of(data: Any) -> str:
+    """Plain data as one string, the same for the same data."""
+    return json.dumps(data, separators=(",", ":"))
+
+
+def digest(*parts: str) -> str:
+    """64 hexadecimal digits that differ if any part differs."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(hashlib.sha256(part.encode()).digest())
+    return total.hexdigest()
+
+
+class StoredHalf(GraphHalf):
+    """A half whose graph is read from its text when somebody asks for it."""
+
+    stored: GraphText
+    mode: FakeTensorMode
+    origins: Origins
+
+    def __init__(self, stored: GraphText, mode: FakeTensorMode, origins: Origins) -> None:
+        values = {"stored": stored, "signature": stored.signature, "mode": mode, "origins": origins}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @functools.cached_property
+    def module(self) -> fx.GraphModule:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return read_graph(self.stored.text, self.mode, self.origins)

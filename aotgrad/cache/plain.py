@@ -1,0 +1,251 @@
+"""Values of a compilation <-> plain data: lists, numbers and strings, as JSON has them.
+
+In: what plans, signatures and graphs consist of. Out: the same values, or `NotPlain` for what has no such form: functions,
+symbolic numbers, tensors with values of any size. Reading runs no code of the file's: only the types below are made, and
+only operators of torch's own namespaces are looked up.
+
+    >>> from aotgrad.slots import Primal
+    >>> Writer().write((1, Primal(2)))
+    ['tuple', 1, ['Primal', 2]]
+    >>> Reader(None).read(['tuple', 1, ['Primal', 2]])
+    (1, Primal(index=2))
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import operator
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+from aotgrad import ir, slots, torch_compat
+from aotgrad.cache import entry
+from aotgrad.convention import sharing
+from aotgrad.runtime import plan, steps
+from aotgrad.torch_compat import FakeTensorMode
+
+MOST_CONSTANT_BYTES = 1 << 20
+"""Of one tensor whose values are stored."""
+
+BUILT_IN_NAMESPACES = frozenset({"aten", "prim", "prims", "rngprims"})
+"""Of operators that only another version of torch changes."""
+
+FUNCTIONS: Mapping[str, Callable] = {"getitem": operator.getitem}
+"""Functions that a graph calls besides operators."""
+
+LIKE_NUMBERS = (type(None), bool, int, float, str)
+
+
+class NotPlain(Exception):
+    """A value without a plain form; the message says which."""
+
+
+class Damaged(Exception):
+    """Plain data that no writer has made."""
+
+
+def types_of(*modules: Any) -> dict[str, type]:
+    """The dataclasses and enumerations that some modules define, by name."""
+    defined = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+    return {kind.__name__: kind for kind in defined if dataclasses.is_dataclass(kind) or issubclass(kind, Enum)}
+
+
+TYPES = types_of(ir, slots, steps, plan, sharing, entry)
+FIELDS = {name: [f.name for f in dataclasses.fields(kind)] for name, kind in TYPES.items() if not issubclass(kind, Enum)}
+NAMES = {kind: name for name, kind in TYPES.items()}
+
+
+# --- Writing ---------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes values that belong together: `nodes` are the nodes of a graph that they may refer to.
+
+    `storages` are the memory of the tensors so far, [bytes, device]: fakes that share it share it again.
+    """
+
+    def __init__(self, nodes: Mapping[fx.Node, int] | None = None) -> None:
+        self.nodes = nodes or {}
+        self.storages: list[list[Any]] = []
+        self.numbers: dict[Any, int] = {}
+
+    def write(self, value: Any) -> Any:
+        """The plain form of a value.
+
+        Raises:
+            NotPlain: it has none.
+        """
+        if type(value) in LIKE_NUMBERS:
+            return value
+        write = WRITERS.get(type(value))
+        if write is not None:
+            return write(self, value)
+        if type(value) in NAMES:
+            return self.object(value)
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value)
+        raise NotPlain(f"a {type(value).__module__}.{type(value).__qualname__}")
+
+    def items(self, name: str, values: Any) -> list[Any]:
+        return [name, *map(self.write, values)]
+
+    def mapping(self, value: Mapping[Any, Any]) -> list[Any]:
+        return ["dict", *([self.write(key), self.write(item)] for key, item in value.items())]
+
+    def frozenset(self, value: frozenset) -> list[Any]:
+        return ["frozenset", *sorted(map(self.write, value), key=repr)]
+
+    def complex(self, value: complex) -> list[Any]:
+        return ["complex", value.real, value.imag]
+
+    def slice(self, value: slice) -> list[Any]:
+        return self.items("slice", (value.start, value.stop, value.step))
+
+    def node(self, value: fx.Node) -> list[Any]:
+        if value not in self.nodes:
+            raise NotPlain(f"node {value.name} of another graph")
+        return ["node", self.nodes[value]]
+
+    def operator(self, value: Any) -> list[Any]:
+        name = torch_compat.op_name(value)
+        if name.partition("::")[0] not in BUILT_IN_NAMESPACES:
+            raise NotPlain(f"the custom operator {name}")
+        return ["op", name]
+
+    def object(self, value: Any) -> list[Any]:
+        """A dataclass by its fields, an enumeration by its value."""
+        name = NAMES[type(value)]
+        if isinstance(value, Enum):
+            return [name, value.value]
+        return [name, *(self.write(getattr(value, field)) for field in FIELDS[name])]
+
+    def tensor(self, value: torch.Tensor) -> list[Any]:
+        """A fake by how it lies in which memory, a real tensor with its values."""
+        if type(value) is not torch_compat.FakeTensor:
+            return self.constant(value)
+        if value.layout is not torch.strided or value.is_conj() or value.is_neg() or torch_compat.is_symbolic(value):
+            raise NotPlain("a tensor with symbolic sizes, or one that is not strided")
+        place = [list(value.size()), list(value.stride()), value.storage_offset(), self.storage(value)]
+        return ["fake", str(value.dtype)[6:], *place]
+
+    def storage(self, value: torch.Tensor) -> int:
+        key = torch_compat.storage_key(value)
+        if key not in self.numbers:
+            self.numbers[key] = len(self.storages)
+            self.storages.append([torch_compat.storage_bytes(value), str(value.device)])
+        return self.numbers[key]
+
+    def constant(self, value: torch.Tensor) -> list[Any]:
+        """A tensor that the trace made of numbers."""
+        if type(value) is not torch.Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
+            raise NotPlain("a constant that is no plain tensor on the CPU")
+        if value.requires_grad or value.is_conj() or value.is_neg() or value.nbytes > MOST_CONSTANT_BYTES:
+            raise NotPlain("a constant that is large or requires grad")
+        if not torch_compat.is_dense(value):
+            raise NotPlain("a constant with gaps")
+        data = base64.b64encode(torch_compat.bytes_of(value)).decode()
+        return ["constant", str(value.dtype)[6:], list(value.size()), list(value.stride()), data]
+
+
+WRITERS: Mapping[type, Callable[[Writer, Any], Any]] = {
+    tuple: lambda writer, value: writer.items("tuple", value),
+    list: lambda writer, value: writer.items("list", value),
+    immutable_list: lambda writer, value: writer.items("list", value),
+    torch.Size: lambda writer, value: writer.items("size", value),
+    dict: Writer.mapping,
+    immutable_dict: Writer.mapping,
+    frozenset: Writer.frozenset,
+    complex: Writer.complex,
+    slice: Writer.slice,
+    type(Ellipsis): lambda writer, value: ["ellipsis"],
+    torch.dtype: lambda writer, value: ["torch", str(value)[6:]],
+    torch.layout: lambda writer, value: ["torch", str(value)[6:]],
+    torch.memory_format: lambda writer, value: ["torch", str(value)[6:]],
+    torch.device: lambda writer, value: ["device", str(value)],
+    torch._ops.OpOverload: Writer.operator,
+    type(operator.getitem): lambda writer, value: ["function", function_name(value)],
+    fx.Node: Writer.node,
+}
+"""By exact type: subclasses may mean something else."""
+
+
+def function_name(function: Callable) -> str:
+    name = next((name for name, known in FUNCTIONS.items() if known is function), None)
+    if name is None:
+        raise NotPlain(f"the function {getattr(function, '__qualname__', function)}")
+    return name
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Reads what a `Writer` wrote. `mode` makes the fakes, `storages` and `nodes` are the writer's, made again."""
+
+    def __init__(
+        self, mode: FakeTensorMode | None, storages: list[list[Any]] | None = None, nodes: list[fx.Node] | None = None
+    ) -> None:
+        self.mode = mode
+        self.nodes = nodes if nodes is not None else []
+        self.storages = [torch_compat.meta_storage(nbytes) for nbytes, _ in storages or ()]
+        self.devices = [torch.device(device) for _, device in storages or ()]
+
+    def read(self, data: Any) -> Any:
+        """The value.
+
+        Raises:
+            Damaged: the data stands for none.
+        """
+        if type(data) is not list:
+            return data
+        name, *items = data
+        read = READERS.get(name)
+        if read is not None:
+            return read(self, items)
+        if name not in TYPES:
+            raise Damaged(f"a value of the unknown kind {name!r}")
+        if name not in FIELDS:
+            return TYPES[name](*items)
+        return TYPES[name](**dict(zip(FIELDS[name], map(self.read, items), strict=True)))
+
+    def mapping(self, items: list) -> dict:
+        return {self.read(key): self.read(value) for key, value in items}
+
+    def operator(self, items: list) -> Any:
+        if items[0].partition("::")[0] not in BUILT_IN_NAMESPACES:
+            raise Damaged(f"the operator {items[0]}")
+        return torch_compat.op_named(items[0])
+
+    def fake(self, items: list) -> torch.Tensor:
+        dtype, size, stride, offset, storage = items
+        memory, device = self.storages[storage], self.devices[storage]
+        return torch_compat.fake_in(self.mode, memory, getattr(torch, dtype), device, size, stride, offset)
+
+    def constant(self, items: list) -> torch.Tensor:
+        dtype, size, stride, data = items
+        return torch_compat.tensor_of_bytes(base64.b64decode(data), getattr(torch, dtype), size, stride)
+
+
+READERS: Mapping[str, Callable[[Reader, list], Any]] = {
+    "tuple": lambda reader, items: tuple(map(reader.read, items)),
+    "list": lambda reader, items: list(map(reader.read, items)),
+    "size": lambda reader, items: torch.Size(items),
+    "dict": Reader.mapping,
+    "frozenset": lambda reader, items: frozenset(map(reader.read, items)),
+    "complex": lambda reader, items: complex(*items),
+    "slice": lambda reader, items: slice(*map(reader.read, items)),
+    "ellipsis": lambda reader, items: ...,
+    "torch": lambda reader, items: getattr(torch, items[0]),
+    "device": lambda reader, items: torch.device(items[0]),
+    "op": Reader.operator,
+    "function": lambda reader, items: FUNCTIONS[items[0]],
+    "node": lambda reader, items: reader.nodes[items[0]],
+    "fake": Reader.fake,
+    "constant": Reader.constant,
+}

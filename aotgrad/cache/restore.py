@@ -1,0 +1,163 @@
+"""An entry of the cache -> the function that it was made of, ready to be called; nothing is traced, partitioned or lowered.
+
+In: a `StoredPlan` and the function that another process had compiled. Out: `Restored`, an executable without its stages.
+Gradients of gradients need the stages: the function is then traced, once, and must give the joint graph that is in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.analysis import analyze
+from aotgrad.batching import CompiledBatches
+from aotgrad.cache.entry import StoredPlan
+from aotgrad.cache.graphs import Origins, StoredHalf, digest, text_of
+from aotgrad.cache.plain import Writer
+from aotgrad.capture.trace import FlatFunction, capture_function
+from aotgrad.convention import MemorySharing
+from aotgrad.errors import HigherOrderError
+from aotgrad.graph_names import GraphNames
+from aotgrad.ir import GraphHalf, InputAliasInfo, InputSpec, JointGraph
+from aotgrad.locks import COMPILING
+from aotgrad.pipeline import SmallGraph, joint_of
+from aotgrad.plan_cache import PlanCache
+from aotgrad.recipe import Recipe
+from aotgrad.runtime.autograd import Backward
+from aotgrad.runtime.emit import build, make_backwards
+from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
+from aotgrad.slots import Saved
+from aotgrad.torch_compat import AutocastState, FakeTensorMode
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A compiled function from the cache. Call it with a list of arguments, which it clears."""
+
+    stored: StoredPlan
+    backwards: list[Backward]
+    call: Callable[[list], list]
+
+    def __call__(self, args: list) -> list:
+        return self.call(args)
+
+    @property
+    def source(self) -> str:
+        return self.stored.source
+
+    @property
+    def arguments(self) -> tuple[tuple[InputSpec, InputAliasInfo | None], ...]:
+        """What the trace assumed of each argument, and what happens to it."""
+        stored = self.stored
+        return tuple((stored.convention.inputs[k], stored.inputs[k]) for k in stored.convention.order)
+
+    def sharing(self, args: Sequence[Any]) -> MemorySharing:
+        """How arguments share memory with those that the function changes."""
+        return MemorySharing.of(args, [info for _, info in self.arguments])
+
+
+def restore(stored: StoredPlan, function: FlatFunction, recipe: Recipe, mode: FakeTensorMode, origins: Origins) -> Restored:
+    """The function that an entry is of.
+
+    Args:
+        stored: the entry.
+        function: what was compiled, as this process has it.
+        recipe: how it was compiled.
+        mode: of the fakes in the entry.
+        origins: the stack traces that its graphs refer to.
+    """
+    forward, *halves = (StoredHalf(text, mode, origins) for text in (stored.forward, *stored.halves))
+    plan = replace(stored.plan, segments=tuple(halves))
+    names = GraphNames()
+    with names.compiling("forward" if halves else "inference"):
+        compiled = names.of_backward(recipe.backend.recompile(forward, stored.static_inputs, bool(halves)))
+    again = TracedAgain(stored, function, recipe, mode, TraceState.now())
+    batches = CompiledBatches(PlanCache(recipe, "batched backward of a stored function"))
+    backwards = make_backwards(plan, compiled, stored.segments, LaterHigherOrder(again, batches))
+    return Restored(stored, backwards, build(plan, stored.source, compiled, backwards))
+
+
+@dataclass(frozen=True)
+class TraceState:
+    """The global state that is around a trace, as far as a backward has another one."""
+
+    grad_mode: bool
+    autocast: AutocastState
+    dtype: torch.dtype
+
+    @classmethod
+    def now(cls) -> TraceState:
+        return cls(torch.is_grad_enabled(), torch_compat.autocast_state(), torch.get_default_dtype())
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        before = torch.get_default_dtype()
+        try:
+            torch.set_default_dtype(self.dtype)
+            with torch.set_grad_enabled(self.grad_mode), torch_compat.autocast_as(self.autocast):
+                yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+@dataclass(frozen=True)
+class TracedAgain:
+    """Makes what computes gradients of gradients, from the stages that the entry does without."""
+
+    stored: StoredPlan
+    function: FlatFunction
+    recipe: Recipe
+    mode: FakeTensorMode
+    state: TraceState
+
+    def __call__(self) -> HigherOrder:
+        """Trace the function as it was traced.
+
+        Raises:
+            HigherOrderError: another graph comes out: something that the entry does not know of has changed.
+        """
+        with COMPILING, self.state.active():
+            tools = self.recipe.toolchain()
+            capture = capture_function(self.function, self.stored.convention, self.mode, tools.backend.decompositions())
+            traced = joint_of(capture, analyze(capture), tools)
+            if isinstance(traced, SmallGraph) or joint_digest(traced.joint) != self.stored.joint:
+                raise HigherOrderError(
+                    "create_graph=True: the function is from the cache, and traced again it gives another graph; set the "
+                    "option cache to False"
+                )
+            return self.recipe.higher_order(self.function, None, capture, traced.meta, traced.joint)
+
+
+def joint_digest(joint: JointGraph) -> str:
+    """What is the same for joint graphs with the same nodes, under the same names, and the same segments."""
+    nodes = (f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}" for node in joint.module.graph.nodes)
+    return digest("\n".join(nodes), text_of(Writer().write((joint.signature, joint.segments))))
+
+
+@dataclass
+class LaterHigherOrder:
+    """Gradients of gradients of a stored function. Implements `runtime.recomputation.HigherOrder`."""
+
+    make: Callable[[], HigherOrder]
+    batches: CompiledBatches
+    made: list[HigherOrder] = field(default_factory=list)
+
+    def __call__(
+        self,
+        segment: int,
+        call: Recomputation,
+        saved: Mapping[Saved, torch.Tensor],
+        tangents: Gradients,
+        wanted: Sequence[bool],
+    ) -> Gradients:
+        if not self.made:
+            self.made.append(self.make())
+        return self.made[0](segment, call, saved, tangents, wanted)
+
+    def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
+        return self.batches(half, values)

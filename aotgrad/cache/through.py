@@ -1,0 +1,238 @@
+"""Compiles a function of Dynamo's, or takes it from the cache, where it is put for the next process.
+
+In: Dynamo's graph, the flat function that runs it, its inputs. Out: what the pipeline makes of it, or `Restored`. Whatever
+goes wrong with the cache, the function is compiled. `counters` and the logger `aotgrad.cache` say what happened:
+
+    cache_hits, cache_misses        functions that were found, or not
+    cache_bypasses                  functions that cannot be stored; the log says why
+    cache_failures                  files that could not be read or written, or were damaged
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.fx as fx
+
+from aotgrad import observe, torch_compat
+from aotgrad.cache.entry import Entry, GraphText, StoredPlan, StoredSmallGraph
+from aotgrad.cache.graphs import Origins, digest, text_of, write_half
+from aotgrad.cache.key import NotStored, code_version, key_of, settings, stack_traces
+from aotgrad.cache.plain import LIKE_NUMBERS, Damaged, NotPlain, Reader, Writer
+from aotgrad.cache.restore import Restored, joint_digest, restore
+from aotgrad.cache.store import IS_SUPPORTED, Store, failed
+from aotgrad.capture.fake import find_fake_mode
+from aotgrad.capture.trace import FlatFunction
+from aotgrad.convention import Dedupe, MemorySharing
+from aotgrad.counters import counters
+from aotgrad.ir import GraphHalf, InputHint, JointGraph, Partition
+from aotgrad.options import cache_folder
+from aotgrad.pipeline import Executable, SmallGraph, Toolchain
+from aotgrad.recipe import Recipe
+from aotgrad.runtime.steps import ReturnValue
+from aotgrad.torch_compat import FakeTensorMode
+
+log = logging.getLogger("aotgrad.cache")
+
+
+def plan_store() -> Store:
+    """Where compiled functions are kept."""
+    return Store(cache_folder() / "plans")
+
+
+def compile_through_cache(
+    module: fx.GraphModule,
+    function: FlatFunction,
+    dedupe: Dedupe,
+    tensors: Sequence[Any],
+    hints: Sequence[InputHint],
+    recipe: Recipe,
+) -> Executable | SmallGraph | Restored | StoredSmallGraph:
+    """What `recipe.compile` makes of `function`, from the cache if it is there.
+
+    Args:
+        module: Dynamo's graph, which `function` runs.
+        function: what is traced.
+        dedupe: which of the arguments of `module` are one tensor.
+        tensors, hints: as for `recipe.compile`.
+        recipe: how to compile.
+    """
+    try:
+        request = Request.of(module, dedupe, tensors, hints, recipe)
+        found = request.restored(function)
+    except NotStored as reason:
+        counters["cache_bypasses"] += 1
+        log.info("a function is not kept: %s", reason)
+        return recipe.compile(function, tensors, hints)
+    if found is not None:
+        counters["cache_hits"] += 1
+        return found
+    counters["cache_misses"] += 1
+    recording = RecordingRecipe.of(request)
+    made = recording.compile(function, tensors, hints)
+    request.keep(made, recording.stages)
+    return made
+
+
+@dataclass(frozen=True)
+class Request:
+    """One function that is looked for. `recipe` has a backend that keeps what it makes in `store`, too."""
+
+    key: str
+    store: Store
+    recipe: Recipe
+    tensors: Sequence[Any]
+    origins: Origins
+    mode: FakeTensorMode
+
+    @classmethod
+    def of(
+        cls, module: fx.GraphModule, dedupe: Dedupe, tensors: Sequence[Any], hints: Sequence[InputHint], recipe: Recipe
+    ) -> Request:
+        """Raises NotStored."""
+        if not IS_SUPPORTED:
+            raise NotStored("this system does not say who owns a folder")
+        if recipe.options.verify or observe.is_watched():
+            raise NotStored("somebody looks at the stages")
+        key, store = key_of(module, dedupe, tensors, hints, recipe), plan_store()
+        backend = recipe.backend.storing(Artefacts(store, repr((recipe.backend.name, recipe.backend.cache_key()))))
+        recipe = replace(recipe, backend=backend)
+        return cls(key, store, recipe, tensors, tuple(stack_traces(module)), find_fake_mode(tensors))
+
+    def restored(self, function: FlatFunction) -> Restored | StoredSmallGraph | None:
+        """What another process has made of the function, if it is there and of use."""
+        content = self.store.read(self.key)
+        if content is None:
+            return None
+        try:
+            match self.entry(content):
+                case StoredSmallGraph() as small:
+                    return small
+                case StoredPlan() as plan if self.shares_as(plan.sharing):
+                    return restore(plan, function, self.recipe, self.mode, self.origins)
+        except Exception as error:  # an entry that was whole, and is of no use: what it says is not relied on
+            failed(f"{self.key} is of no use: {type(error).__name__}: {error}")
+        return None
+
+    def entry(self, content: bytes) -> Entry:
+        data = json.loads(content)
+        with torch_compat.normal_mode():
+            entry = Reader(self.mode, data["storages"]).read(data["entry"])
+        if not isinstance(entry, (StoredPlan, StoredSmallGraph)):
+            raise Damaged(f"an entry that is a {type(entry).__name__}")
+        return entry
+
+    def shares_as(self, sharing: MemorySharing) -> bool:
+        """Whether the inputs share memory as those did that the entry was made for."""
+        return sharing.matches(self.tensors)
+
+    def keep(self, made: Executable | SmallGraph, stages: StagesSeen) -> None:
+        """Store what was made, if it can be."""
+        try:
+            entry = self.entry_of(made, stages)
+            writer = Writer()
+            data = {"entry": writer.write(entry), "storages": writer.storages}
+            self.store.write(self.key, text_of(data).encode())
+        except (NotPlain, NotStored) as reason:
+            counters["cache_bypasses"] += 1
+            log.info("a function is not kept: %s", reason)
+
+    def entry_of(self, made: Executable | SmallGraph, stages: StagesSeen) -> Entry:
+        """Raises NotPlain, NotStored."""
+        if isinstance(made, SmallGraph):
+            return StoredSmallGraph(made.ops, made.limit)
+        returned = [step for step in made.plan.steps if isinstance(step, ReturnValue) and not step.is_name]
+        if not all(type(step.value) in LIKE_NUMBERS for step in returned):
+            raise NotStored("it returns an object of this process")
+        assert stages.forward is not None and stages.joint is not None, "the stages ran"
+        return StoredPlan(
+            convention=made.capture.convention,
+            inputs=made.meta.inputs,
+            sharing=made.sharing(self.tensors),
+            plan=replace(made.plan, segments=()),
+            source=made.source,
+            segments=made.joint.segments,
+            forward=stages.forward,
+            halves=tuple(write_half(half, self.origins) for half in made.plan.segments),
+            static_inputs=made.joint.static_inputs,
+            joint=stages.joint,
+        )
+
+
+# --- What is only there while a function is compiled -----------------------------------------------------------------
+
+
+class StagesSeen:
+    """Called after every stage: writes down what the backend changes later."""
+
+    def __init__(self, observe: Callable[[str, Any], None], origins: Origins) -> None:
+        self.observe, self.origins = observe, origins
+        self.joint: str | None = None
+        self.forward: GraphText | None = None
+        self.problem: NotPlain | None = None
+
+    def __call__(self, stage: str, result: Any) -> None:
+        self.observe(stage, result)
+        try:
+            match result:
+                case JointGraph():
+                    self.joint = joint_digest(result)
+                case Partition():
+                    self.forward = write_half(result.forward, self.origins)
+        except NotPlain as problem:
+            self.problem = problem
+
+
+@dataclass(frozen=True)
+class RecordingRecipe(Recipe):
+    """A recipe for one compilation, of which the stages are written down."""
+
+    stages: StagesSeen
+
+    @classmethod
+    def of(cls, request: Request) -> RecordingRecipe:
+        recipe = request.recipe
+        stages = StagesSeen(recipe.toolchain().observe, request.origins)
+        return cls(recipe.backend, recipe.partition_fn, recipe.options, stages)
+
+    def toolchain(self) -> Toolchain:
+        return replace(super().toolchain(), observe=self.stages)
+
+
+@dataclass(frozen=True)
+class Artefacts:
+    """The places of what a backend makes of graphs; `backend` says which backend, and how it is configured."""
+
+    store: Store
+    backend: str
+
+    def __call__(self, half: GraphHalf, how: str) -> StoredArtefact | None:
+        try:
+            graph = write_half(half).digest
+            known = (code_version(), repr(torch_compat.torch_build()), repr(settings()[1:]))
+        except (NotPlain, NotStored):
+            return None
+        return StoredArtefact(self.store, digest("artefact", *known, self.backend, how, graph))
+
+
+@dataclass(frozen=True)
+class StoredArtefact:
+    """The place of what was made of one graph. Implements `backends.base.Artefact`."""
+
+    store: Store
+    key: str
+
+    def read(self) -> bytes | None:
+        content = self.store.read(self.key)
+        counters["artefact_misses" if content is None else "artefact_hits"] += 1
+        return content
+
+    def write(self, content: bytes) -> None:
+        self.store.write(self.key, content)
+
+    def failed(self, error: Exception) -> None:
+        failed(f"{self.key} is of no use: {type(error).__name__}: {error}")

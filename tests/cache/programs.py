@@ -1,0 +1,87 @@
+"""Small programs that are compiled twice, and what they compute: in this process, or in one of their own.
+
+python -m tests.cache.programs mlp aotgrad_eager FILE        runs a program and saves what it computed and counted
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import aotgrad
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def mlp() -> tuple[Callable, Sequence[Any]]:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+    return lambda x: F.cross_entropy(model(x), torch.tensor([1, 2, 0])), [torch.randn(3, 8), *model.parameters()]
+
+
+def writes() -> tuple[Callable, Sequence[Any]]:
+    """An input is changed, a view of it and a view of an intermediate are returned."""
+
+    def function(x, w):
+        x.mul_(2)
+        hidden = (x @ w).sin()
+        return x[1:], hidden.t(), hidden.exp().sum()
+
+    return function, [torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)]
+
+
+def overlapping() -> tuple[Callable, Sequence[Any]]:
+    def function(one, other, w):
+        one.add_(1)
+        return (other * w).cos().sum()
+
+    memory = torch.randn(6)
+    return function, [memory[:4], memory[2:], torch.randn(4, requires_grad=True)]
+
+
+def dropout() -> tuple[Callable, Sequence[Any]]:
+    return lambda x: F.dropout(x.sin(), 0.5).sum(), [torch.randn(8, 8, requires_grad=True)]
+
+
+def small() -> tuple[Callable, Sequence[Any]]:
+    return lambda x: x.sin(), [torch.randn(3, requires_grad=True)]
+
+
+PROGRAMS = {function.__name__: function for function in (mlp, writes, overlapping, dropout, small)}
+
+
+def outcome(name: str, compiler: Callable[[Callable], Callable]) -> list[torch.Tensor]:
+    """Everything that a program computes, gradients included."""
+    torch.manual_seed(0)
+    function, tensors = PROGRAMS[name]()
+    inputs = [tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)]
+    results = compiler(function)(*inputs)
+    results = results if isinstance(results, tuple) else (results,)
+    differentiable = [result.sum() for result in results if result.requires_grad]
+    torch.stack(differentiable).sum().backward()
+    gradients = [tensor.grad for tensor in tensors if tensor.requires_grad]
+    return [result.detach().clone() for result in (*results, *inputs, *gradients)]
+
+
+def run_in_another_process(name: str, backend: str, folder: Path) -> tuple[list[torch.Tensor], dict[str, int]]:
+    """What a program computed there, and `aotgrad.counters`."""
+    path = folder / "outcome.pt"
+    command = [sys.executable, "-m", "tests.cache.programs", name, backend, str(path)]
+    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=600)
+    return torch.load(path)
+
+
+def main(name: str, backend: str, path: str) -> None:
+    torch.set_num_threads(1)
+    values = outcome(name, lambda function: torch.compile(function, backend=backend))
+    torch.save((values, dict(aotgrad.counters)), path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,60 @@
+"""Everything that is compiled goes through its form on disk: `AOTGRAD_TEST_CACHE=1 pytest tests/numerics`.
+
+A function runs as it would in a second process: its plan and its graphs are written, read again, and the backend compiles
+what was read. What has no such form runs as it was compiled; `totals` says how many were which.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aotgrad.cache.entry import StoredPlan
+from aotgrad.cache.key import NotStored
+from aotgrad.cache.plain import NotPlain, Writer
+from aotgrad.cache.restore import restore
+from aotgrad.cache.store import Store
+from aotgrad.cache.through import RecordingRecipe, Request
+from aotgrad.capture.fake import find_fake_mode
+from aotgrad.pipeline import SmallGraph
+from aotgrad.recipe import Recipe
+
+totals: Counter[str] = Counter()
+compile_as_ever = Recipe.compile
+
+
+def compile_and_restore(recipe: Recipe, function, args, hints, known=None, earlier=(), values=None):
+    """What `Recipe.compile` returns, with the function that was read again in place of its own."""
+    if known is not None or recipe.options.joint_passes or isinstance(recipe, RecordingRecipe):
+        return compile_as_ever(recipe, function, args, hints, known, earlier, values)
+    request = Request("key", Store(Path("/nowhere")), recipe, args, (), find_fake_mode(args))
+    recording = RecordingRecipe.of(request)
+    made = compile_as_ever(recording, function, args, hints, None, (), values)
+    try:
+        if isinstance(made, SmallGraph) or recording.stages.problem:
+            raise NotStored("small or not plain")
+        writer = Writer()
+        entry = writer.write(request.entry_of(made, recording.stages))
+        text = json.dumps({"entry": entry, "storages": writer.storages})
+    except (NotStored, NotPlain):
+        totals["as compiled"] += 1
+        return made
+    totals["restored"] += 1
+    stored = request.entry(text.encode())
+    assert isinstance(stored, StoredPlan)
+    restored = restore(stored, function, recipe, request.mode, ())
+    return replace(made, call=restored.call, backwards=restored.backwards)
+
+
+@contextmanager
+def through_the_cache() -> Iterator[None]:
+    """Every plan that is made inside goes through its form on disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recipe, "compile", compile_and_restore)
+        yield

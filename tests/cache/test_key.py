@@ -1,0 +1,277 @@
+"""What a stored function depends on: a change of any of it misses, and what it does not depend on hits."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import aotgrad
+from aotgrad import torch_compat
+from aotgrad.backends import base, eager, registry
+from aotgrad.cache import key
+
+from .conftest import compiled
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning"),
+]
+
+HIT, MISS = {"cache_hits": 1}, {"cache_misses": 1, "compilations": 1}
+
+
+def function(x, y):
+    return (x.sin() * y + 2).sum()
+
+
+def inputs(**changes):
+    tensor = torch.ones(4, 4, **{"requires_grad": True, **changes})
+    return tensor, torch.ones(4, 4)
+
+
+def start(program=function, args=None, backend="aotgrad_eager", **options):
+    return compiled(program, backend, **options)(*(inputs() if args is None else args))
+
+
+@pytest.fixture(autouse=True)
+def stored(counted):
+    start()
+    assert counted() == MISS
+    start()
+    assert counted() == HIT
+
+
+CHANGED_INPUTS = {
+    "dtype": lambda: (torch.ones(4, 4, dtype=torch.float64, requires_grad=True), torch.ones(4, 4)),
+    "requires_grad": lambda: (torch.ones(4, 4), torch.ones(4, 4)),
+    "stride": lambda: (torch.ones(4, 4).t().requires_grad_(), torch.ones(4, 8)[:, ::2]),
+    "shape": lambda: (torch.ones(4, 4, requires_grad=True), torch.ones(4)),
+    "a parameter": lambda: (torch.nn.Parameter(torch.ones(4, 4)), torch.ones(4, 4)),
+    "no leaf": lambda: (torch.ones(4, 4, requires_grad=True).clone(), torch.ones(4, 4)),
+    "a view": lambda: (torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True).view(4, 4)),
+    "an offset": lambda: (torch.ones(4, 4, requires_grad=True), torch.ones(5, 4)[1:]),
+    "one tensor twice": lambda: 2 * (torch.ones(4, 4, requires_grad=True),),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED_INPUTS)
+def test_another_input(name, counted):
+    start(args=CHANGED_INPUTS[name]())
+    assert counted() == MISS
+
+
+CHANGED_PROGRAMS = {
+    "a constant": lambda x, y: (x.sin() * y + 3).sum(),
+    "a constant of another type": lambda x, y: (x.sin() * y + 2.0).sum(),
+    "another op": lambda x, y: (x.cos() * y + 2).sum(),
+    "another order": lambda x, y: (y * x.sin() + 2).sum(),
+    "a keyword": lambda x, y: (x.sin() * y + 2).sum(dtype=torch.float64),
+    "two results": lambda x, y: ((x.sin() * y + 2).sum(), x.cos()),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED_PROGRAMS)
+def test_another_function(name, counted):
+    start(CHANGED_PROGRAMS[name])
+    assert counted() == MISS
+
+
+def test_the_same_function_under_another_name_and_elsewhere(counted):
+    def other(first, second):
+
+        product = first.sin() * second
+        return (product + 2).sum()
+
+    start(other)
+    assert counted() in (HIT, MISS)  # argument names may reach the graph
+    start(lambda x, y: (x.sin() * y + 2).sum())
+    assert counted() == HIT
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"partitioner": "save_all"}, {"memory_budget": 0.5}, {"grad_segments": 2}, {"keep_input_mutations": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_another_option(options, counted):
+    start(**options)
+    assert counted() == MISS
+
+
+@pytest.mark.parametrize("options", [{"plan_limit": 3}, {"cache": True}], ids=lambda options: next(iter(options)))
+def test_an_option_that_changes_nothing(options, counted):
+    start(**options)
+    assert counted() == HIT
+
+
+@contextlib.contextmanager
+def default_dtype():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+GLOBAL_STATES = {
+    "no grad": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu"),
+    "autocast to float16": lambda: torch.autocast("cpu", torch.float16),
+    "deterministic": deterministic,
+    "default dtype": default_dtype,
+    "math attention": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+}
+
+
+@pytest.mark.parametrize("name", GLOBAL_STATES)
+def test_another_global_state(name, counted):
+    args = inputs()
+    with GLOBAL_STATES[name]():
+        start(args=args)
+    found = counted()
+    assert found.get("cache_hits") is None and found["cache_misses"] == 1
+
+
+def test_another_backend(counted):
+    start(backend=aotgrad.DynamoBackend("interpreter"))
+    assert counted() == MISS
+
+
+def test_another_code_version_and_torch_version(counted, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(key, "code_version", lambda: "another")
+        start()
+        assert counted() == MISS
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_compat, "torch_build", lambda: ("3.0",))
+        start()
+        assert counted() == MISS
+    start()
+    assert counted() == HIT
+
+
+# --- What is not stored ----------------------------------------------------------------------------------------------
+
+BYPASS = {"cache_bypasses": 1, "compilations": 1}
+
+
+@torch.library.custom_op("aotgrad_tests::cached", mutates_args=())
+def custom(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@custom.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing:
+    name: str = "nothing"
+
+    def apply(self, graph):
+        return graph
+
+
+def test_a_custom_operator(counted):
+    start(lambda x, y: custom(y).sin().cos() + 1)
+    assert counted() == BYPASS
+
+
+def test_a_pass_of_the_users_own(counted):
+    start(joint_passes=[Nothing()])
+    assert counted() == BYPASS
+    aotgrad.passes.register(Nothing(), place="backward")
+    try:
+        start()
+        assert counted() == BYPASS
+    finally:
+        aotgrad.passes.unregister("nothing", place="backward")
+
+
+def test_a_backend_without_a_key(counted):
+    aotgrad.backends.register("unknown", fw_compiler=aotgrad.nop)
+    torch._dynamo.reset()
+    torch.compile(function, backend=aotgrad.DynamoBackend("unknown"))(*inputs())
+    assert counted() == BYPASS
+
+
+def test_a_backend_with_a_key_and_decompositions(counted):
+    """A decomposition of torch's own is a part of the key; one of the user's may change without a sign."""
+    own = torch_compat.decompositions_of([torch.ops.aten.silu.default])
+    for table, expected in (({}, MISS), (own, MISS), ({torch.ops.aten.sin.default: lambda x: x.cos()}, BYPASS)):
+        registry.register_backend(base.FunctionBackend("known", eager.compile_eager, decomposition_table=table, key="1"))
+        torch._dynamo.reset()
+        torch.compile(function, backend=aotgrad.DynamoBackend("known"))(*inputs())
+        assert counted() == expected
+
+
+def test_symbolic_sizes(counted):
+    torch._dynamo.reset()
+    torch.compile(function, backend="aotgrad_eager", dynamic=True)(*inputs())
+    assert counted() == BYPASS
+
+
+def test_a_hook_that_the_function_registers(counted):
+    def hooked(x, y):
+        x.register_hook(lambda gradient: gradient * 2)
+        return function(x, y)
+
+    start(hooked)
+    assert counted().get("cache_hits") is None
+
+
+def test_an_observed_compilation(counted, monkeypatch):
+    start(verify=True)
+    assert counted() == BYPASS
+    with aotgrad.observe.recorded() as stages:
+        start()
+    assert counted() == BYPASS and [stage.name for stage in stages][-1] == "executable"
+
+
+def test_a_subclass_of_tensor(counted):
+    class Tagged(torch.Tensor):
+        pass
+
+    with contextlib.suppress(Exception):
+        start(args=(torch.ones(4, 4).as_subclass(Tagged), torch.ones(4, 4)))
+    assert counted().get("cache_hits") is None
+
+
+def test_a_checkpoint_is_stored_but_not_with_a_policy(counted):
+    def region(x):
+        return torch.sigmoid(x.sin() @ x.cos())
+
+    def plain(x, y):
+        return checkpoint(region, x, use_reentrant=False).sum() + F.relu(y).sum()
+
+    for expected in (MISS, HIT):
+        start(plain).backward()
+        assert counted() == expected
+
+    def policy(context, op, *args, **kwargs):
+        return torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE
+
+    def context_fn():
+        return torch.utils.checkpoint.create_selective_checkpoint_contexts(policy)
+
+    def selective(x, y):
+        return checkpoint(region, x, use_reentrant=False, context_fn=context_fn).sum() + F.relu(y).sum()
+
+    start(selective).backward()
+    assert counted() == BYPASS

@@ -1,0 +1,132 @@
+"""What one process compiled, another one only reads: the same numbers, and no stage runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .conftest import compiled
+from .programs import PROGRAMS, outcome, run_in_another_process
+
+MISS, HIT = {"cache_misses": 1, "compilations": 1}, {"cache_hits": 1}
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_second_start_compiles_nothing_and_computes_the_same(name, counted):
+    expected = outcome(name, lambda function: function)
+    assert same(outcome(name, compiled), expected)
+    assert counted() == MISS
+    assert same(outcome(name, compiled), expected)
+    assert counted() == HIT
+
+
+def test_another_process_finds_what_this_one_made(counted, tmp_path):
+    expected = outcome("mlp", compiled)
+    found, counters = run_in_another_process("mlp", "aotgrad_eager", tmp_path)
+    assert same(found, expected)
+    assert counters == HIT
+
+
+@pytest.mark.parametrize(("name", "graphs"), [("mlp", 2), ("writes", 3)])
+def test_inductor_in_two_processes(name, graphs, tmp_path):
+    first, counters = run_in_another_process(name, "aotgrad", tmp_path)
+    assert counters == {**MISS, "artefact_misses": graphs}
+    second, counters = run_in_another_process(name, "aotgrad", tmp_path)
+    assert counters == {**HIT, "artefact_hits": graphs}
+    assert same(first, second)
+
+
+def test_gradients_of_gradients_are_traced_when_they_are_asked_for(counted):
+    def second_order(function):
+        x = torch.linspace(-1, 1, 6, requires_grad=True)
+        (first,) = torch.autograd.grad((function(x) ** 2).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.sum(), x)[0]
+
+    def function(x):
+        return x.sin() * x.exp()
+
+    expected = second_order(function)
+    for _ in range(2):
+        torch.testing.assert_close(second_order(compiled(function)), expected)
+    assert counted()["cache_hits"] == 1
+
+
+def test_only_the_gradients_that_are_wanted(counted):
+    def function(x, y):
+        return (x.sin() * y).sum(), (x * y.cos()).sum()
+
+    def gradients(function):
+        x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        first, second = function(x, y)
+        return [*torch.autograd.grad(first, x, retain_graph=True), *torch.autograd.grad(second, [x, y])]
+
+    expected = gradients(function)
+    for _ in range(2):
+        assert same(gradients(compiled(function)), expected)
+    assert counted()["cache_hits"] == 1
+
+
+def test_a_backward_under_autocast_and_one_that_is_batched(counted):
+    def function(x, w):
+        return (x @ w).sin()
+
+    def jacobian(function):
+        x, w = torch.randn(2, 3, requires_grad=True), torch.randn(3, 2)
+        y = function(x, w)
+        (rows,) = torch.autograd.grad(y, x, torch.eye(4).view(4, 2, 2), is_grads_batched=True, retain_graph=True)
+        with torch.autocast("cpu"):
+            return [rows, *torch.autograd.grad(y, x, torch.ones(2, 2))]
+
+    torch.manual_seed(0)
+    expected = jacobian(function)
+    for _ in range(2):
+        torch.manual_seed(0)
+        for found, wanted in zip(jacobian(compiled(function)), expected, strict=True):
+            torch.testing.assert_close(found, wanted)
+    assert counted()["cache_hits"] == 1
+
+
+def test_anomaly_mode_names_the_line_as_it_is_now(tmp_path):
+    """The same function, moved down: its graph is found, and the message names the new line."""
+    source = "import torch\n{}\ndef function(x):\n    y = x * 2\n    return (y.sqrt() * 0).sum()\n"
+    for empty_lines in (0, 5):
+        path = tmp_path / "moved.py"
+        path.write_text(source.format("\n" * empty_lines))
+        namespace: dict = {}
+        exec(compile(path.read_text(), str(path), "exec"), namespace)
+        x = torch.zeros(2, requires_grad=True)
+        with pytest.warns(UserWarning), pytest.raises(RuntimeError) as raised, torch.autograd.detect_anomaly():
+            compiled(namespace["function"])(x).backward()
+        assert f'moved.py", line {empty_lines + 5}' in str(raised.value)
+
+
+def test_aot_function_keeps_nothing(folder, counted):
+    import aotgrad
+
+    aotgrad.aot_function(lambda x: x.sin(), aotgrad.nop)(torch.ones(2))
+    assert not folder.exists() and counted() == {"compilations": 1}
+
+
+def test_the_option_turns_it_off(folder, counted):
+    for _ in range(2):
+        compiled(lambda x: x.sin(), cache=False)(torch.ones(2))
+    assert not folder.exists() and counted() == {"compilations": 2}
+
+
+def test_overlaps_that_the_entry_was_not_made_for(counted):
+    def function(one, other):
+        one.add_(1)
+        return other * 2
+
+    separate, memory = (torch.ones(3), torch.ones(3)), torch.ones(4)
+    for make in (lambda: separate, lambda: (memory[:3], memory[1:])):
+        expected = function(*(value.clone() for value in make())) if make() is separate else None
+        one, other = make()
+        found = compiled(function)(one, other)
+        assert expected is None or torch.equal(found, expected)
+    assert torch.equal(memory, torch.tensor([2.0, 2.0, 2.0, 1.0]))
+    assert torch.equal(found, torch.tensor([4.0, 4.0, 2.0]))
