@@ -1,7 +1,7 @@
 """An entry of the cache -> the function that it was made of, ready to be called; nothing is traced, partitioned or lowered.
 
 In: a `StoredPlan` and the function that another process had compiled. Out: `Restored`, an executable without its stages.
-Gradients of gradients need the stages: the function is then traced, once, and must give the joint graph that is in use.
+Gradients of gradients need the stages: the function is then traced, once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from aotgrad.cache.graphs import Origins, StoredHalf, digest, text_of
 from aotgrad.cache.plain import Writer
 from aotgrad.capture.trace import FlatFunction, capture_function
 from aotgrad.convention import MemorySharing
-from aotgrad.errors import HigherOrderError
+from aotgrad.errors import ContractError
 from aotgrad.graph_names import GraphNames
-from aotgrad.ir import GraphHalf, InputAliasInfo, InputSpec, JointGraph
+from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
 from aotgrad.locks import COMPILING
 from aotgrad.pipeline import SmallGraph, joint_of
 from aotgrad.plan_cache import PlanCache
@@ -82,27 +82,39 @@ def restore(stored: StoredPlan, function: FlatFunction, recipe: Recipe, mode: Fa
     return Restored(stored, backwards, build(plan, stored.source, compiled, backwards))
 
 
+FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+)
+"""Global state that decides what is traced, and may be another one in a backward: how to read and how to set it."""
+
+
 @dataclass(frozen=True)
 class TraceState:
     """The global state that is around a trace, as far as a backward has another one."""
 
     grad_mode: bool
     autocast: AutocastState
-    dtype: torch.dtype
+    flags: tuple[Any, ...]
 
     @classmethod
     def now(cls) -> TraceState:
-        return cls(torch.is_grad_enabled(), torch_compat.autocast_state(), torch.get_default_dtype())
+        return cls(torch.is_grad_enabled(), torch_compat.autocast_state(), tuple(read() for read, _ in FLAGS))
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        before = torch.get_default_dtype()
-        try:
-            torch.set_default_dtype(self.dtype)
-            with torch.set_grad_enabled(self.grad_mode), torch_compat.autocast_as(self.autocast):
-                yield
-        finally:
-            torch.set_default_dtype(before)
+        with contextlib.ExitStack() as stack:
+            for (read, write), value in zip(FLAGS, self.flags, strict=True):
+                if read() != value:
+                    stack.callback(write, read())
+                    write(value)
+            stack.enter_context(torch.set_grad_enabled(self.grad_mode))
+            stack.enter_context(torch_compat.autocast_as(self.autocast))
+            yield
 
 
 @dataclass(frozen=True)
@@ -115,22 +127,24 @@ class TracedAgain:
     mode: FakeTensorMode
     state: TraceState
 
-    def __call__(self) -> HigherOrder:
-        """Trace the function as it was traced.
+    def __call__(self) -> tuple[HigherOrder, bool]:
+        """What is made of the traced function, and whether its joint graph is the one in use, node by node.
 
-        Raises:
-            HigherOrderError: another graph comes out: something that the entry does not know of has changed.
+        It is not if a setting has changed that decides what is traced: saved values are then other ones.
         """
         with COMPILING, self.state.active():
             tools = self.recipe.toolchain()
             capture = capture_function(self.function, self.stored.convention, self.mode, tools.backend.decompositions())
             traced = joint_of(capture, analyze(capture), tools)
-            if isinstance(traced, SmallGraph) or joint_digest(traced.joint) != self.stored.joint:
-                raise HigherOrderError(
-                    "create_graph=True: the function is from the cache, and traced again it gives another graph; set the "
-                    "option cache to False"
-                )
-            return self.recipe.higher_order(self.function, None, capture, traced.meta, traced.joint)
+            if isinstance(traced, SmallGraph) or ends(traced.joint.segments) != ends(self.stored.segments):
+                raise ContractError("a stored function, traced again, has other gradients")
+            higher_order = self.recipe.higher_order(self.function, None, capture, traced.meta, traced.joint)
+            return higher_order, joint_digest(traced.joint) == self.stored.joint
+
+
+def ends(segments: Sequence[BackwardSegment]) -> list[tuple[Any, Any]]:
+    """What the segments of a backward get and return."""
+    return [(segment.tangents, segment.gradients) for segment in segments]
 
 
 def joint_digest(joint: JointGraph) -> str:
@@ -143,9 +157,9 @@ def joint_digest(joint: JointGraph) -> str:
 class LaterHigherOrder:
     """Gradients of gradients of a stored function. Implements `runtime.recomputation.HigherOrder`."""
 
-    make: Callable[[], HigherOrder]
+    make: Callable[[], tuple[HigherOrder, bool]]
     batches: CompiledBatches
-    made: list[HigherOrder] = field(default_factory=list)
+    made: list[tuple[HigherOrder, bool]] = field(default_factory=list)
 
     def __call__(
         self,
@@ -157,7 +171,8 @@ class LaterHigherOrder:
     ) -> Gradients:
         if not self.made:
             self.made.append(self.make())
-        return self.made[0](segment, call, saved, tangents, wanted)
+        higher_order, is_same = self.made[0]
+        return higher_order(segment, call, saved if is_same else {}, tangents, wanted)
 
     def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
         return self.batches(half, values)
