@@ -138,7 +138,6 @@ def test_default_decompositions_are_the_peers():
 
 
 def test_draw_graph(tmp_path):
-    pytest.importorskip("pydot", reason="pydot is not needed but for drawings")
     compiler = aotgrad.draw_graph_compile(str(tmp_path / "graph.dot"))
     aotgrad.aot_function(torch.sin, compiler)(torch.ones(2))
     assert "aten.sin" in (tmp_path / "graph.dot").read_text()
