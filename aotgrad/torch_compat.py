@@ -214,6 +214,7 @@ def symbolic_kernels() -> Iterator[None]:
     with (
         replaced_kernels(torch.ops.aten.dropout.default, eager_dropout),
         replaced_kernels(torch.ops.aten.matmul.default, eager_matmul),
+        replaced_kernels(torch.ops.aten.istft.default, eager_istft),
         contextlib.ExitStack() as stack,
     ):
         stack.enter_context(given_kernel(torch.ops.aten.ctc_loss.IntList, ctc_loss_of_lists))
@@ -298,6 +299,13 @@ def eager_matmul(python_kernel: Callable, one: torch.Tensor, other: torch.Tensor
         product = python_kernel(one, other)
         return torch.ops.aten._unsafe_view(product, product.size()) if product._is_view() else product
     return torch.ops.aten.matmul.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, one, other)
+
+
+def eager_istft(python_kernel: Callable, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Eager's kernel where sizes are known: the gradient through the Python kernel lies otherwise in memory."""
+    if is_symbolic(input):
+        return python_kernel(input, *args, **kwargs)
+    return torch.ops.aten.istft.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, input, *args, **kwargs)
 
 
 FOR_INFERENCE_ONLY = frozenset({torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default})
@@ -1386,7 +1394,6 @@ def written_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Ma
 ANOTHER_STORAGE = "a tensor is given another storage"
 
 REPLACES_STORAGE = {
-    torch.ops.aten.resize_as_.default: "resize_as_ while tracing",
     torch.ops.aten.set_.default: ANOTHER_STORAGE,
     torch.ops.aten.set_.source_Storage: ANOTHER_STORAGE,
     torch.ops.aten.set_.source_Storage_storage_offset: ANOTHER_STORAGE,
@@ -1472,6 +1479,8 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             return result
         if op in REPLACES_STORAGE:
             raise RuntimeError(REPLACES_STORAGE[op])
+        if op is torch.ops.aten.resize_as_.default:
+            op, args = torch.ops.aten.resize_.default, (args[0], args[1].size())
         mode._has_reshaped |= torch.Tag.inplace_view in op.tags
         with torch._C.DisableTorchFunction():  # what is asked here is not what the user's function asks
             refuse_stale_views(args)
@@ -1620,6 +1629,67 @@ def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
                 torch._functionalize_replace(tensor.elem, contiguous_in_order(value, stride))
                 torch._functionalize_commit_update(tensor.elem)
                 torch._functionalize_sync(tensor.elem)
+
+
+PHASE = "in the complex case are specified up to multiplication by e^{i phi}. The specified loss function depends on this"
+CHECKED = {"LinalgSvdBackward0": f"svd_backward: The singular vectors {PHASE} phase term, making it ill-defined."}
+"""Autograd nodes that compare values with `allclose` and raise where they differ, and what."""
+
+CHECKED_EIGENVECTORS = {
+    "LinalgEigBackward0": f"linalg_eig_backward: The eigenvectors {PHASE} quantity, so it is ill-defined.",
+    "LinalgEighBackward0": f"linalg_eigh_backward: The eigenvectors {PHASE} quantity, so it is ill-defined.",
+}
+"""Those that do not compare while they are traced."""
+
+
+def check_of_running_node(op: Any) -> str | None:
+    """What eager raises if an op that compares is false in the backward that runs; `None` if it does not check there."""
+    if op is not torch.ops.aten.allclose.default or torch.is_grad_enabled():
+        return None
+    node = torch._C._current_autograd_node()
+    return None if node is None else CHECKED.get(node.name())
+
+
+def assert_close(message: str, one: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8) -> None:
+    """Raise where `torch.allclose` is false, when the graph runs that this is traced into. (`isclose` writes in place.)"""
+    close = (one == other) | ((one - other).abs() <= atol + rtol * other.abs())
+    torch.ops.aten._assert_async.msg(close.all(), message)
+
+
+def check_eigenvectors(node: Any, gradient: torch.Tensor) -> None:
+    """What an autograd node of `CHECKED_EIGENVECTORS` checks of the gradient of its eigenvectors."""
+    vectors = node._saved_eigenvectors
+    phase = (vectors.conj() * gradient).sum(-2).imag
+    assert_close(CHECKED_EIGENVECTORS[node.name()], phase, torch.zeros_like(phase), 1e-2, 1e-2)
+
+
+def keep_check(node: Any) -> Any:
+    """Let an autograd node check as in eager while it is traced; the handle of the hook, `None` where none is needed."""
+    if node.name() not in CHECKED_EIGENVECTORS:
+        return None
+
+    def hook(gradients: tuple) -> None:
+        if gradients[1] is not None and gradients[1].is_complex():
+            check_eigenvectors(node, gradients[1])
+
+    return node.register_prehook(hook)
+
+
+LAID_OUT_AS = {"OrmqrBackward0": "_saved_self"}
+"""Autograd nodes whose first gradient lies in memory as a saved tensor does, though not if it is computed functionally."""
+
+
+def keep_gradient_layout(node: Any) -> Any:
+    """Lay the first gradient of an autograd node out as eager does; the handle of the hook, `None` where none is needed."""
+    if node.name() not in LAID_OUT_AS:
+        return None
+    stride = getattr(node, LAID_OUT_AS[node.name()]).stride()
+
+    def hook(gradients: tuple, _: tuple) -> tuple:
+        first = gradients[0]
+        return (first if first is None else contiguous_in_order(first, stride), *gradients[1:])
+
+    return node.register_hook(hook)
 
 
 def contiguous_in_order(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
@@ -2070,8 +2140,12 @@ def is_symbolic_value(value: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-NEEDS_STATIC_SIZES = "with symbolic sizes/strides"
-"""A part of what torch raises where C++ asks for a size as a plain number."""
+NEED_STATIC_SIZES = (
+    "with symbolic sizes/strides",
+    "tried to directly modify sizes for customized tensor",
+    "Expected IntList but got GenericList",
+)
+"""Parts of what torch raises where C++ asks for a size as a plain number, or sets one."""
 
 
 def lacks_shape_function(error: BaseException | None) -> bool:
@@ -2080,7 +2154,7 @@ def lacks_shape_function(error: BaseException | None) -> bool:
 
     if error is None:
         return False
-    found = isinstance(error, UnsupportedOperatorException) or NEEDS_STATIC_SIZES in str(error)
+    found = isinstance(error, UnsupportedOperatorException) or any(part in str(error) for part in NEED_STATIC_SIZES)
     return found or lacks_shape_function(error.__cause__)
 
 

@@ -298,9 +298,6 @@ EXPLANATIONS = {
         "a view is used whose base had its size or stride changed in place (t_, unsqueeze_, ...) after the view was made, "
         "at {line}. Make the view after that change, or use t(), unsqueeze(), ... instead"
     ),
-    "resize_as_ while tracing": (
-        "resize_as_() cannot be traced, at {line}. Use resize_() with the size, or do this outside of the compiled function"
-    ),
     torch_compat.ANOTHER_STORAGE: (
         "a tensor is given another storage, by `x.data = ...` or `x.set_(...)`, at {line}. Use x.copy_(...), or do this "
         "outside of the compiled function"

@@ -67,12 +67,20 @@ class ValueReads:
         read = torch_compat.READS_VALUES.get(op)
         if read is None:
             return False
+        if torch_compat.check_of_running_node(op) is not None:
+            return True
         self.asked = True
         forget_closed_over(args, self._recorder)
         return self._prologue is not None and self.level >= (Level.NUMBERS if read is Read.NUMBER else Level.CONDITIONS)
 
     def result(self, op: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What an op on traced tensors returns: a number of this call, or fakes that have the sizes of this call."""
+        """What an op on traced tensors returns: a number of this call, or fakes that have the sizes of this call.
+
+        What a backward checks is checked when it runs.
+        """
+        if (message := torch_compat.check_of_running_node(op)) is not None:
+            torch_compat.assert_close(message, *map_tensors(torch_compat.from_functional, args), **kwargs)
+            return True
         assert self._prologue is not None
         node, value = self._prologue.call(op, args, kwargs)
         if torch_compat.READS_VALUES[op] is not Read.SIZES:

@@ -446,7 +446,8 @@ def eager_dtypes() -> Iterator[None]:
 @contextlib.contextmanager
 def attributed_to_forward(trace: OpenTrace, roots: Iterable[torch.Tensor]) -> Iterator[None]:
     """While this is open, backward ops carry the origin of the forward op that they differentiate."""
-    handles = [node.register_prehook(_attribution(trace, node)) for node in autograd_nodes(roots)]
+    nodes = autograd_nodes(roots)
+    handles = [*(node.register_prehook(_attribution(trace, node)) for node in nodes), *as_in_eager(nodes)]
     trace.attribute_to({})
     try:
         yield
@@ -454,6 +455,12 @@ def attributed_to_forward(trace: OpenTrace, roots: Iterable[torch.Tensor]) -> It
         trace.attribute_to(None)
         for handle in handles:
             handle.remove()
+
+
+def as_in_eager(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Let gradients lie in memory as in eager, and be checked as there; gives the handles of hooks."""
+    keep = (torch_compat.keep_gradient_layout, torch_compat.keep_check)
+    return (handle for node in nodes for handle in (each(node) for each in keep) if handle is not None)
 
 
 def _attribution(trace: OpenTrace, node: Any) -> Callable[[Any], None]:

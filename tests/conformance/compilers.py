@@ -27,6 +27,7 @@ def decompositions(name: str) -> dict[Any, Callable]:
         case "core":
             return dict(core_aten_decompositions())
         case "inductor":
+            import torch._inductor.lowering  # noqa: F401  # some of the decompositions use it without importing it
             from torch._inductor.decomposition import select_decomp_table
 
             return dict(select_decomp_table())

@@ -25,29 +25,17 @@ class Failure:
 
 
 DYNAMIC = ("dynamic", "dynamic core", "dynamic inductor's")
-COMPLEX = ("complex128",)
-COMPLEX_SVD = "its backward branches on whether the gradients of complex singular vectors are well-defined"
-GRADIENT_STRIDES = "a gradient is dense in another order of its dimensions"
 ROWS = "gets a sparse tensor in rows that requires grad, at whose trace torch aborts the process"
 
 EXPECTED_FAILURES = (
     Failure("_native_batch_norm_legit", Raised, "torch's shape function gives `out` other sizes than its kernel", ("out=",)),
     Failure("addbmm", RanEagerly, "torch's shape function refuses to broadcast what eager lets pass", ("in-place",)),
     Failure("invoke_quant_simple", Raised, "Dynamo's graph of the region has no example values", ("higher-order",)),
-    Failure("istft", OtherStrides, GRADIENT_STRIDES),
+    Failure("istft", OtherStrides, "a gradient is dense in another order of its dimensions", DYNAMIC),
     Failure("linalg_lstsq", Refused, "its out= form has no shape function, as many residuals as the rank says", ("out=",)),
-    Failure("linalg_svd", Refused, COMPLEX_SVD, COMPLEX),
-    Failure("lu", Refused, "its out= form calls resize_as_", ("out=",)),
     Failure("nonzero", RanEagerly, "its out= form writes as many elements as the values say", ("out=",)),
     Failure("normal_in_place", Refused, "fills a tensor with gaps, which draws in another order", ("non-contiguous",)),
-    Failure("ormqr", OtherStrides, GRADIENT_STRIDES, ("complex128", "core", "dynamic", "non-contiguous", "static")),
-    Failure("pca_lowrank", Refused, COMPLEX_SVD, COMPLEX),
-    Failure("put", Refused, "core ATen's decomposition of its backward reads a size", ("core", "dynamic core")),
-    Failure("resize_", RanEagerly, "torch does not resize a traced tensor of symbolic sizes", DYNAMIC),
-    Failure("resize_as_", Refused, "cannot be recorded by torch's functionalization"),
     Failure("sparse_mm_reduce", Refused, ROWS),
     Failure("sparse_sampled_addmm", Refused, ROWS),
-    Failure("svd", Refused, COMPLEX_SVD, COMPLEX),
-    Failure("svd_lowrank", Refused, COMPLEX_SVD, COMPLEX),
     Failure("to_sparse", Refused, "a sparse result that requires grad is not recorded by torch's functionalization"),
 )

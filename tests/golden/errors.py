@@ -264,12 +264,6 @@ def strided_beyond_an_input():
 
 
 @error_case
-def resized_as_another():
-    """A size is taken from another tensor, in place."""
-    aotgrad.aot_function(lambda x, y: x.resize_as_(y), aotgrad.nop)(torch.ones(4), torch.ones(2))
-
-
-@error_case
 def hidden_data_alias():
     """Two views of `.data` are returned, but not what they are views of."""
 

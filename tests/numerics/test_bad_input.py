@@ -107,13 +107,43 @@ DATA_DEPENDENT = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+class Flat(nn.Module):
+    """What a frontend hands over: a graph that is to hold for all values."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return (self.function(*args),)
+
+
+def refusal_of_a_graph(function, *args) -> CaptureError:
+    with pytest.raises(CaptureError) as caught:
+        aotgrad.aot_module_simplified(Flat(function), args, aotgrad.nop)
+    return caught.value
+
+
 @pytest.mark.parametrize("function", DATA_DEPENDENT, ids=lambda function: function.__name__)
-def test_control_flow_on_the_value_of_a_tensor(function, dynamic: bool) -> None:
+def test_control_flow_on_the_value_of_a_tensor(function) -> None:
     """The error says which line."""
     line = function.__code__.co_firstlineno + 1
-    under_test = compiled(function, "nop", dynamic=dynamic)
-    assert_refused(under_test, (leaf(3),), CaptureError, f"{__file__}:{line}", DATA_DEPENDENT[function])
+    error = str(refusal_of_a_graph(function, leaf(3)))
+    assert f"{__file__}:{line}" in error
+    assert DATA_DEPENDENT[function] in error
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("function", [branch, number, index, loop, asserted], ids=lambda function: function.__name__)
+def test_control_flow_on_values_in_a_plan_with_guards(function, dynamic: bool) -> None:
+    assert_like_eager(function, lambda: (leaf(3),), "nop", dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_an_array_of_a_tensor(dynamic: bool) -> None:
+    line = array.__code__.co_firstlineno + 1
+    under_test = compiled(array, "nop", dynamic=dynamic)
+    assert_refused(under_test, (leaf(3),), CaptureError, f"{__file__}:{line}", DATA_DEPENDENT[array])
 
 
 def test_the_line_is_the_users_and_not_that_of_a_library() -> None:
@@ -121,7 +151,7 @@ def test_the_line_is_the_users_and_not_that_of_a_library() -> None:
         return nn.functional.one_hot(x)
 
     line = function.__code__.co_firstlineno + 1
-    assert_refused(function, (torch.tensor([0, 2]),), CaptureError, f"{__file__}:{line}")
+    assert f"{__file__}:{line}" in str(refusal_of_a_graph(function, torch.tensor([0, 2])))
 
 
 # --- Devices ---------------------------------------------------------------------------------------------------------
@@ -437,7 +467,7 @@ def test_a_storage_that_grows() -> None:
 
 
 def test_a_size_taken_from_another_tensor() -> None:
-    assert_refused(lambda x, y: x.resize_as_(y), (plain(3), plain(2)), CaptureError, "Use resize_()")
+    assert_like_eager(lambda x, y: x.resize_as_(y) * 1, lambda: (plain(3), plain(2)), "nop")
 
 
 @pytest.mark.parametrize("make", [lambda: plain(8)[:4], lambda: plain(4).view(torch.int16)[2:4]], ids=["slice", "bytes"])
@@ -607,7 +637,7 @@ def test_other_kinds_of_tensors_work_or_are_refused_clearly(kind: str) -> None:
 
 
 def test_the_notes_of_an_error_hold_what_torch_said() -> None:
-    error = assert_refused(branch, (leaf(3),), CaptureError)
+    error = refusal_of_a_graph(branch, leaf(3))
     assert any("DataDependent" in note for note in getattr(error, "__notes__", ["DataDependent"]))
 
 

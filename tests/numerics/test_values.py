@@ -273,6 +273,32 @@ def test_forward_mode_and_vmap():
         assert torch.func.jvp(f, (value,), (x,))[1].equal(torch.func.jvp(branch, (value,), (x,))[1])
 
 
+# --- Backwards that check what arrives ---------------------------------------------------------------------------------
+
+
+CHECKED = {
+    "svd": lambda x: torch.linalg.svd(x)[0],
+    "eig": lambda x: torch.linalg.eig(x)[1],
+    "eigh": lambda x: torch.linalg.eigh(x + x.mH)[1],
+    "svd of a batch": lambda x: torch.linalg.svd(torch.stack([x, 2 * x]))[2],
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_vectors_of_which_the_phase_matters_are_eagers_error(name):
+    f, x = compiled(CHECKED[name]), torch.randn(3, 3, dtype=torch.complex128, requires_grad=True)
+    well = [torch.autograd.grad(function(x).abs().sum(), x)[0] for function in (f, CHECKED[name])]
+    torch.testing.assert_close(*well)
+    messages = []
+    for function in (f, CHECKED[name]):
+        with pytest.raises(RuntimeError) as raised:
+            torch.autograd.grad(function(x).real.sum(), x)
+        messages.append(str(raised.value).splitlines()[0])
+    assert messages[0] == messages[1]
+    assert "ill-defined" in messages[0]
+    assert len(f.plans()) == 1
+
+
 # --- The life of a plan --------------------------------------------------------------------------------------------------
 
 
