@@ -94,7 +94,7 @@ def aot_function(
                     return usual.run(tensors)
         arguments = Arguments.of(args, kwargs)
         if cache.runs_eagerly(arguments.tensors):
-            return cache.jvp.call(fn, arguments, calls.state())
+            return cache.transformed.call(fn, arguments, calls.state())
         return cache.call(fn, arguments, num_params_buffers, calls.state())
 
     compiled.plan_cache, compiled.plans, compiled.calls = cache, cache.plans, calls
@@ -138,11 +138,11 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
                     del inputs, known
                     return usual.run(tensors)
         runs_eagerly = cache.runs_eagerly(inputs)
-        if runs_eagerly and not torch_compat.forward_mode_is_open():
+        if runs_eagerly and not (torch_compat.forward_mode_is_open() or torch_compat.transform_is_open()):
             return eager(*inputs, **options)
         arguments, state = module_call(lifted, eager, inputs, options)
         if runs_eagerly:
-            return cache.jvp.call(lifted.forward, arguments, state)
+            return cache.transformed.call(lifted.forward, arguments, state)
         return cache.call(lifted.forward, arguments, arguments.count, state)
 
     def deepcopy(self: nn.Module, memo: dict) -> nn.Module:
@@ -272,7 +272,8 @@ class FlatCallable(OfModule):
     def __call__(self, *args: Any) -> Sequence[Any]:
         values = [*self.tensors, *args]
         if torch_compat.is_transformed(values):
-            return self.others.jvp.call(self.module.forward, Arguments.of(tuple(values), {}), State(self.module.forward))
+            forward = self.module.forward
+            return self.others.transformed.call(forward, Arguments.of(tuple(values), {}), State(forward))
         del args  # only the list has them now: each can be freed when it is dead
         if not self.dedupe.is_identity:
             values = self.dedupe.enter(values)

@@ -7,8 +7,9 @@
 `compilations`: plans made. `forwards_used_again`: those of them whose forward another plan had compiled.
 `value_guards`: those that hold for some values of their arguments only.
 `small_graphs`: functions that run as they are (option `min_graph_ops`). `graphs`: graphs handed to backends. `hits`,
-`misses`: calls that found a plan, or did not. `fallbacks`: calls that could have none, and ran eagerly. `inlined`: calls
-that ran the original function, under a transform of `torch.func`.
+`misses`: calls that found a plan, or did not. `fallbacks`: calls that could have none, and ran eagerly. `transformed`:
+calls inside of a `torch.func` transform that ran compiled. `inlined`: those that ran the original function, and
+derivatives of functions that did.
 
 Of the cache on disk (`docs/cache.md`): `cache_hits` and `cache_misses` are functions that it had or not, `artefact_hits` and
 `artefact_misses` graphs of which it had Inductor's code or not, `cache_bypasses` functions that cannot be stored,

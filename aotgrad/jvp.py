@@ -5,9 +5,8 @@
 A compiled function that is called with dual numbers (`torch.autograd.forward_ad`, or `torch.func.jvp` around it) runs this
 in place of its own plan: one compiled graph computes results and tangents. The plans are kept beside the function's own.
 
-Two kinds of calls run the original function as it is, under the transforms that are open: one that changes an input or
-returns an alias of one, whose tangent would have to follow; and any other `torch.func` transform (`grad`, `vmap`, ...),
-which then sees exactly the ops that it sees in eager.
+A call that changes an input or returns an alias of one, whose tangent would have to follow, runs the original function as it
+is; so does one that closed over a tensor with a tangent. Other transforms of `torch.func` are in `transforms.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.overrides import TorchFunctionMode
 
 from aotgrad import torch_compat
 from aotgrad.capture.flatten import Arguments
@@ -33,6 +33,25 @@ if TYPE_CHECKING:
 
 class NotCompiled(Exception):
     """The tangents of this function cannot be returned by a plan: it has to run as it is."""
+
+
+class NothingElse(TorchFunctionMode):
+    """Raises NotCompiled where a function uses a tensor of a transform, or a dual one, that it was not given nor computed.
+
+    It closed over it: a plan would take it for a constant, and return no derivative.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.known = {id(tensor): tensor for tensor in tensors}
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        given = pytree.tree_leaves((args, kwargs))
+        if any(id(value) not in self.known and torch_compat.is_differentiated(value) for value in given):
+            raise NotCompiled
+        result = func(*args, **(kwargs or {}))
+        self.known |= {id(value): value for value in pytree.tree_leaves(result)}
+        return result
 
 
 @dataclass(frozen=True)
@@ -53,7 +72,8 @@ class JacobianVectorProduct:
             for position, tangent in zip(self.dual, tangents, strict=True):
                 tensors[position] = torch.autograd.forward_ad.make_dual(tensors[position], tangent)
             args, kwargs = self.arguments.rebuild(tensors)
-            leaves, spec = pytree.tree_flatten(self.function(*args, **kwargs))
+            with NothingElse(tensors):
+                leaves, spec = pytree.tree_flatten(self.function(*args, **kwargs))
             duals = [torch_compat.unpack_dual(leaf) for leaf in leaves]
         return pytree.tree_unflatten([dual.primal for dual in duals], spec), [dual.tangent for dual in duals]
 

@@ -38,6 +38,7 @@ from aotgrad.memory import MemoryGuard
 from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
 from aotgrad.reads import FACTS, Reads
 from aotgrad.runtime.steps import MakeView, UpdateGeometry
+from aotgrad.transforms import CompiledTransforms, reject_repeated, reject_what_transforms_see
 from aotgrad.value_guards import Level
 
 if TYPE_CHECKING:
@@ -161,12 +162,20 @@ class PlanCache:
             self.entries.clear()
             self.plain.clear()
             self.warned = False
-            self.__dict__.pop("jvp", None)
+            self.__dict__.pop("transformed", None)
 
     @functools.cached_property
     def jvp(self) -> CompiledJvp:
         """What a call runs for which `runs_eagerly`: with dual numbers a compiled jvp, else the function itself."""
         return CompiledJvp(PlanCache(self.recipe, f"jvp of {self.name}", check=reject_aliases))
+
+    @functools.cached_property
+    def transformed(self) -> CompiledTransforms:
+        """What a call runs inside of a `torch.func` transform."""
+        recipe = self.recipe.of_transforms()
+        plans = PlanCache(recipe, f"a transform of {self.name}", check=reject_what_transforms_see)
+        derivatives = PlanCache(recipe, f"a derivative of {self.name}", check=reject_repeated)
+        return CompiledTransforms(plans, derivatives, self.jvp)
 
     def runs_eagerly(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether no plan is looked for; counted by reason."""

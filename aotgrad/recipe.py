@@ -57,6 +57,10 @@ class Recipe:
         higher_order = functools.partial(self.higher_order, function, known)
         return compile_flat(function, args, hints, self.toolchain(), higher_order, known, earlier, values)
 
+    def of_transforms(self) -> Recipe:
+        """For plans of batches and derivatives of a function: it has several for each plan of its own."""
+        return replace(self, options=self.options.replace(plan_limit=8 * self.options.plan_limit))
+
     def toolchain(self) -> Toolchain:
         """What one compilation is run with."""
         observer = Observer(self.options.verify)

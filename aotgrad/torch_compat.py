@@ -30,7 +30,7 @@ import torch.fx as fx
 import torch.fx.traceback as fx_traceback
 import torch.utils._pytree as pytree
 from torch._dispatch.python import enable_python_dispatcher
-from torch._functorch import pyfunctorch
+from torch._functorch import eager_transforms, pyfunctorch
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
@@ -594,6 +594,63 @@ def has_no_memory(tensor: torch.Tensor) -> bool:
 def is_wrapped(value: Any) -> bool:
     """Whether a transform has wrapped a tensor."""
     return is_batched(value) or (isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+def only_transforms(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether `vmap`, `grad` and `jvp` of `torch.func` are all that looks at the ops of a call with these arguments."""
+    kinds = open_transforms()
+    return bool(
+        kinds
+        and {"vmap", "grad", "jvp"}.issuperset(kinds)
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._get_tracing_state() is None
+        and not any_autocast_enabled()
+        and (not torch._C._len_torch_function_stack() or all(map(only_places_tensors, function_modes())))
+        and {FunctionalTensor, FakeTensor}.isdisjoint(type(innermost(tensor)) for tensor in tensors)
+    )
+
+
+def innermost(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that transforms have wrapped."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def is_tracked(tensor: torch.Tensor) -> bool:
+    """Whether a tensor requires grad, in itself or at the level of a `grad` that has wrapped it."""
+    while not tensor.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor.requires_grad
+
+
+def edge_of(tensor: torch.Tensor) -> Any:
+    """Where the gradient of a tensor enters its graph, which keeps the graph alive and not the tensor."""
+    return torch.autograd.graph.get_gradient_edge(tensor) if tensor.requires_grad else None
+
+
+def is_differentiated(value: Any) -> bool:
+    """Whether a value is a tensor that a transform has wrapped, or a dual one."""
+    if not isinstance(value, torch.Tensor) or is_wrapped(value):
+        return isinstance(value, torch.Tensor)
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None
+
+
+def gradients_inside(
+    function: Callable[..., Sequence[torch.Tensor]], primals: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """What `torch.func.vjp` gives, but `None` where it makes zeros for a gradient that there is not."""
+    functorch = torch._C._functorch
+    with eager_transforms.grad_increment_nesting() as level, torch.enable_grad():
+        wrapped = [functorch._wrap_for_grad(primal, level) for primal in primals]
+        eager_transforms._create_differentiable(wrapped, level)
+        results = zip(function(*wrapped), cotangents, strict=True)
+        pairs = [(result, cotangent) for result, cotangent in results if result.requires_grad]
+        if not pairs:
+            return [None] * len(primals)
+        outputs, given = zip(*pairs, strict=True)
+        found = torch.autograd.grad(outputs, wrapped, given, allow_unused=True, create_graph=True)
+        return [None if g is None else functorch._unwrap_for_grad(g, level) for g in found]
 
 
 def only_vmap(values: Sequence[Any]) -> Vmap | None:

@@ -9,6 +9,7 @@ import json
 import logging
 import operator
 import sys
+import weakref
 from pathlib import Path
 from typing import ClassVar
 
@@ -1721,6 +1722,56 @@ def test_only_a_lone_vmap_is_one():
     seen = []
     torch.func.vmap(torch.func.vmap(lambda x: seen.append(compat.only_vmap([x])) or x))(torch.ones(2, 3))
     assert seen == [None]
+
+
+def test_what_is_open_around_a_call():
+    seen = []
+
+    def look(x):
+        seen.append((compat.only_transforms([x]), type(compat.innermost(x)), compat.is_tracked(x)))
+        return x.sum()
+
+    look(torch.ones(2))
+    torch.func.vmap(look)(torch.ones(2, 3))
+    torch.func.vmap(torch.func.grad(look))(torch.ones(2, 3))
+    torch.func.functionalize(look)(torch.ones(2))
+    with CountingMode():
+        torch.func.vmap(look)(torch.ones(2, 3))
+    plain = [(found, tracked) for found, kind, tracked in seen if kind is torch.Tensor]
+    assert plain == [(False, False), (True, False), (True, True), (False, False), (False, False)]
+
+
+class CountingMode(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_tensors_that_somebody_differentiates():
+    x = torch.ones(2)
+    assert not compat.is_differentiated(x) and not compat.is_differentiated(3)
+    seen = []
+    torch.func.grad(lambda y: (seen.append(compat.is_differentiated(y)) or y).sum())(x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        seen += [compat.is_differentiated(dual), compat.is_differentiated(x)]
+    assert seen == [True, True, False]
+
+
+def test_an_edge_keeps_the_graph_and_not_the_tensor():
+    x = torch.ones(2, requires_grad=True)
+    result = x * 2
+    edge, alive = compat.edge_of(result), weakref.ref(result)
+    del result
+    assert alive() is None and compat.edge_of(torch.ones(2)) is None
+    assert torch.equal(torch.autograd.grad([edge], x, [torch.ones(2)])[0], 2 * torch.ones(2))
+
+
+def test_gradients_inside_are_none_where_there_are_none():
+    x, y = torch.ones(2), torch.ones(2, requires_grad=True)
+    found = compat.gradients_inside(lambda x, y: (x.detach(), y**3), [x, y], [x, x])
+    assert found[0] is None and torch.equal(found[1], 3 * x)
+    assert torch.equal(torch.autograd.grad(found[1].sum(), y)[0], 6 * x)
+    assert compat.gradients_inside(lambda x: (x.detach(),), [x], [x]) == [None]
 
 
 SCRIPTS = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")

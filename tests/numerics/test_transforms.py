@@ -1,0 +1,338 @@
+"""Compiled functions inside of `torch.func` transforms: as in eager, compiled where a plan can be used, and cached."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.utils import _pytree as pytree
+
+import aotgrad
+
+DOUBLE = torch.float64
+Compile = Callable[[Callable], Callable]
+
+
+def compiled(function: Callable) -> Callable:
+    if isinstance(function, nn.Module):
+        return aotgrad.aot_module(function, aotgrad.nop)
+    return aotgrad.aot_function(function, aotgrad.nop)
+
+
+def vector() -> torch.Tensor:
+    return torch.linspace(0.3, 1.2, 4, dtype=DOUBLE)
+
+
+def batch() -> torch.Tensor:
+    return torch.linspace(-1, 1.3, 12, dtype=DOUBLE).view(3, 4)
+
+
+def matrix() -> torch.Tensor:
+    return torch.linspace(-0.7, 0.9, 16, dtype=DOUBLE).view(4, 4).sin()
+
+
+def scalar(x: torch.Tensor) -> torch.Tensor:
+    return (torch.tanh(x @ matrix()) ** 2).sum()
+
+
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x @ w) * x
+
+
+def several(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.sin(), x.detach().cos(), x.argmax(), (x - x).sqrt()
+
+
+@functools.cache
+def mlp(number: int = 0) -> nn.Module:
+    torch.manual_seed(number)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+
+def to_parameters(compile: Compile, differentiate: Callable) -> list[Any]:
+    """Gradients that go on to the parameters, outside of the transform."""
+    model = mlp()
+    model.zero_grad()
+    result = differentiate(compile(model))
+    result.square().sum().backward()
+    return [result, *(parameter.grad for parameter in model.parameters())]
+
+
+def of_each_sample(compile: Compile) -> Any:
+    model = mlp()
+    call, parameters = compile(model), {name: p.detach() for name, p in model.named_parameters()}
+    return vmap(grad(lambda p, x: functional_call(call, p, (x,)).sum()), (None, 0))(parameters, batch())
+
+
+def of_an_ensemble(compile: Compile) -> Any:
+    models = [mlp(number) for number in range(3)]
+    parameters, buffers = torch.func.stack_module_state(models)
+    call = compile(mlp())
+    return vmap(lambda p, b: functional_call(call, (p, b), (batch(),)))(parameters, buffers)
+
+
+def written_outputs(compile: Compile) -> Any:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        one, other = compile(lambda x: (x * 2, x.sin()))(x)
+        one.add_(1)
+        return other.mul_(one).sum()
+
+    return vmap(grad(function))(batch())
+
+
+def without_gradients(compile: Compile) -> Any:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            factor = compile(lambda x: x.sin() * x)(x)
+        return (factor * x).sum()
+
+    return grad(function)(vector())
+
+
+def outside_too(compile: Compile) -> Any:
+    x = vector().requires_grad_()
+    first = grad(compile(lambda x: (x**3).sum()))(x)
+    (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+    return first, second, torch.autograd.grad(second.sum(), x)[0]
+
+
+def an_argument_changed_later(compile: Compile) -> Any:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x * 1
+        result = compile(lambda x: x + 1)(x)
+        x.mul_(2)
+        return (result * 2).sum() + x.sum()
+
+    return grad(function)(vector())
+
+
+COMPILED: dict[str, Callable[[Compile], Any]] = {
+    "grad": lambda c: grad(c(scalar))(vector()),
+    "vjp": lambda c: vjp(c(product), vector(), matrix())[1](vector()),
+    "a vjp that is called twice": lambda c: (lambda pull: (pull(vector()), pull(-vector())))(vjp(c(torch.sin), vector())[1]),
+    "vmap": lambda c: vmap(c(product), (0, None))(batch(), matrix()),
+    "vmap along other dimensions": lambda c: vmap(c(torch.matmul), (1, None), out_dims=1)(batch().t(), matrix()),
+    "vmap of vmap": lambda c: vmap(vmap(c(torch.sin)))(torch.stack([batch(), -batch()])),
+    "vmap in chunks": lambda c: vmap(c(torch.sin), chunk_size=2)(batch()),
+    "results that are not batched": lambda c: vmap(lambda x: c(lambda x, y: (x * 2, y * 2, x + y))(x, vector()))(batch()),
+    "grad of vmap": lambda c: grad(lambda x: vmap(c(scalar))(x).sum())(batch()),
+    "vmap of grad": lambda c: vmap(grad(c(scalar)))(batch()),
+    "grad of grad": lambda c: grad(lambda x: grad(c(scalar))(x).sum())(vector()),
+    "jacrev": lambda c: jacrev(c(product), (0, 1))(vector(), matrix()),
+    "jacrev in chunks": lambda c: jacrev(c(product), chunk_size=2)(vector(), matrix()),
+    "jacfwd": lambda c: jacfwd(c(product))(vector(), matrix()),
+    "hessian": lambda c: hessian(c(scalar))(vector()),
+    "jacrev of jacrev": lambda c: jacrev(jacrev(c(scalar)))(vector()),
+    "third derivative": lambda c: jacfwd(hessian(c(scalar)))(vector()),
+    "hessians of a batch": lambda c: vmap(hessian(c(scalar)))(batch()),
+    "jvp of grad": lambda c: jvp(grad(c(scalar)), (vector(),), (vector(),)),
+    "grad of jvp": lambda c: grad(lambda x: jvp(c(torch.sin), (x,), (x,))[1].sum())(vector()),
+    "has_aux": lambda c: grad(c(lambda x: (x.sin().sum(), x.cos())), has_aux=True)(vector()),
+    "complex": lambda c: vjp(c(lambda z: z * z.conj() * z), vector() * 1j)[1](vector() + 1j),
+    "Python values": lambda c: list(map(grad(c(torch.pow)), vector(), (2, 3, 2, 3))),
+    "several results, one used": lambda c: grad(lambda x: c(several)(x)[0].sum())(vector()),
+    "several results, batched": lambda c: vmap(c(several))(batch()),
+    "one parameter is not tracked": lambda c: grad(lambda x: c(product)(x, matrix()).sum())(vector()),
+    "control flow": lambda c: grad(c(lambda x: (x * x).sum() if x.sum() > 0 else (x * 3).sum()))(vector()),
+    "no gradients inside": without_gradients,
+    "results that are written to": written_outputs,
+    "gradients of each sample": of_each_sample,
+    "an ensemble": of_an_ensemble,
+    "an argument that is changed later": an_argument_changed_later,
+    "grad, and autograd around it": outside_too,
+    "grad to parameters": lambda c: to_parameters(c, lambda f: grad(lambda x: f(x).sum())(vector())),
+    "vmap to parameters": lambda c: to_parameters(c, lambda f: vmap(f)(batch())),
+    "hessians to parameters": lambda c: to_parameters(c, lambda f: vmap(hessian(lambda x: f(x).sum()))(batch())),
+}
+
+
+def counted(case: Callable[[Compile], Any], compile: Compile) -> tuple[list[Any], Counter[str]]:
+    before = Counter(aotgrad.counters)
+    torch.manual_seed(1)
+    leaves = pytree.tree_leaves(case(compile))
+    return leaves, Counter(aotgrad.counters) - before
+
+
+def same(found: Any, expected: Any) -> bool:
+    if not isinstance(expected, torch.Tensor):
+        return found == expected
+    facts = [(type(each), each.dtype, each.stride(), each.requires_grad, each.is_leaf) for each in (found, expected)]
+    return facts[0] == facts[1] and torch.equal(found, expected)
+
+
+def assert_eagers(case: Callable[[Compile], Any], compile: Compile) -> Counter[str]:
+    expected, _ = counted(case, lambda function: function)
+    found, counts = counted(case, compile)
+    assert len(found) == len(expected) and all(map(same, found, expected))
+    return counts
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_transform_of_a_compiled_function_is_compiled(name: str) -> None:
+    made: dict[Any, Callable] = {}
+    for position in range(2):
+        order = iter(range(100))
+        counts = assert_eagers(COMPILED[name], lambda f, order=order: made.setdefault(next(order), compiled(f)))
+        assert counts["transformed"] > 0 and counts["inlined"] == counts["fallbacks"] == 0
+        assert (counts["misses"] > 0) == (position == 0)
+    assert any(function.plan_cache.transformed.plans.plans() for function in made.values())
+
+
+def changes_its_input(x: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x.sin()
+
+
+def written_inside(compile: Compile) -> Any:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x * 1
+        return (compile(changes_its_input)(x) * x).sum()
+
+    return vmap(grad(function))(batch())
+
+
+def written_through_a_view(compile: Compile) -> Any:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x * 1
+        compile(lambda x: x.view(2, 2))(x).mul_(3)
+        return x.square().sum()
+
+    return grad(function)(vector())
+
+
+def under_autocast(compile: Compile) -> Any:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            result = compile(torch.matmul)(x, matrix().float())
+        return result.float().sum()
+
+    return grad(function)(batch().float())
+
+
+INLINED: dict[str, Callable[[Compile], Any]] = {
+    "a tensor of grad in the closure": lambda c: grad(lambda w: c(lambda x: x * w)(vector()).sum())(vector()),
+    "a tensor of vmap in the closure": lambda c: vmap(lambda w: c(lambda x: x * w)(vector()))(batch()),
+    "a tensor of an outer grad in the closure": lambda c: grad(
+        lambda w: grad(lambda x: c(lambda x: (x * w * x).sum())(x))(vector()).sum()
+    )(vector()),
+    "a dual tensor in the closure": lambda c: jvp(lambda w: c(lambda x: x * w)(w.sin()), (vector(),), (vector(),)),
+    "an input that is changed": lambda c: vmap(c(changes_its_input))(batch()),
+    "an input that is changed, differentiated": written_inside,
+    "a result that is a view of an input": written_through_a_view,
+    "the input itself": lambda c: vmap(c(lambda x: (x, x * 2)))(batch()),
+    "random numbers": lambda c: vmap(c(nn.functional.dropout), randomness="different")(batch()),
+    "random numbers, differentiated": lambda c: grad(c(lambda x: nn.functional.dropout(x * x).sum()))(vector()),
+    "autocast": under_autocast,
+    "functionalize": lambda c: torch.func.functionalize(c(torch.sin))(vector()),
+}
+
+
+@pytest.mark.parametrize("name", INLINED)
+def test_what_no_plan_can_do_runs_as_it_is(name: str) -> None:
+    counts = assert_eagers(INLINED[name], compiled)
+    assert counts["inlined"] > 0 and counts["transformed"] == 0
+
+
+def test_the_first_order_runs_no_product_twice() -> None:
+    products = []
+
+    class Count(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            products.append(func is torch.ops.aten.mm.default)
+            return func(*args, **(kwargs or {}))
+
+    def counting(graph: torch.fx.GraphModule, _: Any) -> Callable:
+        def run(*args: Any) -> Any:
+            with Count():
+                return graph.forward(*args)
+
+        return aotgrad.make_boxed_func(run)
+
+    function = aotgrad.aot_function(lambda x, w: (x @ w).tanh().sum(), counting)
+    grad(function, (0, 1))(batch(), matrix())
+    assert sum(products) == 3
+
+
+def test_an_error_of_the_function_is_eagers() -> None:
+    function = aotgrad.aot_function(lambda x: x @ torch.ones(7, dtype=DOUBLE), aotgrad.nop)
+    errors = []
+    for call in (function, lambda x: x @ torch.ones(7, dtype=DOUBLE)):
+        with pytest.raises(RuntimeError) as error:
+            vmap(call)(batch())
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+
+
+def test_a_changed_argument_that_a_second_derivative_would_start_from_is_an_error() -> None:
+    function = compiled(lambda x: (x + 1) ** 2)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        def inner(x: torch.Tensor) -> torch.Tensor:
+            x = x * 1
+            result = function(x).sum()
+            x.mul_(2)
+            return result
+
+        return grad(inner)(x).sum()
+
+    assert torch.allclose(gradient(vector()), 2 * (vector() + 1).sum())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: an argument of a compiled function"):
+        grad(gradient)(vector())
+
+
+def test_attributes_that_the_function_changes_are_changed_at_every_call() -> None:
+    class Counts(nn.Module):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x.sin() * self.calls
+
+    results = []
+    for compile in (lambda model: model, compiled):
+        model = Counts()
+        call = compile(model)
+        gradients = [grad(lambda x, call=call: call(x).sum())(vector()) for _ in range(3)]
+        model.calls = 0
+        results.append((torch.stack([*gradients, vmap(call)(batch())[0]]), model.calls))
+    assert torch.equal(results[0][0], results[1][0]) and results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize("backend", ["aotgrad_eager", "aotgrad"])
+def test_behind_dynamo(backend: str) -> None:
+    torch._dynamo.reset()
+    function = torch.compile(scalar, backend=backend)
+    for transform in (grad, lambda f: vmap(f), lambda f: vmap(grad(f)), hessian):
+        x = batch() if transform is not grad and transform is not hessian else vector()
+        assert torch.allclose(transform(function)(x), transform(scalar)(x))
+
+
+def test_a_gradient_that_is_the_cotangent_may_be_written_to() -> None:
+    def function(compile: Compile) -> Any:
+        def inner(x: torch.Tensor) -> torch.Tensor:
+            _, pull = vjp(compile(lambda x: x + 1), x)
+            cotangent = x * 2
+            (gradient,) = pull(cotangent)
+            gradient.mul_(3)
+            return (gradient * cotangent).sum()
+
+        return grad(inner)(vector())
+
+    assert_eagers(function, compiled)
+
+
+def test_a_derivative_that_is_a_view_of_the_cotangent_runs_as_it_is() -> None:
+    def function(compile: Compile) -> Any:
+        _, pull = vjp(compile(lambda x: x.clone().t()), matrix())
+        cotangent = matrix().cos().t()
+        (gradient,) = pull(cotangent)
+        gradient.mul_(3)
+        return gradient, cotangent
+
+    assert assert_eagers(function, compiled)["inlined"] == 1
