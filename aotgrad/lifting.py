@@ -135,7 +135,7 @@ class ModuleState:
         self.seen: Seen = {id(part): (part, ("module", name)) for name, part in named.items()}
         everywhere = tuple(tuple(map(Same, hooks.values())) for hooks in torch_compat.global_module_hooks())
         self.value = HashedOnce((everywhere, *(own_state(part, self.content) for part in self.modules)))
-        self.places = [(slot.table, slot.key) for slot in slots_of(module)]
+        self.values = [slot.table[slot.key] for slot in slots_of(module)]
         self.classes = list(map(type, self.modules))
         watched = Watched(self.modules)
         watched.add_all(torch_compat.global_module_hooks())
@@ -154,8 +154,11 @@ class ModuleState:
         )
 
     def tensors(self) -> list[torch.Tensor]:
-        """In the order of `slots_of`; what is there under several names comes several times."""
-        return [table[key] for table, key in self.places]
+        """In the order of `slots_of`; what is there under several names comes several times.
+
+        They are those that were there when the state was read: looking each up again would take longer than `is_current`.
+        """
+        return list(self.values)
 
 
 class Slot(NamedTuple):
@@ -220,7 +223,7 @@ class LiftedModule:
         if the state has changed since it was read, or while the module is traced.
         """
         state, swaps = self.state, self.swaps
-        if state is None or swaps % 2 or len(state.places) + len(inputs) not in counts or not state.is_current():
+        if state is None or swaps % 2 or len(state.values) + len(inputs) not in counts or not state.is_current():
             return None
         values = [*state.tensors(), *inputs]
         return (values, state.value) if swaps == self.swaps else None

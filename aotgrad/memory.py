@@ -53,6 +53,7 @@ class MemoryGuard:
         self.changed = sorted({*sharing.mutated, *sharing.bumped})
         self.storages = same_storage(args, self.changed)
         self.sharers = [k for sharers in self.storages for k in sharers]
+        self.sharers_of = picker(self.sharers)
         there = [k for k, arg in enumerate(args) if has_address(arg)]
         written = [sharers[0] for sharers in self.storages] + [k for k in self.changed if k not in self.sharers]
         others = [k for k in there if k not in self.changed and k not in self.sharers]
@@ -99,16 +100,22 @@ class MemoryGuard:
         return True
 
     def places_of_sharers(self, args: Sequence[Any]) -> tuple | None:
-        """What decides how tensors share a storage, and their versions, if all are views of one tensor; else `None`."""
-        tensors = [args[k] for k in self.sharers]
+        """What decides how tensors share a storage, and their versions, if all are views of one tensor; else `None`.
+
+        A view that lies at its old address, within the storage of its base, lies in that storage.
+        """
+        tensors = self.sharers_of(args)
         bases = [tensor._base for tensor in tensors]
-        roots = {id(tensor if base is None else base): base for tensor, base in zip(tensors, bases, strict=True)}
-        if len(roots) > len(self.storages):
+        base_ids = list(map(id, bases))
+        distinct = dict(zip(base_ids, bases, strict=True))
+        if id(None) in distinct:  # some are no views, but roots themselves
+            del distinct[id(None)]
+            distinct |= {id(tensor): tensor for tensor, base in zip(tensors, bases, strict=True) if base is None}
+        if len(distinct) > len(self.storages):
             return None
-        geometries = [Geometry.of(base) for base in roots.values() if base is not None]
-        geometries += [Geometry.of(args[k]) for k in self.growing]
-        storages = list(map(torch_compat.storage_id, tensors))
-        return list(map(address, tensors)), storages, list(map(id, bases)), list(roots), geometries
+        roots = [(key, torch_compat.storage_id(root), Geometry.of(root)) for key, root in distinct.items()]
+        growing = [Geometry.of(args[k]) for k in self.growing]
+        return list(map(address, tensors)), base_ids, roots, growing
 
     def settle(self, before: Settled, starts: Sequence[int]) -> Settled:
         """What is known of a call in which a tensor that had settled was moved: it may move again."""
