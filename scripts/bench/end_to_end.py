@@ -1,0 +1,108 @@
+"""Compile training steps with Inductor on the CPU, and compare them with torch.compile's own.
+
+    python scripts/bench/end_to_end.py
+    python scripts/bench/end_to_end.py --only mlp8 hf_gpt2 --rounds 11 --markdown
+
+Cold: processor time (the C++ compiler's is part of it; there are no other processes) from `torch.compile` to the end of the
+first step, forward and backward, with empty caches, one compilation a side. Step: medians of processor time, in turns.
+Ratios are aotgrad over torch.compile. Loss and gradients of a step from the same random seed: `equal` to the bit, or their
+largest difference relative to the largest gradient.
+"""
+
+import argparse
+import copy
+import datetime
+import os
+import platform
+from collections.abc import Mapping
+from functools import partial
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+import torch
+from memory import step
+from step_models import STEPS
+from tabulate import tabulate
+from timing import ROUNDS, median_seconds
+from torch import Tensor, nn
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import fresh_cache
+
+BACKENDS = {"inductor": "inductor", "aotgrad": "aotgrad"}
+
+
+def cold_seconds(model: nn.Module, backend: str, inputs: tuple[Tensor, ...]) -> float:
+    """Compile a model in place; the time of its first step."""
+    with fresh_cache(), TemporaryDirectory() as folder, mock.patch.dict(os.environ, AOTGRAD_CACHE_DIR=folder):
+        start = processor_seconds()
+        model.compile(backend=backend)
+        step(model, inputs)
+        return processor_seconds() - start
+
+
+def processor_seconds() -> float:
+    """Of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
+
+
+def warm_up() -> None:
+    """The first compilation in a process imports much; let nobody pay for that."""
+    for backend in BACKENDS.values():
+        made = STEPS["mlp8"]()
+        cold_seconds(made.model, backend, made.inputs)
+
+
+def results(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Loss and gradients."""
+    torch.manual_seed(1)
+    model.zero_grad(set_to_none=True)
+    loss = model(*inputs)
+    loss.backward()
+    return [loss.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+
+
+def difference(models: Mapping[str, nn.Module], inputs: tuple[Tensor, ...]) -> str:
+    ours, theirs = (results(models[side], inputs) for side in ("aotgrad", "inductor"))
+    if all(map(torch.equal, ours, theirs)):
+        return "equal"
+    largest = max(tensor.abs().max().item() for tensor in theirs)
+    return f"{max((one - other).abs().max().item() for one, other in zip(ours, theirs, strict=True)) / largest:.0e}"
+
+
+def row(name: str, rounds: int) -> list[str]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    made = STEPS[name]()
+    models = {side: copy.deepcopy(made.model) for side in BACKENDS}
+    cold = {side: cold_seconds(model, BACKENDS[side], made.inputs) for side, model in models.items()}
+    differs = difference(models, made.inputs)
+    steps = {side: partial(step, model, made.inputs) for side, model in {"eager": made.model, **models}.items()}
+    seconds = median_seconds(steps, rounds)
+    cells = [f"{cold[side]:.1f}" for side in BACKENDS] + [f"{cold['aotgrad'] / cold['inductor']:.2f}"]
+    cells += [f"{1000 * seconds[side]:.2f}" for side in steps] + [f"{seconds['aotgrad'] / seconds['inductor']:.2f}"]
+    return [name, *cells, differs]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), help="which models")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples per candidate (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    parser.add_argument("--markdown", action="store_true", help="print a table for a document")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    inductor_config.compile_threads = 1
+    print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
+        f"{torch.get_num_threads()} thread(s), {datetime.date.today()}\n"
+    )
+    warm_up()
+    headers = ["", "inductor, cold (s)", "aotgrad, cold (s)", "ratio", "eager, step (ms)", "inductor, step (ms)"]
+    headers += ["aotgrad, step (ms)", "ratio", "numbers"]
+    tablefmt = "github" if arguments.markdown else "simple"
+    rows = [row(name, arguments.rounds) for name in arguments.only]
+    print(tabulate(rows, headers, tablefmt, disable_numparse=True, colalign=["left", *["right"] * 8]))
+
+
+if __name__ == "__main__":
+    main()

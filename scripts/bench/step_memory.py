@@ -1,0 +1,51 @@
+"""Measure the peak memory of a training step with eager halves, beside eager's own.
+
+    python scripts/bench/step_memory.py
+    python scripts/bench/step_memory.py --only unet gpt6 --markdown
+
+A step is forward and backward; gradients are set to `None` before it. Peaks are those of the CPU's allocator, above what is
+allocated before the step. The peer is `aot_eager`.
+"""
+
+import argparse
+import copy
+from functools import partial
+
+import torch
+from memory import peak_of, step
+from step_models import STEPS
+from tabulate import tabulate
+
+BACKENDS = {"peer": "aot_eager", "aotgrad": "aotgrad_eager"}
+
+
+def peaks_of(name: str) -> dict[str, int]:
+    """Bytes, by side."""
+    torch.manual_seed(0)
+    model, inputs = STEPS[name]()
+    torch._dynamo.reset()
+    models = {"eager": model} | {side: copy.deepcopy(model) for side in BACKENDS}
+    for side, backend in BACKENDS.items():
+        models[side].compile(backend=backend)
+    return {side: peak_of(partial(step, each, inputs)) for side, each in models.items()}
+
+
+def row(name: str) -> list[str]:
+    peaks = peaks_of(name)
+    megabytes = [f"{peak / 1e6:.3f}" for peak in peaks.values()]
+    return [name, *megabytes, *(f"{peaks[side] / peaks['eager']:.2f}" for side in BACKENDS)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), help="which models")
+    parser.add_argument("--markdown", action="store_true", help="print a table for a document")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    headers = ["peak (MB)", "eager", "peer", "aotgrad", "peer / eager", "aotgrad / eager"]
+    tablefmt = "github" if arguments.markdown else "simple"
+    print(tabulate(map(row, arguments.only), headers, tablefmt, disable_numparse=True, colalign=["left", *["right"] * 5]))
+
+
+if __name__ == "__main__":
+    main()
