@@ -13,11 +13,17 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
-    """Inside, the collector does not start by itself; afterwards it does again, if it did before."""
+    """Inside, the collector does not start by itself; afterwards it does again, if it did before.
+
+    What was made meanwhile counts as old then: else, the next collection of young objects would walk all of it at once.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
+            if gc.get_freeze_count() == 0:  # or else these would no longer be frozen
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

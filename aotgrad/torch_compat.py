@@ -729,14 +729,15 @@ def flat_alias(tensor: torch.Tensor, start: int, nbytes: int, dtype: torch.dtype
         return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage)
 
 
-def saves_a_value(node: Any) -> bool:
+def saves_a_value(node: Any, saved: Sequence[torch.Tensor] = ()) -> bool:
     """Whether a node of torch's own saved a tensor, so that it runs only once unless the graph is retained.
 
-    A custom function raises in a second backward only if it asks for what it saved.
+    `saved` are those of its tensors that are known. A custom function raises in a second backward only if it asks for what
+    it saved.
     """
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         return False
-    return any(map(functools.partial(_holds_a_tensor, node), _saved_attributes(type(node))))
+    return bool(saved) or any(map(functools.partial(_holds_a_tensor, node), _saved_attributes(type(node))))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -755,6 +756,8 @@ def _holds_a_tensor(node: Any, name: str) -> bool:
 
 def saved_tensors(node: Any) -> list[torch.Tensor]:
     """The strided tensors that a node of torch's own saved, without those that were changed in place since."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return []
     found = []
     for name in _saved_attributes(type(node)):
         with contextlib.suppress(RuntimeError):
@@ -1075,7 +1078,6 @@ _UNUSUAL_TAGS = (
 _UNUSUAL = frozenset(
     {
         *(_aten.lift.default, _aten.lift_fresh.default, _aten.lift_fresh_copy.default, zero_without_memory),
-        *(_aten.unsafe_split.Tensor, _aten.unsafe_split_with_sizes.default),
         *READS_VALUES,
     }
 )
@@ -1280,6 +1282,9 @@ def copy_current_meta(meta: dict[str, Any], op: Any) -> None:
             meta[field] = copy.copy(current[field])
     if current.get("stack_trace"):
         meta["stack_trace"] = current["stack_trace"]
+    if (first := _node_made_again()) is not None:
+        meta["is_functional_regenerated"] = True
+        meta.update({field: first.meta[field] for field in ("custom", "stack_trace") if field in first.meta})
     meta["original_aten"] = _op_taken_apart() or op
 
 
@@ -1296,7 +1301,7 @@ def proxy_mode(tracer: PythonKeyTracer, record: Callable[..., Any]) -> ProxyTorc
     def dispatch(mode: Any, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op is _device_of and _is_outside_of_kernels(args[0]):
             return args[0].fake_device
-        if _node_made_again() is None and not mode.emulate_precision_casts:
+        if not mode.emulate_precision_casts:
             with torch._C.DisableTorchFunction():
                 result = record(op, args, kwargs or {})
             if result is not NotImplemented:
@@ -1609,7 +1614,7 @@ def _recorded_at_once(mode: FunctionalTensorMode, op: Any, args: Any, kwargs: Ma
     Results are wrapped as by functionalization, which does nothing else with an op that neither writes nor views.
     """
     kind = kind_of_op(op)
-    if kind is None or mode._below is None or mode._has_reshaped or mode._pieces.storages or _inference_mode_is_on():
+    if kind is None or mode._below is None or mode._has_reshaped or _inference_mode_is_on():
         return NotImplemented
     if torch._C._get_dispatch_mode(_PROXY_KEY) is not mode._below:  # the body of a higher-order op is traced elsewhere
         return NotImplemented
@@ -1619,6 +1624,7 @@ def _recorded_at_once(mode: FunctionalTensorMode, op: Any, args: Any, kwargs: Ma
         refuse_empty_dimension(op, args)
 
     with torch._C.DisableTorchFunction():
+        mode._pieces.check(args)
         if kind is OpKind.VIEW:
             return NotImplemented if op in _KEEPS_GEOMETRY else _functional_view(mode, op, args, kwargs)
         result = mode._record(op, args, kwargs, check)
@@ -1627,7 +1633,9 @@ def _recorded_at_once(mode: FunctionalTensorMode, op: Any, args: Any, kwargs: Ma
             return wrapped_result(mode, result)
         if result is NotImplemented:
             return result
-        return type(result)(wrapped_result(mode, part) if isinstance(part, FakeTensor) else part for part in result)
+        parts = type(result)(wrapped_result(mode, part) if isinstance(part, FakeTensor) else part for part in result)
+        mode._pieces.note(op, args, kwargs, parts)
+        return parts
 
 
 def _functional_view(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

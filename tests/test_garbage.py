@@ -1,4 +1,5 @@
 import gc
+import weakref
 
 import pytest
 import torch
@@ -46,3 +47,36 @@ def test_it_is_off_while_a_function_is_traced_and_on_while_a_backend_compiles():
 
     aotgrad.aot_function(f, compiler)(torch.ones(2))
     assert states == {"traced": False, "compiled": True}
+
+
+def test_what_was_made_is_old_afterwards_and_can_be_collected():
+    before = len(gc.get_objects(generation=0))
+    with collection_paused():
+        cycle = [[] for _ in range(50_000)]
+        cycle.append(cycle)
+    assert len(gc.get_objects(generation=0)) < before + 25_000
+    watched = weakref.ref(made_into_a_cycle())
+    assert watched() is not None
+    gc.collect()
+    assert watched() is None
+
+
+def made_into_a_cycle():
+    class Node:
+        pass
+
+    with collection_paused():
+        node = Node()
+        node.itself = node
+    return node
+
+
+def test_what_somebody_has_frozen_stays_frozen():
+    gc.freeze()
+    try:
+        count = gc.get_freeze_count()
+        with collection_paused():
+            pass
+        assert gc.get_freeze_count() >= count
+    finally:
+        gc.unfreeze()

@@ -295,20 +295,29 @@ def saving_nodes(
     for node in order:
         for successor in inside[node]:
             reached[successor] |= reached[node]
+    bits = [bits_of_targets(segment.gradients) for segment in segments]
     for node in reversed(order):
-        gradients = enumerate(segments[segment_of[node]].gradients)
         left = {segmentation.targets.get(edge) for edge in edges_of(node) if segmentation.leaves(segment_of[node], edge)}
-        leads[node] = sum(1 << k for k, gradient in gradients if gradient.of in left)
+        leads[node] = sum(bits[segment_of[node]].get(target, 0) for target in left)
         for successor in inside[node]:
             leads[node] |= leads[successor]
     found: dict[tuple[int, int, int], set] = {}
     for node in order:
-        if torch_compat.saves_a_value(node):
-            values = map(torch_compat.storage_id, torch_compat.saved_tensors(node))
+        saved = torch_compat.saved_tensors(node)
+        if torch_compat.saves_a_value(node, saved):
             masks = (segment_of[node], reached[node], leads[node])
-            found.setdefault(masks, set()).update(owners[storage] for storage in values if storage in owners)
+            storages = map(torch_compat.storage_id, saved)
+            found.setdefault(masks, set()).update(owners[storage] for storage in storages if storage in owners)
     groups = [(s, SavingNodes(reached, leads, frozenset(values))) for (s, reached, leads), values in sorted(found.items())]
     return [tuple(group for s, group in groups if s == number) for number in range(len(segments))]
+
+
+def bits_of_targets(gradients: Sequence[Gradient]) -> dict[GradientTarget, int]:
+    """The positions of the gradients of each target, as bits."""
+    bits: dict[GradientTarget, int] = {}
+    for k, gradient in enumerate(gradients):
+        bits[gradient.of] = bits.get(gradient.of, 0) | 1 << k
+    return bits
 
 
 # --- Cutting ---------------------------------------------------------------------------------------------------------
