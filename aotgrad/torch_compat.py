@@ -653,6 +653,12 @@ def gradients_inside(
         return [None if g is None else functorch._unwrap_for_grad(g, level) for g in found]
 
 
+def is_refused_by_transforms(node: Any) -> bool:
+    """Whether an autograd node is that of an `autograd.Function` whose forward takes `ctx`."""
+    function = getattr(node, "_forward_cls", None)
+    return function is not None and function.setup_context is torch.autograd.Function.setup_context
+
+
 def only_vmap(values: Sequence[Any]) -> Vmap | None:
     """The open `vmap`, if it is the only transform and no other one has wrapped one of `values`; else `None`."""
     if not all(is_batched(value) or not is_wrapped(value) for value in values):

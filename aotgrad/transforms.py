@@ -30,6 +30,7 @@ from aotgrad.counters import counters
 from aotgrad.errors import AOTGradError
 from aotgrad.guards import structure_key
 from aotgrad.ir import Geometry
+from aotgrad.joint.backward import autograd_nodes
 from aotgrad.jvp import CompiledJvp, NotCompiled, NothingElse, reject_aliases
 
 if TYPE_CHECKING:
@@ -370,9 +371,15 @@ def replaced(values: Sequence[Any], positions: Sequence[int], others: Sequence[A
 
 
 def reject_what_transforms_see(executable: Executable | SmallGraph) -> None:
-    """Raises NotCompiled for a function that changes an input, returns an alias, or draws random numbers."""
+    """Raises NotCompiled for a function that changes an input, returns an alias, or draws random numbers.
+
+    So it does for an `autograd.Function` that torch refuses inside of transforms: it then raises as in eager.
+    """
     reject_aliases(executable)
     reject_repeated(executable)
+    results = [result for result in executable.capture.outputs if isinstance(result, torch.Tensor)]
+    if any(map(torch_compat.is_refused_by_transforms, autograd_nodes(results))):
+        raise NotCompiled
 
 
 def reject_repeated(executable: Executable | SmallGraph) -> None:

@@ -1757,6 +1757,39 @@ def test_tensors_that_somebody_differentiates():
     assert seen == [True, True, False]
 
 
+class TakesContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class SetsContextUp(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def test_functions_that_transforms_refuse():
+    x = torch.ones(2, requires_grad=True)
+    for function, is_refused in ((TakesContext, True), (SetsContextUp, False)):
+        assert compat.is_refused_by_transforms(function.apply(x).grad_fn) is is_refused
+        with pytest.raises(RuntimeError, match="setup_context") if is_refused else contextlib.nullcontext():
+            torch.func.grad(lambda x, function=function: function.apply(x).sum())(x)
+    assert not compat.is_refused_by_transforms((x * 2).grad_fn)
+
+
 def test_an_edge_keeps_the_graph_and_not_the_tensor():
     x = torch.ones(2, requires_grad=True)
     result = x * 2

@@ -144,6 +144,7 @@ COMPILED: dict[str, Callable[[Compile], Any]] = {
     "results that are written to": written_outputs,
     "gradients of each sample": of_each_sample,
     "an ensemble": of_an_ensemble,
+    "an autograd function": lambda c: vmap(grad(c(lambda x: Doubles.apply(x).sin().sum())))(batch()),
     "an argument that is changed later": an_argument_changed_later,
     "grad, and autograd around it": outside_too,
     "grad to parameters": lambda c: to_parameters(c, lambda f: grad(lambda x: f(x).sum())(vector())),
@@ -267,6 +268,40 @@ def test_an_error_of_the_function_is_eagers() -> None:
             vmap(call)(batch())
         errors.append(str(error.value))
     assert errors[0] == errors[1]
+
+
+class TakesContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+class Doubles(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+@pytest.mark.parametrize("transform", [lambda f: grad(lambda x: f(x).sum()), vmap])
+def test_an_autograd_function_that_torch_refuses_inside_of_transforms(transform: Callable) -> None:
+    function = compiled(lambda x: TakesContext.apply(x).sin())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="it must override the setup_context staticmethod"):
+            transform(function)(vector())
 
 
 def test_a_changed_argument_that_a_second_derivative_would_start_from_is_an_error() -> None:
