@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -261,3 +262,52 @@ def test_a_forward_that_inductor_compiled() -> None:
         found, expected = (torch.autograd.grad(call(*arguments).sum(), leaves) for call in (compiled, function))
         torch.testing.assert_close(found, expected)
     assert aotgrad.counters["forwards_used_again"] == before + 3
+
+
+ONE = (torch.sin, torch.tanh, torch.relu, torch.t, nn.functional.gelu, lambda x: x.softmax(-1), lambda x: x.clone().mul_(3))
+TWO = (torch.add, torch.mul, torch.matmul, lambda x, y: (x @ y).t(), lambda x, y: torch.cat([x, y])[1:4])
+
+
+def random_function(choose: random.Random, count: int) -> Callable:
+    """A function of `count` square matrices that returns up to three of the values it computes."""
+    total = count + choose.randint(4, 12)
+    ops = [(choose.choice((*ONE, *TWO)), choose.randrange(k), choose.randrange(k)) for k in range(count, total)]
+    returned = sorted({total - 1, choose.randrange(count, total), choose.randrange(count, total)})
+
+    def function(*matrices: Tensor) -> tuple[Tensor, ...]:
+        values = list(matrices)
+        for op, one, other in ops:
+            values.append(op(values[one], values[other]) if op in TWO else op(values[one]))
+        return tuple(values[k] for k in returned)
+
+    return function
+
+
+def results(function: Callable, leaves: Sequence[Tensor], which: int, retain: bool) -> list:
+    """Values, flags, gradients of one output and then of all, `None` where there is none, and the error of that."""
+    outputs = function(*leaves)
+    found: list = [*outputs, *(output.requires_grad for output in outputs)]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    try:
+        for root in (outputs[which % len(outputs)], sum(output.sum() for output in outputs)):
+            found += torch.autograd.grad(root.sum(), wanted, retain_graph=retain, allow_unused=True)
+    except RuntimeError as error:
+        found.append(str(error)[:40])
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_functions_of_which_arguments_are_frozen(seed: int) -> None:
+    choose, count = random.Random(seed), 5
+    function = random_function(choose, count)
+    compiled = aotgrad.aot_function(function, aotgrad.nop, options={"plan_limit": 20, "verify": True})
+    torch.manual_seed(seed)
+    matrices = [torch.randn(3, 3) for _ in range(count)]
+    for number in range(6):
+        flags = [number == 0 or choose.random() < 0.6 for _ in matrices]
+        leaves = [matrix.clone().requires_grad_(flag) for matrix, flag in zip(matrices, flags, strict=True)]
+        which, retain = choose.randrange(3), choose.random() < 0.5
+        found, expected = (results(call, leaves, which, retain) for call in (compiled, function))
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.allclose(one, other) if isinstance(other, Tensor) else one == other
