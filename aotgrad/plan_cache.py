@@ -270,13 +270,17 @@ class PlanCache:
                 self.warn_once(key, arguments.tensors)
                 return NoPlan(TOO_MANY)
             traced = TracedOnce(function)
+
+            def is_unchanged() -> bool:
+                return structure_key(arguments.constants, arguments.spec, (state.reread(), passes.generation())) == key
+
             try:
-                plan = self.compile(key, traced, arguments, static_count, known)
+                plan = self.compile(key, traced, arguments, static_count, known, is_unchanged)
             except Exception as error:
                 if error is traced.raised or isinstance(error, EagerError):
                     return NoPlan(RAISES, error)
                 raise
-            if structure_key(arguments.constants, arguments.spec, (state.reread(), passes.generation())) != key:
+            if not is_unchanged():
                 reject_second_run(plan)
                 key = (object(),)  # the function changes what the plan depends on: each call has to change it again
             elif isinstance(arguments.spec, int):
@@ -293,7 +297,13 @@ class PlanCache:
             self.plain[count] = (calls, *self.plain.get(count, ()))
 
     def compile(
-        self, key: tuple, function: Callable, arguments: Arguments, static_count: int, known: passes.KnownValues | None
+        self,
+        key: tuple,
+        function: Callable,
+        arguments: Arguments,
+        static_count: int,
+        known: passes.KnownValues | None,
+        is_unchanged: Callable[[], bool],
     ) -> CachedPlan:
         start_ns = time.perf_counter_ns()
         reject_own_rules(arguments.tensors)
@@ -315,7 +325,7 @@ class PlanCache:
         tensors = dedupe.enter(arguments.tensors)
         hints = dedupe.enter(self.hints(key, arguments.tensors, static_count))
         known, earlier = known and known.at(dedupe.positions), self.earlier(key, dedupe)
-        executable = self.answered(key, run_flat, tensors, hints, known, earlier)
+        executable = self.answered(key, run_flat, tensors, hints, known, earlier, is_unchanged)
         reads.check(tensors)
         if self.check is not None:
             self.check(executable)
@@ -330,10 +340,12 @@ class PlanCache:
         hints: Sequence[InputHint],
         known: passes.KnownValues | None,
         earlier: Sequence[Executable],
+        is_unchanged: Callable[[], bool],
     ) -> Executable | SmallGraph:
         """Compile; if that fails, and the function has asked about values, once more with answers for this call.
 
-        Answers for values of which a first plan needed some are given at once.
+        Answers for values of which a first plan needed some are given at once. A function that has changed what its plan
+        depends on is not traced again: it would change that twice.
         """
         if not self.recipe.answers_values:
             return self.executable(function, tensors, hints, known, earlier, None)
@@ -346,7 +358,7 @@ class PlanCache:
             try:
                 return self.executable(function, tensors, hints, known, earlier, values)
             except Exception as error:
-                if level is max(Level) or not values.asked:
+                if level is max(Level) or not values.asked or not is_unchanged():
                     raise
                 log.info("%s: traced again with %s, after %s: %s", self.name, level, type(error).__name__, error)
                 forget_frames(error)

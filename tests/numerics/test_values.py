@@ -354,6 +354,20 @@ def test_threads_that_take_different_branches():
     assert len(f.plans()) == 2
 
 
+def test_a_module_that_counts_in_python_is_not_traced_again():
+    class Counting(nn.Module):
+        calls_so_far = 0
+
+        def forward(self, x):
+            self.calls_so_far += 1
+            return branch(x)
+
+    module = Counting()
+    with pytest.raises(CaptureError, match="depends on the value of a tensor"):
+        aotgrad.aot_module(module, aotgrad.nop, options=SMALL)(torch.ones(3))
+    assert module.calls_so_far == 1
+
+
 def test_a_graph_without_guards_has_no_branch():
     class Branch(nn.Module):
         def forward(self, x):
