@@ -935,9 +935,9 @@ def is_known_empty(tensor: torch.Tensor, dim: int) -> bool:
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether several elements are the same memory, by a stride of 0."""
-    steps = strides(tensor)
-    return 0 in steps and any(step == 0 and size > 1 for size, step in zip(tensor.size(), steps, strict=True))
+    """Whether several elements are the same memory, by a stride of 0; an empty tensor has none."""
+    steps, sizes = strides(tensor), tensor.size()
+    return 0 in steps and 0 not in sizes and any(step == 0 and size > 1 for size, step in zip(sizes, steps, strict=True))
 
 
 PARTIAL_OVERLAP = (
@@ -1528,6 +1528,27 @@ def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__
 
 
+COMPUTED_BEFORE_WRITTEN = {
+    torch.ops.aten._native_batch_norm_legit.out: torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten.linalg_lstsq.out: torch.ops.aten.linalg_lstsq.default,
+    torch.ops.aten.nonzero.out: torch.ops.aten.nonzero.default,
+}
+"""Ops that write to `out` as many elements as values say, or to a wrong one, and the ops that compute those."""
+
+
+def computed_and_written(mode: FunctionalTensorMode, op: Any, classes: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What an op of `COMPUTED_BEFORE_WRITTEN` returns: `out`, with the sizes and values of what another op computes."""
+    names = [argument.name for argument in op._schema.arguments if argument.is_out]
+    others = {name: value for name, value in kwargs.items() if name not in names}
+    results = guarded_dispatch(mode, COMPUTED_BEFORE_WRITTEN[op], classes, args, others)
+    outs = [kwargs[name] for name in names]
+    for out, result in zip(outs, results if isinstance(results, (tuple, list)) else [results], strict=True):
+        if any(have != wanted for have, wanted in zip(out.size(), result.size(), strict=False)) or out.dim() != result.dim():
+            guarded_dispatch(mode, torch.ops.aten.resize_.default, classes, (out, result.size()))
+        guarded_dispatch(mode, torch.ops.aten.copy_.default, classes, (out, result))
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
 def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Functionalization, with several things of eager's that it lacks.
 
@@ -1547,6 +1568,8 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             return result
         if op in REPLACES_STORAGE:
             raise RuntimeError(REPLACES_STORAGE[op])
+        if op in COMPUTED_BEFORE_WRITTEN:
+            return computed_and_written(mode, op, classes, args, kwargs or {})
         if op is torch.ops.aten.resize_as_.default:
             op, args = torch.ops.aten.resize_.default, (args[0], args[1].size())
         mode._has_reshaped |= torch.Tag.inplace_view in op.tags

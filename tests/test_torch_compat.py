@@ -266,6 +266,7 @@ def test_where_dense_and_expanded_tensors_lie():
     assert compat.is_dense(x.t()) and not compat.is_dense(x[:, :2])
     assert compat.byte_range(x[1]) == (12, 24)
     assert compat.is_expanded(x[:1].expand(2, 3)) and not compat.is_expanded(x[:1])
+    assert not compat.is_expanded(torch.empty_strided((0, 3), (1, 0)))
 
 
 def test_share_version_tells_and_leaves_no_trace():
@@ -2184,3 +2185,13 @@ def test_what_svd_asks_in_its_backward_is_known():
     assert set(asked) == {None, compat.CHECKED["LinalgSvdBackward0"]}
     message = raised(torch.autograd.grad, torch.linalg.svd(x)[0].real.sum(), x)
     assert message == compat.CHECKED["LinalgSvdBackward0"]
+
+
+def test_what_values_decide_the_size_of_is_computed_before_it_is_written(fake_mode):
+    tracing = Tracing(fake_mode, torch.ones(3))
+    with tracing.active() as x, compat.answered_by(fake_mode, lambda _: False):
+        out = torch.zeros(3, 1, dtype=torch.int64)
+        written = compat.computed_and_written(tracing.functional_mode, aten.nonzero.out, (), (x,), {"out": out})
+    assert written is out
+    assert compat.COMPUTED_BEFORE_WRITTEN[aten.nonzero.out] is aten.nonzero.default
+    assert "aten.nonzero.default" in tracing.recorded()

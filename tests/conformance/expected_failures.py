@@ -28,12 +28,9 @@ DYNAMIC = ("dynamic", "dynamic core", "dynamic inductor's")
 ROWS = "gets a sparse tensor in rows that requires grad, at whose trace torch aborts the process"
 
 EXPECTED_FAILURES = (
-    Failure("_native_batch_norm_legit", Raised, "torch's shape function gives `out` other sizes than its kernel", ("out=",)),
     Failure("addbmm", RanEagerly, "torch's shape function refuses to broadcast what eager lets pass", ("in-place",)),
     Failure("invoke_quant_simple", Raised, "Dynamo's graph of the region has no example values", ("higher-order",)),
     Failure("istft", OtherStrides, "a gradient is dense in another order of its dimensions", DYNAMIC),
-    Failure("linalg_lstsq", Refused, "its out= form has no shape function, as many residuals as the rank says", ("out=",)),
-    Failure("nonzero", RanEagerly, "its out= form writes as many elements as the values say", ("out=",)),
     Failure("normal_in_place", Refused, "fills a tensor with gaps, which draws in another order", ("non-contiguous",)),
     Failure("sparse_mm_reduce", Refused, ROWS),
     Failure("sparse_sampled_addmm", Refused, ROWS),

@@ -216,6 +216,21 @@ def test_a_view_at_a_place_is_a_view():
     assert_all_like_eager(lambda x, k: x.narrow(0, k, 2), at(0), at(1), plans=2)
 
 
+def test_results_that_are_written_where_the_caller_says():
+    def function(x, indices, mean):
+        torch.nonzero(x > 1, out=indices)
+        torch.linalg.lstsq(x.view(2, 2), x.view(2, 2), out=(mean, *(torch.empty(0, dtype=t) for t in RESULTS)))
+        return indices * 2, mean * 2
+
+    def arguments():
+        return torch.tensor([2.0, 0.0, 0.0, 4.0]), torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 2)
+
+    assert_all_like_eager(function, arguments, plans=1)
+
+
+RESULTS = (torch.float32, torch.int64, torch.float32)
+
+
 def test_a_check_of_the_users_own_is_kept():
     def function(x, k):
         n = k.item()
