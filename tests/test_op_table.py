@@ -102,3 +102,29 @@ def test_every_entry_names_an_op(name):
     for entry in TABLES[name]:
         namespace, op = entry.split(".")
         assert hasattr(getattr(torch.ops, namespace), op), entry
+
+
+METHOD_CALLS = {
+    "aten.as_strided.default": ([2, 2], [1, 2], 1),
+    "aten.diagonal.default": (0, 1, 2),
+    "aten.expand.default": ([5, 2, 3, 4],),
+    "aten.permute.default": ([2, 0, 1],),
+    "aten.select.int": (1, 2),
+    "aten.squeeze.dim": (0,),
+    "aten.transpose.int": (0, 2),
+    "aten.unsqueeze.default": (1,),
+    "aten.view.default": ([6, 4],),
+}
+
+
+@pytest.mark.parametrize("name", op_table.VIEW_METHODS)
+def test_a_view_method_is_the_op_itself(name):
+    _, packet, overload = name.split(".")
+    op, args = getattr(getattr(aten, packet), overload), METHOD_CALLS.get(name, ())
+    x = torch.randn(2, 3) if packet == "t" else torch.randn(2, 3, 4)
+    x.requires_grad_()
+    by_op, by_method = op(x, *args), getattr(x, op_table.VIEW_METHODS[name])(*args)
+    assert (by_op.shape, by_op.stride()) == (by_method.shape, by_method.stride())
+    assert by_op.storage_offset() == by_method.storage_offset()
+    assert type(by_op.grad_fn) is type(by_method.grad_fn)
+    assert by_op._base is by_method._base

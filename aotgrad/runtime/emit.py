@@ -26,6 +26,7 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.errors import UnsupportedAliasingError
 from aotgrad.ir import BackwardSegment, Compiled, ViewStep, needs_sentinel
+from aotgrad.op_table import VIEW_METHODS
 from aotgrad.runtime.autograd import (
     SENTINEL,
     Backward,
@@ -289,13 +290,16 @@ class _Emitter:
             base = name
 
     def view_call(self, base: str, view: ViewStep) -> tuple[str, list[str]]:
-        arguments, bindings = [base], []
+        arguments, bindings = [], []
         for name, value in [*(("", arg) for arg in view.args), *view.kwargs]:
             text, bound = self.render(value)
             arguments.append(f"{name}={text}" if name else text)
             bindings.extend(bound)
         item = "" if view.item is None else f"[{view.item}]"
-        return f"{op_text(view.op)}({', '.join(arguments)}){item}", bindings
+        method = None if view.kwargs else VIEW_METHODS.get(str(view.op))
+        if method is not None:
+            return f"{base}.{method}({', '.join(arguments)}){item}", bindings
+        return f"{op_text(view.op)}({', '.join((base, *arguments))}){item}", bindings
 
     def returned(self, step: ReturnValue) -> str:
         if step.is_name:
