@@ -1105,9 +1105,11 @@ def kind_of_op(op: Any) -> OpKind | None:
 
 
 def _is_composite(op: torch._ops.OpOverload) -> bool:
-    """Whether an op is made of others."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return key in op.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+    """Whether an op is made of others, or (`aten::size`) one of TorchScript only."""
+    key, name = torch._C.DispatchKey.CompositeImplicitAutograd, op.name()
+    if key in op.py_kernels or not torch._C._dispatch_has_kernel(name):
+        return True
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
 class Metadata:

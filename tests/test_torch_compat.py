@@ -873,7 +873,15 @@ def test_ordinary_ops_write_nothing_and_are_no_composites():
     aten = torch.ops.aten
     assert compat.kind_of_op(aten.mm.default) is compat.kind_of_op(aten.native_layer_norm.default) is compat.OpKind.PURE
     assert compat.kind_of_op(aten.split.Tensor) is compat.OpKind.VIEW
-    unusual = [aten.add_.Tensor, aten.add.out, aten.matmul.default, aten.nonzero.default, aten.item.default, aten.t_.default]
+    unusual = [
+        aten.size.default,
+        aten.add_.Tensor,
+        aten.add.out,
+        aten.matmul.default,
+        aten.nonzero.default,
+        aten.item.default,
+        aten.t_.default,
+    ]
     unusual += [aten.lift_fresh.default, aten._local_scalar_dense.default, aten.sym_size.int]
     unusual += [torch.ops.higher_order.cond, aten.view.dtype, torch.ops.prim.device.default, aten.equal.default]
     assert [op for op in unusual if compat.kind_of_op(op) is not None] == []

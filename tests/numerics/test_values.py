@@ -174,6 +174,18 @@ def test_a_branch_on_a_buffer():
     assert under_test.steps.item() == 4
 
 
+def test_a_covariance_whose_weights_are_checked():
+    def arguments():
+        return leaf(3, 2), torch.tensor([1, 2])
+
+    def negative():
+        return leaf(3, 2), torch.tensor([-1, 2])
+
+    function = lambda x, weights: torch.cov(x, fweights=weights)  # noqa: E731
+    for dynamic in (False, True):
+        assert_all_like_eager(function, arguments, negative, plans=1, raises=RuntimeError, dynamic=dynamic)
+
+
 # --- Python values that are returned -----------------------------------------------------------------------------------
 
 
