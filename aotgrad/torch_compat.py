@@ -2443,6 +2443,18 @@ def function_name(function: Any) -> str | None:
     return name if found is function else None
 
 
+def function_named(name: str) -> Callable:
+    """The function that `function_name` gave this name.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    if "::" in name:
+        return op_named(name)
+    module, *rest = name.split(".")
+    return functools.reduce(getattr, rest, sys.modules[module]) if rest else getattr(builtins, name)
+
+
 def higher_order_name(target: Any) -> str | None:
     """The name of a higher-order operator."""
     return target.name() if isinstance(target, torch._ops.HigherOrderOperator) else None
@@ -2650,6 +2662,58 @@ def inductor_dump(compiled: Any) -> bytes | None:
     stored = copy.copy(compiled)
     stored.prepare_for_serialization()
     return pickle.dumps(stored)
+
+
+def inductor_module(compiled: Any) -> types.ModuleType | None:
+    """The module that Inductor's wrapper code became in this process; `None` if it needs more than its text."""
+    from torch._inductor.codecache import PyCodeCache
+
+    bundle = getattr(compiled, "_triton_bundle", None)
+    if bundle is not None and any(vars(bundle).values()):
+        return None
+    modules = (
+        module
+        for module in reversed(PyCodeCache.modules)
+        if getattr(module, "key", None) == getattr(compiled, "cache_key", "")
+    )
+    return next(modules, None)
+
+
+def library_of(kernel: Any) -> tuple[str, str] | None:
+    """The module name and the path of the library that a C++ kernel of Inductor's is in."""
+    module = getattr(kernel, "__self__", None)
+    path = getattr(module, "__file__", None)
+    return (module.__name__, path) if isinstance(module, types.ModuleType) and path is not None else None
+
+
+def kernel_in(name: str, path: str) -> Callable:
+    """The C++ kernel in a library."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    key, _, entry = name.rpartition(".")
+    return getattr(CppPythonBindingsCodeCache._load_library_inner(path, key), entry)
+
+
+def inductor_load_module(content: bytes, module: types.ModuleType, is_backward: bool) -> Callable:
+    """What `inductor_dump` has written, with its wrapper code as a module already.
+
+    Calling the graph itself would need the parts of Inductor that debug it.
+    """
+    from torch._inductor.output_code import CompiledFxGraphConstants
+    from torch._inductor.utils import BoxedBool
+
+    constants, compiled = CompiledFxGraphConstants(), pickle.loads(content)
+    vars(module).update(constants.unwrap(compiled) or {})
+    compiled.current_callable = module.call
+    compiled.recursively_apply_fns = getattr(module, "recursively_apply_fns", None)
+    compiled.compiled_fn_runner = getattr(module, "runner", None)
+    compiled.post_compile([], constants, {"cudagraphs": BoxedBool(False), "is_backward": is_backward})
+
+    def run(inputs: list) -> Any:
+        return compiled.current_callable(inputs)
+
+    run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return run
 
 
 def inductor_load(content: bytes, is_backward: bool) -> Callable:

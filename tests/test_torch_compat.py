@@ -9,6 +9,7 @@ import json
 import logging
 import operator
 import sys
+import types
 import weakref
 from pathlib import Path
 from typing import ClassVar
@@ -2019,6 +2020,7 @@ def test_operators_are_found_by_their_names(op):
 )
 def test_functions_of_torch_and_python_have_names(function, name):
     assert compat.function_name(function) == name
+    assert name is None or compat.function_named(name) is function
 
 
 def test_a_function_in_the_place_of_one_of_torchs_has_no_name(monkeypatch):
@@ -2114,6 +2116,12 @@ def test_what_inductor_made_is_loaded_again(fake_mode):
     loaded = compat.inductor_load(compat.inductor_dump(made), is_backward=False)
     x = torch.rand(4)
     assert torch.equal(loaded([x.clone()])[0], made([x.clone()])[0])
+    module = types.ModuleType("again")
+    module.call = compat.inductor_module(made).call
+    with_module = compat.inductor_load_module(compat.inductor_dump(made), module, is_backward=False)
+    assert torch.equal(with_module([x.clone()])[0], made([x.clone()])[0])
+    kernel = next(value for name, value in vars(compat.inductor_module(made)).items() if name.startswith("cpp_"))
+    assert compat.kernel_in(*compat.library_of(kernel)) is kernel
     assert compat.inductor_dump(lambda inputs: inputs) is None
 
 

@@ -7,6 +7,7 @@ backward, the strides that the forward really gave the saved values.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_inputs
+from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.slots import Saved, Tangent, UserOutput
 
@@ -81,7 +83,7 @@ class InductorBackend:
         compiled = None if artefact is None else self._load(artefact, job)
         if compiled is None:
             compiled = self._make(job, shared)
-            if artefact is not None and (content := torch_compat.inductor_dump(compiled)) is not None:
+            if artefact is not None and (content := written(compiled)) is not None:
                 artefact.write(content)
         return checked_arity(compiled, len(job.half.signature.outputs), self.name, job.role)
 
@@ -91,7 +93,7 @@ class InductorBackend:
             return None
         try:
             with torch_compat.inductor_configured(self.mode, **job.configuration):
-                return torch_compat.inductor_load(content, job.role == "backward")
+                return read(content, job.role == "backward")
         except Exception as error:  # whatever is wrong with it: it is made again
             artefact.failed(error)
             return None
@@ -154,6 +156,30 @@ class InductorBackward:
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
         return self.backend.backward(half, self.shared)
+
+
+def written(compiled: Any) -> bytes | None:
+    """What Inductor made of a graph: its own form of it, after a line with the wrapper code, or an empty one."""
+    content = torch_compat.inductor_dump(compiled)
+    if content is None:
+        return None
+    module = torch_compat.inductor_module(compiled)
+    wrapper = None if module is None else Wrapper.of(compiled.source_code, module)
+    return (b"" if wrapper is None else wrapper.to_text().encode()) + b"\n" + content
+
+
+def read(content: bytes, is_backward: bool) -> Callable:
+    """What was written, ready to be called. Without its wrapper, or where kernels are gone, Inductor makes it ready.
+
+    Raises:
+        Exception: of any kind, if it is of no use.
+    """
+    text, _, content = content.partition(b"\n")
+    if text:
+        with contextlib.suppress(OSError):
+            module = Wrapper.of_text(text.decode()).module("aotgrad_stored_wrapper")
+            return torch_compat.inductor_load_module(content, module, is_backward)
+    return torch_compat.inductor_load(content, is_backward)
 
 
 def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None]) -> None:

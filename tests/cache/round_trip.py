@@ -37,8 +37,8 @@ def compile_and_restore(recipe: Recipe, function, args, hints, known=None, earli
     recording = RecordingRecipe.of(request)
     made = compile_as_ever(recording, function, args, hints, None, (), values)
     try:
-        if isinstance(made, SmallGraph) or recording.stages.problem:
-            raise NotStored("small or not plain")
+        if isinstance(made, SmallGraph) or recording.stages.problem or made.capture.trace.constants():
+            raise NotStored("small, not plain, or with a tensor that Dynamo would make an input")
         writer = Writer()
         entry = writer.write(request.entry_of(made, recording.stages))
         text = json.dumps({"entry": entry, "storages": writer.storages})

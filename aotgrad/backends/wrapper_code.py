@@ -1,0 +1,123 @@
+"""The Python code that Inductor generates around its kernels, without what only a first start needs.
+
+In: its text, and the module that it became. Out: a `Wrapper`, from which another process makes the same module: kernels are
+taken from where they were compiled to, so that neither the compiler nor the processor is asked anything, and functions of
+torch by their names, so that Inductor itself, whose import takes longer than all the rest, is not imported.
+
+    cpp_fused_0 = async_compile.cpp_pybinding([...], '''...''')      ->    kernels = {"cpp_fused_0": (name, path)}
+    from torch._inductor.select_algorithm import extern_kernels      ->    functions = {"mm": "torch.mm"}
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+from aotgrad import torch_compat
+
+DROPPED_IMPORTS = ("AsyncCompile", "extern_kernels", "align")
+DROPPED_FUNCTIONS = ("get_args", "benchmark_compiled_module")
+NEEDS_INDUCTOR = re.compile(r"\b(?:async_compile|AsyncCompile|align|inductor_ops|_quantized|triton\w*)\b|prims\.inductor")
+"""What is left of a wrapper that needs Inductor itself."""
+
+HARMLESS = ("inductor_ops = torch.ops.inductor", "_quantized = torch.ops._quantized")
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A module as text. `kernels`: module name, path and digest of each one's library; `functions`: names of torch's own."""
+
+    source: str
+    kernels: Mapping[str, tuple[str, str, str]]
+    functions: Mapping[str, str]
+
+    @classmethod
+    def of(cls, source: str, module: ModuleType) -> Wrapper | None:
+        """The wrapper of a module; `None` if it needs more than its kernels and functions of torch."""
+        lean, names = without_compilation(source)
+        used = sorted(set(re.findall(r"\bextern_kernels\.(\w+)", lean)))
+        libraries = {name: torch_compat.library_of(getattr(module, name, None)) for name in names}
+        externs = getattr(module, "extern_kernels", None)
+        functions = {name: torch_compat.function_name(getattr(externs, name, None)) for name in used}
+        if NEEDS_INDUCTOR.search(lean) or None in (*libraries.values(), *functions.values()):
+            return None
+        kernels = {name: (*library, digest(library[1])) for name, library in libraries.items() if library is not None}
+        return cls(lean, kernels, {name: function for name, function in functions.items() if function is not None})
+
+    @classmethod
+    def of_text(cls, text: str) -> Wrapper:
+        return cls(**json.loads(text))
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    def module(self, name: str) -> ModuleType:
+        """The module, made again.
+
+        Raises:
+            OSError: a kernel is not there any more, or another one.
+        """
+        module = ModuleType(name)
+        found = {key: checked_kernel(*library) for key, library in self.kernels.items()}
+        functions = {key: torch_compat.function_named(function) for key, function in self.functions.items()}
+        vars(module).update(found, extern_kernels=SimpleNamespace(**functions))
+        exec(compile(self.source, f"<{name}>", "exec", dont_inherit=True), vars(module))
+        return module
+
+
+def digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def checked_kernel(name: str, path: str, expected: str) -> Callable:
+    """The kernel in a library, if the library is as it was. Raises OSError if not."""
+    if digest(path) != expected:
+        raise OSError(f"{path} has changed")
+    return torch_compat.kernel_in(name, path)
+
+
+def without_compilation(source: str) -> tuple[str, list[str]]:
+    """The text without the statements that compile kernels and what only they need; the names of the kernels.
+
+    Other lines stay where they are.
+    """
+    lines, names = source.splitlines(), []
+    for statement in ast.parse(source).body:
+        kernel = kernel_defined(statement)
+        names += [kernel] if kernel else []
+        if kernel or is_dropped(statement) or ast.unparse(statement) in HARMLESS:
+            lines[statement.lineno - 1 : statement.end_lineno] = [""] * (statement.end_lineno - statement.lineno + 1)
+    return "\n".join(lines) + "\n", names
+
+
+def kernel_defined(statement: ast.stmt) -> str | None:
+    """The name that a statement gives a C++ kernel."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Attribute(attr="cpp_pybinding"))):
+            return name
+    return None
+
+
+def is_dropped(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.ImportFrom():
+            return any(name in DROPPED_IMPORTS for name in imported(statement))
+        case ast.FunctionDef(name=name):
+            return name in DROPPED_FUNCTIONS
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
+            return True
+    return ast.unparse(statement) in (
+        "async_compile = AsyncCompile()",
+        "async_compile.wait(globals())",
+        "del async_compile",
+    )
+
+
+def imported(statement: ast.ImportFrom) -> Iterator[str]:
+    return (alias.asname or alias.name for alias in statement.names)

@@ -1,0 +1,120 @@
+"""Measure the first training step of a fresh process, with nothing kept on disk and with what an earlier process kept.
+
+    python scripts/bench/warm_start.py
+    python scripts/bench/warm_start.py --only MLP --rounds 3 --markdown warm_start.md
+
+The peer is torch's own AOTAutograd with its AOTAutogradCache and Inductor's FxGraphCache; with eager halves (`aot_eager`) it
+keeps nothing. Both sides run in processes of their own, in turns, with the same Dynamo in front. Reported are medians by the
+clock on the wall: of the whole first step (Dynamo, forward and backward), and of what is below Dynamo: the backend and the
+first backward. The ratio is aotgrad over peer: below 1, aotgrad starts faster.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from models import workloads
+from tabulate import tabulate
+
+PEER = {"inductor": "inductor", "eager": "aot_eager"}
+OURS = {"inductor": "aotgrad", "eager": "aotgrad_eager"}
+COLUMNS = ("step", "below Dynamo")
+
+
+def first_step(backend: str, name: str) -> dict[str, float]:
+    """Seconds of the first step of this process."""
+    import importlib
+
+    if backend.startswith("aotgrad"):
+        importlib.import_module("aotgrad")
+    if backend == "inductor":
+        importlib.import_module("torch._dynamo.backends.inductor")
+    from torch._dynamo.backends.registry import lookup_backend
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    workload = next(each for each in workloads() if each.name == name)
+    compiler, spent = lookup_backend(backend), []
+
+    def timed(*args, **kwargs):
+        started = time.perf_counter()
+        try:
+            return compiler(*args, **kwargs)
+        finally:
+            spent.append(time.perf_counter() - started)
+
+    model = torch.compile(workload.fresh_model(), backend=timed)
+    started = time.perf_counter()
+    loss = model(*workload.inputs)
+    between = time.perf_counter()
+    loss.backward()
+    ended = time.perf_counter()
+    return {"step": ended - started, "below Dynamo": sum(spent) + ended - between, "loss": loss.item()}
+
+
+def in_a_process(backend: str, name: str, folder: Path) -> dict[str, float]:
+    """`first_step` in a process of its own, whose caches are in `folder`."""
+    caches = {"AOTGRAD_CACHE_DIR": str(folder / "aotgrad"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    command = [sys.executable, __file__, "--child", backend, name]
+    environment = {**os.environ, **caches, "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+def medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {column: statistics.median(run[column] for run in runs) for column in COLUMNS}
+
+
+def rows(halves: str, name: str, rounds: int) -> list[list[str]]:
+    """A cold start of each side, and the median warm start."""
+    with tempfile.TemporaryDirectory() as peers, tempfile.TemporaryDirectory() as own:
+        sides = [(PEER[halves], Path(peers)), (OURS[halves], Path(own))]
+        cold = [in_a_process(backend, name, folder) for backend, folder in sides]
+        warm: tuple[list, list] = ([], [])
+        for _ in range(rounds):
+            for runs, (backend, folder) in zip(warm, sides, strict=True):
+                runs.append(in_a_process(backend, name, folder))
+    starts = {"cold": cold, "warm": [medians(runs) for runs in warm]}
+    return [[f"{name}, {halves} halves, {start}", *cells(*found)] for start, found in starts.items()]
+
+
+def cells(peer: dict[str, float], own: dict[str, float]) -> list[str]:
+    found = []
+    for column in COLUMNS:
+        found += [f"{peer[column]:.2f}", f"{own[column]:.2f}", f"{own[column] / peer[column]:.2f}"]
+    return found
+
+
+def main() -> None:
+    names = [workload.name for workload in workloads()]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=names, default=names)
+    parser.add_argument("--halves", nargs="*", choices=list(PEER), default=list(PEER))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--markdown", type=Path, metavar="FILE.md")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(first_step(*arguments.child)))
+        return
+    table = [row for halves in arguments.halves for name in arguments.only for row in rows(halves, name, arguments.rounds)]
+    headers = ["seconds", "step: peer", "aotgrad", "ratio", "below Dynamo: peer", "aotgrad", "ratio"]
+    body = tabulate(table, headers, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, 1 thread"
+    text = f"{versions}, {datetime.date.today()}; medians of {arguments.rounds}; ratio = aotgrad / peer\n\n{body}\n"
+    print(text)
+    if arguments.markdown:
+        arguments.markdown.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
