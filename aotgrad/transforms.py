@@ -17,6 +17,7 @@ a derivative starts from the arguments again. What a plan cannot be used for run
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Union
@@ -161,6 +162,7 @@ class Surroundings:
         refused: the keys of regions that there is no plan of.
         grad_mode: that of the call.
         is_unchanged: whether no trace has changed the function's state.
+        parameters: which arguments of the function are `nn.Parameter`s.
     """
 
     plans: PlanCache
@@ -168,10 +170,18 @@ class Surroundings:
     refused: set[Hashable]
     grad_mode: bool
     is_unchanged: Callable[[], bool]
+    parameters: tuple[bool, ...]
 
     def tracked(self, tensors: Sequence[torch.Tensor]) -> tuple[bool, ...]:
         """Of which tensors gradients may be asked for, at the levels that have wrapped them or below."""
         return tuple(self.grad_mode and torch_compat.is_tracked(tensor) for tensor in tensors)
+
+    def leaves(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same memory, without history; the function's own arguments come first."""
+        flags = itertools.chain(self.parameters, itertools.repeat(False))
+        return [
+            torch.nn.Parameter(t.detach(), False) if flag else t.detach() for t, flag in zip(tensors, flags, strict=False)
+        ]
 
     def run(self, region: Region, tensors: Sequence[torch.Tensor]) -> Any:
         """The result of a region's plan.
@@ -230,7 +240,7 @@ class Invocation:
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The tensors of the result; no transform is open any more."""
         with torch.set_grad_enabled(self.surroundings.grad_mode):
-            result = self.compute([tensor.detach() for tensor in tensors])
+            result = self.compute(self.surroundings.leaves(tensors))
         found = tensors_of(result)
         self.given = {k: given_as(tensor, tensors) for k, tensor in enumerate(found) if shares_memory(tensor, tensors)}
         self.result = with_holes(result)
@@ -418,8 +428,14 @@ class CompiledTransforms:
         Raises:
             NotCompiled, AOTGradError: there can be no such plan.
         """
-        unchanged = lambda: state.reread() == state.value  # noqa: E731
-        surroundings = Surroundings(self.plans, self.derivatives, self.refused, torch.is_grad_enabled(), unchanged)
+        surroundings = Surroundings(
+            self.plans,
+            self.derivatives,
+            self.refused,
+            torch.is_grad_enabled(),
+            lambda: state.reread() == state.value,
+            tuple(isinstance(tensor, torch.nn.Parameter) for tensor in tensors),
+        )
         result = Invocation(region, surroundings, surroundings.tracked(tensors)).apply(*tensors)
         counters["transformed"] += 1
         return result

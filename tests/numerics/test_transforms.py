@@ -55,6 +55,15 @@ def mlp(number: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
 
 
+class AsksForParameters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(matrix())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight * (2 if isinstance(self.weight, nn.Parameter) else 1)
+
+
 def to_parameters(compile: Compile, differentiate: Callable) -> list[Any]:
     """Gradients that go on to the parameters, outside of the transform."""
     model = mlp()
@@ -147,6 +156,9 @@ COMPILED: dict[str, Callable[[Compile], Any]] = {
     "an autograd function": lambda c: vmap(grad(c(lambda x: Doubles.apply(x).sin().sum())))(batch()),
     "an argument that is changed later": an_argument_changed_later,
     "grad, and autograd around it": outside_too,
+    "a parameter that is one": lambda c: (lambda f: (vmap(f)(batch()), grad(lambda x: f(x).sum())(vector())))(
+        c(AsksForParameters())
+    ),
     "grad to parameters": lambda c: to_parameters(c, lambda f: grad(lambda x: f(x).sum())(vector())),
     "vmap to parameters": lambda c: to_parameters(c, lambda f: vmap(f)(batch())),
     "hessians to parameters": lambda c: to_parameters(c, lambda f: vmap(hessian(lambda x: f(x).sum()))(batch())),
