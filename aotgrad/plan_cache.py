@@ -162,7 +162,8 @@ class PlanCache:
             self.entries.clear()
             self.plain.clear()
             self.warned = False
-            self.__dict__.pop("transformed", None)
+            for name in ("jvp", "transformed"):
+                self.__dict__.pop(name, None)
 
     @functools.cached_property
     def jvp(self) -> CompiledJvp:

@@ -272,6 +272,16 @@ def test_the_first_order_runs_no_product_twice() -> None:
     assert sum(products) == 3
 
 
+def test_a_cleared_cache_forgets_what_transforms_made() -> None:
+    function = compiled(scalar)
+    for transform in (lambda: grad(function)(vector()), lambda: jvp(function, (vector(),), (vector(),))):
+        for _ in range(2):
+            before = aotgrad.counters["compilations"]
+            transform()
+            assert aotgrad.counters["compilations"] > before
+            aotgrad.clear_cache(function)
+
+
 def test_an_error_of_the_function_is_eagers() -> None:
     function = aotgrad.aot_function(lambda x: x @ torch.ones(7, dtype=DOUBLE), aotgrad.nop)
     errors = []
