@@ -38,7 +38,7 @@ def main() -> int:
     rows = [known[task] for task in tasks if task in known]
     print_report(rows)
     if arguments.markdown is not None:
-        arguments.markdown.write_text(page(rows, command_of(arguments)))
+        arguments.markdown.write_text(page(rows, command_of(arguments), arguments.note))
     return 1 if complain(rows) else 0
 
 
@@ -54,6 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--again", nargs="+", choices=BY_NAME, default=[], help="run these verdicts again")
     parser.add_argument("--report-only", action="store_true", help="run nothing, report what is in the file")
     parser.add_argument("--markdown", type=Path, help="write the report here as a document")
+    parser.add_argument("--note", default="", help="what the document says of how the results came about")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--list", action="store_true", help="print the names of the variants")
     return parser.parse_args()

@@ -7,6 +7,7 @@ print(page(rows, command))  both, as a document
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Collection, Sequence
 
@@ -78,12 +79,13 @@ def reason_of(row: Row) -> str:
     return escaped(row.verdict.reason if line is None else line.reason)
 
 
-def page(rows: Collection[Row], command: str) -> str:
-    """The document of a sweep's results."""
+def page(rows: Collection[Row], command: str, note: str = "") -> str:
+    """The document of a sweep's results; `note` says how they came about."""
     ours = [row for row in rows if row.task.compiler == "aotgrad"]
     samples = max(row.task.samples for row in rows)
     return PAGE.format(
         command=command,
+        note=f"\n\n{textwrap.fill(note, 120)}" if note else "",
         samples=samples,
         torch=torch.__version__,
         summary=summary(rows),
@@ -96,7 +98,7 @@ def page(rows: Collection[Row], command: str) -> str:
 PAGE = """# Conformance
 
 Made by `{command}`, which runs what its file of results lacks (`conformance.jsonl`, or `--results FILE`), with torch
-{torch} on a CPU.
+{torch} on a CPU.{note}
 
 Every operator and module of torch's own databases is called with up to {samples} of its sample inputs, forward and
 backward, in eager and compiled. Compared are values, dtypes, strides, flags, aliases and memory of outputs; the arguments,
