@@ -7,6 +7,7 @@ What a later stage learns goes into a new type. `verify.py` checks each of them,
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -136,7 +137,7 @@ class CallingConvention:
         """Every argument is an input of the graph."""
         return cls(tuple(inputs), tuple(range(len(inputs))))
 
-    @property
+    @functools.cached_property
     def placeholder_count(self) -> int:
         return sum(not isinstance(spec, MemberInput) for spec in self.inputs)
 
@@ -209,7 +210,7 @@ class Capture:
     def inputs(self) -> tuple[InputSpec, ...]:
         return self.convention.inputs
 
-    @property
+    @functools.cached_property
     def placeholders(self) -> tuple[fx.Node, ...]:
         """The placeholder nodes of the inputs that have one."""
         nodes = (node for node in self.trace.graph.nodes if node.op == "placeholder")

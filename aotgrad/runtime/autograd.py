@@ -73,7 +73,8 @@ class Backward:
         saved_by: tuple[int, ...],
     ) -> Backward:
         outputs = variants.full.signature.outputs
-        positions = tuple(outputs.index(gradient) for gradient in variants.gradients)
+        position_of = {output: k for k, output in enumerate(outputs)}
+        positions = tuple(position_of[gradient] for gradient in variants.gradients)
         formats = tangent_formats(variants.full)
         of_segment, full = functools.partial(higher_order, number), variants.full_key()
         layouts = tuple((layout.size, layout.stride) for layout in step.tangents)

@@ -7,7 +7,7 @@ does not need are not in its plan.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -227,7 +227,7 @@ class _PlanBuilder:
         yield Attach(
             "backward" if len(self.segments) == 1 else f"backward_{number}",
             outputs=tuple(result_name(tangent.of) for tangent in tangents),
-            inputs=tuple(self.target_name(number, gradient.of) for gradient in segment.gradients),
+            inputs=tuple(self.target_names(number)),
             saved=tuple(f"{result_name(s)}_alias" if s in own_results else self.own_name(s) for s in saved),
             sizes=tuple(result_name(slot) for slot in of_kind(half.signature.inputs, SavedSymInt)),
             tangents=tuple(TangentLayout(tuple(fake.size()), tuple(fake.stride())) for fake in tangents.values()),
@@ -251,9 +251,9 @@ class _PlanBuilder:
         values: list[tuple[Any, Any]] = [(Primal(k), node) for k, node in enumerate(placeholders)]
         values += [(slot, self.result_nodes[slot]) for slot in self.signature.forward_results]
         for segment, half in zip(self.segments, self.halves, strict=bool(self.halves)):
-            masks: dict[Any, int] = {}
+            nodes, masks = masks_of(segment.saving), dict[Any, int]()
             for slot, node in values:
-                masks[storage_node(node)] = masks.get(storage_node(node), 0) | mask_of(segment.saving, slot)
+                masks[storage_node(node)] = masks.get(storage_node(node), 0) | nodes.get(slot, 0)
             saved = of_kind(half.signature.inputs, Saved)
             yield tuple(masks.get(storage_node(self.result_nodes[slot]), 0) for slot in saved)
 
@@ -263,8 +263,9 @@ class _PlanBuilder:
         Of an input that the function changes, eager has saved the new value, or else its backward raises anyway.
         """
         names = {self.saved_updates.get(slot, slot.name) for slot in saved}
+        masks = masks_of(saving)
         for index, name in enumerate(self.primals):
-            nodes = mask_of(saving, Primal(index)) | mask_of(saving, UpdatedInput(index))
+            nodes = masks.get(Primal(index), 0) | masks.get(UpdatedInput(index), 0)
             if nodes and self.meta.inputs[index] is not None and name not in names:
                 yield index, nodes
 
@@ -279,16 +280,21 @@ class _PlanBuilder:
         """The results that eager saves and a segment does not, with the nodes that do, as a bit mask."""
         memory = {storage_node(self.result_nodes[slot]) for slot in saved}
         changed = {slot for slot, _ in self.meta.versions}
+        masks = masks_of(saving)
         for slot in of_kind(self.signature.outputs, (UserOutput, IntermediateBase)):
-            nodes = mask_of(saving, slot)
+            nodes = masks.get(slot, 0)
             if nodes and slot not in changed and storage_node(self.result_nodes[slot]) not in memory:
                 yield result_name(slot), nodes
 
-    def target_name(self, number: int, target: GradientTarget) -> str:
-        """The variable whose gradient a segment returns; an updated input has been written by then."""
+    def target_names(self, number: int) -> Iterator[str]:
+        """The variables whose gradients a segment returns; an updated input has been written by then."""
+        lost = self.lost_histories(number)
+        return (self.target_name(lost, gradient.of) for gradient in self.segments[number].gradients)
+
+    def target_name(self, lost: Collection[int], target: GradientTarget) -> str:
         match target:
             case Primal(index):
-                return f"{self.inputs[index]}_history" if index in self.lost_histories(number) else self.inputs[index]
+                return f"{self.inputs[index]}_history" if index in lost else self.inputs[index]
             case UpdatedInput(index):
                 return self.inputs[index]
             case OldInput(index):
@@ -638,9 +644,13 @@ def base_of_member(spec: InputSpec, index: int) -> int:
     return spec.base if isinstance(spec, MemberInput) else index
 
 
-def mask_of(saving: Sequence[SavingNodes], value: Any) -> int:
-    """Which nodes save `value`, as a bit mask."""
-    return sum(1 << k for k, nodes in enumerate(saving) if value in nodes.values)
+def masks_of(saving: Sequence[SavingNodes]) -> dict[Any, int]:
+    """Which nodes save each value, as a bit mask."""
+    masks: dict[Any, int] = {}
+    for k, nodes in enumerate(saving):
+        for value in nodes.values:
+            masks[value] = masks.get(value, 0) | 1 << k
+    return masks
 
 
 def is_changed(info: InputAliasInfo | None) -> bool:

@@ -118,7 +118,7 @@ class Mean(nn.Module):
 class Chain(nn.Module):
     """A chain with about `nodes` nodes in its joint graph."""
 
-    NODES_PER_LAYER = 12
+    NODES_PER_LAYER = 10
 
     def __init__(self, nodes: int, width: int = 4):
         super().__init__()
