@@ -284,19 +284,19 @@ class Transformed(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
         invocation, (primals, are_changed) = ctx.invocation, saved_by(ctx)
         wanted = tuple(k for k, needed in enumerate(ctx.needs_input_grad[1:]) if needed)
-        defined = tuple(k for k, cotangent in enumerate(cotangents) if cotangent is not None)
+        given = {k: cotangent for k, cotangent in enumerate(cotangents) if cotangent is not None}
         gradients: list[torch.Tensor | None] = [None] * len(primals)
-        if defined:
-            region = BackwardRegion(invocation.region, wanted, defined)
+        if given:
+            region = BackwardRegion(invocation.region, wanted, tuple(given))
             inner = Invocation(region, invocation.surroundings, origin=invocation, is_last=are_changed)
-            gradients = replaced(gradients, wanted, inner.derivative(*primals, *(cotangents[k] for k in defined)))
+            gradients = replaced(gradients, wanted, inner.derivative(*primals, *given.values()))
         return (None, *gradients)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        dual = tuple(k for k, tangent in enumerate(tangents) if tangent is not None)
-        inner = Invocation(ForwardRegion(ctx.invocation.region, dual), ctx.invocation.surroundings)
-        return tuple(inner.derivative(*ctx.saved_tensors, *(tangents[k] for k in dual)))
+        given = {k: tangent for k, tangent in enumerate(tangents) if tangent is not None}
+        inner = Invocation(ForwardRegion(ctx.invocation.region, tuple(given)), ctx.invocation.surroundings)
+        return tuple(inner.derivative(*ctx.saved_tensors, *given.values()))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, invocation: Invocation, *tensors: torch.Tensor) -> tuple[tuple, tuple]:
