@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.ir import BackwardSegment, GraphHalf, SavingNodes
+from aotgrad.ir import BackwardSegment, BoxedCallable, GraphHalf, SavingNodes
 from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation, check_version
-from aotgrad.runtime.saved import release, saved_of, unpack, unpack_and_release
+from aotgrad.runtime.saved import release, release_all, saved_of, unpack, unpack_and_release
 from aotgrad.runtime.steps import Attach
 from aotgrad.runtime.variants import VariantCache, VariantKey
 from aotgrad.slots import Saved, Tangent, of_kind
@@ -92,6 +92,11 @@ class Backward:
             saving=segment.saving,
             saved_by=saved_by,
         )
+
+    @property
+    def whole(self) -> BoxedCallable | None:
+        """The compiled graph of the usual case, once it is there, if nothing but the graph has to run in it."""
+        return None if self.watched_inputs else self.variants.run_whole
 
     @functools.cached_property
     def saves(self) -> bool:
@@ -250,7 +255,10 @@ class Segment(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         plan: Backward = ctx.plan
         layouts = ctx.layouts or plan.layouts
-        key = plan.full if is_usual(tangents, plan.has_sentinel) else variant_key(plan, tangents)
+        is_full = is_usual(tangents, plan.has_sentinel)
+        if is_full and plan.whole is not None and not (ctx.ran or ctx.watched_results or is_watched_or_transformed()):
+            return run_whole(ctx, plan, tangents, layouts)
+        key = plan.full if is_full else variant_key(plan, tangents)
         if ctx.ran:
             check_second_run(ctx, key)
         if plan.watched_inputs or ctx.watched_results:
@@ -264,17 +272,36 @@ class Segment(torch.autograd.Function):
         if torch.is_grad_enabled() or torch_compat.any_autocast_enabled() or torch_compat.transform_is_open():
             values = [*ctx.sizes, *unpack_and_release(ctx, key)]
             return plan.returned(plan.run_transformed(key, values, tangents, layouts))
-        variant = plan.variants.whole if key is plan.full else None
-        if variant is None:
-            variant = plan.variants.get(key)
+        variant = plan.variants.get(key)
         values = [*ctx.sizes, *unpack_and_release(ctx, key)]
         ready = map(as_traced, tangents, layouts)
         values += ready if variant.undefined is None else plan.with_zeros(list(ready), layouts)
-        guard = torch_compat.reused_guard()
-        with guard:
+        with torch_compat.below_autograd():
             gradients = variant(values)
-        torch_compat.reuse_guard(guard)
         return plan.returned(gradients)
+
+
+def is_watched_or_transformed() -> bool:
+    """Whether a backward differs from the graph that was compiled for it, or does more."""
+    return (
+        torch.is_grad_enabled()
+        or torch_compat.any_autocast_enabled()
+        or torch.is_anomaly_enabled()
+        or torch_compat.transform_is_open()
+    )
+
+
+def run_whole(ctx: Any, plan: Backward, tangents: Sequence[Any], layouts: Sequence[Layout]) -> tuple[Any, ...]:
+    """The first backward of a node with all tangents and gradients: the usual case, in which each call of Python counts."""
+    values = [*ctx.sizes, *ctx.saved_tensors] if plan.saves else [*ctx.sizes]
+    if not torch_compat.graph_is_retained():
+        release_all(ctx, plan.full)
+    values += map(as_traced, tangents, layouts)
+    guard = torch_compat.reused_guard()
+    with guard:
+        gradients = plan.whole(values)
+    torch_compat.reuse_guard(guard)
+    return plan.returned(gradients)
 
 
 torch_compat.set_defaults(Segment, sizes=(), layouts=None, watched_results=(), ran=(), kept=None)

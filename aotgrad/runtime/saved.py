@@ -86,6 +86,14 @@ def release(ctx: Any, key: VariantKey) -> None:
         ctx.recomputation = None
 
 
+def release_all(ctx: Any, key: VariantKey) -> None:
+    """The same for the first backward of a node, with all gradients: nothing is left that another one may need."""
+    ctx.ran = (key,)
+    if ctx.plan.saves:
+        torch_compat.release_saved_tensors(ctx)
+        ctx.recomputation = None
+
+
 @dataclass(frozen=True)
 class KeptTensor:
     """A saved tensor that outlives a backward which did not need it. `make` returns it, or raises eager's error.

@@ -70,6 +70,7 @@ class VariantCache:
     """The variants of one backward graph. `gradients` are those that its node returns, in order.
 
     `whole` is the variant of the usual case, every tangent and every gradient; `None` until it is needed, then kept.
+    `run_whole` is what it runs.
     """
 
     full: GraphHalf
@@ -77,6 +78,7 @@ class VariantCache:
     gradients: tuple[Gradient, ...]
     variants: OrderedDict[VariantKey, Variant] = field(default_factory=OrderedDict)
     whole: Variant | None = None
+    run_whole: BoxedCallable | None = None
     graphs: OrderedDict[VariantKey, tuple[GraphHalf, frozenset[int] | None]] = field(default_factory=OrderedDict)
 
     def get(self, key: VariantKey) -> Variant:
@@ -84,6 +86,7 @@ class VariantCache:
             return recent(self.variants, key, self.make)
         if self.whole is None:
             self.whole = recent(self.variants, key, self.make)
+            self.run_whole = self.whole.run
         return self.whole
 
     def full_key(self) -> VariantKey:
