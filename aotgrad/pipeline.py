@@ -219,9 +219,10 @@ def joint_of(
         tools.observe("small graph", small)
         return small
     tidy = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
-    joint = tidy.run(build_joint(capture, meta, options.grad_segments), tools.after_pass)
+    joint = build_joint(capture, meta, tools.options.grad_segments)
     if values is not None:
-        values.answer_checks()
+        values.answer_checks()  # before passes: what they make of the trace is no part of it
+    joint = tidy.run(joint, tools.after_pass)
     if options.keep_input_mutations and not joint.differentiable:
         joint = passes.keep_input_mutations(joint, meta)
     joint = passes.take_known_values(tools.backend.prepare_joint(joint), known)

@@ -110,7 +110,7 @@ class ValueReads:
         return self._require(text) if all(map(self._prologue.bind, names)) else None
 
     def answer_checks(self) -> None:
-        """Make conditions of what torch has assumed while the function was traced: a graph does not check it.
+        """Make conditions of what torch has assumed while the function was traced, which a graph does not check. The last answers.
 
         Raises:
             NotAnswered: at this level.
@@ -122,6 +122,7 @@ class ValueReads:
                 raise NotAnswered(f"a graph does not check that {expression}")
             if answer is not None and not answer:
                 raise EagerError(f"the function assumes of values that {expression}")
+        self.guard()
 
     def _require(self, text: str) -> Any:
         """What an expression is in this call, which it has to be in others."""
@@ -168,8 +169,11 @@ class Prologue:
         return True
 
     def _sources(self, symbol: str) -> Iterator[tuple[Any, ...]]:
-        """Nodes whose value a symbol is, or whose size or stride: with what computes it of them."""
+        """Nodes whose value a symbol is, or whose size or stride: with what computes it of them. None that is a tangent."""
+        inputs = {spec.name for spec in self._convention.inputs}
         for node in self._recorder.graph.nodes:
+            if node.op == "placeholder" and node.name not in inputs:
+                continue
             value = node.meta.get("val")
             if torch_compat.was_symbol(value, symbol):
                 yield node, None

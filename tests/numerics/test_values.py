@@ -248,6 +248,15 @@ def test_results_that_are_written_where_the_caller_says():
 RESULTS = (torch.float32, torch.int64, torch.float32)
 
 
+def test_a_size_that_the_backward_needs_too():
+    """A size of a tangent is that of what it is the tangent of."""
+
+    def pairs(size):
+        return lambda: (torch.rand(size, requires_grad=True),)
+
+    assert_all_like_eager(lambda x: torch.combinations(x, 2), pairs(4), pairs(4), plans=1)
+
+
 def test_a_check_of_the_users_own_is_kept():
     def function(x, k):
         n = k.item()
