@@ -293,10 +293,12 @@ class Transformed(torch.autograd.Function):
         return (None, *gradients)
 
     @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         given = {k: tangent for k, tangent in enumerate(tangents) if tangent is not None}
         inner = Invocation(ForwardRegion(ctx.invocation.region, tuple(given)), ctx.invocation.surroundings)
-        return tuple(inner.derivative(*ctx.saved_tensors, *given.values()))
+        found = inner.derivative(*ctx.saved_tensors, *given.values())
+        pairs = zip(found, ctx.invocation.differentiable, strict=True)
+        return tuple(tangent if is_differentiable else None for tangent, is_differentiable in pairs)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, invocation: Invocation, *tensors: torch.Tensor) -> tuple[tuple, tuple]:

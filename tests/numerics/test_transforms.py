@@ -138,6 +138,7 @@ COMPILED: dict[str, Callable[[Compile], Any]] = {
     "jacfwd": lambda c: jacfwd(c(product))(vector(), matrix()),
     "hessian": lambda c: hessian(c(scalar))(vector()),
     "jacrev of jacrev": lambda c: jacrev(jacrev(c(scalar)))(vector()),
+    "hessian of one of several results": lambda c: hessian(lambda x: c(several)(x)[0].sum())(vector()),
     "third derivative": lambda c: jacfwd(hessian(c(scalar)))(vector()),
     "hessians of a batch": lambda c: vmap(hessian(c(scalar)))(batch()),
     "jvp of grad": lambda c: jvp(grad(c(scalar)), (vector(),), (vector(),)),
