@@ -110,7 +110,7 @@ class ValueReads:
         return self._require(text) if all(map(self._prologue.bind, names)) else None
 
     def answer_checks(self) -> None:
-        """Make conditions of what torch has assumed while the function was traced, which a graph does not check. The last answers.
+        """Make conditions of what torch has assumed during the trace, which a graph does not check: the last answers.
 
         Raises:
             NotAnswered: at this level.
