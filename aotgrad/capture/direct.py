@@ -95,15 +95,20 @@ class DirectRecorder:
     def of_functional(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], check: Callable[[], None]) -> Any:
         """The fake results of an op that neither writes nor views, on functional tensors without pending writes.
 
-        `check` raises for arguments that eager refuses; asked where the op meets such arguments for the first time.
+        `check` raises for arguments that eager refuses; asked where the op meets such arguments for the first time. What an
+        op is taken apart into is recorded below functionalization.
         """
-        if self.kind_of(op) is not torch_compat.OpKind.PURE:
+        if torch_compat.kind_of_op(op) is not torch_compat.OpKind.PURE:
             return NotImplemented
         try:
             key: list[Any] = [op, FunctionalTensor, torch.get_default_dtype()]
             node_args, node_kwargs = self._lowered(args, kwargs, FunctionalTensor, key)
         except NotDirect:
             return NotImplemented
+
+        if op in self.taken_apart:
+            check()
+            return op(*torch_compat.inner_values(args), **torch_compat.inner_values(kwargs))
 
         def compute() -> Any:
             check()
