@@ -61,6 +61,8 @@ def compile_through_cache(
         tensors, hints: as for `recipe.compile`.
         recipe: how to compile.
     """
+    if recipe.options.verify or observe.is_watched():  # somebody looks at the stages
+        return recipe.compile(function, tensors, hints)
     try:
         request = Request.of(module, dedupe, tensors, hints, recipe)
         found = request.restored(function)
@@ -96,8 +98,6 @@ class Request:
         """Raises NotStored."""
         if not IS_SUPPORTED:
             raise NotStored("this system does not say who owns a folder")
-        if recipe.options.verify or observe.is_watched():
-            raise NotStored("somebody looks at the stages")
         key, store = key_of(module, dedupe, tensors, hints, recipe), plan_store()
         backend = recipe.backend.storing(Artefacts(store, repr((recipe.backend.name, recipe.backend.cache_key()))))
         recipe = replace(recipe, backend=backend)

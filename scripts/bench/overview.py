@@ -238,6 +238,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    aotgrad.config.cache = False  # first steps are measured as if nothing had been compiled before
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     blocks = [header()]
