@@ -515,6 +515,11 @@ def only_forward_mode() -> bool:
     return in_reach and torch._C._is_fwd_grad_enabled()
 
 
+def jvp_is_open() -> bool:
+    """Whether a `jvp` transform is among those that are open."""
+    return "jvp" in open_transforms()
+
+
 def forward_mode_is_open() -> bool:
     """Whether this thread is inside a forward-mode level, or a `jvp`, which opens one."""
     return forward_ad._current_level >= 0

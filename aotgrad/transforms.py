@@ -203,6 +203,7 @@ class Invocation:
     Attributes:
         tracked: the arguments of which a gradient may be asked for, if the plan is to keep a graph for that.
         origin: the call that this is the gradient of.
+        in_forward_mode: whether results may get a tangent, for which each of their elements needs memory of its own.
         is_last: an argument has changed since; the result can have no derivative.
         result: what it returned, once all transforms are applied; its tensors are the outputs of `Transformed`.
         given: which of these are an argument, as the gradient of a sum is the cotangent: their positions, and those.
@@ -213,6 +214,7 @@ class Invocation:
     surroundings: Surroundings
     tracked: tuple[bool, ...] = ()
     origin: Invocation | None = None
+    in_forward_mode: bool = field(default_factory=torch_compat.jvp_is_open)
     is_last: bool = False
     result: Any = None
     given: dict[int, int] = field(default_factory=dict)
@@ -246,7 +248,7 @@ class Invocation:
         self.result = with_holes(result)
         if not self.differentiable:
             self.differentiable = [tensor.dtype.is_floating_point or tensor.dtype.is_complex for tensor in found]
-        return tuple(tensor.detach() for tensor in found)
+        return tuple(t.clone() if self.in_forward_mode and torch_compat.is_expanded(t) else t.detach() for t in found)
 
     def compute(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The result, from the graph of what this is the gradient of, or by the region's plan."""
@@ -304,6 +306,7 @@ class Transformed(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple, invocation: Invocation, *tensors: torch.Tensor) -> tuple[tuple, tuple]:
         region = BatchedRegion(invocation.region, tuple(in_dims[1:]), info.randomness)
         inner = Invocation(region, invocation.surroundings, invocation.surroundings.tracked(tensors))
+        inner.in_forward_mode = inner.in_forward_mode or invocation.in_forward_mode
         outputs = Transformed.apply(inner, *tensors)
         (invocation.result, batched), invocation.differentiable = inner.result, inner.differentiable
         if any(in_dims[1 + j] != (0 if batched[k] else None) for k, j in inner.given.items()):

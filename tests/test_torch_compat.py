@@ -1751,6 +1751,18 @@ def test_what_is_open_around_a_call():
     assert plain == [(False, False), (True, False), (True, True), (False, False), (False, False)]
 
 
+def test_an_open_jvp():
+    seen = []
+
+    def look(x):
+        seen.append(compat.jvp_is_open())
+        return x
+
+    torch.func.jvp(look, (torch.ones(2),), (torch.ones(2),))
+    torch.func.vmap(look)(torch.ones(2))
+    assert seen == [True, False] and not compat.jvp_is_open()
+
+
 class CountingMode(torch.utils._python_dispatch.TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))

@@ -139,6 +139,7 @@ COMPILED: dict[str, Callable[[Compile], Any]] = {
     "hessian": lambda c: hessian(c(scalar))(vector()),
     "jacrev of jacrev": lambda c: jacrev(jacrev(c(scalar)))(vector()),
     "hessian of one of several results": lambda c: hessian(lambda x: c(several)(x)[0].sum())(vector()),
+    "hessian with an expanded gradient": lambda c: hessian(c(lambda x: (x.sum() * 2).exp() + x.sum()))(vector()),
     "third derivative": lambda c: jacfwd(hessian(c(scalar)))(vector()),
     "hessians of a batch": lambda c: vmap(hessian(c(scalar)))(batch()),
     "jvp of grad": lambda c: jvp(grad(c(scalar)), (vector(),), (vector(),)),
