@@ -1862,13 +1862,13 @@ def proxy_node(value: Any, tracer: Any) -> fx.Node | None:
     return slot.proxy.node
 
 
-def is_constant(value: FakeTensor, tracer: Any) -> bool:
+def is_constant(value: Any, tracer: Any) -> bool:
     """Whether a traced tensor has a value while tracing, as one of a few elements has that no input leads to."""
     slot = get_proxy_slot(value, tracer, None)
     return value.constant is not None or (slot is not None and slot.constant is not None)
 
 
-def forget_constant(value: FakeTensor, tracer: Any) -> None:
+def forget_constant(value: Any, tracer: Any) -> None:
     """Let a fake tensor have no value: what it is computed from may have another one later."""
     value.constant = None
     slot = get_proxy_slot(value, tracer, None)

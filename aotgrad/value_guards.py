@@ -33,14 +33,14 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Condition:
-    """`text`, an expression in what the graph computes, has to give `wanted`; `line` is where the function asked."""
+    """`text`, an expression in what the graph computes, has to give `wanted`; `place` says where that was asked."""
 
     text: str
     wanted: Any
-    line: str
+    place: str
 
     def __str__(self) -> str:
-        return f"{self.text} is {self.wanted!r}, asked at {self.line}"
+        return f"{self.text} is {self.wanted!r}, asked {self.place}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ValueGuard:
         for condition in self.conditions:
             value = evaluate(condition.text, found)
             if not is_same(value, condition.wanted):
-                return f"{condition.text} is {value!r}, not {condition.wanted!r}, asked at {condition.line}"
+                return f"{condition.text} is {value!r}, not {condition.wanted!r}, asked {condition.place}"
         return None
 
     def lines(self) -> Iterator[str]:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 import torch.utils._pytree as pytree
+from torch.fx.node import map_arg
 
 from aotgrad import op_table, torch_compat
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line, user_stack_trace
@@ -101,13 +102,13 @@ class ValueReads:
         )
         return fakes
 
-    def answer(self, expression: Any) -> Any:
-        """The value of an expression in symbols; `None` if it is not known."""
+    def answer(self, expression: Any, place: str = "") -> Any:
+        """The value of an expression in symbols; `None` if it is not known. `place` says where it is asked."""
         self.asked = True
         if self._prologue is None:
             return None
         text, names = torch_compat.expression_text(expression)
-        return self._require(text) if all(map(self._prologue.bind, names)) else None
+        return self._require(text, place) if all(map(self._prologue.bind, names)) else None
 
     def answer_checks(self) -> None:
         """Make conditions of what torch has assumed during the trace, which a graph does not check: the last answers.
@@ -117,18 +118,18 @@ class ValueReads:
             EagerError: it does not hold in this call: eager raises, or takes another path.
         """
         for expression in torch_compat.deferred_checks(self._fake_mode):
-            answer = self.answer(expression)
+            answer = self.answer(expression, "by a check of torch's")
             if answer is None and self.level is not Level.NUMBERS:
                 raise NotAnswered(f"a graph does not check that {expression}")
             if answer is not None and not answer:
                 raise EagerError(f"the function assumes of values that {expression}")
         self.guard()
 
-    def _require(self, text: str) -> Any:
+    def _require(self, text: str, place: str = "") -> Any:
         """What an expression is in this call, which it has to be in others."""
         assert self._prologue is not None
         value = evaluate(text, self._prologue.read)
-        self._conditions.setdefault(text, Condition(text, value, printed_line(user_stack_trace())))
+        self._conditions.setdefault(text, Condition(text, value, place or f"at {printed_line(user_stack_trace())}"))
         return value
 
 
@@ -210,7 +211,7 @@ class Prologue:
         copy = self.graph.node_copy(node, self._copies.__getitem__)
         copy.meta = {}
         if node.op == "get_attr":
-            self._values[copy] = getattr(self._recorder.root, node.target)
+            self._values[copy] = getattr(self._recorder.root, str(node.target))
             return copy
         return self._run(copy)
 
@@ -228,13 +229,14 @@ class Prologue:
         return self._run(self.graph.call_function(memory_around, (member, spec.start_bytes, nbytes, spec.fake.dtype)))
 
     def _run(self, node: fx.Node) -> fx.Node:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch_compat.bare_evaluation())
             stack.enter_context(torch_compat.below_autograd())
             stack.enter_context(torch_compat.no_python_dispatcher())
             if op_table.is_random(node.target):
                 stack.enter_context(self._draw())
+            assert callable(node.target)
             self._values[node] = node.target(*args, **kwargs)
         return node
 
@@ -278,7 +280,7 @@ def closes_over(node: fx.Node) -> bool:
 
 def memory_around(member: torch.Tensor, start_bytes: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
     """The memory that arguments share, which begins `start_bytes` after the first byte of one of them."""
-    return torch_compat.flat_alias(member, member.storage_offset() * member.element_size() + start_bytes, nbytes, dtype)
+    return torch_compat.flat_alias(member, int(member.storage_offset()) * member.element_size() + start_bytes, nbytes, dtype)
 
 
 def geometry(tensor: torch.Tensor) -> Iterator[tuple[Any, ...]]:
@@ -299,12 +301,12 @@ def reject_unrepeatable(node: fx.Node, root: torch.nn.Module) -> None:
     Raises:
         CaptureError
     """
-    part = getattr(root, node.target) if node.op == "get_attr" else None
-    inner = part.graph.nodes if isinstance(part, fx.GraphModule) else ()
-    for each in inner:
-        reject_unrepeatable(each, part)
-        if op_table.is_random(each.target):
-            raise CaptureError(f"{NOT_REPEATABLE}: {each.target} draws random numbers, at {line_of(each)}")
+    part = getattr(root, str(node.target)) if node.op == "get_attr" else None
+    if isinstance(part, fx.GraphModule):
+        for each in part.graph.nodes:
+            reject_unrepeatable(each, part)
+            if op_table.is_random(each.target):
+                raise CaptureError(f"{NOT_REPEATABLE}: {each.target} draws random numbers, at {line_of(each)}")
     if torch_compat.is_effect_wrapper(node.target) or op_table.has_effect(node.target):
         raise CaptureError(f"{NOT_REPEATABLE}: {node.target} has an effect, at {line_of(node)}")
     if any(map(torch_compat.is_symbolic_value, pytree.tree_leaves((node.args, node.kwargs)))):
