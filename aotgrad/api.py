@@ -28,7 +28,7 @@ from aotgrad.calls import FunctionCalls, ModuleCalls, has_state, module_call, st
 from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
 from aotgrad.debug_state import debug_state
-from aotgrad.errors import CaptureError
+from aotgrad.errors import CaptureError, OptionError
 from aotgrad.ir import InputHint
 from aotgrad.lifting import LiftedModule, slots_of
 from aotgrad.memory import MemoryGuard
@@ -75,6 +75,7 @@ def aot_function(
         CaptureError, BackendError, OptionError: at the first call that needs a plan (options: at once).
     """
     backend = FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler, decompositions or {})
+    reject_cache(options)
     given = {"dynamic": dynamic, "keep_input_mutations": keep_inference_input_mutations, **(options or {})}
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     cache = PlanCache(Recipe(backend, partition_fn, Options.from_mapping(given)), name)
@@ -100,6 +101,19 @@ def aot_function(
     compiled.plan_cache, compiled.plans, compiled.calls = cache, cache.plans, calls
     compiled.debug_state = functools.partial(debug_state, cache)
     return compiled
+
+
+def reject_cache(options: Mapping[str, Any] | None) -> None:
+    """Raise if what is compiled here is to be kept on disk.
+
+    Raises:
+        OptionError
+    """
+    if (options or {}).get("cache"):
+        raise OptionError(
+            "option 'cache' is True, but what aot_function and aot_module compile is not kept on disk: it depends on Python "
+            "code and compilers that another process may have changed; use torch.compile"
+        )
 
 
 def clear_cache(compiled: Callable) -> None:
@@ -187,6 +201,7 @@ def aot_module_simplified(
         A function of the flat inputs that returns a list of the flat outputs. It has `named_parameters`, `named_buffers` and
         `zero_grad` of the module.
     """
+    reject_cache(options)
     given = {"keep_input_mutations": keep_inference_input_mutations, **(options or {})}
     backend = FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler, decompositions or {})
     return compile_module(mod, args, Recipe(backend, partition_fn, Options.from_mapping(given)))
