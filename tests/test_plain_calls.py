@@ -152,3 +152,16 @@ def test_an_argument_that_dies_is_freed_during_the_call(grad):
     for _ in range(3):
         compiled(torch.ones(2), w)
     assert alive[1:] == [[grad, True]] * 2 if grad else [[False, True]] * 2
+
+
+def test_a_backward_after_a_gradient_of_leaves_has_the_same_gradients():
+    compiled = aotgrad.aot_function(lambda x, w: (x * w).sin(), aotgrad.nop)
+    x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    for _ in range(3):
+        both = torch.autograd.grad(compiled(x, w).sum(), (x, w))
+        (one,) = torch.autograd.grad(compiled(x, w).sum(), w)
+        x.grad = w.grad = None
+        compiled(x, w).sum().backward()
+        assert torch.equal(both[0], x.grad) and torch.equal(both[1], w.grad) and torch.equal(one, w.grad)
+        compiled(x, w).sum().backward(inputs=[x])
+        assert torch.equal(2 * both[0], x.grad) and torch.equal(both[1], w.grad)

@@ -35,6 +35,28 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Size and stride."""
 
 
+PAUSE = 64
+"""Backwards in which the edges of a node are not asked, after one in which that took an exception."""
+
+
+@dataclass
+class Edges:
+    """Asks the engine whether it executes all edges of a node. Who calls `autograd.grad` for leaves does so again: after
+    one such call, so many backwards as `pause` are not asked.
+    """
+
+    pause: int = 0
+
+    def all_executed(self) -> bool:
+        if self.pause:
+            self.pause -= 1
+            return False
+        executed = torch_compat.engine_executes_all_edges()
+        if executed is None:
+            self.pause = PAUSE
+        return executed is True
+
+
 @dataclass(frozen=True)
 class Backward:
     """What the autograd node of a segment runs: variants of its graph, and for higher orders another function.
@@ -61,6 +83,7 @@ class Backward:
     saved_by: tuple[int, ...]
     needs: dict[VariantKey, tuple[int, ...] | None] = field(default_factory=dict)
     pending: dict[int, frozenset[int]] = field(default_factory=dict)
+    edges: Edges = field(default_factory=Edges)
 
     @classmethod
     def of(
@@ -255,7 +278,7 @@ class Segment(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         plan: Backward = ctx.plan
         layouts = ctx.layouts or plan.layouts
-        is_full = is_usual(tangents, plan.has_sentinel)
+        is_full = is_usual(tangents, plan)
         if is_full and plan.whole is not None and not (ctx.ran or ctx.watched_results or is_watched_or_transformed()):
             return run_whole(ctx, plan, tangents, layouts)
         key = plan.full if is_full else variant_key(plan, tangents)
@@ -383,12 +406,12 @@ def zeros(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Ten
     return torch.empty_strided(*layout, dtype=dtype, device=device).zero_()
 
 
-def is_usual(tangents: Sequence[torch.Tensor | None], has_sentinel: bool) -> bool:
-    """Whether every tangent is defined and every gradient wanted."""
+def is_usual(tangents: Sequence[torch.Tensor | None], plan: Backward) -> bool:
+    """Whether every tangent is defined and every gradient wanted, if that can be found out fast; see `variant_key`."""
     for tangent in tangents:
         if tangent is None:
             return False
-    return torch_compat.is_wanted(SENTINEL_NODE) if has_sentinel else torch_compat.engine_executes_all_edges()
+    return torch_compat.is_wanted(SENTINEL_NODE) if plan.has_sentinel else plan.edges.all_executed()
 
 
 def variant_key(plan: Backward, tangents: Sequence[torch.Tensor | None]) -> VariantKey:
