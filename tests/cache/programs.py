@@ -71,10 +71,15 @@ def outcome(name: str, compiler: Callable[[Callable], Callable]) -> list[torch.T
 
 def run_in_another_process(name: str, backend: str, folder: Path) -> tuple[list[torch.Tensor], dict[str, int]]:
     """What a program computed there, and `aotgrad.counters`."""
-    path = folder / "outcome.pt"
-    command = [sys.executable, "-m", "tests.cache.programs", name, backend, str(path)]
-    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=600)
-    return torch.load(path)
+    return run_in_processes(name, backend, [folder / "outcome.pt"])[0]
+
+
+def run_in_processes(name: str, backend: str, paths: Sequence[Path]) -> list[tuple[list[torch.Tensor], dict[str, int]]]:
+    """The same in several processes at once."""
+    commands = [[sys.executable, "-m", "tests.cache.programs", name, backend, str(path)] for path in paths]
+    processes = [subprocess.Popen(command, cwd=REPOSITORY) for command in commands]
+    assert [process.wait(timeout=600) for process in processes] == [0] * len(paths)
+    return [torch.load(path) for path in paths]
 
 
 def main(name: str, backend: str, path: str) -> None:

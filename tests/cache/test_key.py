@@ -20,6 +20,7 @@ from .conftest import compiled
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
 
 HIT, MISS = {"cache_hits": 1}, {"cache_misses": 1, "compilations": 1}
@@ -275,3 +276,29 @@ def test_a_checkpoint_is_stored_but_not_with_a_policy(counted):
 
     start(selective).backward()
     assert counted() == BYPASS
+
+
+def test_a_custom_autograd_function_is_known_by_its_backward(counted):
+    def with_factor(factor):
+        class Scaled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x.sin()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * ctx.saved_tensors[0].cos() * factor
+
+        return lambda x, y: Scaled.apply(x).exp().sum()
+
+    def gradient(factor):
+        x, y = inputs()
+        start(with_factor(factor), (x, y)).backward()
+        return x.grad
+
+    first = gradient(1)
+    assert counted() == MISS
+    assert torch.equal(gradient(1), first) and counted() == HIT
+    torch.testing.assert_close(gradient(3), 3 * first)
+    assert counted() == MISS

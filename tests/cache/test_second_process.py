@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from .conftest import compiled
-from .programs import PROGRAMS, outcome, run_in_another_process
+from .programs import PROGRAMS, outcome, run_in_another_process, run_in_processes
 
 MISS, HIT = {"cache_misses": 1, "compilations": 1}, {"cache_hits": 1}
 
@@ -29,6 +29,14 @@ def test_another_process_finds_what_this_one_made(counted, tmp_path):
     found, counters = run_in_another_process("mlp", "aotgrad_eager", tmp_path)
     assert same(found, expected)
     assert counters == {**HIT, "graphs": 2}
+
+
+def test_two_processes_at_once(counted, tmp_path):
+    found = run_in_processes("writes", "aotgrad_eager", [tmp_path / "one.pt", tmp_path / "other.pt"])
+    assert same(found[0][0], found[1][0])
+    assert not any(counters.get("cache_failures") for _, counters in found)
+    assert same(outcome("writes", compiled), found[0][0])
+    assert counted() == HIT
 
 
 @pytest.mark.parametrize(("name", "graphs"), [("mlp", 2), ("writes", 3)])
