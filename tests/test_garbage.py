@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import aotgrad
+from aotgrad import garbage
 from aotgrad.garbage import collection_paused
 
 
@@ -80,3 +81,12 @@ def test_what_somebody_has_frozen_stays_frozen():
         assert gc.get_freeze_count() >= count
     finally:
         gc.unfreeze()
+
+
+def test_garbage_does_not_pile_up(monkeypatch):
+    monkeypatch.setattr(garbage, "MOST_AGED", 10_000)
+    watched = weakref.ref(made_into_a_cycle())
+    with collection_paused():
+        kept = [[] for _ in range(20_000)]
+    assert watched() is None
+    assert len(kept) == 20_000

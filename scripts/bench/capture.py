@@ -25,7 +25,7 @@ import time
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ from unittest import mock
 
 import torch
 import torch.fx as fx
-from partition_models import model_and_inputs
+from partition_models import Stop, model_and_inputs
 from tabulate import tabulate
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.aot_autograd import aot_module_simplified as peer_aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition as peer_partition
 
@@ -227,10 +228,11 @@ def with_model(name: str, use: Callable[[nn.Module, Inputs], Any]) -> Any:
 
     def backend(module: fx.GraphModule, given: Inputs) -> Callable:
         found.append(use(module, given))
-        return module.forward
+        raise Stop
 
     torch._dynamo.reset()
-    torch.compile(model, backend=backend, fullgraph=True)(*inputs)
+    with suppress(Stop, BackendCompilerFailed):
+        torch.compile(model, backend=backend, fullgraph=True)(*inputs)
     return found[0]
 
 
