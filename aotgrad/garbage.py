@@ -10,7 +10,6 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-
 MOST_AGED = 2_000_000
 """So many objects count as old without having been looked at, before all are."""
 
@@ -21,8 +20,8 @@ _aged = [0]
 def collection_paused() -> Iterator[None]:
     """Inside, the collector does not start by itself; afterwards it does again, if it did before.
 
-    What was made meanwhile counts as old then: else, the next collection of young objects would walk all of it at once. After
-    `MOST_AGED` such objects, everything is collected once.
+    What was made meanwhile counts as old then: else, the next collection of young objects would walk all of it at once.
+    After `MOST_AGED` such objects, everything is collected once.
     """
     was_enabled = gc.isenabled()
     gc.disable()
