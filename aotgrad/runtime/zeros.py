@@ -45,6 +45,9 @@ def remove_undefined(graph: fx.Graph, undefined: Collection[fx.Node], tangents: 
             node.args = (fx.map_arg(node.args[0], lambda arg: None if arg in zero else arg),)
         elif missing and node not in zero:
             drop_missing(graph, node, missing)
+    for node in reversed(graph.nodes):  # checks too: no dead code, though nobody uses them
+        if node in zero and node.op == "call_function" and not node.users:
+            graph.erase_node(node)
 
 
 def undefined_outputs(graph: fx.Graph, undefined: Collection[fx.Node], tangents: Collection[fx.Node]) -> list[bool]:
