@@ -395,3 +395,16 @@ def test_a_derivative_that_is_a_view_of_the_cotangent_runs_as_it_is() -> None:
         return gradient, cotangent
 
     assert assert_eagers(function, compiled)["inlined"] == 1
+
+
+CONSTANT = "whether a derivative is constant is known once it was traced, and that waits until its gradient is asked for"
+
+
+@pytest.mark.xfail(reason=CONSTANT, strict=True)
+def test_a_constant_derivative_requires_no_grad() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return (2 * x).sum()
+
+    x = vector().requires_grad_()
+    flags = [grad(function)(x).requires_grad for function in (twice, aotgrad.aot_function(twice, aotgrad.nop))]
+    assert flags == [False, False]
