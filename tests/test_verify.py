@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from aotgrad import verify
+from aotgrad.backends.base import checked_arity
 from aotgrad.errors import ContractError
 from aotgrad.ir import (
     AliasOfInput,
@@ -401,7 +402,7 @@ def test_a_gradient_has_the_size_of_its_primal(product):
 
 
 def test_the_compiled_forward_returns_what_its_graph_returns(product):
-    forward = replace(product.compiled.forward, expected=9)
+    forward = checked_arity(product.compiled.forward, 9, "nop", "forward")
     compiled = replace(product.compiled, forward=forward)
     message = "the compiled forward returns 9 values, its graph 3"
     assert_broken("executable", replace(product, compiled=compiled), message)
