@@ -189,7 +189,8 @@ def text_of_store(store: Store) -> str:
     """The folder, what is in it, and how much may be. Raises OSError if the folder is not used."""
     files = store.files()
     size, limit = sum(file.nbytes for file in files) / MEGABYTE, store.limit_bytes / MEGABYTE
-    return f"{store.folder}\n{len(files)} files, {size:.1f} MB of at most {limit:.0f} MB"
+    count = "1 file" if len(files) == 1 else f"{len(files)} files"
+    return f"{store.folder}\n{count}, {size:.1f} MB of at most {limit:.0f} MB"
 
 
 def plot(frontier: MemoryFrontier, path: Path, title: str) -> None:

@@ -13,7 +13,7 @@ def test_info_and_clear(capsys, folder):
     assert capsys.readouterr().out == f"{folder}\n0 files, 0.0 MB of at most 1074 MB\n"
     Store(folder).write("a", bytes(1_000_000))
     assert main(["cache", "info"]) == 0
-    assert "1 files, 1.0 MB of at most 1074 MB" in capsys.readouterr().out
+    assert "1 file, 1.0 MB of at most 1074 MB" in capsys.readouterr().out
     assert main(["cache", "clear"]) == 0
     assert capsys.readouterr().out == f"removed 1 files from {folder}\n"
     assert Store(folder).files() == []
