@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aotgrad import passes
+from aotgrad import op_table, passes
 from aotgrad.analysis import analyze
 from aotgrad.backends.base import Backend
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
@@ -103,7 +103,8 @@ class Executable(Traced):
         """The inputs whose values the graph needs, or the guard of values."""
         placeholders = self.joint.module.graph.find_nodes(op="placeholder")
         guarded = () if (guard := self.value_guard) is None else guard.inputs
-        return tuple(index for index, node in enumerate(placeholders) if node.users or index in guarded)
+        read = (any(not op_table.reads_size(user.target) for user in node.users) for node in placeholders)
+        return tuple(index for index, is_read in enumerate(read) if is_read or index in guarded)
 
 
 @dataclass(frozen=True)

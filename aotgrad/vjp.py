@@ -96,7 +96,8 @@ class CapturedFunction:
         for index, spec in enumerate(self.capture.inputs):
             if isinstance(spec, MemberInput):
                 self.reject_old_value(index)
-        for slot in self.results:
+        failing = () if self.joint.backward_error is None else self.joint.backward_error.results
+        for slot in (*self.results, *failing):
             if isinstance(slot, UpdatedInput):
                 self.reject_old_value(slot.index)
         for index, info in enumerate(self.meta.inputs):

@@ -76,6 +76,14 @@ ALIKE = {
     "complex numbers in a part of a real tensor that no view of all of it has": program(
         "v = p0.clone()", "v", "x = torch.view_as_complex(tensor(3).as_strided((2,), (1,), 0).reshape(-1))"
     ),
+    "a gradient of the gradient that needs the size of what was changed": program(
+        "v = p0[torch.tensor([0, 0])].clone()\nw = p0.reshape(p0.shape)",
+        "v, w",
+        "x = tensor(3, requires_grad=True)",
+        "with torch.no_grad():\n    o1.add_(x)",
+        "g, = gradients([o0], [x], retain_graph=True, create_graph=True)",
+        dynamic=True,
+    ),
     "a view laid out as another argument": program(
         "v = p1.zero_().conj()",
         "v",
@@ -233,6 +241,19 @@ def test_alike(name: str, partition: str) -> None:
 
 
 REFUSED = {
+    "a view of an input that loses a dimension": (
+        program("v = p0.mT\np0.as_strided_((2,), (1,))", "v", "w = tensor(2, 2, requires_grad=True)\nx = w.clone()"),
+        "UnsupportedAliasingError",
+    ),
+    "a gradient of the gradient of an input of which a backward cannot run": (
+        program(
+            "v = p0.clone()\np0.relu_()\np0.add_(1)",
+            "v",
+            "w = tensor(requires_grad=True)\nx = w.clone()",
+            "backward(o0, create_graph=True)",
+        ),
+        "HigherOrderError",
+    ),
     "a gradient of the gradient from a copy of what was overwritten": (
         program(
             "p1.data.add_(1)\nv, w = p0.chunk(2, -1)\nz = (v * v).clone()",
