@@ -1526,7 +1526,8 @@ def may_be_swapped(tensor: Any) -> bool:
     """Whether a tensor is a traced view that autograd lets be changed in place."""
     if not isinstance(tensor, FunctionalTensor) or tensor.is_inference() or tensor._base is None:
         return False
-    return not (is_view_of_leaf(tensor) or is_forbidden_after_a_write(tensor) or tensor._backward_hooks)
+    is_refused = torch.is_grad_enabled() and is_view_of_leaf(tensor)
+    return not (is_refused or is_forbidden_after_a_write(tensor) or tensor._backward_hooks)
 
 
 def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:

@@ -84,6 +84,12 @@ ALIKE = {
         "g, = gradients([o0], [x], retain_graph=True, create_graph=True)",
         dynamic=True,
     ),
+    "a view of a leaf that is transposed where autograd does not see it": program(
+        "v = p0.view(2, 2)\nwith torch.no_grad():\n    v.t_()\nw = v.clone()",
+        "w",
+        "x = tensor(2, 2, requires_grad=True)",
+        "backward(o0)",
+    ),
     "a view laid out as another argument": program(
         "v = p1.zero_().conj()",
         "v",
