@@ -1722,15 +1722,24 @@ def wrapped_result(mode: FunctionalTensorMode, fake: torch.Tensor) -> torch.Tens
 def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
     """Lay transposed tensors out as they were, after a write inside: the out-of-place form of many ops is contiguous."""
     functional = (tensor for tensor in written if isinstance(tensor, FunctionalTensor))
-    before = [(tensor, tensor.stride()) for tensor in functional if not is_symbolic(tensor) and not tensor.is_contiguous()]
+    before = [(tensor, tensor.stride()) for tensor in functional if is_in_another_order(tensor)]
     yield
     for tensor, stride in before:
         value = from_functional(tensor)
-        if value.stride() != stride and is_dense_layout(tensor.size(), stride):
+        if not known_equal(value.stride(), stride) and is_dense_layout(hints(tensor.size()), hints(stride)):
             with disable_functional_mode():
                 torch._functionalize_replace(tensor.elem, contiguous_in_order(value, stride))
                 torch._functionalize_commit_update(tensor.elem)
                 torch._functionalize_sync(tensor.elem)
+
+
+def is_in_another_order(tensor: torch.Tensor) -> bool:
+    """Whether a traced tensor is not contiguous; one of which a size depends on data counts as contiguous."""
+    if not is_symbolic(tensor):
+        return not tensor.is_contiguous()
+    numbers = (*tensor.size(), *tensor.stride())
+    have_hints = all(number.node.has_hint() for number in numbers if isinstance(number, torch.SymInt))
+    return have_hints and not known_contiguous(tensor)
 
 
 PHASE = "in the complex case are specified up to multiplication by e^{i phi}. The specified loss function depends on this"
@@ -1796,7 +1805,7 @@ def keep_gradient_layout(node: Any) -> Any:
 
 def contiguous_in_order(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """A copy with the dense strides `stride`."""
-    order = sorted(range(tensor.dim()), key=lambda dim: -stride[dim])
+    order = sorted(range(tensor.dim()), key=lambda dim: -hints(stride)[dim])
     back = sorted(range(tensor.dim()), key=order.__getitem__)
     return tensor.permute(order).contiguous().permute(back)
 

@@ -1102,6 +1102,7 @@ def test_a_write_keeps_the_layout(fake_mode):
         assert compat.from_functional(view).stride() == (1, 3)
         with compat.kept_layouts([x]):
             pass
+        assert compat.is_in_another_order(view) and not compat.is_in_another_order(x)
 
 
 def test_a_write_of_a_higher_kind_is_refused():

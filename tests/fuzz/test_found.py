@@ -90,6 +90,9 @@ ALIKE = {
         "x = tensor(2, 2, requires_grad=True)",
         "backward(o0)",
     ),
+    "a transposed input of symbolic size keeps its layout": program(
+        "p0.masked_fill_(p0 > 0, 2)", "p0.clone()", "y = tensor(3, 2)\nx = y.t()", dynamic=True
+    ),
     "a view laid out as another argument": program(
         "v = p1.zero_().conj()",
         "v",
