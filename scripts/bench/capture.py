@@ -14,11 +14,9 @@ objects take at once (tracemalloc).
 
 import argparse
 import cProfile
-import datetime
 import gc
 import io
 import math
-import platform
 import pstats
 import statistics
 import time
@@ -35,6 +33,7 @@ import torch
 import torch.fx as fx
 from partition_models import Stop, model_and_inputs
 from tabulate import tabulate
+from timing import environment
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.aot_autograd import aot_module_simplified as peer_aot_module_simplified
@@ -303,10 +302,7 @@ def scaling_table(scales: Sequence[int], rounds: int) -> str:
 
 
 def header() -> str:
-    return (
-        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
-        f"{torch.get_num_threads()} thread(s), {datetime.date.today()}; medians; ratio = aotgrad / peer"
-    )
+    return f"{environment()}; medians; ratio = aotgrad / peer"
 
 
 def parse_arguments() -> argparse.Namespace:

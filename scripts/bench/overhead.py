@@ -11,8 +11,6 @@ Candidates take turns; medians of processor time.
 """
 
 import argparse
-import datetime
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -22,7 +20,7 @@ from typing import Any
 import functorch.compile
 import torch
 from tabulate import tabulate
-from timing import median_seconds
+from timing import environment, median_seconds
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
@@ -239,10 +237,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
-    print(
-        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
-        f"{torch.get_num_threads()} thread(s), {datetime.date.today()}; us a call; ratio = aotgrad / peer\n"
-    )
+    print(f"{environment()}; us a call; ratio = aotgrad / peer\n")
     chosen = [case for case in cases() if not arguments.only or any(text in case.name for text in arguments.only)]
     headers = ["", "floor", "peer", "aotgrad", "ratio", "above the floor", "ratio above it"]
     tablefmt = "github" if arguments.markdown else "simple"

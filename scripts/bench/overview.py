@@ -9,8 +9,6 @@ peer over aotgrad: above 1, aotgrad is faster or smaller.
 """
 
 import argparse
-import datetime
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +19,7 @@ import torch
 from models import Workload, workloads
 from saved_bytes import saved_bytes
 from tabulate import tabulate
-from timing import first_call_seconds, median_seconds
+from timing import environment, first_call_seconds, median_seconds
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 
@@ -223,10 +221,7 @@ SECTIONS: dict[str, Callable[[], Table]] = {
 
 
 def header() -> str:
-    return (
-        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
-        f"{torch.get_num_threads()} thread(s), {datetime.date.today()}; medians; ratio = peer / aotgrad"
-    )
+    return f"{environment()}; medians; ratio = peer / aotgrad"
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -9,8 +9,6 @@ alone over compiled: above 1, compiling saves time. The last column is what the 
 """
 
 import argparse
-import datetime
-import platform
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +16,7 @@ from pathlib import Path
 
 import torch
 from tabulate import tabulate
-from timing import median_seconds
+from timing import environment, median_seconds
 from torch import Tensor
 from torch._inductor.utils import fresh_cache
 
@@ -93,10 +91,7 @@ def table(counts: list[int]) -> str:
 
 
 def header() -> str:
-    return (
-        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
-        f"{torch.get_num_threads()} thread(s), {datetime.date.today()}; medians; ratio = left alone / compiled"
-    )
+    return f"{environment()}; medians; ratio = left alone / compiled"
 
 
 def main() -> None:

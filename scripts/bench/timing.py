@@ -7,15 +7,27 @@ process had the processor are compared. (First calls, which start other processe
 A slow spell of the machine then hits all candidates alike, and a median drops the few samples that it hits hardest.
 """
 
+import datetime
 import gc
+import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
+
 ROUNDS = 11
 SHORT_ROUNDS, SHORT_SAMPLE_SECONDS = 200, 0.001  # So many short ones that some of them meet nobody else.
 SAMPLE_SECONDS = 0.02  # Long against the clock's resolution and the loop's own cost, short against a scheduler's slice.
+
+
+def environment() -> str:
+    """What times depend on besides the code: versions, processor, threads, and the day."""
+    return (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
+        f"{torch.get_num_threads()} thread(s), {datetime.date.today()}"
+    )
 
 
 def median_seconds(candidates: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
