@@ -315,4 +315,12 @@ def is_symbolic_value(node: fx.Node) -> bool:
 
 
 def is_tuple_value(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), (tuple, list))
+    """Whether the op returns several values, of which others read items; by name, if it is a wrapped Triton kernel."""
+    return isinstance(node.meta.get("val"), (tuple, list, dict))
+
+
+def items_of(value: Any) -> list[Any]:
+    """The items of what an op returns, or the one value that it is."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (tuple, list)) else [value]

@@ -22,6 +22,7 @@ from aotgrad import op_table, passes
 from aotgrad.analysis import analyze
 from aotgrad.backends.base import Backend
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
+from aotgrad.capture.kernels import reject_kernels_in_shared_memory
 from aotgrad.capture.trace import FlatFunction, capture_function
 from aotgrad.capture.values import ValueReads
 from aotgrad.convention import MemorySharing, share_memory
@@ -221,6 +222,7 @@ def joint_of(
         return small
     tidy = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
     joint = build_joint(capture, meta, tools.options.grad_segments)
+    reject_kernels_in_shared_memory(joint.module.graph)
     if values is not None:
         values.answer_checks()  # before passes: what they make of the trace is no part of it
     joint = tidy.run(joint, tools.after_pass)

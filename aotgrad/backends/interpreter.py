@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import torch_compat
+from aotgrad import op_table, torch_compat
 from aotgrad.backends.base import FunctionBackend
 from aotgrad.errors import AOTGradError, GraphCheckError, add_note
 from aotgrad.ir import BoxedCallable
@@ -53,8 +53,8 @@ def check_value(node: fx.Node, actual: Any, traced: Any) -> None:
     Raises:
         GraphCheckError: names the node, its user's line, and what differs.
     """
-    if isinstance(traced, (list, tuple)):
-        for one_actual, one_traced in zip(actual, traced, strict=True):
+    if isinstance(traced, (list, tuple, dict)):
+        for one_actual, one_traced in zip(op_table.items_of(actual), op_table.items_of(traced), strict=True):
             check_value(node, one_actual, one_traced)
         return
     if not isinstance(traced, torch.Tensor):

@@ -128,10 +128,9 @@ def _gives_the_same(base: fx.Node, reader: fx.Node, arg: fx.Node) -> bool:
 
 
 def _layouts(value: Any) -> list[tuple[Any, ...]]:
-    values = value if isinstance(value, (tuple, list)) else [value]
+    values = op_table.items_of(value)
     return [(tuple(v.shape), tuple(v.stride())) if isinstance(v, torch.Tensor) else (v,) for v in values]
 
 
 def _fake_mode(value: Any) -> Any:
-    values: Any = value if isinstance(value, (tuple, list)) else [value]
-    return next(v.fake_mode for v in values if isinstance(v, torch.Tensor))
+    return next(v.fake_mode for v in op_table.items_of(value) if isinstance(v, torch.Tensor))

@@ -80,10 +80,7 @@ def storage_bytes(value: torch.Tensor) -> int:
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     """The tensors that a node computes: none for sizes, several for an op that returns a tuple."""
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, (tuple, list)) else []
+    return [item for item in op_table.items_of(node.meta.get("val")) if isinstance(item, torch.Tensor)]
 
 
 def bytes_kept_alive(node: fx.Node) -> int:

@@ -44,6 +44,8 @@ def type_text(value: Any) -> str:
         return f"Sym({value!s})"
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(type_text, value))})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {type_text(item)}' for key, item in value.items())}}}"
     return "None" if value is None else type(value).__name__
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from unittest import mock
 
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.effects import _EffectType as EffectType
 from torch._higher_order_ops.effects import _register_effectful_op
 
 import aotgrad
 from tests.golden.cases import error_case
+from tests.numerics.triton_kernels import launch
 
 
 @error_case
@@ -507,6 +510,18 @@ def view_at_a_computed_place():
 def noise_with_gaps():
     """A tensor with gaps between its elements is filled with random numbers."""
     aotgrad.aot_function(lambda x: x.normal_(), aotgrad.nop)(torch.ones(4, 10)[:, ::2])
+
+
+@error_case
+def kernel_in_shared_memory():
+    """A Triton kernel reads and writes pieces of one input that overlap."""
+
+    def function(x, y):
+        launch(x[:4], y, x[1:5])
+        return x * 1
+
+    with mock.patch.object(triton_kernel_wrap, "get_mutated_tensors", lambda *_: ["out"]):
+        aotgrad.aot_function(function, aotgrad.nop)(torch.ones(5), torch.ones(4))
 
 
 @error_case

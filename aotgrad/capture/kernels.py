@@ -1,0 +1,70 @@
+"""Wrapped Triton kernels that a trace would not run as eager does: refused.
+
+In: a joint graph. Raises, or returns nothing.
+
+Torch's functional form of a kernel call clones each tensor that the kernel writes to, so what the kernel writes through one
+argument it does not see in another one that shares the memory, and of two results in one memory the later one wins.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.capture.recorder import printed_line
+from aotgrad.errors import CaptureError
+from aotgrad.overlap import ByteLayout, overlap
+
+WRAPPED = "triton_kernel_wrapper_functional"
+"""Torch's operator that calls a kernel and returns copies of what it has written to, by name."""
+
+
+def reject_kernels_in_shared_memory(graph: fx.Graph) -> None:
+    """Raise if a kernel writes to an argument that shares elements with another one.
+
+    One tensor that is passed twice, as where a kernel works in place, is fine if the kernel writes to one of the two.
+
+    Raises:
+        CaptureError: names the line and both arguments.
+    """
+    for node in graph.nodes:
+        if torch_compat.higher_order_name(node.target) == WRAPPED:
+            reject_shared_arguments(node)
+
+
+def reject_shared_arguments(call: fx.Node) -> None:
+    """See `reject_kernels_in_shared_memory`."""
+    written, arguments = call.kwargs["tensors_to_clone"], call.kwargs["kwargs"]
+    tensors = {name: value.meta["val"] for name, value in arguments.items() if is_tensor(value)}
+    for (name, tensor), (other, second) in itertools.combinations(tensors.items(), 2):
+        if are_torn_apart(tensor, second, {name, other} & set(written)):
+            line = printed_line(call.meta.get("stack_trace", ""))
+            raise CaptureError(
+                f"a Triton kernel gets {name!r} and {other!r}, which share memory, and changes it, at {line}. "
+                "Pass a clone() of one, or do this outside of the compiled function"
+            )
+
+
+def is_tensor(value: object) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
+
+
+def are_torn_apart(tensor: torch.Tensor, other: torch.Tensor, written: Collection[str]) -> bool:
+    """Whether two arguments share elements in a way that is lost when those that are `written` to are cloned."""
+    if not written or torch_compat.storage_key(tensor) != torch_compat.storage_key(other):
+        return False
+    if torch_compat.is_symbolic(tensor) or torch_compat.is_symbolic(other):
+        return tensor is not other or len(written) == 2
+    layout, second = layout_of(tensor), layout_of(other)
+    return overlap(layout, second) if layout != second else len(written) == 2
+
+
+def layout_of(tensor: torch.Tensor) -> ByteLayout:
+    """Where the elements lie, from the start of the storage."""
+    item = tensor.element_size()
+    strides = tuple(item * step for step in tensor.stride())
+    return ByteLayout(item * int(tensor.storage_offset()), tuple(tensor.shape), strides, item)
