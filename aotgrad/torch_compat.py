@@ -2378,6 +2378,34 @@ def without_dynamo(function: Callable) -> Callable:
         function = original
 
 
+@contextlib.contextmanager
+def dynamo_forgets() -> Iterator[None]:
+    """Nothing that Dynamo has compiled before is used inside, nor what it compiles inside afterwards."""
+    torch._dynamo.reset()
+    try:
+        yield
+    finally:
+        torch._dynamo.reset()
+
+
+@contextlib.contextmanager
+def graph_breaks() -> Iterator[list[tuple[Any, str]]]:
+    """Collects where Dynamo breaks graphs inside, and why: the user's innermost frame, if there is one, and the reason."""
+    from torch._dynamo.utils import graph_break_reasons
+
+    before, found = len(graph_break_reasons), []
+    yield found
+    found += [
+        (reason.user_stack[-1] if reason.user_stack else None, reason.reason) for reason in graph_break_reasons[before:]
+    ]
+
+
+def dynamo_source(node: torch.fx.Node) -> str | None:
+    """From where Dynamo reads what it passes for a placeholder: `L['x']`, `L['self']._parameters['weight']`."""
+    argument = node.meta.get("grapharg")
+    return None if argument is None else getattr(argument.source, "name", None)
+
+
 # --- torch's own logs ------------------------------------------------------------------------------------------------
 
 

@@ -647,6 +647,35 @@ def test_breaks_dynamos_graph(error, breaks):
     assert compat.breaks_dynamos_graph(error) == breaks
 
 
+def test_where_dynamo_breaks_graphs_and_what_it_passes():
+    sources = []
+
+    def backend(module, example_inputs):
+        sources.append([compat.dynamo_source(node) for node in module.graph.find_nodes(op="placeholder")])
+        return module.forward
+
+    def function(x, more):
+        x = x + more["w"]
+        torch._dynamo.graph_break()
+        return x * 2
+
+    with compat.dynamo_forgets(), compat.graph_breaks() as breaks:
+        torch.compile(function, backend=backend)(torch.ones(1), {"w": torch.ones(1)})
+    assert sources == [["L['x']", "L['more']['w']"], ["L['x']"]]
+    ((frame, reason),) = breaks
+    assert frame.line == "torch._dynamo.graph_break()" and reason
+    assert compat.dynamo_source(torch.fx.Graph().placeholder("x")) is None
+
+
+def test_dynamo_forgets():
+    compiled = []
+    function = torch.compile(lambda x: x + 1, backend=lambda module, _: compiled.append(module) or module.forward)
+    for _ in range(2):
+        with compat.dynamo_forgets():
+            function(torch.ones(1))
+    assert len(compiled) == 2
+
+
 def test_a_bare_evaluation_is_real_and_exact(fake_mode):
     a, b = torch.randn(2, 2, requires_grad=True), torch.randn(2, 2)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), fake_mode, compat.bare_evaluation():

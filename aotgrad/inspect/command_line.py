@@ -1,7 +1,8 @@
-"""Look at what aotgrad makes of a function or module. The graphs are those of the function as it stands, without Dynamo.
+"""Look at what aotgrad makes of a function or module: of the function as it stands, or of Dynamo's graphs of it.
 
     python -m aotgrad explain model.py:net --inputs "f32[8, 4]"       what happens to inputs, what is saved, and why
     python -m aotgrad explain model.py:net --json                     the same for programs
+    python -m aotgrad explain model.py:net --dynamo                   each of Dynamo's graphs, and what broke them
     python -m aotgrad stages torch.nn.functional:gelu --inputs "bf16[4]" --stage joint
     python -m aotgrad frontier model.py:net --plot front.svg          what it can trade of memory for time
     python -m aotgrad cache info                                      what is kept on disk for later processes
@@ -81,6 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     shared = shared_parser()
     command = add_command(commands, "explain", run_explain, shared, "report what is compiled, what is saved, and why")
     command.add_argument("--json", action="store_true", help="for programs")
+    command.add_argument("--dynamo", action="store_true", help="each of the graphs that torch.compile makes; runs it once")
     command = add_command(commands, "stages", run_stages, shared, "print what every stage of the pipeline makes of it")
     command.add_argument("--stage", action="append", choices=STAGES, help="print this stage only; may be repeated")
     command = add_command(commands, "frontier", run_frontier, shared, "print what it can trade of memory for time")
@@ -133,7 +135,9 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def run_explain(arguments: argparse.Namespace) -> int:
     options = options_of(arguments)
     target = Target.of(arguments.function, arguments.inputs)
-    explanation = explain(target.function, backend=arguments.backend, options=options)(*target.inputs)
+    explainer = explain(target.function, backend=arguments.backend, options=options, dynamo=arguments.dynamo)
+    with contextlib.redirect_stdout(sys.stderr):  # what the function itself prints is no part of the report
+        explanation = explainer(*target.inputs)
     print(explanation.to_json() if arguments.json else explanation)
     return OK
 

@@ -3,6 +3,7 @@
 In: a function or module, and the arguments of a call. Out: an `Explanation`. Nothing of the function runs.
 
     print(aotgrad.explain(model)(x))
+    print(aotgrad.explain(model, dynamo=True)(x))       each of Dynamo's graphs, and what broke them
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from aotgrad import torch_compat
 from aotgrad.backends import registry
 from aotgrad.backends.base import WrappedBackend
 from aotgrad.calls import Calls, calls_of
+from aotgrad.inspect.dynamo import DynamoExplainer
 from aotgrad.inspect.explanation import Explanation, explanation_of
 from aotgrad.ir import Compiled, Partition
 from aotgrad.options import Options
@@ -39,8 +41,8 @@ class Explainer:
 
 
 def explain(
-    fn: Callable[..., Any], *, backend: str = "eager", options: Mapping[str, Any] | None = None
-) -> Callable[..., Explanation]:
+    fn: Callable[..., Any], *, backend: str = "eager", options: Mapping[str, Any] | None = None, dynamo: bool = False
+) -> Explainer | DynamoExplainer:
     """Say what is compiled for a call, and why: `explain(fn)(*args)`.
 
     Args:
@@ -50,12 +52,14 @@ def explain(
         backend: the name of a registered backend, which traces and partitions but does not compile. Without a meaning
             for what is compiled already, as are the options.
         options: see `aotgrad.Options`.
+        dynamo: whether to explain each graph that Dynamo makes of `fn`, and what broke them. The function runs once for
+            that, in eager, on copies of its tensors, and Dynamo forgets what it has compiled before.
 
     Returns:
         A function of the arguments of `fn` that returns an `Explanation`. Print it: what happens to each input, what each
         output is, the graphs, each value saved for the backward with its bytes, its line and the reason, what runs
         again and what that costs, what one call does, and the plans and backward graphs so far. `to_json()` gives the
-        same to a program; sizes are in bytes.
+        same to a program; sizes are in bytes. With `dynamo`, a `DynamoExplanation` of as many of them.
 
     Raises:
         BackendError, OptionError: for a backend or an option that there is not.
@@ -67,10 +71,12 @@ def explain(
         >>> [(row.name, row.bytes) for row in report.saved]
         [('x', 24)]
     """
+    checked = Options.from_mapping(options)
+    recipe = Recipe(Uncompiled(registry.get(backend)), PARTITIONERS[checked.partitioner], checked)
+    if dynamo:
+        return DynamoExplainer(fn, recipe)
     calls = getattr(fn, "calls", None)
     if calls is None:
-        checked = Options.from_mapping(options)
-        recipe = Recipe(Uncompiled(registry.get(backend)), PARTITIONERS[checked.partitioner], checked)
         original = torch_compat.without_dynamo(fn)
         calls = calls_of(fn, PlanCache(recipe, getattr(original, "__qualname__", type(original).__qualname__)))
     return Explainer(calls)

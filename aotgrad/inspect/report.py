@@ -12,6 +12,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from aotgrad.inspect.dynamo import DynamoExplanation
 from aotgrad.inspect.explanation import Explanation, InputRow, PlanRow, SourceLine
 
 
@@ -19,6 +20,18 @@ def report_text(explanation: Explanation) -> str:
     """The whole report, without a newline at the end."""
     sections = [headline(explanation), *(sections_of(explanation) if explanation.note is None else ())]
     return "\n\n".join([*sections, *plans(explanation.plans)])
+
+
+def dynamo_report_text(explanation: DynamoExplanation) -> str:
+    """What broke the graphs, and the report of each."""
+    count = len(explanation.graphs)
+    head = f"{explanation.name}: Dynamo makes {count} graph{'' if count == 1 else 's'} of it"
+    broken = [f"  {where_text(each.where)}\n{indented(each.reason)}" for each in explanation.breaks]
+    return "\n\n".join([head, *(["broken at", *broken] if broken else []), *map(report_text, explanation.graphs)])
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.strip().splitlines() if line.strip())
 
 
 def headline(explanation: Explanation) -> str:

@@ -20,6 +20,11 @@ from torch import nn
 def loss(x, w):
     return (x @ w).sum()
 
+def talks(x, w):
+    product = x @ w
+    print("between")
+    return product.sin()
+
 def example_inputs():
     return torch.ones(2, 3), torch.ones(3, 1, requires_grad=True)
 
@@ -118,6 +123,13 @@ def test_settings(capsys, model):
     output = shown(capsys, "stages", f"{model}:loss", "--option", "dynamic=True", "--no-grad", *wanted)
     assert "f32[s" in output
     assert "attach" not in output
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_dynamos_graphs(model, capsys):
+    report = json.loads(shown(capsys, "explain", f"{model}:talks", "--dynamo", "--json"))
+    assert [len(graph["inputs"]) for graph in report["graphs"]] == [2, 1]
+    assert report["breaks"][0]["where"]["code"] == 'print("between")'
 
 
 def test_the_cases_of_the_golden_files_have_their_inputs(capsys):
