@@ -5,8 +5,9 @@
 A compiled function that is called with dual numbers (`torch.autograd.forward_ad`, or `torch.func.jvp` around it) runs this
 in place of its own plan: one compiled graph computes results and tangents. The plans are kept beside the function's own.
 
-A call that changes an input or returns an alias of one, whose tangent would have to follow, runs the original function as it
-is; so does one that closed over a tensor with a tangent. Other transforms of `torch.func` are in `transforms.py`.
+Results that are views of an argument are made outside of the plan. A call that changes an input, whose tangent would have to
+follow, runs the original function as it is; so does one that closed over a tensor with a tangent. Other transforms of
+`torch.func` are in `transforms.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch.overrides import TorchFunctionMode
 
 from aotgrad import torch_compat
+from aotgrad.argument_views import NotCompiled, Watched, with_views
 from aotgrad.capture.flatten import Arguments
 from aotgrad.counters import counters
 from aotgrad.guards import structure_key
@@ -29,29 +30,6 @@ from aotgrad.torch_compat import Dual
 if TYPE_CHECKING:
     from aotgrad.pipeline import Executable, SmallGraph
     from aotgrad.plan_cache import PlanCache, State
-
-
-class NotCompiled(Exception):
-    """The tangents of this function cannot be returned by a plan: it has to run as it is."""
-
-
-class NothingElse(TorchFunctionMode):
-    """Raises NotCompiled where a function uses a tensor of a transform, or a dual one, that it was not given nor computed.
-
-    It closed over it: a plan would take it for a constant, and return no derivative.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self.known = {id(tensor): tensor for tensor in tensors}
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        given = pytree.tree_leaves((args, kwargs))
-        if any(id(value) not in self.known and torch_compat.is_differentiated(value) for value in given):
-            raise NotCompiled
-        result = func(*args, **(kwargs or {}))
-        self.known |= {id(value): value for value in pytree.tree_leaves(result)}
-        return result
 
 
 @dataclass(frozen=True)
@@ -72,8 +50,9 @@ class JacobianVectorProduct:
             for position, tangent in zip(self.dual, tangents, strict=True):
                 tensors[position] = torch.autograd.forward_ad.make_dual(tensors[position], tangent)
             args, kwargs = self.arguments.rebuild(tensors)
-            with NothingElse(tensors):
-                leaves, spec = pytree.tree_flatten(self.function(*args, **kwargs))
+            with Watched(tensors) as watched:
+                result = self.function(*args, **kwargs)
+            leaves, spec = pytree.tree_flatten(watched.without_views(result))
             duals = [torch_compat.unpack_dual(leaf) for leaf in leaves]
         return pytree.tree_unflatten([dual.primal for dual in duals], spec), [dual.tangent for dual in duals]
 
@@ -105,7 +84,7 @@ class CompiledJvp:
         """The results as dual numbers, computed by a compiled jvp.
 
         Raises:
-            NotCompiled: the function changes an input, or returns an alias of one or of an intermediate.
+            NotCompiled: the function changes an input, or returns several views of an intermediate.
         """
         product = JacobianVectorProduct(function, arguments.without_tensors(), positions)
         values = (*(dual.primal for dual in duals), *(duals[k].tangent for k in positions))
@@ -114,7 +93,8 @@ class CompiledJvp:
             results, tangents = self.plans.call(product, Arguments.of(values, {}), static_count=0, state=state)
         leaves, spec = pytree.tree_flatten(results)
         pairs = zip(leaves, tangents, strict=True)
-        return pytree.tree_unflatten([torch_compat.pack_dual(Dual(*pair), level) for pair in pairs], spec)
+        result = pytree.tree_unflatten([torch_compat.pack_dual(Dual(*pair), level) for pair in pairs], spec)
+        return with_views(result, arguments.tensors)
 
 
 COMPILED_OUTPUTS = (NonAlias, UnsafeViewAlias, SymOutput, ConstantOutput)

@@ -72,6 +72,12 @@ class Traced:
         """The values that the trace assumed."""
         return None if self.capture.values is None else self.capture.values.guard()
 
+    @functools.cached_property
+    def draws(self) -> bool:
+        """Whether the function draws random numbers."""
+        nodes = self.capture.trace.graph.nodes
+        return any(node.op == "call_function" and op_table.is_random(node.target) for node in nodes)
+
     def sharing(self, args: Sequence[Any]) -> MemorySharing:
         """How arguments share memory with those that the function changes."""
         return MemorySharing.of(args, [info for _, info in self.arguments])

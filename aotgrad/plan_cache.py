@@ -38,7 +38,7 @@ from aotgrad.memory import MemoryGuard
 from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
 from aotgrad.reads import FACTS, Reads
 from aotgrad.runtime.steps import MakeView, UpdateGeometry
-from aotgrad.transforms import CompiledTransforms, reject_repeated, reject_what_transforms_see
+from aotgrad.transforms import CompiledTransforms, reject_changes, reject_what_transforms_see
 from aotgrad.value_guards import Level
 
 if TYPE_CHECKING:
@@ -175,8 +175,9 @@ class PlanCache:
         """What a call runs inside of a `torch.func` transform."""
         recipe = self.recipe.of_transforms()
         plans = PlanCache(recipe, f"a transform of {self.name}", check=reject_what_transforms_see)
-        derivatives = PlanCache(recipe, f"a derivative of {self.name}", check=reject_repeated)
-        return CompiledTransforms(plans, derivatives, self.jvp)
+        derivatives = PlanCache(recipe, f"a derivative of {self.name}", check=reject_changes)
+        flags = PlanCache(recipe.of_flags(), f"the flags of a derivative of {self.name}")
+        return CompiledTransforms(plans, derivatives, flags, self.jvp)
 
     def runs_eagerly(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether no plan is looked for; counted by reason."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aotgrad import torch_compat
-from aotgrad.backends.base import Backend
+from aotgrad.backends.base import Backend, FunctionBackend
+from aotgrad.backends.eager import nop
 from aotgrad.batching import CompiledBatches
 from aotgrad.capture.values import ValueReads
 from aotgrad.ir import Capture, InputHint, JointGraph, ViewAndMutationMeta
@@ -60,6 +61,10 @@ class Recipe:
     def of_transforms(self) -> Recipe:
         """For plans of batches and derivatives of a function: it has several for each plan of its own."""
         return replace(self, options=self.options.replace(plan_limit=8 * self.options.plan_limit))
+
+    def of_flags(self) -> Recipe:
+        """For plans that are never run, only asked what they know of the results."""
+        return replace(self.of_transforms(), backend=FunctionBackend("flags", nop))
 
     def toolchain(self) -> Toolchain:
         """What one compilation is run with."""

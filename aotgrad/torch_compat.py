@@ -453,6 +453,11 @@ def random_state_of(state: Any) -> Iterator[None]:
         yield
 
 
+def device_types_that_draw() -> tuple[str, ...]:
+    """Of which devices there may be generators that were used."""
+    return ("cuda",) if torch.cuda.is_initialized() else ()
+
+
 class RandomReplay:
     """Random ops that run in advance: each part starts where the last one ended, and the generators stay as they were."""
 
@@ -518,6 +523,11 @@ def only_forward_mode() -> bool:
 def jvp_is_open() -> bool:
     """Whether a `jvp` transform is among those that are open."""
     return "jvp" in open_transforms()
+
+
+def open_vmaps() -> int:
+    """How many `vmap`s of `torch.func` are open."""
+    return open_transforms().count("vmap")
 
 
 def forward_mode_is_open() -> bool:
@@ -609,7 +619,6 @@ def only_transforms(tensors: Sequence[torch.Tensor]) -> bool:
         and {"vmap", "grad", "jvp"}.issuperset(kinds)
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._get_tracing_state() is None
-        and not any_autocast_enabled()
         and (not torch._C._len_torch_function_stack() or all(map(only_places_tensors, function_modes())))
         and {FunctionalTensor, FakeTensor}.isdisjoint(type(innermost(tensor)) for tensor in tensors)
     )
@@ -627,6 +636,17 @@ def is_tracked(tensor: torch.Tensor) -> bool:
     while not tensor.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor.requires_grad
+
+
+def below_gradient(tensors: Sequence[torch.Tensor], wanted: Sequence[int]) -> list[torch.Tensor]:
+    """The tensors of a backward as they are outside of the transform that it is the backward of; `wanted` are its ends."""
+    functorch = torch._C._functorch
+    ends = [functorch.maybe_get_level(tensors[k]) for k in wanted if functorch.is_gradtrackingtensor(tensors[k])]
+
+    def is_inside(tensor: torch.Tensor) -> bool:
+        return functorch.is_gradtrackingtensor(tensor) and functorch.maybe_get_level(tensor) in ends
+
+    return [functorch.get_unwrapped(tensor) if is_inside(tensor) else tensor for tensor in tensors]
 
 
 def edge_of(tensor: torch.Tensor) -> Any:
@@ -656,6 +676,11 @@ def gradients_inside(
         outputs, given = zip(*pairs, strict=True)
         found = torch.autograd.grad(outputs, wrapped, given, allow_unused=True, create_graph=True)
         return [None if g is None else functorch._unwrap_for_grad(g, level) for g in found]
+
+
+def is_custom_node(node: Any) -> bool:
+    """Whether an autograd node is that of an `autograd.Function`."""
+    return getattr(node, "_forward_cls", None) is not None
 
 
 def is_refused_by_transforms(node: Any) -> bool:
@@ -2227,6 +2252,11 @@ def autocast_as(state: AutocastState) -> Iterator[None]:
             enabled, dtype = wanted.get(device, (False, torch.get_autocast_dtype(device)))
             stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
         yield
+
+
+def autocast_keeps(tensor: torch.Tensor) -> bool:
+    """Whether autocast casts a tensor once, and adds up the gradients of all that use it before they are cast back."""
+    return tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
 
 
 def any_autocast_enabled() -> bool:

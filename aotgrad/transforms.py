@@ -11,49 +11,70 @@ plain tensors, with a plan of its own.
     jvp         ForwardRegion           the tangents of the region's results
 
 The first order keeps the plan's own autograd graph, so no forward runs twice. Under a `vmap`, and from the second order on,
-a derivative starts from the arguments again. What a plan cannot be used for runs as it is, op by op under the transforms.
+a derivative starts from the arguments again, and from the state that the random generators had. What a plan cannot be used
+for runs as it is, op by op under the transforms: see docs/gradients.md.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import torch
 import torch.utils._pytree as pytree
 
-from aotgrad import op_table, passes, torch_compat
+from aotgrad import passes, torch_compat
+from aotgrad.argument_views import NotCompiled, Watched, with_views
 from aotgrad.capture.flatten import Arguments
 from aotgrad.counters import counters
 from aotgrad.errors import AOTGradError
 from aotgrad.guards import structure_key
 from aotgrad.ir import Geometry
 from aotgrad.joint.backward import autograd_nodes
-from aotgrad.jvp import CompiledJvp, NotCompiled, NothingElse, reject_aliases
+from aotgrad.jvp import CompiledJvp, reject_aliases
+from aotgrad.slots import UserOutput
+from aotgrad.torch_compat import AutocastState
 
 if TYPE_CHECKING:
     from aotgrad.pipeline import Executable, SmallGraph
-    from aotgrad.plan_cache import PlanCache, State
+    from aotgrad.plan_cache import CachedPlan, NoPlan, PlanCache, Stages, State
 
 
 @dataclass(frozen=True)
 class CalledRegion:
-    """The function itself. `key` is what it depends on besides its tensors; `is_traced`: it may use no others."""
+    """The function itself. While it is traced, its result has a `ViewOfArgument` for each view of an argument.
+
+    Attributes:
+        state: what it depends on besides its tensors and autocast.
+        autocast: what was on around the call.
+        computed: the arguments of which autocast keeps no copy, as of a leaf that requires grad.
+        is_traced: it may use no other tensors than its arguments.
+    """
 
     function: Callable[..., Any]
     arguments: Arguments
-    key: Hashable
+    state: Hashable
+    autocast: AutocastState
+    computed: tuple[int, ...]
     is_traced: bool = True
 
     is_derivative = False
 
+    @property
+    def key(self) -> Hashable:
+        return (self.state, self.autocast, self.computed)
+
     def __call__(self, *tensors: torch.Tensor) -> Any:
+        tensors = tuple(t.view_as(t) if k in self.computed else t for k, t in enumerate(tensors))
         args, kwargs = self.arguments.rebuild(tensors)
-        with NothingElse(tensors) if self.is_traced else contextlib.nullcontext():
-            return self.function(*args, **kwargs)
+        with torch_compat.autocast_as(self.autocast):
+            if not self.is_traced:
+                return self.function(*args, **kwargs)
+            with Watched(tensors) as watched:
+                result = self.function(*args, **kwargs)
+        return watched.without_views(result)
 
 
 @dataclass(frozen=True)
@@ -88,16 +109,20 @@ class BatchedRegion:
 
 @dataclass(frozen=True)
 class BackwardRegion:
-    """The gradients of the arguments `wanted` of a region, of cotangents of the results `defined`, its last arguments."""
+    """The gradients of the arguments `wanted` of a region, of cotangents of the results `defined`, its last arguments.
+
+    `autocast` is what was on around the backward.
+    """
 
     region: Region
     wanted: tuple[int, ...]
     defined: tuple[int, ...]
+    autocast: AutocastState
     is_derivative = True
 
     @property
     def key(self) -> Hashable:
-        return (self.region.key, "vjp", self.wanted, self.defined)
+        return (self.region.key, "vjp", self.wanted, self.defined, self.autocast)
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor | None]:
         count = len(tensors) - len(self.defined)
@@ -106,7 +131,8 @@ class BackwardRegion:
             results = tensors_of(self.region(*replaced(tensors[:count], self.wanted, wanted)))
             return tuple(results[position] for position in self.defined)
 
-        return torch_compat.gradients_inside(of_wanted, [tensors[k] for k in self.wanted], tensors[count:])
+        with torch_compat.autocast_as(self.autocast):
+            return torch_compat.gradients_inside(of_wanted, [tensors[k] for k in self.wanted], tensors[count:])
 
 
 @dataclass(frozen=True)
@@ -159,6 +185,7 @@ class Surroundings:
     Attributes:
         plans: those of the function, and of batches of it.
         derivatives: the plans of derivatives.
+        flags: those that only say which derivatives require grad.
         refused: the keys of regions that there is no plan of.
         grad_mode: that of the call.
         is_unchanged: whether no trace has changed the function's state.
@@ -167,6 +194,7 @@ class Surroundings:
 
     plans: PlanCache
     derivatives: PlanCache
+    flags: PlanCache
     refused: set[Hashable]
     grad_mode: bool
     is_unchanged: Callable[[], bool]
@@ -183,17 +211,81 @@ class Surroundings:
             torch.nn.Parameter(t.detach(), False) if flag else t.detach() for t, flag in zip(tensors, flags, strict=False)
         ]
 
-    def run(self, region: Region, tensors: Sequence[torch.Tensor]) -> Any:
-        """The result of a region's plan.
+    def planned(self, region: Region, tensors: Sequence[torch.Tensor], plans: PlanCache | None = None) -> PlannedCall:
+        """The call of a region's plan, which is made if there is none."""
+        from aotgrad.plan_cache import State
+
+        plans = plans or (self.derivatives if region.is_derivative else self.plans)
+        state = State(region, region.key, lambda: region.key if self.is_unchanged() else object())
+        arguments = Arguments.of(tuple(tensors), {})
+        return PlannedCall(plans, plans.plan_for(region, arguments, 0, state), state, arguments)
+
+    def differentiable(self, region: Region, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Which results of a region require grad; nothing runs.
+
+        Raises:
+            NotCompiled, AOTGradError: it cannot be traced.
+        """
+        return self.planned(region, tensors, self.flags).differentiable()
+
+
+class PlannedCall(NamedTuple):
+    """A call, and the plan that was found for it."""
+
+    plans: PlanCache
+    plan: CachedPlan | NoPlan
+    state: State
+    arguments: Arguments
+
+    @property
+    def stages(self) -> Stages | None:
+        """What was traced; `None` if there is no plan."""
+        return getattr(self.plan, "executable", None)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it may draw random numbers."""
+        return self.stages is None or self.stages.draws
+
+    @property
+    def is_one_result(self) -> bool:
+        return self.stages is not None and len(tensors_of(self.stages.capture.outputs)) == 1
+
+    def reject_several_nodes(self, outside: bool) -> None:
+        """Reject what more than one autograd node stands for in eager, as results here come from one.
+
+        Raises:
+            NotCompiled: a result was computed from another one, through which gradients pass; or results can be
+                differentiated one after another, by a backward outside of all transforms.
+        """
+        joint = getattr(self.stages, "joint", None)
+        if joint is None:
+            raise NotCompiled
+        segments = joint.segments
+        through = [each for segment in segments for each in segment.gradients if isinstance(each.of, UserOutput)]
+        heads = [segment for segment in segments if any(isinstance(tangent.of, UserOutput) for tangent in segment.tangents)]
+        if through or (outside and len(heads) > 1):
+            raise NotCompiled
+
+    def differentiable(self) -> list[bool]:
+        """Which results require grad.
+
+        Raises:
+            NotCompiled: there is no plan.
+        """
+        if self.stages is None:
+            raise NotCompiled
+        return [result.requires_grad for result in tensors_of(self.stages.capture.outputs)]
+
+    def __call__(self) -> Any:
+        """The result.
 
         Raises:
             NotCompiled, AOTGradError: there is none.
         """
-        from aotgrad.plan_cache import State
-
-        state = State(region, region.key, lambda: region.key if self.is_unchanged() else object())
-        plans = self.derivatives if region.is_derivative else self.plans
-        return plans.call(region, Arguments.of(tuple(tensors), {}), static_count=0, state=state)
+        if self.stages is None:
+            return self.plans.run_eagerly(self.plan, self.state, self.arguments)
+        return self.plan(self.state, self.arguments)
 
 
 @dataclass(eq=False)
@@ -202,8 +294,11 @@ class Invocation:
 
     Attributes:
         tracked: the arguments of which a gradient may be asked for, if the plan is to keep a graph for that.
+        followed: those of which one may be asked for at all, inside of a `vmap` too.
         origin: the call that this is the gradient of.
+        random_state: that of the generators when the function ran, if it draws random numbers; a derivative draws the same.
         in_forward_mode: whether results may get a tangent, for which each of their elements needs memory of its own.
+        vmaps: how many are open.
         is_last: an argument has changed since; the result can have no derivative.
         result: what it returned, once all transforms are applied; its tensors are the outputs of `Transformed`.
         given: which of these are an argument, as the gradient of a sum is the cotangent: their positions, and those.
@@ -213,8 +308,11 @@ class Invocation:
     region: Region
     surroundings: Surroundings
     tracked: tuple[bool, ...] = ()
+    followed: tuple[bool, ...] = ()
     origin: Invocation | None = None
+    random_state: Any = None
     in_forward_mode: bool = field(default_factory=torch_compat.jvp_is_open)
+    vmaps: int = field(default_factory=torch_compat.open_vmaps)
     is_last: bool = False
     result: Any = None
     given: dict[int, int] = field(default_factory=dict)
@@ -224,9 +322,28 @@ class Invocation:
     def apply(self, *tensors: torch.Tensor) -> Any:
         """The result, under the transforms that are open."""
         outputs = Transformed.apply(self, *tensors)
-        return filled(
-            self.result, [tensors[self.given[k]] if k in self.given else output for k, output in enumerate(outputs)]
-        )
+        found = [tensors[self.given[k]] if k in self.given else output for k, output in enumerate(outputs)]
+        return with_views(filled(self.result, found), tensors)
+
+    def derived(self, region: Region, **facts: Any) -> Invocation:
+        """The call of a derivative of what this one calls."""
+        return Invocation(region, self.surroundings, origin=self, random_state=self.random_state, **facts)
+
+    def batched(self, dims: Sequence[int | None], randomness: str, tensors: Sequence[torch.Tensor]) -> Invocation:
+        """The call of a batch of what this one calls.
+
+        A `vmap` that only has cotangents or tangents was not there when the function ran: it drew numbers once.
+        """
+        was_there = any(dim is not None for dim in dims[: len(self.surroundings.parameters)])
+        region = BatchedRegion(self.region, tuple(dims), randomness if was_there else "same")
+        in_forward_mode = self.in_forward_mode or torch_compat.jvp_is_open()
+        tracked = self.surroundings.tracked(tensors)
+        return replace(self, region=region, tracked=tracked, origin=None, in_forward_mode=in_forward_mode)
+
+    def take(self, inner: Invocation) -> None:
+        """What was found out by the call of a batch of what this one calls."""
+        (self.result, _), self.differentiable = inner.result, inner.differentiable
+        self.given, self.random_state = inner.given, inner.random_state
 
     def derivative(self, *tensors: torch.Tensor) -> Any:
         """The same for a derivative; one that there is no plan of runs as it is, op by op."""
@@ -237,33 +354,65 @@ class Invocation:
             except (NotCompiled, AOTGradError):
                 refused.add(self.region.key)
         counters["inlined"] += 1
-        return as_it_is(self.region)(*tensors)
+        with torch_compat.random_state_of(self.random_state):
+            return as_it_is(self.region)(*tensors)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The tensors of the result; no transform is open any more."""
         with torch.set_grad_enabled(self.surroundings.grad_mode):
-            result = self.compute(self.surroundings.leaves(tensors))
+            result = self.compute(self.surroundings.leaves(tensors), any(self.surroundings.tracked(tensors)))
         found = tensors_of(result)
+        if not (found or self.region.is_derivative):
+            raise NotCompiled
         self.given = {k: given_as(tensor, tensors) for k, tensor in enumerate(found) if shares_memory(tensor, tensors)}
         self.result = with_holes(result)
         if not self.differentiable:
             self.differentiable = [tensor.dtype.is_floating_point or tensor.dtype.is_complex for tensor in found]
         return tuple(t.clone() if self.in_forward_mode and torch_compat.is_expanded(t) else t.detach() for t in found)
 
-    def compute(self, tensors: Sequence[torch.Tensor]) -> Any:
+    def compute(self, tensors: Sequence[torch.Tensor], is_followed_outside: bool) -> Any:
         """The result, from the graph of what this is the gradient of, or by the region's plan."""
         region, origin = self.region, self.origin
         if origin is not None and origin.is_last:
             raise RuntimeError(CHANGED)
-        if isinstance(region, BackwardRegion) and origin is not None and origin.graph is not None:
-            return origin.graph.gradients(region, tensors[len(tensors) - len(region.defined) :])
         for tensor, is_tracked in zip(tensors, self.tracked, strict=False):
             tensor.requires_grad_(is_tracked)
-        result = self.surroundings.run(region, tensors)
+        if isinstance(region, BackwardRegion) and origin is not None and origin.graph is not None:
+            if any(self.tracked):
+                self.differentiable = self.surroundings.differentiable(region, tensors)
+            return origin.graph.gradients(region, tensors[len(tensors) - len(region.defined) :])
+        call = self.surroundings.planned(region, tensors)
+        if any(self.followed) and not region.is_derivative:
+            self.reject_several_nodes(call, tensors, is_followed_outside)
+        result = self.planned_result(call)
         if any(self.tracked):
             self.differentiable = [tensor.requires_grad for tensor in tensors_of(result)]
             self.graph = Graph(tensors, [torch_compat.edge_of(tensor) for tensor in tensors_of(result)])
         return result
+
+    def reject_several_nodes(self, call: PlannedCall, tensors: Sequence[torch.Tensor], outside: bool) -> None:
+        """Raises NotCompiled if results have autograd nodes of their own, where that can be seen."""
+        if call.is_one_result:
+            return
+        if not any(self.tracked):
+            leaves = [t.detach().requires_grad_(flag) for t, flag in zip(tensors, self.followed, strict=True)]
+            call = self.surroundings.planned(self.region, leaves, self.surroundings.flags)
+        call.reject_several_nodes(outside)
+
+    def planned_result(self, call: PlannedCall) -> Any:
+        """The result of a plan. A derivative draws the random numbers that the function drew.
+
+        Raises:
+            NotCompiled: the function draws inside of a `vmap` that has none of its arguments.
+        """
+        if self.region.is_derivative:
+            with torch_compat.random_state_of(self.random_state):
+                return call()
+        if call.draws:
+            if batches_of(self.region) < self.vmaps:
+                raise NotCompiled
+            self.random_state = torch_compat.random_state(torch_compat.device_types_that_draw())
+        return call()
 
 
 class Transformed(torch.autograd.Function):
@@ -289,29 +438,28 @@ class Transformed(torch.autograd.Function):
         given = {k: cotangent for k, cotangent in enumerate(cotangents) if cotangent is not None}
         gradients: list[torch.Tensor | None] = [None] * len(primals)
         if given:
-            region = BackwardRegion(invocation.region, wanted, tuple(given))
-            inner = Invocation(region, invocation.surroundings, origin=invocation, is_last=are_changed)
+            region = BackwardRegion(invocation.region, wanted, tuple(given), torch_compat.autocast_state())
+            inner = invocation.derived(region, is_last=are_changed)
+            inner.tracked = invocation.surroundings.tracked(torch_compat.below_gradient([*primals, *given.values()], wanted))
             gradients = replaced(gradients, wanted, inner.derivative(*primals, *given.values()))
         return (None, *gradients)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         given = {k: tangent for k, tangent in enumerate(tangents) if tangent is not None}
-        inner = Invocation(ForwardRegion(ctx.invocation.region, tuple(given)), ctx.invocation.surroundings)
+        inner = ctx.invocation.derived(ForwardRegion(ctx.invocation.region, tuple(given)))
         found = inner.derivative(*ctx.saved_tensors, *given.values())
         pairs = zip(found, ctx.invocation.differentiable, strict=True)
         return tuple(tangent if is_differentiable else None for tangent, is_differentiable in pairs)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, invocation: Invocation, *tensors: torch.Tensor) -> tuple[tuple, tuple]:
-        region = BatchedRegion(invocation.region, tuple(in_dims[1:]), info.randomness)
-        inner = Invocation(region, invocation.surroundings, invocation.surroundings.tracked(tensors))
-        inner.in_forward_mode = inner.in_forward_mode or invocation.in_forward_mode
+        inner = invocation.batched(in_dims[1:], info.randomness, tensors)
         outputs = Transformed.apply(inner, *tensors)
-        (invocation.result, batched), invocation.differentiable = inner.result, inner.differentiable
+        invocation.take(inner)
+        _, batched = inner.result
         if any(in_dims[1 + j] != (0 if batched[k] else None) for k, j in inner.given.items()):
             raise NotCompiled
-        invocation.given = inner.given
         return outputs, tuple(0 if is_batched else None for is_batched in batched)
 
 
@@ -334,6 +482,11 @@ def as_it_is(region: Region) -> Region:
     if isinstance(region, CalledRegion):
         return replace(region, is_traced=False)
     return replace(region, region=as_it_is(region.region))
+
+
+def batches_of(region: Region) -> int:
+    """How many `vmap`s a region is a batch for."""
+    return 1 + batches_of(region.region) if isinstance(region, BatchedRegion) else 0
 
 
 def shares_memory(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
@@ -386,22 +539,22 @@ def replaced(values: Sequence[Any], positions: Sequence[int], others: Sequence[A
 
 
 def reject_what_transforms_see(executable: Executable | SmallGraph) -> None:
-    """Raises NotCompiled for a function that changes an input, returns an alias, or draws random numbers.
+    """Raises NotCompiled for a function that changes an input or returns an alias.
 
-    So it does for an `autograd.Function` that torch refuses inside of transforms: it then raises as in eager.
+    So it does for an `autograd.Function` that torch refuses inside of transforms: it then raises as in eager. One whose
+    function draws random numbers may draw others in its backward.
     """
     reject_aliases(executable)
-    reject_repeated(executable)
+    reject_changes(executable)
     results = [result for result in executable.capture.outputs if isinstance(result, torch.Tensor)]
-    if any(map(torch_compat.is_refused_by_transforms, autograd_nodes(results))):
+    nodes = list(filter(torch_compat.is_custom_node, autograd_nodes(results)))
+    if any(map(torch_compat.is_refused_by_transforms, nodes)) or (nodes and executable.draws):
         raise NotCompiled
 
 
-def reject_repeated(executable: Executable | SmallGraph) -> None:
-    """Raises NotCompiled for a function that is not the same when it is run again: it draws numbers, or changes an input."""
-    nodes = executable.capture.trace.graph.nodes
-    draws = any(node.op == "call_function" and op_table.is_random(node.target) for node in nodes)
-    if draws or any(info is not None and info.version_bumps + info.mutation.data for info in executable.meta.inputs):
+def reject_changes(executable: Executable | SmallGraph) -> None:
+    """Raises NotCompiled for a function that is not the same when it is run again, as it changes an input."""
+    if any(info is not None and info.version_bumps + info.mutation.data for info in executable.meta.inputs):
         raise NotCompiled
 
 
@@ -411,6 +564,7 @@ class CompiledTransforms:
 
     plans: PlanCache
     derivatives: PlanCache
+    flags: PlanCache
     jvp: CompiledJvp
     refused: set[Hashable] = field(default_factory=set)
 
@@ -419,11 +573,15 @@ class CompiledTransforms:
         if torch_compat.only_forward_mode() or not torch_compat.only_transforms(arguments.tensors):
             return self.jvp.call(function, arguments, state)
         key = structure_key(arguments.constants, arguments.spec, (state.value, passes.generation()))
-        if key not in self.refused:
+        autocast = torch_compat.autocast_state()
+        computed = tuple(k for k, t in enumerate(arguments.tensors) if autocast and not torch_compat.autocast_keeps(t))
+        region = CalledRegion(function, arguments.without_tensors(), key, autocast, computed)
+        outside = any(torch_compat.innermost(tensor).requires_grad for tensor in arguments.tensors)
+        if (region.key, outside) not in self.refused:
             try:
-                return self.run(CalledRegion(function, arguments.without_tensors(), key), arguments.tensors, state)
+                return self.run(region, arguments.tensors, state)
             except (NotCompiled, AOTGradError):
-                self.refused.add(key)
+                self.refused.add((region.key, outside))
         counters["inlined"] += 1
         return state.eager(*arguments.args, **arguments.kwargs)
 
@@ -436,11 +594,13 @@ class CompiledTransforms:
         surroundings = Surroundings(
             self.plans,
             self.derivatives,
+            self.flags,
             self.refused,
             torch.is_grad_enabled(),
             lambda: state.reread() == state.value,
             tuple(isinstance(tensor, torch.nn.Parameter) for tensor in tensors),
         )
-        result = Invocation(region, surroundings, surroundings.tracked(tensors)).apply(*tensors)
+        tracked = surroundings.tracked(tensors)
+        result = Invocation(region, surroundings, tracked, tracked).apply(*tensors)
         counters["transformed"] += 1
         return result

@@ -1842,6 +1842,46 @@ def test_functions_that_transforms_refuse():
     assert not compat.is_refused_by_transforms((x * 2).grad_fn)
 
 
+def test_nodes_of_autograd_functions():
+    x = torch.ones(2, requires_grad=True)
+    assert [compat.is_custom_node(result.grad_fn) for result in (SetsContextUp.apply(x), x * 2)] == [True, False]
+
+
+def test_tensors_as_they_are_outside_of_the_gradient_that_is_taken():
+    seen = []
+
+    def look(x, y):
+        seen.append([tensor.requires_grad for tensor in compat.below_gradient([x, y], [0])])
+        return (x * y).sum()
+
+    x, y = torch.ones(2), torch.ones(2, requires_grad=True)
+    torch.func.grad(look)(x, y)
+    torch.func.grad(lambda y: torch.func.grad(look)(x, y).sum())(x)
+    look(x, y)
+    assert seen == [[False, True], [False, True], [False, True]]
+
+
+def test_open_vmaps():
+    seen = []
+    torch.func.vmap(torch.func.vmap(lambda x: seen.append(compat.open_vmaps()) or x))(torch.ones(2, 3))
+    torch.func.grad(lambda x: seen.append(compat.open_vmaps()) or x.sum())(torch.ones(2))
+    assert seen == [2, 0]
+
+
+def test_what_autocast_keeps():
+    weight = torch.ones(2, 2, requires_grad=True)
+    kept = [compat.autocast_keeps(tensor) for tensor in (weight, weight * 1, weight.detach())]
+    assert kept == [True, False, False]
+    with torch.autocast("cpu", torch.bfloat16):
+        for tensor, is_kept in zip((weight, weight * 1), kept, strict=False):
+            casts = [torch.mm(tensor, tensor).grad_fn.next_functions[0][0] for _ in range(2)]
+            assert (casts[0] is casts[1]) is is_kept
+
+
+def test_devices_that_may_draw():
+    assert compat.device_types_that_draw() == (("cuda",) if torch.cuda.is_initialized() else ())
+
+
 def test_an_edge_keeps_the_graph_and_not_the_tensor():
     x = torch.ones(2, requires_grad=True)
     result = x * 2

@@ -51,8 +51,9 @@ def several(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @functools.cache
 def mlp(number: int = 0) -> nn.Module:
-    torch.manual_seed(number)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    with torch.random.fork_rng():
+        torch.manual_seed(number)
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
 
 
 class AsksForParameters(nn.Module):
@@ -121,6 +122,106 @@ def an_argument_changed_later(compile: Compile) -> Any:
     return grad(function)(vector())
 
 
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.dropout(x.sin()) * torch.rand(4, dtype=DOUBLE)
+
+
+def loss(x: torch.Tensor) -> torch.Tensor:
+    return noisy(x).pow(2).sum()
+
+
+def products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x @ w).tanh() @ w
+
+
+def singles() -> tuple[torch.Tensor, torch.Tensor]:
+    return batch().float(), matrix().float()
+
+
+def bfloat16() -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def under_autocast(compile: Compile, differentiate: Callable, factor: int | None = None) -> Any:
+    """A derivative outside of autocast; of arguments that were computed, if there is a factor."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with bfloat16():
+            result = compile(products)(*((x, w) if factor is None else (x * factor, w * factor)))
+        return result.float().sum()
+
+    return differentiate(function)(*singles())
+
+
+def all_under_autocast(compile: Compile, transform: Callable) -> Any:
+    with bfloat16():
+        return transform(lambda x, w: compile(products)(x, w).float().sum())(*singles())
+
+
+def autocast_off_inside(compile: Compile) -> Any:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        first = x @ w
+        with torch.autocast("cpu", enabled=False):
+            return first.float() @ w
+
+    with bfloat16():
+        return grad(lambda x, w: compile(function)(x, w).sum(), (0, 1))(*singles())
+
+
+def autocast_in_one_direction(compile: Compile) -> Any:
+    x, w = (tensor.requires_grad_() for tensor in singles())
+    with bfloat16():
+        y, pull = vjp(compile(products), x, w)
+    gradients = pull(torch.ones_like(y))
+    with bfloat16():
+        again = vjp(compile(products), x, w)[1](x)
+    return y, gradients, again, torch.autograd.grad(gradients[0].square().sum(), (x, w))
+
+
+def flags_inside(compile: Compile) -> Any:
+    flags = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for inner in (lambda x: (3 * x).sum(), lambda x: (x * x).sum()):
+            flags.append(grad(compile(inner))(x).requires_grad)
+        return x.sum()
+
+    return grad(function)(vector()), flags
+
+
+def constant_gradients(compile: Compile) -> Any:
+    x, y = vector().requires_grad_(), vector().requires_grad_()
+    first = grad(compile(lambda x, y: (2 * x + y * y).sum()), (0, 1))(x, y)
+    return first, torch.autograd.grad(first[1].sum(), y, create_graph=True)
+
+
+def views_of_an_input(compile: Compile) -> Any:
+    flags = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        result = x.exp()
+        with torch.no_grad():
+            still = x.view(-1)
+        return x, x.view(2, 2), x.chunk(2), x.detach(), still, result
+
+    def differentiated(x: torch.Tensor) -> torch.Tensor:
+        same, square, (left, right), detached, still, result = compile(function)(x)
+        flags.extend([same is x, detached.requires_grad, still.requires_grad])
+        return (same * result).sum() + (square @ square).sum() + (left * right * detached[:2] * still[2:]).sum()
+
+    return vmap(grad(differentiated))(batch()), flags
+
+
+def a_written_view(compile: Compile) -> Any:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x * 1
+        view, _ = compile(lambda x: (x.view(2, 2), x.sin()))(x)
+        view.mul_(3)
+        return x.square().sum()
+
+    return grad(function)(vector())
+
+
 COMPILED: dict[str, Callable[[Compile], Any]] = {
     "grad": lambda c: grad(c(scalar))(vector()),
     "vjp": lambda c: vjp(c(product), vector(), matrix())[1](vector()),
@@ -163,6 +264,32 @@ COMPILED: dict[str, Callable[[Compile], Any]] = {
     ),
     "grad to parameters": lambda c: to_parameters(c, lambda f: grad(lambda x: f(x).sum())(vector())),
     "vmap to parameters": lambda c: to_parameters(c, lambda f: vmap(f)(batch())),
+    "random numbers": lambda c: grad(c(loss))(vector()),
+    "random numbers, a batch": lambda c: vmap(c(noisy), randomness="different")(batch()),
+    "random numbers, the same for each of a batch": lambda c: vmap(c(noisy), randomness="same")(batch()),
+    "random numbers, a batch of gradients": lambda c: vmap(grad(c(loss)), randomness="different")(batch()),
+    "random numbers, gradients of a batch": lambda c: grad(lambda x: vmap(c(loss), randomness="same")(x).sum())(batch()),
+    "random numbers, second order": lambda c: grad(lambda x: grad(c(loss))(x).pow(2).sum())(vector()),
+    "random numbers, jacrev": lambda c: jacrev(c(noisy))(vector()),
+    "random numbers, jacobians of a batch": lambda c: vmap(jacrev(c(noisy)), randomness="different")(batch()),
+    "random numbers, jvp of grad": lambda c: jvp(grad(c(loss)), (vector(),), (vector(),)),
+    "random numbers, batches of batches": lambda c: vmap(vmap(c(noisy), randomness="same"), randomness="different")(
+        torch.stack([batch(), -batch()])
+    ),
+    "autocast": lambda c: under_autocast(c, lambda f: grad(f, (0, 1))),
+    "autocast, computed arguments": lambda c: under_autocast(c, lambda f: grad(f, (0, 1)), factor=2),
+    "autocast, second order": lambda c: under_autocast(c, hessian),
+    "autocast around everything": lambda c: all_under_autocast(c, lambda f: grad(f, (0, 1))),
+    "autocast around gradients of a batch": lambda c: all_under_autocast(c, lambda f: vmap(grad(f, (0, 1)), (0, None))),
+    "autocast around forward mode": lambda c: all_under_autocast(c, jacfwd),
+    "autocast that is off inside": autocast_off_inside,
+    "autocast in one direction": autocast_in_one_direction,
+    "constant gradients": constant_gradients,
+    "a constant gradient of a batch": lambda c: vmap(grad(c(lambda x: (2 * x).sum())))(batch().requires_grad_()),
+    "flags inside of a transform": flags_inside,
+    "views of an input": views_of_an_input,
+    "a view of an input that is written to": a_written_view,
+    "the jacobian of a view of an input": lambda c: jacfwd(c(lambda x: (x.view(2, 2), x.sin())))(vector()),
     "hessians to parameters": lambda c: to_parameters(c, lambda f: vmap(hessian(lambda x: f(x).sum()))(batch())),
 }
 
@@ -170,7 +297,7 @@ COMPILED: dict[str, Callable[[Compile], Any]] = {
 def counted(case: Callable[[Compile], Any], compile: Compile) -> tuple[list[Any], Counter[str]]:
     before = Counter(aotgrad.counters)
     torch.manual_seed(1)
-    leaves = pytree.tree_leaves(case(compile))
+    leaves = [*pytree.tree_leaves(case(compile)), torch.get_rng_state()]
     return leaves, Counter(aotgrad.counters) - before
 
 
@@ -221,13 +348,28 @@ def written_through_a_view(compile: Compile) -> Any:
     return grad(function)(vector())
 
 
-def under_autocast(compile: Compile) -> Any:
+def through_a_view(compile: Compile) -> Any:
     def function(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            result = compile(torch.matmul)(x, matrix().float())
-        return result.float().sum()
+        view, squares = compile(lambda x: ((v := x.view(2, 2)), v * v))(x)
+        return torch.autograd.grad(squares.sum(), view, create_graph=True)[0].sum()
 
-    return grad(function)(batch().float())
+    return grad(function)(vector())
+
+
+def one_after_another(compile: Compile) -> Any:
+    x = batch().requires_grad_()
+    one, other = vmap(compile(lambda x: (x.exp(), x.sin())))(x)
+    one.sum().backward()
+    other.sum().backward()
+    return x.grad
+
+
+def with_respect_to_a_result(compile: Compile) -> Any:
+    x = batch().requires_grad_()
+    sines, doubles = vmap(compile(lambda x: ((y := x * 2).sin(), y)))(x)
+    doubles.retain_grad()
+    sines.sum().backward()
+    return doubles.grad, x.grad
 
 
 INLINED: dict[str, Callable[[Compile], Any]] = {
@@ -240,10 +382,15 @@ INLINED: dict[str, Callable[[Compile], Any]] = {
     "an input that is changed": lambda c: vmap(c(changes_its_input))(batch()),
     "an input that is changed, differentiated": written_inside,
     "a result that is a view of an input": written_through_a_view,
-    "the input itself": lambda c: vmap(c(lambda x: (x, x * 2)))(batch()),
-    "random numbers": lambda c: vmap(c(nn.functional.dropout), randomness="different")(batch()),
-    "random numbers, differentiated": lambda c: grad(c(lambda x: nn.functional.dropout(x * x).sum()))(vector()),
-    "autocast": under_autocast,
+    "nothing but a view of an input": lambda c: vmap(c(lambda x: x.view(2, 2)))(batch()),
+    "a view of an input that another result is computed from": through_a_view,
+    "a view of an input that changes its shape": lambda c: vmap(c(lambda x: (x.view(2, 2).t_(), x.sin())))(batch()),
+    "random numbers in a vmap over something else": lambda c: vmap(
+        lambda x: x * c(lambda y: nn.functional.dropout(y))(vector()), randomness="different"
+    )(batch()),
+    "random numbers in a jacfwd": lambda c: jacfwd(c(noisy), randomness="same")(vector()),
+    "results that are differentiated one after another": one_after_another,
+    "a result that another one is computed from": with_respect_to_a_result,
     "functionalize": lambda c: torch.func.functionalize(c(torch.sin))(vector()),
 }
 
@@ -397,14 +544,15 @@ def test_a_derivative_that_is_a_view_of_the_cotangent_runs_as_it_is() -> None:
     assert assert_eagers(function, compiled)["inlined"] == 1
 
 
-CONSTANT = "whether a derivative is constant is known once it was traced, and that waits until its gradient is asked for"
-
-
-@pytest.mark.xfail(reason=CONSTANT, strict=True)
 def test_a_constant_derivative_requires_no_grad() -> None:
-    def twice(x: torch.Tensor) -> torch.Tensor:
-        return (2 * x).sum()
-
     x = vector().requires_grad_()
-    flags = [grad(function)(x).requires_grad for function in (twice, aotgrad.aot_function(twice, aotgrad.nop))]
-    assert flags == [False, False]
+    constant = grad(compiled(lambda x: (2 * x).sum()))(x)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        torch.autograd.grad(constant.sum(), x, allow_unused=True)
+
+
+def test_random_numbers_where_vmap_allows_none_are_eagers_error() -> None:
+    function = compiled(noisy)
+    for call in (lambda: vmap(function)(batch()), lambda: vmap(lambda x: x * function(vector()))(batch())):
+        with pytest.raises(RuntimeError, match="vmap: called random operation while in randomness error mode"):
+            call()
