@@ -1931,6 +1931,25 @@ def dynamic_fake(mode: FakeTensorMode, tensor: torch.Tensor, dims: Collection[in
     return mode.from_tensor(tensor, static_shapes=False, symbolic_context=context, source=argument_source(index))
 
 
+def symbolic_inputs(mode: FakeTensorMode, values: Sequence[Any]) -> list[Any]:
+    """Fakes whose sizes are symbolic, and symbols for integers. Equal numbers are one symbol; 0 and 1 are none."""
+    return [symbolic_input(mode, index, value) for index, value in enumerate(values)]
+
+
+def symbolic_input(mode: FakeTensorMode, index: int, value: Any) -> Any:
+    """See `symbolic_inputs`."""
+    source = argument_source(index)
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * value.dim())
+        return mode.from_tensor(value, static_shapes=False, symbolic_context=context, source=source)
+    if isinstance(value, torch.Tensor):
+        return mode.from_tensor(value, static_shapes=True)
+    if type(value) is not int:
+        return value
+    symbol = mode.shape_env.create_symbol(value, source, DimDynamic.DUCK)
+    return mode.shape_env.create_symintnode(symbol, hint=value, source=source)
+
+
 def dims_marked_dynamic(tensor: torch.Tensor) -> frozenset[int]:
     """The sizes that `torch._dynamo.mark_dynamic` (or `maybe_mark_dynamic`) was called for."""
     marked = (getattr(tensor, name, ()) for name in ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"))
@@ -2406,6 +2425,13 @@ def without_dynamo(function: Callable) -> Callable:
         if not callable(original):
             return function
         function = original
+
+
+def compile_without_workers() -> None:
+    """Inductor compiles in this process only: in a fork, the processes that help the parent are out of reach."""
+    import torch._inductor.config as config
+
+    config.compile_threads = 1
 
 
 @contextlib.contextmanager

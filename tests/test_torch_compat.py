@@ -676,6 +676,24 @@ def test_dynamo_forgets():
     assert len(compiled) == 2
 
 
+def test_symbolic_inputs():
+    mode = compat.new_fake_mode()
+    x, y, three, one, text, sparse = compat.symbolic_inputs(
+        mode, [torch.ones(3, 1), torch.ones(4, 3), 3, 1, "text", torch.eye(2).to_sparse()]
+    )
+    assert str(x.shape[0]) == str(y.shape[1]) == str(three.node.expr) != str(y.shape[0])
+    assert x.shape[1] == 1 and type(one) is int and text == "text"
+    assert sparse.shape == (2, 2)
+
+
+def test_compile_without_workers(monkeypatch):
+    import torch._inductor.config as config
+
+    monkeypatch.setattr(config, "compile_threads", 7)
+    compat.compile_without_workers()
+    assert config.compile_threads == 1
+
+
 def test_a_bare_evaluation_is_real_and_exact(fake_mode):
     a, b = torch.randn(2, 2, requires_grad=True), torch.randn(2, 2)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), fake_mode, compat.bare_evaluation():

@@ -3,7 +3,7 @@
     aotgrad.debug.minify(model, (x,), backend="mine", path="repro.py")    a small script that fails as the backend does
 
 `reduction` makes sets smaller (no torch), `programs` takes graphs apart, `check` runs a graph through a backend and beside
-eager, `script` writes it down, `minify` puts them together.
+eager, `isolation` does it in another process, `script` writes it down, `minify` puts them together.
 """
 
 from aotgrad.debug.check import Failure, check, failure_of

@@ -32,14 +32,30 @@ orders than eager does, so a small difference is no failure."""
 
 @dataclass(frozen=True)
 class Failure:
-    """How a backend fails: `kind` is the name of an exception, which is `error` then, or `"differs"`."""
+    """How a backend fails.
+
+    Attributes:
+        kind: the name of an exception, which is `error` then; or `"differs"`; or, if it was tried in a process of its own,
+            the name of the signal that ended it, `"exits"` or `"hangs"`.
+        text: more about it.
+    """
 
     kind: str
     text: str
     error: Exception | None = field(default=None, compare=False, repr=False)
 
+    def __reduce__(self) -> tuple:
+        """Without the error, which may be of a kind that cannot go to another process."""
+        return Failure, (self.kind, self.text)
 
-def check(module: torch.nn.Module, inputs: Sequence[Any], backend: AnyBackend, tolerance: float | None = None) -> None:
+
+def check(
+    module: torch.nn.Module,
+    inputs: Sequence[Any],
+    backend: AnyBackend,
+    tolerance: float | None = None,
+    dynamic: bool = False,
+) -> None:
     """Raise if a backend fails for a module, or returns something else than eager: what a repro script does.
 
     Args:
@@ -47,6 +63,7 @@ def check(module: torch.nn.Module, inputs: Sequence[Any], backend: AnyBackend, t
         inputs: what it is called with.
         backend: a name, a `Backend`, or a compiler `(fx.GraphModule, example_inputs) -> callable`.
         tolerance: how far a result may be off, relative to its largest number; by dtype, if `None`.
+        dynamic: whether it is compiled for symbolic sizes.
 
     Raises:
         AssertionError: says how it fails.
@@ -58,20 +75,24 @@ def check(module: torch.nn.Module, inputs: Sequence[Any], backend: AnyBackend, t
         >>> check(Double(), [torch.ones(3)], "eager")
     """
     graph = module if isinstance(module, fx.GraphModule) else fx.symbolic_trace(module)
-    failure = failure_of(graph, inputs, backend, tolerance)
+    failure = failure_of(graph, inputs, backend, tolerance, dynamic)
     if failure is not None:
         raise AssertionError(f"{failure.kind}: {failure.text}") from failure.error
 
 
 def failure_of(
-    module: fx.GraphModule, inputs: Sequence[Any], backend: AnyBackend, tolerance: float | None = None
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    backend: AnyBackend,
+    tolerance: float | None = None,
+    dynamic: bool = False,
 ) -> Failure | None:
     """How a backend fails for a graph, see `check`; `None` if it does not."""
     program = Program(module, tuple(inputs))
     torch.manual_seed(0)
     expected = program()
     try:
-        compiled = compile_alone(program, as_backend(backend))
+        compiled = compile_alone(program, as_backend(backend), dynamic)
         torch.manual_seed(0)
         with torch.no_grad():
             results = compiled([copied(value) for value in inputs])
@@ -121,11 +142,14 @@ def as_backend(backend: AnyBackend) -> Backend:
     return FunctionBackend(getattr(backend, "__name__", "user"), backend)
 
 
-def compile_alone(program: Program, backend: Backend) -> BoxedCallable:
-    """What the backend makes of a graph without a backward."""
+def compile_alone(program: Program, backend: Backend, dynamic: bool = False) -> BoxedCallable:
+    """What the backend makes of a graph without a backward; `dynamic`: for other sizes, too."""
     module = copy_module(program.module)
     mode = torch_compat.new_fake_mode()
-    fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in program.inputs]
+    if dynamic:
+        fakes = torch_compat.symbolic_inputs(mode, program.inputs)
+    else:
+        fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in program.inputs]
     FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
     inputs = tuple(Primal(k) for k in range(len(fakes)))
     outputs = tuple(UserOutput(k) for k in range(len(program.returned)))

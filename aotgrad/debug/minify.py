@@ -3,13 +3,13 @@
 In: a function, arguments and a backend. Out: a `Repro`. The function runs in eager, forward and backward, to find what each
 of its graphs gets; the first graph on which the backend fails is reduced: ops, results, sizes, then the values of inputs.
 
-Limits: symbolic sizes are not tried, a backend that hangs or kills the process is not survived, and graphs that control-flow
-ops call are not reduced themselves.
+Limits: graphs that control-flow ops call are not reduced themselves.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +24,7 @@ from torch import nn
 from aotgrad.backends.base import Backend, WrappedBackend
 from aotgrad.calls import calls_of
 from aotgrad.debug.check import AnyBackend, Failure, as_backend, failure_of
+from aotgrad.debug.isolation import failure_apart
 from aotgrad.debug.programs import (
     Program,
     copied,
@@ -78,6 +79,8 @@ def minify(
     kwargs: Mapping[str, Any] | None = None,
     path: str | Path | None = None,
     tolerance: float | None = None,
+    dynamic: bool = False,
+    limit_s: float | None = None,
 ) -> Repro:
     """Find a small part of a function on which a backend raises, or returns something else than eager.
 
@@ -87,6 +90,9 @@ def minify(
         backend: a name, a `Backend`, or a compiler `(fx.GraphModule, example_inputs) -> callable`.
         path: where the script is written, if anywhere; inputs that it cannot make go into a file `<path>.pt`.
         tolerance: how far a result may be off, relative to its largest number; by dtype (1e-4 for float32), if `None`.
+        dynamic: whether graphs are compiled for symbolic sizes.
+        limit_s: seconds that the backend may take for one graph. Each graph is tried in a process of its own then, a fork
+            of this one, so that a backend which hangs or kills the process is reduced as well. Not once CUDA is in use.
 
     Returns:
         The graph, its inputs, and a script that checks the backend on it (`aotgrad.debug.check`).
@@ -106,24 +112,40 @@ def minify(
         >>> [node.name for node in minify(f, (torch.ones(8),), wrong).module.graph.nodes]
         ['exp', 'cos', 'output']
     """
-    for role, program in graphs_of(fn, tuple(args), dict(kwargs or {}), as_backend(backend)):
-        failure = failure_of(program.module, program.inputs, backend, tolerance)
+    trial = Trial(backend, tolerance, dynamic, limit_s)
+    for role, program in graphs_of(fn, tuple(args), dict(kwargs or {}), as_backend(backend), dynamic):
+        failure = trial.failure(program)
         if failure is not None:
             log.info("the %s graph, %d ops, fails: %s: %s", role, len(program.ops), failure.kind, failure.text)
-            return reduced(role, program, failure, backend, tolerance, None if path is None else Path(path))
+            return reduced(role, program, failure, trial, None if path is None else Path(path))
     raise NothingToMinify("on each graph of this function alone the backend does what eager does: nothing to minify")
 
 
-def reduced(
-    role: str, program: Program, failure: Failure, backend: AnyBackend, tolerance: float | None, path: Path | None
-) -> Repro:
+@dataclass(frozen=True)
+class Trial:
+    """How a graph is tried: see `minify`."""
+
+    backend: AnyBackend
+    tolerance: float | None
+    dynamic: bool
+    limit_s: float | None
+
+    def failure(self, program: Program) -> Failure | None:
+        """How the backend fails on a graph, if it does. Raises what eager raises."""
+        arguments = program.module, program.inputs, self.backend, self.tolerance, self.dynamic
+        if self.limit_s is None:
+            return failure_of(*arguments)
+        return failure_apart(functools.partial(failure_of, *arguments), self.limit_s)
+
+
+def reduced(role: str, program: Program, failure: Failure, trial: Trial, path: Path | None) -> Repro:
     """The repro of a graph on which the backend fails."""
-    fails = Fails(backend, tolerance, failure.kind)
+    fails = Fails(trial, failure.kind)
     small = smaller(program, fails)
     small, is_random = simple_inputs(small, fails)
-    failure = failure_of(small.module, small.inputs, backend, tolerance) or failure
+    failure = trial.failure(small) or failure
     data = path.with_suffix(".pt") if path is not None else Path("inputs.pt")
-    script = script_text(small, backend, failure, is_random, tolerance, data)
+    script = script_text(small, trial.backend, failure, is_random, trial.tolerance, data, trial.dynamic)
     if path is not None:
         path.write_text(script)
         if needs_data(small, is_random):
@@ -135,15 +157,14 @@ def reduced(
 class Fails:
     """Whether a program still fails in the same way; one that does not even run in eager does not."""
 
-    backend: AnyBackend
-    tolerance: float | None
+    trial: Trial
     kind: str
 
     def __call__(self, program: Program | None) -> bool:
         if program is None:
             return False
         try:
-            failure = failure_of(program.module, program.inputs, self.backend, self.tolerance)
+            failure = self.trial.failure(program)
         except Exception:
             return False
         return failure is not None and failure.kind == self.kind
@@ -178,10 +199,13 @@ class GraphRecorder(WrappedBackend):
         return run
 
 
-def graphs_of(fn: Callable, args: tuple, kwargs: dict[str, Any], backend: Backend) -> list[tuple[str, Program]]:
+def graphs_of(
+    fn: Callable, args: tuple, kwargs: dict[str, Any], backend: Backend, dynamic: bool
+) -> list[tuple[str, Program]]:
     """Each graph that a call and a backward through all its results run, with what it gets."""
     recorder = GraphRecorder(backend)
-    recipe = Recipe(recorder, min_cut_rematerialization_partition, Options.from_mapping({"enabled": True}))
+    options = Options.from_mapping({"enabled": True, "dynamic": dynamic})
+    recipe = Recipe(recorder, min_cut_rematerialization_partition, options)
     target = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
     args, kwargs = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
     calls = calls_of(target, PlanCache(recipe, "minify"))

@@ -52,7 +52,7 @@ if __name__ == "__main__":
     inputs = [
 {inputs}
     ]
-    check(Repro(), inputs, backend={backend}{tolerance})
+    check(Repro(), inputs, backend={backend}{settings})
 '''
 
 
@@ -63,6 +63,7 @@ def script_text(
     is_random: tuple[bool, ...],
     tolerance: float | None = None,
     data: Path | None = None,
+    dynamic: bool = False,
 ) -> str:
     """The script.
 
@@ -73,6 +74,7 @@ def script_text(
         is_random: which of the inputs may be made of random numbers.
         tolerance: see `check`.
         data: the file that large inputs were saved to.
+        dynamic: whether the graph is compiled for symbolic sizes.
     """
     name, imports, note = backend_code(backend)
     return TEMPLATE.format(
@@ -83,7 +85,7 @@ def script_text(
         forward=textwrap.indent(code_of(program.module), "    "),
         inputs="\n".join(f"        {line}," for line in input_lines(program, is_random, data)),
         backend=name,
-        tolerance="" if tolerance is None else f", tolerance={tolerance}",
+        settings=("" if tolerance is None else f", tolerance={tolerance}") + (", dynamic=True" if dynamic else ""),
     )
 
 

@@ -126,6 +126,48 @@ def test_constants_are_inputs():
     assert ops_of(repro) == ["aten.view.default", "aten.add.Tensor"]
 
 
+def no_symbolic_cos(graph, example_inputs):
+    """Fails for symbolic sizes only."""
+    for node in graph.graph.find_nodes(op="call_function", target=aten.cos.default):
+        if any(isinstance(size, torch.SymInt) for size in node.meta["val"].shape):
+            raise Unsupported("a size that is not a number")
+    return graph
+
+
+def heads(x, w):
+    """Sizes are read, and computed with."""
+    return (x @ w).view(x.size(0), 2, -1).cos().sin().flatten(1).expand(3, x.size(0), w.size(1)).sum()
+
+
+def test_symbolic_sizes(tmp_path):
+    args = leaf(5, 6), leaf(6, 8)
+    with pytest.raises(NothingToMinify):
+        minify(heads, args, no_symbolic_cos)
+    repro = minify(heads, args, no_symbolic_cos, dynamic=True, path=tmp_path / "repro.py")
+    assert ops_of(repro) == ["aten.cos.default"] and repro.script.strip().endswith("dynamic=True)")
+    assert max(value.numel() for value in repro.inputs if isinstance(value, torch.Tensor)) <= 4
+    assert "Unsupported: a size that is not a number" in run(tmp_path / "repro.py").stderr
+
+
+def test_symbolic_sizes_that_are_right():
+    with pytest.raises(NothingToMinify):
+        minify(heads, (leaf(5, 6), leaf(6, 8)), "eager", dynamic=True)
+
+
+def test_an_op_that_is_wrong_about_a_computed_size():
+    """What the op gets as a size is an input of the small graph, a plain number."""
+
+    def too_many(graph, example_inputs):
+        for node in graph.graph.find_nodes(op="call_function", target=aten.expand.default):
+            if any(isinstance(size, fx.Node) for size in node.args[1]):
+                raise Unsupported("expand")
+        return graph
+
+    repro = minify(heads, (plain(5, 6), plain(6, 8)), too_many, dynamic=True)
+    assert ops_of(repro) == ["aten.expand.default"]
+    assert sorted(value for value in repro.inputs if isinstance(value, int))
+
+
 # --- The script ------------------------------------------------------------------------------------------------------
 
 
