@@ -90,8 +90,8 @@ class DynamoExplainer:
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that is a leaf if this is one, with memory of its own."""
-    copy = tensor.clone(memory_format=torch.preserve_format)
-    return copy.detach().requires_grad_(tensor.requires_grad) if tensor.is_leaf else copy
+    same = tensor.clone(memory_format=torch.preserve_format)
+    return same.detach().requires_grad_(tensor.requires_grad) if tensor.is_leaf else same
 
 
 def place(frame: Any) -> SourceLine | None:
