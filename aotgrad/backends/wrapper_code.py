@@ -4,7 +4,7 @@ In: its text, and the module that it became. Out: a `Wrapper`, from which anothe
 taken from where they were compiled to, so that neither the compiler nor the processor is asked anything, and functions of
 torch by their names, so that Inductor itself, whose import takes longer than all the rest, is not imported.
 
-    cpp_fused_0 = async_compile.cpp_pybinding([...], '''...''')      ->    kernels = {"cpp_fused_0": (name, path)}
+    cpp_fused_0 = async_compile.cpp_pybinding([...], '''...''')      ->    kernels = {"cpp_fused_0": (module, path, name)}
     from torch._inductor.select_algorithm import extern_kernels      ->    functions = {"mm": "torch.mm"}
 """
 
@@ -31,10 +31,12 @@ HARMLESS = ("inductor_ops = torch.ops.inductor", "_quantized = torch.ops._quanti
 
 @dataclass(frozen=True)
 class Wrapper:
-    """A module as text. `kernels`: module name, path and digest of each one's library; `functions`: names of torch's own."""
+    """A module as text. `kernels`: module name and path of each one's library, its name in there, and a digest of the
+    library; `functions`: names of torch's own.
+    """
 
     source: str
-    kernels: Mapping[str, tuple[str, str, str]]
+    kernels: Mapping[str, tuple[str, str, str, str]]
     functions: Mapping[str, str]
 
     @classmethod
@@ -64,22 +66,23 @@ class Wrapper:
             OSError: a kernel is not there any more, or another one.
         """
         module = ModuleType(name)
-        found = {key: checked_kernel(*library) for key, library in self.kernels.items()}
+        found = dict(self.checked_kernels())
         functions = {key: torch_compat.function_named(function) for key, function in self.functions.items()}
         vars(module).update(found, extern_kernels=SimpleNamespace(**functions))
         exec(compile(self.source, f"<{name}>", "exec", dont_inherit=True), vars(module))
         return module
 
+    def checked_kernels(self) -> Iterator[tuple[str, Callable]]:
+        """The kernels in their libraries. Raises OSError if one of these is not as it was."""
+        digests = {path: digest(path) for _, path, _, _ in self.kernels.values()}
+        for key, (module, path, name, expected) in self.kernels.items():
+            if digests[path] != expected:
+                raise OSError(f"{path} has changed")
+            yield key, torch_compat.kernel_in(module, path, name)
+
 
 def digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
-def checked_kernel(name: str, path: str, expected: str) -> Callable:
-    """The kernel in a library, if the library is as it was. Raises OSError if not."""
-    if digest(path) != expected:
-        raise OSError(f"{path} has changed")
-    return torch_compat.kernel_in(name, path)
 
 
 def without_compilation(source: str) -> tuple[str, list[str]]:

@@ -73,7 +73,9 @@ def test_a_wrapper_computes_the_same(compiled):
 def test_where_a_kernel_is_not_what_it_was_inductor_makes_the_graph_ready(compiled, change, monkeypatch):
     text, _, content = backend.written(compiled).partition(b"\n")
     wrapper = Wrapper.of_text(text.decode())
-    kernels = {name: (module, change(path), digest) for name, (module, path, digest) in wrapper.kernels.items()}
+    kernels = {
+        name: (module, change(path), function, digest) for name, (module, path, function, digest) in wrapper.kernels.items()
+    }
     changed = Wrapper(wrapper.source, kernels, wrapper.functions)
     with pytest.raises(OSError):
         changed.module("changed")
@@ -96,7 +98,7 @@ def test_a_wrapper_that_needs_more_is_none(compiled, line):
 def test_the_libraries_of_kernels(compiled):
     module = torch_compat.inductor_module(compiled)
     (kernel,) = (value for name, value in vars(module).items() if name.startswith("cpp_fused"))
-    name, path = torch_compat.library_of(kernel)
-    assert Path(path).exists() and torch_compat.kernel_in(name, path) is kernel
+    module_name, path, name = torch_compat.library_of(kernel)
+    assert Path(path).exists() and torch_compat.kernel_in(module_name, path, name) is kernel
     assert torch_compat.library_of(test_the_libraries_of_kernels) is None
     assert torch_compat.inductor_module(operator.add) is None

@@ -1,0 +1,172 @@
+"""Inductor's C++ kernels for the CPU, several in one library: a compiler takes longer for the headers than for six kernels.
+
+In: kernels as Inductor's code generator writes them, one function named `kernel` each. Out: the source of one library with
+all of them, `kernel_0`, `kernel_1` and so on, as functions of a Python module. Each is in a namespace of its own, and
+translated as it would be alone; what is called from Python takes its arguments from an array, without a tuple around them.
+
+    kernels = [CppKernel(("float*", "const int64_t"), '#include ...\\nextern "C" void kernel(float* out, int64_t n) {...}')]
+    compile_together(kernels)
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aotgrad import torch_compat
+
+log = logging.getLogger("aotgrad.backends")
+
+KERNELS_PER_LIBRARY = 6
+"""So many take as long as the headers: smaller libraries would not be done much earlier by compilers that run at once."""
+
+DEFINITION = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(')
+INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
+DIRECTIVE = re.compile(r"^\s*#\s*(?!pragma\b)", re.MULTILINE)
+ARGUMENT = re.compile(r"(?:const )?(?:[\w:]+\*|int64_t|float)")
+
+
+@dataclass(frozen=True)
+class CppKernel:
+    """A kernel's types of arguments and its source."""
+
+    argument_types: tuple[str, ...]
+    source: str
+
+    @property
+    def can_share(self) -> bool:
+        """Whether it may stand in a source with others: one function, and nothing for the preprocessor but headers."""
+        body = INCLUDE.sub("", self.source)
+        is_alone = len(DEFINITION.findall(body)) == 1 and DIRECTIVE.search(body) is None
+        return is_alone and all(map(ARGUMENT.fullmatch, self.argument_types))
+
+
+def compile_together(kernels: Sequence[CppKernel]) -> list[Callable]:
+    """The kernels as Python functions of tensors and numbers. Several compilers may run at once."""
+    together = libraries([k for k, kernel in enumerate(kernels) if kernel.can_share], kernels)
+    alone = {k: start_alone(kernel) for k, kernel in enumerate(kernels) if not kernel.can_share}
+    started = [(positions, start_library([kernels[k] for k in positions])) for positions in together]
+    functions = {k: finish() for k, finish in alone.items()}
+    for positions, finish in started:
+        functions.update(zip(positions, finish(), strict=True))
+    return [functions[k] for k in range(len(kernels))]
+
+
+def start_alone(kernel: CppKernel) -> Callable[[], Callable]:
+    return torch_compat.start_cpp_kernel(kernel.argument_types, kernel.source)
+
+
+def start_library(kernels: Sequence[CppKernel]) -> Callable[[], list[Callable]]:
+    """Start to compile a library; what is returned waits for its functions. What does not compile together, may alone."""
+    load = torch_compat.start_cpp_library(library_source(kernels))
+
+    def finish() -> list[Callable]:
+        try:
+            module = load()
+        except Exception as error:
+            log.info("%d C++ kernels are compiled one by one: %s", len(kernels), error)
+            return [start_alone(kernel)() for kernel in kernels]
+        return [getattr(module, name(k)) for k in range(len(kernels))]
+
+    return finish
+
+
+def libraries(sharing: Sequence[int], kernels: Sequence[CppKernel]) -> list[list[int]]:
+    """Which of the kernels at `sharing` go into one library, by position; the longest are dealt out first."""
+    count = min(torch_compat.cpp_compilers(), -(-len(sharing) // KERNELS_PER_LIBRARY))
+    longest_first = sorted(sharing, key=lambda k: -len(kernels[k].source))
+    return [longest_first[start::count] for start in range(count)]
+
+
+def library_source(kernels: Sequence[CppKernel]) -> str:
+    """The source of a library of kernels that can share one."""
+    headers = dict.fromkeys(header for kernel in kernels for header in INCLUDE.findall(kernel.source))
+    functions = "".join(f'{{"{name(k)}", AS_FUNCTION(call_{k}), METH_FASTCALL, nullptr}}, ' for k in range(len(kernels)))
+    return "\n".join(
+        [*headers, *(body(k, kernel) for k, kernel in enumerate(kernels)), BINDINGS]
+        + [binding(k, kernel) for k, kernel in enumerate(kernels)]
+        + [MODULE.replace("FUNCTIONS", functions)]
+    )
+
+
+def name(position: int) -> str:
+    """Of a kernel in its module."""
+    return f"kernel_{position}"
+
+
+def body(position: int, kernel: CppKernel) -> str:
+    """A kernel without its headers, in a namespace."""
+    function = DEFINITION.sub("void kernel(", INCLUDE.sub("", kernel.source))
+    return f"namespace {name(position)} {{\n{function}\n}}"
+
+
+def binding(position: int, kernel: CppKernel) -> str:
+    """What Python calls for a kernel."""
+    count = len(kernel.argument_types)
+    kinds = (kind.removeprefix("const ") for kind in kernel.argument_types)
+    arguments = ", ".join(f"argument<{kind}>(args[{k}])" for k, kind in enumerate(kinds))
+    return (
+        f"static PyObject* call_{position}(PyObject*, PyObject* const* args, Py_ssize_t count) {{\n"
+        f"    return guarded(count, {count}, [&] {{ {name(position)}::kernel({arguments}); }});\n"
+        "}"
+    )
+
+
+BINDINGS = """
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <cstdlib>
+#include <stdexcept>
+#include <type_traits>
+#define AS_FUNCTION(call) reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)(void)>(call))
+
+static void* (*address_of)(PyObject*);
+
+template <typename T> static inline T argument(PyObject* value) {
+    if constexpr (std::is_pointer_v<T>) {
+        return static_cast<T>(address_of(value));
+    } else {
+        T number;
+        if constexpr (std::is_floating_point_v<T>) number = static_cast<T>(PyFloat_AsDouble(value));
+        else number = PyLong_AsSsize_t(value);
+        if (number == T(-1) && PyErr_Occurred()) throw std::invalid_argument("a kernel takes a number here");
+        return number;
+    }
+}
+
+template <typename Call> static inline PyObject* guarded(Py_ssize_t count, Py_ssize_t expected, Call call) {
+    try {
+        if (count != expected) throw std::invalid_argument("a kernel got another number of arguments than it takes");
+        call();
+        Py_RETURN_NONE;
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    } catch (...) {
+        PyErr_SetString(PyExc_RuntimeError, "a kernel raised something that is no std::exception");
+    }
+    return nullptr;
+}
+"""
+"""What the functions for Python have in common."""
+
+MODULE = """
+static PyMethodDef functions[] = {FUNCTIONS{nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "kernel", nullptr, -1, functions};
+
+PyMODINIT_FUNC PyInit_kernel(void) {
+    const char* address = std::getenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR");
+    if (address == nullptr) {
+        PyErr_SetString(PyExc_RuntimeError, "torch has not said where to find a tensor's data");
+        return nullptr;
+    }
+    address_of = reinterpret_cast<void* (*)(PyObject*)>(std::strtoull(address, nullptr, 10));
+    PyObject* module = PyModule_Create(&definition);
+#ifdef Py_GIL_DISABLED
+    if (module != nullptr) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
+    return module;
+}
+"""
+"""The module that Inductor's loader of libraries looks for."""
