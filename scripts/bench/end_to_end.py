@@ -2,6 +2,7 @@
 
     python scripts/bench/end_to_end.py
     python scripts/bench/end_to_end.py --only mlp8 hf_gpt2 --rounds 11 --markdown
+    python scripts/bench/end_to_end.py --kept rows.json         goes on where it was stopped
 
 Cold: processor time (the C++ compiler's is part of it; there are no other processes) from `torch.compile` to the end of the
 first step, forward and backward, with empty caches, one compilation a side. Step: medians of processor time, in turns.
@@ -11,11 +12,11 @@ largest difference relative to the largest gradient.
 
 import argparse
 import copy
-import datetime
+import json
 import os
-import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
@@ -23,7 +24,7 @@ import torch
 from memory import step
 from step_models import STEPS
 from tabulate import tabulate
-from timing import ROUNDS, median_seconds
+from timing import ROUNDS, environment, median_seconds
 from torch import Tensor, nn
 from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache
@@ -83,24 +84,38 @@ def row(name: str, rounds: int) -> list[str]:
     return [name, *cells, differs]
 
 
+def kept(file: Path | None) -> dict[str, list[str]]:
+    """The rows of an earlier run, by model."""
+    return {} if file is None or not file.exists() else json.loads(file.read_text())
+
+
+def measured(names: Sequence[str], rounds: int, file: Path | None) -> list[list[str]]:
+    """The rows of some models; those in the file are not measured again, and those that are, are kept there at once."""
+    rows = kept(file)
+    for name in names:
+        if name not in rows:
+            rows[name] = row(name, rounds)
+            if file is not None:
+                file.write_text(json.dumps(rows))
+    return [rows[name] for name in names]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), help="which models")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples per candidate (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    parser.add_argument("--kept", type=Path, help="a file where rows are kept, and taken from")
     parser.add_argument("--markdown", action="store_true", help="print a table for a document")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     inductor_config.compile_threads = 1
-    print(
-        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
-        f"{torch.get_num_threads()} thread(s), {datetime.date.today()}\n"
-    )
+    print(f"{environment()}\n", flush=True)
     warm_up()
     headers = ["", "inductor, cold (s)", "aotgrad, cold (s)", "ratio", "eager, step (ms)", "inductor, step (ms)"]
     headers += ["aotgrad, step (ms)", "ratio", "numbers"]
     tablefmt = "github" if arguments.markdown else "simple"
-    rows = [row(name, arguments.rounds) for name in arguments.only]
+    rows = measured(arguments.only, arguments.rounds, arguments.kept)
     print(tabulate(rows, headers, tablefmt, disable_numparse=True, colalign=["left", *["right"] * 8]))
 
 
