@@ -21,7 +21,7 @@ from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation, check_version
 from aotgrad.runtime.saved import release, release_all, saved_of, unpack, unpack_and_release
 from aotgrad.runtime.steps import Attach
-from aotgrad.runtime.variants import VariantCache, VariantKey
+from aotgrad.runtime.variants import VariantCache, VariantKey, sources
 from aotgrad.slots import Saved, Tangent, of_kind
 
 SENTINEL = torch.zeros((), requires_grad=True)
@@ -140,6 +140,33 @@ class Backward:
             return lambda gradients: (*none, gradients[positions[0]])
         pick = operator.itemgetter(*positions) if positions else lambda gradients: ()
         return lambda gradients: (*none, *pick(gradients))
+
+    @functools.cached_property
+    def alike(self) -> tuple[tuple[int, ...], ...]:
+        """The gradients by position, together those of which one costs no more than all: views of one tensor, to which the
+        same of eager's nodes lead.
+        """
+        found: dict[Any, list[int]] = {}
+        for position, source in enumerate(sources(self.variants.full, self.variants.gradients)):
+            leads = tuple(nodes.leads >> position & 1 for nodes in self.saving)
+            found.setdefault((source, leads), []).append(position)
+        return tuple(map(tuple, found.values()))
+
+    def wanted(self, edges: Sequence[Any]) -> tuple[bool, ...]:
+        """Which gradients to compute: those that the engine passes on along `edges`, and those that cost no more.
+
+        The engine drops what it did not ask for.
+        """
+        if len(self.alike) == len(edges):
+            return torch_compat.are_wanted(edges)
+        answers = [False] * len(edges)
+        first = torch_compat.are_wanted([edges[positions[0]] for positions in self.alike])
+        for positions, is_wanted in zip(self.alike, first, strict=True):
+            others = [edges[position] for position in positions[1:]]
+            if is_wanted or any(torch_compat.are_wanted(others)):
+                for position in positions:
+                    answers[position] = True
+        return tuple(answers)
 
     def nodes_run(self, key: VariantKey) -> int:
         """Which of `saving` run in eager, as a bit mask. Those that lead nowhere do, if all gradients are wanted."""
@@ -418,7 +445,7 @@ def variant_key(plan: Backward, tangents: Sequence[torch.Tensor | None]) -> Vari
     """The key of the running node."""
     gradients = plan.full.gradients
     if not (plan.has_sentinel and torch_compat.is_wanted(SENTINEL_NODE)):
-        gradients = torch_compat.are_wanted(torch_compat.edges_of_running_node()[plan.has_sentinel :])
+        gradients = plan.wanted(torch_compat.edges_of_running_node()[plan.has_sentinel :])
     key = VariantKey(tuple(tangent is not None for tangent in tangents), gradients)
     return plan.full if key.is_full else key
 

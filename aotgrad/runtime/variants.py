@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 import torch.fx as fx
 
-from aotgrad import torch_compat
+from aotgrad import op_table, torch_compat
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
@@ -143,6 +143,19 @@ class VariantCache:
         missing = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
         undefined = undefined_outputs(self.full.module.graph, missing, [placeholders[slot] for slot in tangents])
         return frozenset(k for k, is_undefined in enumerate(undefined) if is_undefined)
+
+
+def sources(half: GraphHalf, gradients: Sequence[Gradient]) -> list[fx.Node | None]:
+    """The node that each gradient is a view of, or that it is itself. Who computes one has all that have the same source."""
+    (output,) = half.module.graph.find_nodes(op="output")
+    found = dict(zip(half.signature.outputs, output.args[0], strict=True))
+    return [source(found[gradient]) for gradient in gradients]
+
+
+def source(node: fx.Node | None) -> fx.Node | None:
+    while node is not None and (op_table.is_view(node.target) or op_table.is_getitem(node.target)):
+        node = node.args[0]
+    return node
 
 
 def recent(cache: OrderedDict[VariantKey, T], key: VariantKey, make: Callable[[VariantKey], T]) -> T:

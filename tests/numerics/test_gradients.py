@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
+from aotgrad import torch_compat
 
 SMOOTH = {
     "attention": (lambda q, k: (q @ k.mT).softmax(-1) @ k, (3, 4), (5, 4)),
@@ -124,6 +125,48 @@ def test_only_wanted_gradients_are_computed() -> None:
         return (x @ v).tanh() @ w
 
     assert products_in_backward(aotgrad.aot_function(mlp, aotgrad.nop)) == products_in_backward(mlp) == 2
+
+
+def stacked(*inputs: torch.Tensor) -> torch.Tensor:
+    """Gradients that are views of one tensor, but for the first two, of which the second needs a product."""
+    return torch.stack(inputs[2:]).sum(0) * inputs[0].exp() @ inputs[1]
+
+
+@pytest.mark.parametrize("count", [4, 40])
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (1, 3), (0, 2, 3), "all"])
+def test_of_gradients_that_are_views_of_one_tensor_the_engine_is_asked_for_one(count, wanted, monkeypatch) -> None:
+    asked = []
+    ask = torch_compat.are_wanted
+    monkeypatch.setattr(torch_compat, "are_wanted", lambda nodes: asked.append(len(nodes)) or ask(nodes))
+    found = []
+    for function in (stacked, aotgrad.aot_function(stacked, aotgrad.nop)):
+        inputs = [(torch.eye(2) * (k + 1)).requires_grad_() for k in range(count)]
+        positions = range(count) if wanted == "all" else wanted
+        output = function(*inputs)
+        with CountProducts() as products:
+            gradients = torch.autograd.grad(output.sum(), [inputs[k] for k in positions], retain_graph=True)
+        output.sum().backward(inputs=[inputs[k] for k in positions])
+        found.append([*gradients, *(x.grad for x in inputs), torch.tensor(products.count)])
+    for ours, eagers in zip(found[1], found[0], strict=True):
+        assert (ours is None) == (eagers is None) and (ours is None or torch.equal(ours, eagers))
+    if wanted == "all" and count == 40:
+        assert asked == [3, 3]
+
+
+def test_gradients_of_one_tensor_by_nodes_that_save_different_values_are_asked_for_each() -> None:
+    def function(x, y, z):
+        return x.view(-1) + y.exp().log() + z.view(-1)
+
+    for call in (function, aotgrad.aot_function(function, aotgrad.nop)):
+        x, y, z = (torch.ones(3, requires_grad=True) for _ in range(3))
+        y = y * 1
+        output = call(x, y, z)
+        torch.autograd.grad(output.sum(), x, retain_graph=True)
+        torch.autograd.grad(output.sum(), x)
+        torch.autograd.grad(output.sum(), z)
+        torch.autograd.grad(output.sum(), y)
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(output.sum(), y)
 
 
 def test_a_graph_may_be_kept_after_plain_steps() -> None:
