@@ -1807,7 +1807,8 @@ def keep_check(node: Any) -> Any:
 
     def hook(gradients: tuple) -> None:
         if gradients[1] is not None and gradients[1].is_complex():
-            check_eigenvectors(node, gradients[1])
+            with torch.no_grad():
+                check_eigenvectors(node, gradients[1])
 
     return node.register_prehook(hook)
 

@@ -32,6 +32,7 @@ from aotgrad.ir import (
     TensorInput,
     ViewAndMutationMeta,
 )
+from aotgrad.joint.backward import differentiated_as_in_eager
 from aotgrad.joint.segments import CutBackward, Detour, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph
@@ -326,7 +327,8 @@ def gradients_of_all(
     roots, leaves = [live[slot] for slot in slots], [inputs[gradient.of.index] for gradient in wanted]
     if not leaves:
         return {}
-    found = torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
+    with differentiated_as_in_eager(roots):
+        found = torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
     return dict(zip(wanted, found, strict=True))
 
 
@@ -350,7 +352,7 @@ def gradients_of_segments(
     assert segmentation is not None, "the function ran otherwise than when it was first traced"
     entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
     roots = [torch.autograd.graph.GradientEdge(*entries[slot]) for slot in slots]
-    with CutBackward(segmentation, lambda cut, gradient: None) as cut_backward:
+    with CutBackward(segmentation, lambda cut, gradient: None) as cut_backward, differentiated_as_in_eager(live.values()):
         leaves = [inputs[k] for k in with_grad]
         torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
     return cut_backward.terms()

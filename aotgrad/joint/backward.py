@@ -463,6 +463,17 @@ def as_in_eager(nodes: Iterable[Any]) -> Iterator[Any]:
     return (handle for node in nodes for handle in (each(node) for each in keep) if handle is not None)
 
 
+@contextlib.contextmanager
+def differentiated_as_in_eager(roots: Iterable[torch.Tensor]) -> Iterator[None]:
+    """`as_in_eager` for a backward from `roots`, while this is open."""
+    handles = list(as_in_eager(autograd_nodes(roots)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _attribution(trace: OpenTrace, node: Any) -> Callable[[Any], None]:
     origin = trace.origin_of(torch_compat.node_sequence_nr(node))
 

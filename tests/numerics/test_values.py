@@ -325,15 +325,16 @@ CHECKED = {
 }
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("name", CHECKED)
-def test_vectors_of_which_the_phase_matters_are_eagers_error(name):
+def test_vectors_of_which_the_phase_matters_are_eagers_error(name, create_graph):
     f, x = compiled(CHECKED[name]), torch.randn(3, 3, dtype=torch.complex128, requires_grad=True)
-    well = [torch.autograd.grad(function(x).abs().sum(), x)[0] for function in (f, CHECKED[name])]
+    well = [torch.autograd.grad(function(x).abs().sum(), x, create_graph=create_graph)[0] for function in (f, CHECKED[name])]
     torch.testing.assert_close(*well)
     messages = []
     for function in (f, CHECKED[name]):
         with pytest.raises(RuntimeError) as raised:
-            torch.autograd.grad(function(x).real.sum(), x)
+            torch.autograd.grad(function(x).real.sum(), x, create_graph=create_graph)
         messages.append(str(raised.value).splitlines()[0])
     assert messages[0] == messages[1]
     assert "ill-defined" in messages[0]
