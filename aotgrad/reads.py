@@ -76,17 +76,33 @@ class Reader(TorchFunctionMode):
         super().__init__()
         self.reads = reads
         self.hooked: set[int] = set()
-        self.position_of = {id(argument): k for k, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)}
+        self.arguments = {k: argument for k, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)}
+        self.position_of = {id(argument): k for k, argument in self.arguments.items()}
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if args and (position := self.position_of.get(id(args[0]))) is not None:
-            if func in GUARDED:
-                self.reads.found.add((GUARDED[func], position))
-            elif func is torch.Tensor.register_hook:
-                self.hooked.add(position)
-            elif func in torch_compat.HISTORY_GETTERS:
-                refuse(torch_compat.HISTORY_GETTERS[func], position)
+        if args:
+            if func in torch_compat.INHERITED_GETTERS:
+                for position in self.seen_through(args[0]):
+                    self.note(func, position)
+            elif (position := self.position_of.get(id(args[0]))) is not None:
+                self.note(func, position)
         return func(*args, **(kwargs or {}))
+
+    def note(self, func: Callable, position: int) -> None:
+        if func in GUARDED:
+            self.reads.found.add((GUARDED[func], position))
+        elif func is torch.Tensor.register_hook:
+            self.hooked.add(position)
+        elif func in torch_compat.HISTORY_GETTERS:
+            refuse(torch_compat.HISTORY_GETTERS[func], position)
+
+    def seen_through(self, tensor: torch.Tensor) -> list[int]:
+        """The argument that a tensor is, or those that it is a view of."""
+        if id(tensor) in self.position_of:
+            return [self.position_of[id(tensor)]]
+        with torch_compat.unobserved():
+            memory = torch_compat.storage_key(tensor)
+            return [k for k, argument in self.arguments.items() if torch_compat.storage_key(argument) == memory]
 
 
 def versions(arguments: Sequence[Any]) -> list[int | None]:

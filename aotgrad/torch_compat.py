@@ -120,6 +120,9 @@ HISTORY_GETTERS: dict[Callable, str] = {
 }
 """How a function asks a tensor where it comes from, and what it wrote to do so."""
 
+INHERITED_GETTERS = (torch.Tensor.storage_offset, torch.Tensor._version.__get__, torch.Tensor._base.__get__)
+"""Those that a view answers from what it is a view of."""
+
 _inference_mode_is_on = torch._C.is_inference_mode_enabled
 _flash_attention_is_on = torch._C._get_flash_sdp_enabled
 _memory_efficient_attention_is_on = torch._C._get_mem_efficient_sdp_enabled

@@ -165,6 +165,14 @@ def test_the_questions_after_the_history_of_a_tensor():
     assert answers == [[0, None, False], [0, x, True]]
 
 
+def test_what_a_view_answers_as_its_base_would_have_to():
+    x = torch.ones(4)[1:]
+    y = x[1:]
+    x.add_(1)
+    offset, version, base = (getter(y) for getter in compat.INHERITED_GETTERS)
+    assert (offset, version) == (2, 1) and base is x._base
+
+
 def test_classes_of_tensors_with_rules_of_their_own():
     class Plain(torch.Tensor):
         pass
