@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from aotgrad import torch_compat
 from aotgrad.batching import CompiledBatches
@@ -33,7 +34,7 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
 )
 from aotgrad.joint.backward import differentiated_as_in_eager
-from aotgrad.joint.segments import CutBackward, Detour, find_segments
+from aotgrad.joint.segments import CutBackward, Detour, ends_without_inputs, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache import CachedPlan, PlanCache, State
@@ -259,8 +260,9 @@ class VectorJacobianProduct:
             inputs = self.protected(primals)
             with joins.collected() as joined:
                 outputs = self.function.call(*inputs)
-            forget_hooks([*inputs, *(output for output in outputs if is_view(output))])
-            live = {slot: self.root(slot, outputs) for slot in (*self.function.results, *self.function.views)}
+            with torch_compat.unobserved():
+                forget_hooks([*inputs, *(output for output in outputs if is_view(output))])
+                live = {slot: self.root(slot, outputs) for slot in (*self.function.results, *self.function.views)}
             for slot, result in zip(self.results, results, strict=False):
                 joins.declare(result, live[slot])
             with torch_compat.autocast_as(self.autocast):
@@ -351,10 +353,11 @@ def gradients_of_segments(
     segmentation = find_segments(edges, starts, function.grad_segments, detours)
     assert segmentation is not None, "the function ran otherwise than when it was first traced"
     entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
-    roots = [torch.autograd.graph.GradientEdge(*entries[slot]) for slot in slots]
+    roots = [GradientEdge(*entries[slot]) for slot in slots]
     with CutBackward(segmentation, lambda cut, gradient: None) as cut_backward, differentiated_as_in_eager(live.values()):
         leaves = [inputs[k] for k in with_grad]
-        torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
+        ends = ends_without_inputs(segmentation)
+        torch.autograd.grad(roots, [*leaves, *ends], tangents, create_graph=True, allow_unused=True)
     return cut_backward.terms()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.fx as fx
+from torch.autograd.graph import GradientEdge
 
 from aotgrad import torch_compat
 from aotgrad.errors import AOTGradError, CaptureError, UnsupportedMutationError
@@ -40,6 +41,7 @@ from aotgrad.joint.segments import (
     Edge,
     Segmentation,
     arranged,
+    ends_without_inputs,
     find_segments,
     saving_nodes,
     single_segment,
@@ -298,7 +300,7 @@ def _gradients_of_segments(
         return cuts.setdefault(Tangent(cut), capture.trace.add_placeholder(name, gradient))
 
     with CutBackward(segmentation, enter) as cut_backward:
-        _gradients(capture, outputs, list(tangents.values()))
+        _gradients(capture, outputs, list(tangents.values()), ends_without_inputs(segmentation))
     with eager_dtypes(), attributed_to_forward(capture.trace, ()):
         terms = cut_backward.terms()
     return cuts, {gradient: terms[gradient] for gradient in sorted(terms, key=_rank)}, list(cut_backward.left)
@@ -419,8 +421,10 @@ def reject_foreign_leaves(capture: Capture, roots: Sequence[torch.Tensor]) -> No
             )
 
 
-def _gradients(capture: Capture, outputs: Sequence[Result], tangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """One gradient a primal, `None` where there is none."""
+def _gradients(
+    capture: Capture, outputs: Sequence[Result], tangents: Sequence[torch.Tensor], ends: Sequence[GradientEdge] = ()
+) -> list[torch.Tensor | None]:
+    """One gradient a primal, `None` where there is none. The gradients of `ends` are computed besides."""
     wanted = [i for i, spec in enumerate(capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
     gradients: list[torch.Tensor | None] = [None] * capture.convention.placeholder_count
     roots = [result.differentiable for result in outputs]
@@ -429,9 +433,9 @@ def _gradients(capture: Capture, outputs: Sequence[Result], tangents: Sequence[t
         return gradients
     with attributed_to_forward(capture.trace, roots), eager_dtypes():
         # Retained: a backward that raises is tried again, output by output.
-        inputs = [capture.primals[i] for i in wanted]
+        inputs = [*(capture.primals[i] for i in wanted), *ends]
         found = torch.autograd.grad(roots, inputs, tangents, retain_graph=True, allow_unused=True)
-    for index, gradient in zip(wanted, found, strict=True):
+    for index, gradient in zip(wanted, found, strict=False):
         gradients[index] = gradient
     return gradients
 

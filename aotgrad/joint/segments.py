@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from aotgrad import torch_compat
 from aotgrad.ir import BackwardSegment, SavingNodes
@@ -148,6 +149,26 @@ def reachable(roots: Iterable[Any], inputs: Mapping[Edge, Primal], detours: Mapp
             successors[node] = [edge[0] for edge in edges if edge not in inputs]
             stack.extend(successors[node])
     return successors
+
+
+def ends_without_inputs(segmentation: Segmentation) -> list[GradientEdge]:
+    """Where gradients of results and views arrive with no input behind them: a backward to the inputs passes them over."""
+    entered = {node for (node, _), target in segmentation.targets.items() if isinstance(target, Primal)}
+    visible = (edge for edge, target in segmentation.targets.items() if not isinstance(target, (Primal, Cut)))
+    return [GradientEdge(*edge) for edge in visible if not leads_to(edge[0], entered)]
+
+
+def leads_to(root: Any, ends: Collection[Any]) -> bool:
+    """Whether a backward from an autograd node can visit one of `ends`."""
+    seen, stack = {root}, [root]
+    while stack:
+        node = stack.pop()
+        if node in ends:
+            return True
+        onward = [successor for successor, _ in edges_of(node) if successor not in seen]
+        seen.update(onward)
+        stack.extend(onward)
+    return False
 
 
 def targets_of(

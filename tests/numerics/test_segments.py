@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -554,3 +555,31 @@ def test_a_check_in_the_backward_is_part_of_its_own_segment_only(chosen):
         outputs = under_test(x)
         gradients.append(torch.autograd.grad(squares(outputs, chosen), x))
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_of_results_that_no_input_is_behind(create_graph):
+    """A view of a leaf made under `no_grad` requires grad and leads nowhere; what is computed from it gets gradients."""
+
+    def f(x):
+        with torch.no_grad():
+            row = x[0]
+        w = row.clone()
+        z = w.sin()
+        return w, torch.where(x > 0, x, w) + z, w.view(3, 1), z * 2
+
+    def gradients(function):
+        x = (torch.arange(9.0).view(3, 3) - 4).requires_grad_()
+        w, y, _, z = results = function(x)
+        for result in results:
+            result.retain_grad()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Using backward", UserWarning)
+            torch.autograd.backward([y, z], [torch.ones_like(y), z.detach()], create_graph=create_graph)
+        again = function(x)
+        asked = torch.autograd.grad(again[1].sum(), [again[0]], create_graph=create_graph)
+        return [result.grad for result in (*results, x)], asked
+
+    found, expected = gradients(aotgrad.aot_function(f, aotgrad.nop)), gradients(f)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert [each is None for each in found[0]] == [False, False, True, False, False]
