@@ -97,10 +97,20 @@ def same_storage(args: Sequence[Any], wanted: Collection[int]) -> list[list[int]
 
 
 def overlapping(args: Sequence[Any], sharers: Sequence[int], mutated: Collection[int]) -> list[list[int]]:
-    """The sharers of one storage that are connected to a mutated one by common elements."""
+    """The sharers of one storage that are connected to a mutated one by common elements, or by a common history."""
     layouts = {index: layout_of(args[index]) for index in sharers}
-    groups = linked_groups(sharers, mutated, lambda one, other: overlap(layouts[one], layouts[other]))
+    roots = {index: root_of(args[index]) for index in sharers}
+
+    def are_linked(one: int, other: int) -> bool:
+        return overlap(layouts[one], layouts[other]) or (roots[one] is roots[other] and has_history(roots[one]))
+
+    groups = linked_groups(sharers, mutated, are_linked)
     return [members for members in groups if len(members) > 1]
+
+
+def has_history(root: torch.Tensor) -> bool:
+    """Whether a write to a view of a tensor gives all its views another history: their gradients enter the new `root`."""
+    return root.requires_grad and not root.is_leaf
 
 
 def layout_of(tensor: torch.Tensor) -> ByteLayout:

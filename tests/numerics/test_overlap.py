@@ -423,9 +423,6 @@ def test_each_input_sees_its_own_gradient(function, name) -> None:
     assert run(aotgrad.aot_function(function, aotgrad.nop)) == run(function)
 
 
-APART = "the trace sees no write to an input that shares no element with the one that is written, only a version counter"
-
-
 def gradients_of_what_was_computed_beside_a_write(called) -> tuple[Tensor | None, ...]:
     origin = torch.arange(6.0).requires_grad_()
     whole = origin * 1
@@ -434,16 +431,11 @@ def gradients_of_what_was_computed_beside_a_write(called) -> tuple[Tensor | None
     return torch.autograd.grad(result.sum(), [y, origin, whole], allow_unused=True)
 
 
-def test_gradient_with_respect_to_an_input_beside_the_one_that_is_written() -> None:
-    *found, _ = gradients_of_what_was_computed_beside_a_write(aotgrad.aot_function(writes_x, aotgrad.nop))
-    assert all(map(torch.equal, found, gradients_of_what_was_computed_beside_a_write(writes_x)[:2]))
-
-
-@pytest.mark.xfail(reason=APART, strict=True)
-def test_gradient_with_respect_to_what_the_inputs_are_views_of() -> None:
-    """Eager makes the history of the other view anew, too: its gradient enters the tensor as it is after the call."""
-    found = gradients_of_what_was_computed_beside_a_write(aotgrad.aot_function(writes_x, aotgrad.nop))[-1]
-    assert found is not None and torch.equal(found, gradients_of_what_was_computed_beside_a_write(writes_x)[-1])
+def test_gradients_of_what_was_computed_beside_a_write() -> None:
+    """Eager makes the history of the other view anew, too: its gradient enters what both are views of, as that is now."""
+    found = gradients_of_what_was_computed_beside_a_write(aotgrad.aot_function(writes_x, aotgrad.nop))
+    expected = gradients_of_what_was_computed_beside_a_write(writes_x)
+    assert [None if g is None else g.tolist() for g in found] == [None if g is None else g.tolist() for g in expected]
 
 
 def writes_x(x, y):

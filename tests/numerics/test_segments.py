@@ -570,7 +570,7 @@ def test_gradients_of_results_that_no_input_is_behind(create_graph):
 
     def gradients(function):
         x = (torch.arange(9.0).view(3, 3) - 4).requires_grad_()
-        w, y, _, z = results = function(x)
+        _, y, _, z = results = function(x)
         for result in results:
             result.retain_grad()
         with warnings.catch_warnings():
