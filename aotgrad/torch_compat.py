@@ -1629,11 +1629,55 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
                 if op in WITHOUT_FUNCTIONAL_FORM:
                     value = _functional_result(mode, WITHOUT_FUNCTIONAL_FORM[op], classes, (args[1], args[0]), kwargs)
                     op, args, kwargs = torch.ops.aten.copy_.default, (args[0], value), {}
+                if is_foreach(op):
+                    return _foreach_in_place(mode, op, classes, args, kwargs or {})
                 return _functional_result(mode, op, classes, args, kwargs)
         elif torch.is_inference_mode_enabled() and is_view_op(op):
             with normal_mode():
                 return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
     return _functional_result(mode, op, classes, args, kwargs)
+
+
+def is_foreach(op: torch._ops.OpOverload) -> bool:
+    """Whether an op does the same to each tensor of a list."""
+    return op._schema.name.startswith("aten::_foreach_")
+
+
+def _foreach_in_place(
+    mode: FunctionalTensorMode, op: torch._ops.OpOverload, classes: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """A write to each tensor of a list, in order: later ones see writes to memory that they share with earlier ones.
+
+    The kernels raise the versions, as nothing above them does.
+    """
+    calls = [args] if _are_apart(args) else [_at(args, k) for k in range(len(args[0]))]
+    for call in calls:
+        _functional_result(mode, op, classes, call, kwargs)
+        torch.autograd.graph.increment_version(call[0])
+
+
+def _are_apart(lists: Sequence[Any]) -> bool:
+    """Whether no tensor of the first list shares memory with one elsewhere in it, or at another place in another list."""
+    memory = [list(map(storage_key, values)) for values in lists if is_list_of_tensors(values)]
+    places: dict[int, set[int]] = {}
+    for row in memory:
+        for place, key in enumerate(row):
+            places.setdefault(key, set()).add(place)
+    return all(len(places[key]) == 1 for key in memory[0])
+
+
+def _at(args: Sequence[Any], place: int) -> list[Any]:
+    """The arguments of a foreach op for one place of the lists, and of a tensor of numbers that stands for a list."""
+    several = (list, tuple)
+    numbers = [isinstance(arg, torch.Tensor) and arg.dim() == 1 for arg in args]
+    return [
+        arg[place : place + 1] if is_packed or isinstance(arg, several) else arg
+        for arg, is_packed in zip(args, numbers, strict=True)
+    ]
+
+
+def is_list_of_tensors(values: Any) -> bool:
+    return isinstance(values, (list, tuple)) and all(isinstance(value, torch.Tensor) for value in values)
 
 
 def expands_nothing(tensor: torch.Tensor, size: Sequence[Any], *, implicit: bool = False) -> bool:

@@ -350,12 +350,8 @@ class Maker:
             self.add(Backward(targets, retain_graph=self.choices.chance(50)), keep_errors=20)
 
     def watchable(self) -> list[str]:
-        """Tensors of which a gradient may be asked on the way: not those that were changed.
-
-        A view that was written through an alias of it has another history in eager, and here the one that it had.
-        """
-        tensors = self.world.tensors()
-        return [name for name in self.differentiable() if name[0] != "r" and tensors[name]._version == 0]
+        """Tensors of which a gradient may be asked on the way."""
+        return [name for name in self.differentiable() if name[0] != "r"]
 
     def hook(self) -> None:
         roots = self.watchable()[::-1]

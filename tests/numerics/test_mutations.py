@@ -438,6 +438,37 @@ def test_a_write_through_a_view_does_not_round(view, of: str, dynamic: bool) -> 
     assert all(map(torch.equal, found, results(function)))
 
 
+LISTS = {
+    "scalar": lambda x, y: torch._foreach_mul_([x, y], 2),
+    "tensors": lambda x, y: torch._foreach_add_([x], [y]),
+    "copy": lambda x, y: torch._foreach_copy_([x], [y]),
+    "the same one twice": lambda x, y: torch._foreach_exp_([x, x]),
+    "views": lambda x, y: torch._foreach_neg_([x[:2], x[1:]]),
+    "crosswise": lambda x, y: torch._foreach_add_([x, y], [y, x]),
+    "overlapping": lambda x, y: torch._foreach_addcmul_([x, x[:2]], [y, y[1:]], [y, y[:2]], [2.0, 3.0]),
+    "among others": lambda x, y: (x.add_(1), torch._foreach_lerp_([x], [y], 0.5), x.mul_(y)),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_write_to_a_list_of_tensors(name) -> None:
+    """Later tensors of the list see what was written to memory that they share with earlier ones, and versions rise."""
+
+    def backward_across(called) -> list:
+        x, y, weight = torch.arange(3.0), torch.ones(3), torch.ones(3, requires_grad=True)
+        product = x * weight
+        called(x, y)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+        return [x.tolist(), y.tolist(), x._version, y._version]
+
+    def f(x, y):
+        LISTS[name](x, y)
+        return x * 1
+
+    assert backward_across(aotgrad.aot_function(f, aotgrad.nop)) == backward_across(f)
+
+
 @CASES.parametrize()
 def test_mutations(case: Case, backend: str) -> None:
     case.check(backend)
