@@ -53,6 +53,15 @@ VIEWS = (
     "{0}.chunk(2, -1)[-1]",
     "{0}.tensor_split(2)[0]",
     "{0}.split_with_sizes([1, {0}.shape[0] - 1])[1]",
+    "{0}.T",
+    "{0}.permute(*range({0}.dim())[::-1])",
+    "{0}.swapaxes(0, -1)",
+    "{0}.unflatten(0, (1, -1))",
+    "{0}.ravel()",
+    "{0}.squeeze(-1)",
+    "torch.atleast_2d({0})",
+    "{0}.resolve_conj()",
+    "{0}.hsplit(1)[0]",
 )
 """Results that may share memory with `{0}`."""
 
@@ -85,6 +94,17 @@ IN_PLACE = (
     "{0}.detach().mul_(2)",
     "{0}.data.add_(1)",
     "{0}.unbind()[0].mul_(2)",
+    "{0}.square_()",
+    "{0}.tanh_()",
+    "{0}.div_(2)",
+    "{0}.lerp_({1}, 0.5)",
+    "{0}.cumsum_(0)",
+    "{0}.index_fill_(0, torch.tensor([0]), 2)",
+    "{0}.index_add_(0, torch.tensor([0]), {0}[:1].clone())",
+    "{0}.scatter_(0, torch.zeros({0}.shape, dtype=torch.int64), 1)",
+    "{0}.diagonal().fill_(1)",
+    "{0}.fill_diagonal_(2)",
+    "{0}.copy_({0}.flip(0))",
 )
 """Writes to `{0}`."""
 
@@ -94,6 +114,10 @@ ASSIGNMENTS = (
     "{0}[...] = {1}",
     "{0}[1:] = {1}",
     "{0}[{0} > 1] = 0",
+    "{0}[torch.tensor([0])] = {1}[:1]",
+    "torch._foreach_mul_([{0}, {1}], 2)",
+    "torch._foreach_neg_([{0}, {0}])",
+    "torch._foreach_add_([{0}, {1}], [{1}, {0}])",
 )
 """Writes that are statements, not expressions."""
 
@@ -137,10 +161,21 @@ FRESH = (
     "{0}.new_ones(2)",
     "torch.complex({0}, {0})",
     "{0}.max(0).values",
+    "{0}.prod()",
+    "{0}.sort(0).values",
+    "{0}.flip(0)",
+    "{0}.roll(1, 0)",
+    "{0}.tril()",
+    "{0}.lerp({1}, 0.5)",
+    "{0}.gather(0, torch.zeros({0}.shape, dtype=torch.int64))",
+    "{0}.index_add(0, torch.tensor([0]), {0}[:1])",
+    "{0}.masked_fill({0} > 0, 2)",
+    "torch.nn.functional.pad({0}, (1, 1))",
+    "torch._foreach_add([{0}, {1}], 1)[1]",
 )
 """Results with memory of their own."""
 
 CONTEXTS = ("torch.no_grad()", "torch.enable_grad()", "torch.no_grad()")
 
-REAL_ONLY = ("relu", "clamp", ">", "max", "maximum", "torch.complex")
+REAL_ONLY = ("relu", "clamp", ">", "max", "maximum", "sort", "torch.complex")
 """Parts of templates that eager has no kernel for if the tensor is complex: tracing only notices when the op runs."""
