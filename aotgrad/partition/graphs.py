@@ -86,6 +86,15 @@ class JointAnalysis:
         return tagged
 
     @functools.cached_property
+    def made_of_nothing(self) -> frozenset[fx.Node]:
+        """What only the backward needs and no input leads to: eager makes it there, and saves nothing."""
+        found: set[fx.Node] = set()
+        for node in self.in_order(self.unclaimed):
+            if found.issuperset(node.all_input_nodes):
+                found.add(node)
+        return frozenset(found)
+
+    @functools.cached_property
     def read_by_checkpoints(self) -> frozenset[fx.Node]:
         """What running tagged values again reads: a checkpoint keeps it in eager too."""
         again = [node for node, tag in self.tagged.items() if tag is RECOMPUTE]

@@ -91,6 +91,8 @@ def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Ve
     rerun = _reason_to_run_once(analysis, node, rules)
     if rerun is not None:
         return Verdict(Choice.SAVE if may_save else Choice.NEITHER, rerun)
+    if node in analysis.made_of_nothing:
+        return Verdict(Choice.RECOMPUTE, "a constant that only the backward needs")
     if tagged is tags.RECOMPUTE:
         return Verdict(Choice.RECOMPUTE, "tagged to be recomputed, or in a checkpoint")
     if node in analysis.held and node in analysis.crossing and not rules.unread:

@@ -239,6 +239,17 @@ def test_an_overwritten_value_that_eager_saves_raises_though_it_is_not_saved(nam
     assert run(aotgrad.aot_function(function, compile_eager)) == run(function)
 
 
+def test_second_backward_of_pieces_without_elements() -> None:
+    """A constant that only the backward needs is made there: one of 0 bytes was saved, and eager saves nothing."""
+    function = aotgrad.aot_function(lambda x: x.chunk(2, -1)[-1].clone(), compile_eager)
+    x = torch.zeros(0, requires_grad=True)
+    y = function(x)
+    for _ in range(2):
+        y.backward(torch.ones(0))
+    (plan,) = function.plans()
+    assert plan.executable.partition.saved == ()
+
+
 @pytest.mark.parametrize(
     "compiler", [lambda function: function, lambda function: aotgrad.aot_function(function, compile_eager)]
 )
