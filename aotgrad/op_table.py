@@ -314,6 +314,11 @@ def is_symbolic_value(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
 
 
+def is_object(node: fx.Node) -> bool:
+    """Whether the node makes an object that is an argument of another op: the settings of a wrapped region."""
+    return node.op == "call_function" and isinstance(node.target, type)
+
+
 def is_tuple_value(node: fx.Node) -> bool:
     """Whether the op returns several values, of which others read items; by name, if it is a wrapped Triton kernel."""
     return isinstance(node.meta.get("val"), (tuple, list, dict))

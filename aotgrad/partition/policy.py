@@ -103,7 +103,7 @@ def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Ve
 
 
 def _may_save(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> bool:
-    if op_table.is_tuple_value(node):
+    if op_table.is_tuple_value(node) or op_table.is_object(node):
         return False
     if op_table.is_symbolic_value(node) or not (node in analysis.primals or node in analysis.held):
         return True

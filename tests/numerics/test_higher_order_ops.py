@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._higher_order_ops import while_loop
+from torch._higher_order_ops._invoke_quant import InvokeQuant
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
@@ -106,6 +107,15 @@ def test_associative_scan(backend):
         return associative_scan(lambda a, b: a * b, x, 0, combine_mode="generic")
 
     assert_like_eager(function, lambda: (leaf(5, 3),), backend, values_close=ROUNDING)
+
+
+def test_quantized_regions():
+    """Its settings are an object, which is no value that a forward could hand over."""
+
+    def function(x, w):
+        return InvokeQuant()(lambda x, w: ((x * 2 + w).sin(),), x, w, scheme="nf4")[0] * w
+
+    assert_like_eager(function, lambda: (leaf(3), leaf(3)), "dynamo")
 
 
 @every_frontend
