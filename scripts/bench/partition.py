@@ -1,20 +1,19 @@
 """Measure the partitioner beside its peer, torch's min-cut partitioner, on the same joint graphs.
 
     python scripts/bench/partition.py --markdown docs/partition_benchmark.md
-    python scripts/bench/partition.py --only gpt6 unet --inductor
+    python scripts/bench/partition.py --only gpt6 unet
 
 For each model and budget of the peer's, ours is given as many bytes as the peer's plan really keeps, and as much peak
 memory as the peer's plan really needs. Both plans are judged alike:
 
     kept        bytes of the distinct storages that the forward hands to the backward, parameters not counted
     recompute   time of what runs in both halves, each op by itself, in percent of the forward
-    traffic     bytes that both halves move after Inductor's own fusion, and its products as bytes (--inductor); with the
-                layouts that it chooses, of which our backend lets the forward decide and the peer each half
     peak        bytes alive at the worst moment of both halves, simulated
     seconds     CPU time of the partition function, everything included
     gap         time above the lower bound (the convex front, and branches of it), in points of a full recomputation
 
-Times of products are in bytes too: floating point operations divided by `FLOPS_PER_BYTE`.
+Times of products are in bytes too: floating point operations divided by `FLOPS_PER_BYTE`. What Inductor's kernels move is in
+`partition_traffic.py`.
 """
 
 import argparse
@@ -38,10 +37,8 @@ from partition_models import EXTRA, MODELS, Captured, joint_graph
 from tabulate import tabulate
 from torch._functorch import config as peer_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition as peer_partition
-from torch._inductor import config as inductor_config
 
-from aotgrad import op_table, torch_compat
-from aotgrad.backends.inductor import apply_strides
+from aotgrad import op_table
 from aotgrad.ir import JointGraph, Partition
 from aotgrad.partition import Objective, costs, min_cut_rematerialization_partition, partition
 from aotgrad.partition.adapt import read_halves, read_joint_module
@@ -56,7 +53,7 @@ from aotgrad.partition.program import program_of
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.0)
 FLOPS_PER_BYTE = 100
-MEGABYTE, GIGABYTE = 1e6, 1e9
+MEGABYTE = 1e6
 BRANCHES_OF_BOUND = 3
 LIMITS = 20  # on the peak, between the lowest and the fastest plan's
 
@@ -69,7 +66,6 @@ class Plan:
     recompute: float
     peak: int
     seconds: float
-    traffic: int
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,6 @@ class Row:
     same_bytes: Plan
     same_bytes_unfused: Plan
     same_peak: Plan
-    same_peak_fused: Plan | None
-    layouts_chosen_anew: Plan | None
     gap: float
     gap_to_front: float
     lowest_peak: int
@@ -91,17 +85,16 @@ class Row:
     bytes_at_equal_time: float
 
 
-def measure(model: str, budgets: Sequence[float], with_inductor: bool) -> list[Row]:
-    captured = joint_graph(model)
-    judge = Judge(captured, with_inductor)
+def measure(model: str, budgets: Sequence[float]) -> list[Row]:
+    judge = Judge(joint_graph(model))
     return [judge.row(budget) for budget in budgets]
 
 
 class Judge:
     """Runs the partition functions on one joint graph and judges their plans."""
 
-    def __init__(self, captured: Captured, with_inductor: bool) -> None:
-        self.captured, self.with_inductor = captured, with_inductor
+    def __init__(self, captured: Captured) -> None:
+        self.captured = captured
         self.joint = read_joint_module(captured.copy(), captured.num_fwd_outputs, captured.static)
         self.analysis = analyze(self.joint)
         program, self.number = program_of(self.analysis)
@@ -112,32 +105,19 @@ class Judge:
         self.forward_time = sum(self.time_alone.values())
         self.objective = Objective(flops_per_byte=FLOPS_PER_BYTE)
 
-    @functools.cached_property
-    def has_layouts(self) -> bool:
-        """Whether Inductor may choose layouts, as it does where there are convolutions."""
-        convolutions = self.captured.module.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
-        return self.with_inductor and bool(convolutions)
-
     def _counts(self, node: fx.Node) -> bool:
         return not self.analysis.is_view(node) and not op_table.is_getitem(node.target)
 
     def row(self, budget: float) -> Row:
-        peer = self.judge(lambda: self.peer(budget), inductor_traffic)
+        peer = self.judge(*self.peer(budget))
         kept, peak = {"memory_budget": peer.kept}, {"memory_budget": peer.peak, "budget_of": "peak"}
-        same_bytes = self.judge(lambda: self.ours(**kept), our_traffic)
-        unfused = self.judge(lambda: self.ours(**kept, fuses=False))
-        same_peak = self.judge(lambda: self.ours(**peak, fuses=False))
-        same_peak_fused = self.judge(lambda: self.ours(**peak), our_traffic) if self.with_inductor else None
-        anew = self.judge(lambda: self.ours(**kept), inductor_traffic) if self.has_layouts else None
         return Row(
             self.captured.name,
             budget,
             peer,
-            same_bytes,
-            unfused,
-            same_peak,
-            same_peak_fused,
-            anew,
+            same_bytes=self.judge(*self.ours(**kept)),
+            same_bytes_unfused=self.judge(*self.ours(**kept, fuses=False)),
+            same_peak=self.judge(*self.ours(**peak, fuses=False)),
             gap=self._gap(peer.kept, BRANCHES_OF_BOUND),
             gap_to_front=self._gap(peer.kept, 0),
             lowest_peak=self.lowest_peak,
@@ -216,8 +196,7 @@ class Judge:
 
     # -- how good they are
 
-    def judge(self, make: Callable[[], tuple[Partition, float]], traffic: Callable[[Partition], int] = lambda _: 0) -> Plan:
-        halves, seconds = make()
+    def judge(self, halves: Partition, seconds: float) -> Plan:
         assert halves.backward is not None
         saved = {self.by_name[value.slot.name] for value in halves.saved if value.slot.name in self.by_name}
         bases = {self.analysis.base[node] for node in saved}
@@ -229,7 +208,6 @@ class Judge:
             recompute=100 * again / self.forward_time,
             peak=self.simulator.run({self.number[base] for base in bases}).peak,
             seconds=seconds,
-            traffic=traffic(halves) if self.with_inductor else 0,
         )
 
 
@@ -242,52 +220,6 @@ def read_peer_halves(joint: JointGraph, forward: fx.GraphModule, backward: fx.Gr
         return read_halves(joint, forward, backward)
     finally:
         adapt._check_nothing_runs_twice = check
-
-
-# --- Inductor's own count --------------------------------------------------------------------------------------------
-
-
-def our_traffic(halves: Partition) -> int:
-    """As our backend compiles them: layouts are the forward's choice."""
-    return inductor_traffic(halves, layout_optimization=False)
-
-
-def inductor_traffic(halves: Partition, **settings: Any) -> int:
-    """Bytes that Inductor's kernels of both halves read and write, products as bytes; `settings` are for the backward."""
-    assert halves.backward is not None
-    forward, strides = kernel_bytes(halves.forward.module)
-    apply_strides(halves, strides)
-    with inductor_config.patch(settings):
-        backward, _ = kernel_bytes(halves.backward.module)
-    return forward + backward
-
-
-def kernel_bytes(module: fx.GraphModule) -> tuple[int, list[tuple[int, ...] | None]]:
-    """Lower and fuse a graph with Inductor, without generating code: its traffic, and the strides of its outputs."""
-    from torch._inductor.compile_fx import _recursive_post_grad_passes
-    from torch._inductor.debug import DebugContext
-    from torch._inductor.fx_passes.post_grad import view_to_reshape
-    from torch._inductor.graph import GraphLowering
-    from torch._inductor.virtualized import V
-
-    computed = sum(costs.flops(node) for node in module.graph.nodes if node.op == "call_function") // FLOPS_PER_BYTE
-    inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    mode = torch_compat.fake_mode_of(module.graph)
-    with V.set_fake_mode(mode), V.set_debug_handler(DebugContext()), torch.no_grad():
-        view_to_reshape(module)
-        _recursive_post_grad_passes(module, False)
-        graph = GraphLowering(module, example_inputs=inputs, shape_env=mode.shape_env)
-        with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]):
-            graph.run(*inputs)
-            graph._update_scheduler()
-            moved, _, _ = graph.count_bytes()
-            strides = [strides_of(out) for out in graph.graph_outputs]
-    return moved + computed, strides
-
-
-def strides_of(output: Any) -> tuple[int, ...] | None:
-    """Of an output of Inductor's; `None` for numbers."""
-    return tuple(int(stride) for stride in output.get_stride()) if output.has_tensor_output() else None
 
 
 # --- Tables ----------------------------------------------------------------------------------------------------------
@@ -326,41 +258,6 @@ def summary_cells(rows: list[Row]) -> list[str]:
 
 def median_and_most(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({max(values):.2f})"
-
-
-def fused_summary(rows: list[Row]) -> str:
-    """Traffic counted by Inductor: ratios to the peer's, and overheads in percent of the peer's largest budget."""
-    headers = ["budget", "traffic, equal bytes", "worst", "overhead %: peer", "ours", "ours / peer", "traffic, equal peak"]
-    return by_budget(headers, rows, lambda some: fused_cells(rows, some))
-
-
-def fused_cells(rows: list[Row], of_budget: list[Row]) -> list[str]:
-    most = max(budgets_of(rows))
-    least = {row.model: row.peer.traffic for row in rows if row.budget == most}
-    ratios = [row.same_bytes.traffic / row.peer.traffic for row in of_budget]
-    peer = statistics.mean(row.peer.traffic / least[row.model] - 1 for row in of_budget)
-    ours = statistics.mean(row.same_bytes.traffic / least[row.model] - 1 for row in of_budget)
-    at_peak = [row.same_peak_fused.traffic / row.peer.traffic for row in of_budget if row.same_peak_fused]
-    return [
-        f"{geometric_mean(ratios):.3f}",
-        f"{max(ratios):.3f}",
-        f"{100 * peer:.1f}",
-        f"{100 * ours:.1f}",
-        f"{ours / peer:.2f}" if peer else "",
-        f"{geometric_mean(at_peak):.3f}",
-    ]
-
-
-def fused_details(rows: list[Row]) -> str:
-    headers = ["model", "budget", "kept MB: peer", "ours", "traffic GB: peer", "ours, equal bytes", "ours, equal peak"]
-    headers += ["ours, equal bytes, layouts chosen anew"]
-    return table(headers, [fused_detail(row) for row in rows])
-
-
-def fused_detail(row: Row) -> list[str]:
-    plans = (row.peer, row.same_bytes, row.same_peak_fused, row.layouts_chosen_anew)
-    kept = [f"{plan.kept / MEGABYTE:.0f}" for plan in (row.peer, row.same_bytes)]
-    return [row.model, f"{row.budget}", *kept, *(f"{plan.traffic / GIGABYTE:.2f}" if plan else "" for plan in plans)]
 
 
 def lowest_peaks(rows: list[Row]) -> float:
@@ -411,7 +308,7 @@ def budgets_of(rows: list[Row]) -> list[float]:
 
 
 def markdown(rows: list[Row], command: str) -> str:
-    models, counted = ", ".join(dict.fromkeys(row.model for row in rows)), any(row.peer.traffic for row in rows)
+    models = ", ".join(dict.fromkeys(row.model for row in rows))
     return "\n\n".join(
         [
             "# The partitioner beside its peer",
@@ -419,12 +316,10 @@ def markdown(rows: list[Row], command: str) -> str:
             "What the columns mean is in the docstring of `scripts/bench/partition.py`. Ratios are ours over the peer's.",
             "## Geometric means",
             summary(rows),
-            *(["Traffic as Inductor's scheduler counts it:", fused_summary(rows)] if counted else []),
             f"The lowest peak of ours over the lowest of the peer at any budget: {lowest_peaks(rows):.3f}.",
             out_of_order(rows),
             "## Each model",
             details(rows),
-            *([fused_details(rows)] if counted else []),
             "",
         ]
     )
@@ -433,7 +328,6 @@ def markdown(rows: list[Row], command: str) -> str:
 def measured_alone(model: str, args: argparse.Namespace) -> list[Row]:
     """One process a model, so that memory and caches of one do not bear on the next."""
     command = [sys.executable, __file__, "--only", model, "--json", "--budgets", *map(str, args.budgets)]
-    command += ["--inductor"] if args.inductor else []
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         print(f"{model} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
@@ -450,12 +344,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*MODELS, *EXTRA], default=list(MODELS), help="which models")
     parser.add_argument("--budgets", nargs="+", type=float, default=list(BUDGETS), help="the peer's budgets")
-    parser.add_argument("--inductor", action="store_true", help="count traffic with Inductor's scheduler; slow")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     parser.add_argument("--json", action="store_true", help="print one line of JSON, for one model")
     args = parser.parse_args()
     if args.json:
-        print(json.dumps([asdict(row) for row in measure(args.only[0], args.budgets, args.inductor)]))
+        print(json.dumps([asdict(row) for row in measure(args.only[0], args.budgets)]))
         return
     rows = []
     for model in args.only:

@@ -1,0 +1,309 @@
+"""Measure what Inductor's kernels move with the partitioner's plans and with its peer's, on the same joint graphs.
+
+    python scripts/bench/partition_traffic.py --rows traffic_rows --markdown docs/partition_traffic.md
+
+Ours is given as many bytes as each of the peer's plans really keeps, and as much peak memory as it really needs, as in
+`partition.py`. Both halves of each plan are lowered and fused by Inductor, without code being generated:
+
+    kept          bytes of the distinct storages that the forward hands to the backward, parameters not counted
+    traffic       bytes that the kernels of both halves read and write, and floating point operations divided by
+                  `FLOPS_PER_BYTE`; with the layouts that Inductor chooses, of which our backend lets the forward decide and
+                  the peer each half
+    overhead      traffic above the peer's at its largest budget, in percent
+    bytes, equal traffic
+                  the fewest bytes with which ours moves no more than the peer's plan, over what that keeps. Between the
+                  plans of ours that were counted (those with the peer's bytes at all budgets, the fastest and the smallest)
+                  the traffic is taken for linear in the bytes kept. Where ours never moves as little, the bytes of the
+                  fastest plan count.
+
+A model takes minutes. With `--rows` each counted budget is kept in that folder, and one that is there is not counted again:
+remove the folder when the partitioner has changed.
+"""
+
+import argparse
+import functools
+import gc
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx as fx
+from partition import BUDGETS, FLOPS_PER_BYTE, MEGABYTE, Judge, Plan, by_budget, geometric_mean, table
+from partition_models import EXTRA, MODELS, joint_graph
+from torch._inductor import config as inductor_config
+
+from aotgrad import torch_compat
+from aotgrad.backends.inductor import apply_strides
+from aotgrad.ir import Partition
+from aotgrad.partition import costs
+
+GIGABYTE = 1e9
+NO_LIMIT = 1 << 50
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Bytes of one plan."""
+
+    kept: int
+    traffic: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model at one budget of the peer's: the peer's plan, ours with its bytes, ours with its peak.
+
+    Attributes:
+        anew: ours with its bytes if Inductor chooses the backward's layouts, too; `None` where it has no choice.
+        fastest, smallest: the ends of our front, the same at all budgets.
+    """
+
+    model: str
+    budget: float
+    peer: Counted
+    same_bytes: Counted
+    same_peak: Counted
+    anew: Counted | None
+    fastest: Counted
+    smallest: Counted
+
+
+class Counter:
+    """Counts what the plans of one joint graph move; plans that are alike are lowered once."""
+
+    def __init__(self, model: str) -> None:
+        self.judge = Judge(joint_graph(model))
+        self.known: dict[tuple[str, str, bool], int] = {}
+
+    def row(self, budget: float) -> Row:
+        halves, seconds = self.judge.peer(budget)
+        plan = self.judge.judge(halves, seconds)
+        return Row(
+            self.judge.captured.name,
+            budget,
+            peer=self.counted(plan, halves, layouts_anew=True),
+            same_bytes=self.ours(plan.kept),
+            same_peak=self.ours(plan.peak, budget_of="peak"),
+            anew=self.ours(plan.kept, layouts_anew=True) if self.has_layouts else None,
+            fastest=self.ours(NO_LIMIT),
+            smallest=self.ours(0),
+        )
+
+    @functools.cached_property
+    def has_layouts(self) -> bool:
+        """Whether Inductor may choose layouts, as it does where there are convolutions."""
+        graph = self.judge.captured.module.graph
+        return bool(graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default))
+
+    def ours(self, memory_budget: int, layouts_anew: bool = False, **objective: Any) -> Counted:
+        halves, seconds = self.judge.ours(memory_budget=memory_budget, **objective)
+        return self.counted(self.judge.judge(halves, seconds), halves, layouts_anew)
+
+    def counted(self, plan: Plan, halves: Partition, layouts_anew: bool) -> Counted:
+        """As the peer compiles them, or as our backend does: the backward's layouts are the forward's choice."""
+        assert halves.backward is not None
+        key = (str(halves.forward.module.graph), str(halves.backward.module.graph), layouts_anew)
+        if key not in self.known:
+            self.known[key] = traffic(halves) if layouts_anew else traffic(halves, layout_optimization=False)
+        return Counted(plan.kept, self.known[key])
+
+
+# --- Inductor's count ------------------------------------------------------------------------------------------------
+
+
+def traffic(halves: Partition, **settings: Any) -> int:
+    """Bytes that Inductor's kernels of both halves read and write, products as bytes; `settings` are for the backward."""
+    assert halves.backward is not None
+    forward, strides = kernel_bytes(halves.forward.module)
+    apply_strides(halves, strides)
+    with inductor_config.patch(settings):
+        backward, _ = kernel_bytes(halves.backward.module)
+    return forward + backward
+
+
+def kernel_bytes(module: fx.GraphModule) -> tuple[int, list[tuple[int, ...] | None]]:
+    """Lower and fuse a graph with Inductor, without generating code: its traffic, and the strides of its outputs."""
+    from torch._inductor.compile_fx import _recursive_post_grad_passes
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    computed = sum(costs.flops(node) for node in module.graph.nodes if node.op == "call_function") // FLOPS_PER_BYTE
+    inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    mode = torch_compat.fake_mode_of(module.graph)
+    with V.set_fake_mode(mode), V.set_debug_handler(DebugContext()), torch.no_grad():
+        view_to_reshape(module)
+        _recursive_post_grad_passes(module, False)
+        graph = GraphLowering(module, example_inputs=inputs, shape_env=mode.shape_env)
+        with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]):
+            graph.run(*inputs)
+            graph._update_scheduler()
+            moved, _, _ = graph.count_bytes()
+            strides = [strides_of(out) for out in graph.graph_outputs]
+    return moved + computed, strides
+
+
+def strides_of(output: Any) -> tuple[int, ...] | None:
+    """Of an output of Inductor's; `None` for numbers."""
+    return tuple(int(stride) for stride in output.get_stride()) if output.has_tensor_output() else None
+
+
+# --- Bytes at equal traffic ------------------------------------------------------------------------------------------
+
+
+def bytes_at(moved: int, plans: list[Counted]) -> float:
+    """The fewest bytes with which a plan between two of `plans` moves at most `moved`; see the module's docstring."""
+    by_size = sorted(plans, key=lambda plan: (plan.kept, plan.traffic))
+    if by_size[0].traffic <= moved:
+        return by_size[0].kept
+    for below, above in itertools.pairwise(by_size):
+        if above.traffic <= moved:
+            share = (below.traffic - moved) / (below.traffic - above.traffic)
+            return below.kept + share * (above.kept - below.kept)
+    return by_size[-1].kept
+
+
+def bytes_ratio(row: Row, rows: list[Row]) -> float:
+    of_model = [each for each in rows if each.model == row.model]
+    plans = [row.fastest, row.smallest, *(each.same_bytes for each in of_model)]
+    return bytes_at(row.peer.traffic, plans) / row.peer.kept
+
+
+# --- Tables ----------------------------------------------------------------------------------------------------------
+
+
+def summary(rows: list[Row]) -> str:
+    """Ratios to the peer's: geometric means over the models, below 1 is better; overheads are plain means."""
+    headers = ["budget", "traffic, equal bytes", "worst", "overhead %: peer", "ours", "ours / peer", "models: median"]
+    headers += ["traffic, equal peak", "worst", "bytes, equal traffic"]
+    return by_budget(headers, rows, lambda of_budget: summary_cells(of_budget, rows))
+
+
+def summary_cells(of_budget: list[Row], rows: list[Row]) -> list[str]:
+    at_bytes = [row.same_bytes.traffic / row.peer.traffic for row in of_budget]
+    at_peak = [row.same_peak.traffic / row.peer.traffic for row in of_budget]
+    pairs = [overheads(row, rows) for row in of_budget]
+    peer, ours = (statistics.mean(side) for side in zip(*pairs, strict=True))
+    each = [mine / its for its, mine in pairs if its > 0]
+    return [
+        f"{geometric_mean(at_bytes):.3f}",
+        f"{max(at_bytes):.3f}",
+        f"{100 * peer:.1f}",
+        f"{100 * ours:.1f}",
+        f"{ours / peer:.2f}" if peer else "",
+        f"{statistics.median(each):.2f}" if each else "",
+        f"{geometric_mean(at_peak):.3f}",
+        f"{max(at_peak):.3f}",
+        mean_of_bytes(of_budget, rows),
+    ]
+
+
+def overheads(row: Row, rows: list[Row]) -> tuple[float, float]:
+    """Of the peer's plan and of ours with its bytes."""
+    base = max((each for each in rows if each.model == row.model), key=lambda each: each.budget).peer.traffic
+    return row.peer.traffic / base - 1, row.same_bytes.traffic / base - 1
+
+
+def mean_of_bytes(of_budget: list[Row], rows: list[Row]) -> str:
+    ratios = [bytes_ratio(row, rows) for row in of_budget if row.peer.kept]
+    return f"{geometric_mean(ratios):.3f}" if len(ratios) == len(of_budget) else ""
+
+
+def details(rows: list[Row]) -> str:
+    headers = ["model", "budget", "kept MB: peer", "ours", "traffic GB: peer", "ours, equal bytes", "ours, equal peak"]
+    headers += ["ours, equal bytes, layouts chosen anew", "bytes, equal traffic"]
+    return table(headers, [detail(row, rows) for row in rows])
+
+
+def detail(row: Row, rows: list[Row]) -> list[str]:
+    plans = (row.peer, row.same_bytes, row.same_peak, row.anew)
+    return [
+        row.model,
+        f"{row.budget}",
+        *(f"{plan.kept / MEGABYTE:.0f}" for plan in plans[:2] if plan),
+        *(f"{plan.traffic / GIGABYTE:.2f}" if plan else "" for plan in plans),
+        f"{bytes_ratio(row, rows):.3f}" if row.peer.kept else "",
+    ]
+
+
+def markdown(rows: list[Row], command: str) -> str:
+    models = ", ".join(dict.fromkeys(row.model for row in rows))
+    return "\n\n".join(
+        [
+            "# The partitioner's traffic, as Inductor counts it",
+            f"Made by `{command}` (torch {torch.__version__}). Models: {models}.",
+            "What the columns mean is in the docstring of `scripts/bench/partition_traffic.py`. Ratios are to the peer's.",
+            "## All models",
+            summary(rows),
+            "## Each model",
+            details(rows),
+            "",
+        ]
+    )
+
+
+# --- One process a model ---------------------------------------------------------------------------------------------
+
+
+def count(model: str, budgets: list[float], kept: Path) -> None:
+    """Append the rows of the budgets that `kept` does not have, each as soon as it is counted."""
+    missing = [budget for budget in budgets if budget not in {row.budget for row in read_rows(kept)}]
+    if not missing:
+        return
+    counter = Counter(model)
+    gc.disable()  # lowering makes many objects and little garbage; `Judge` collects that before each plan
+    for budget in missing:
+        with kept.open("a") as file:
+            print(json.dumps(asdict(counter.row(budget))), file=file)
+
+
+def read_rows(kept: Path) -> list[Row]:
+    return [read_row(json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
+
+
+def read_row(entry: dict[str, Any]) -> Row:
+    return Row(**{key: Counted(**value) if isinstance(value, dict) else value for key, value in entry.items()})
+
+
+def rows_of(model: str, args: argparse.Namespace, folder: Path) -> list[Row]:
+    """One process a model, so that memory and caches of one do not bear on the next."""
+    kept = folder / f"{model}.jsonl"
+    command = [sys.executable, __file__, "--only", model, "--into", kept, "--budgets", *map(str, args.budgets)]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    if done.returncode:
+        print(f"{model} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
+    rows = [row for row in read_rows(kept) if row.budget in args.budgets]
+    return sorted(rows, key=lambda row: -row.budget)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[*MODELS, *EXTRA], default=list(MODELS), help="which models")
+    parser.add_argument("--budgets", nargs="+", type=float, default=list(BUDGETS), help="the peer's budgets")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
+    parser.add_argument("--rows", type=Path, help="keep what is counted in this folder, and go on with what is there")
+    parser.add_argument("--into", type=Path, help="append the rows of one model to this file, and print nothing")
+    args = parser.parse_args()
+    if args.into:
+        count(args.only[0], args.budgets, args.into)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.rows or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = [row for model in args.only for row in rows_of(model, args, folder)]
+    text = markdown(rows, f"python scripts/bench/{Path(__file__).name} {' '.join(sys.argv[1:])}".strip())
+    if args.markdown:
+        args.markdown.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
