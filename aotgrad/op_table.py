@@ -114,6 +114,50 @@ EXPENSIVE_DESPITE_POINTWISE_TAG: frozenset[str] = frozenset(
     }
 )
 
+OVERWRITING = frozenset(
+    {
+        "aten.add.Tensor",
+        "aten.cos.default",
+        "aten.div.Tensor",
+        "aten.elu_backward.default",
+        "aten.exp.default",
+        "aten.gelu.default",
+        "aten.gelu_backward.default",
+        "aten.leaky_relu_backward.default",
+        "aten.mul.Tensor",
+        "aten.neg.default",
+        "aten.pow.Tensor_Scalar",
+        "aten.reciprocal.default",
+        "aten.relu.default",
+        "aten.rsqrt.default",
+        "aten.sigmoid.default",
+        "aten.sigmoid_backward.default",
+        "aten.silu.default",
+        "aten.silu_backward.default",
+        "aten.sin.default",
+        "aten.sqrt.default",
+        "aten.sub.Tensor",
+        "aten.tanh.default",
+        "aten.tanh_backward.default",
+        "aten.threshold_backward.default",
+    }
+)
+"""Pointwise overloads that write each element when they have read it, so that the result may lie where an argument was."""
+
+FRESH = OVERWRITING | {
+    "aten.addmm.default",
+    "aten.bmm.default",
+    "aten.clone.default",
+    "aten.convolution.default",
+    "aten.embedding.default",
+    "aten.full.default",
+    "aten.mean.dim",
+    "aten.mm.default",
+    "aten.sum.dim_IntList",
+    "aten.zeros_like.default",
+}
+"""Overloads that return memory of their own. What any other op returns may lie in the memory of its arguments."""
+
 INDIRECT_READS = frozenset(
     {
         "aten.embedding",
@@ -279,6 +323,18 @@ def reads_indirectly(target: Any) -> bool:
 def is_fusible(target: Any) -> bool:
     """Whether a fusing backend runs the op in one kernel with the ops around it, without a round trip to memory."""
     return is_view(target) or is_cheap(target) or is_reduction(target) or is_getitem(target)
+
+
+@functools.cache
+def may_overwrite(target: Any) -> bool:
+    """Whether a backend that runs ops one by one may write the result into an argument that dies."""
+    return str(target) in OVERWRITING
+
+
+@functools.cache
+def is_fresh(target: Any) -> bool:
+    """Whether the result is known to lie in memory of its own."""
+    return str(target) in FRESH
 
 
 def reads_size(target: Any) -> bool:

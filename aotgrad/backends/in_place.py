@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import torch_compat
+from aotgrad import op_table, torch_compat
 
 aten = torch.ops.aten
 
@@ -52,22 +52,6 @@ BY_OUT: Mapping[Any, tuple[Any, str]] = {
 }
 """Pointwise ops whose `out=` variant writes each element when it has read it, and the name of that argument."""
 
-POINTWISE = BY_METHOD.keys() | BY_OUT.keys()
-
-FRESH = POINTWISE | {
-    aten.addmm.default,
-    aten.bmm.default,
-    aten.clone.default,
-    aten.convolution.default,
-    aten.embedding.default,
-    aten.full.default,
-    aten.mean.dim,
-    aten.mm.default,
-    aten.sum.dim_IntList,
-    aten.zeros_like.default,
-}
-"""Ops that return memory of its own. What any other op returns may lie in the memory of its arguments."""
-
 
 def reuse_buffers(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of the graph that reuses dead buffers, or the module itself if there is none to reuse."""
@@ -89,13 +73,15 @@ def dying_buffers(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
     last_use: dict[fx.Node, int] = {}
     for node in nodes:
         sources = [memory[source] for source in node.all_input_nodes]
-        memory[node] = {node} if node.target in FRESH else set().union(*sources)
+        memory[node] = {node} if op_table.is_fresh(node.target) else set().union(*sources)
         last_use.update((buffer, position[node]) for source in sources for buffer in source)
     for node in nodes:
-        if node.target in POINTWISE:
+        if op_table.may_overwrite(node.target):
             candidates = node.args[:1] if node.target in BY_METHOD else node.args
             for buffer in candidates:
-                dies = isinstance(buffer, fx.Node) and buffer.target in FRESH and last_use[buffer] == position[node]
+                dies = (
+                    isinstance(buffer, fx.Node) and op_table.is_fresh(buffer.target) and last_use[buffer] == position[node]
+                )
                 if dies and readers(node, buffer, memory) == 1 and same_type(node, buffer):
                     yield node, buffer
                     break

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from aotgrad.partition.problem import NEVER, Problem, Solution
 
@@ -59,15 +59,52 @@ def empty(problem: Problem, start: Solution, limit: int, otherwise: Solution) ->
 
 def loss(problem: Problem, solution: Solution, value: int) -> tuple[float, int]:
     """Time lost per byte if `value` runs again, and minus the bytes freed; infinite where that is not legal."""
-    again = [value]
-    for other in again:
-        missing = (p for p in problem.parents[other] if p not in solution.saved and p not in solution.again)
-        again += [parent for parent in dict.fromkeys(missing) if parent not in again]
-    freed = problem.held[value] - sum(problem.state[other] for other in again)
-    if freed <= 0 or any(problem.rerun[other] == NEVER for other in again):
+    return _loss_of(problem, value, _chain(problem, solution, value))
+
+
+def _chain(problem: Problem, solution: Solution, value: int) -> dict[int, None]:
+    """What must run again with `value`, itself included: what it is made of that is neither saved nor runs anyway."""
+    chain, stack = {value: None}, [value]
+    while stack:
+        for parent in problem.parents[stack.pop()]:
+            if parent not in solution.saved and parent not in solution.again and parent not in chain:
+                chain[parent] = None
+                stack.append(parent)
+    return chain
+
+
+def _loss_of(problem: Problem, value: int, chain: Collection[int]) -> tuple[float, int]:
+    freed = problem.held[value] - sum([problem.state[other] for other in chain])
+    if freed <= 0 or any(problem.rerun[other] == NEVER for other in chain):
         return math.inf, 0
-    time = sum(problem.rerun[other] for other in again) - problem.saving[value]
+    time = sum([problem.rerun[other] for other in chain]) - problem.saving[value]
     return time / freed, -freed
+
+
+class Losses:
+    """`loss` in one solution after another: only what is near a change is worked out again."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.solution = Solution(frozenset(), frozenset(), 0, 0)
+        self.known: dict[int, tuple[float, int]] = {}
+        self.depending: dict[int, set[int]] = {}  # on what is done with each value, the known losses of these
+
+    def move_to(self, solution: Solution) -> None:
+        old, self.solution = self.solution, solution
+        for value in (old.saved ^ solution.saved) | (old.again ^ solution.again):
+            for other in self.depending.pop(value, ()):
+                self.known.pop(other, None)
+
+    def of(self, value: int) -> tuple[float, int]:
+        found = self.known.get(value)
+        if found is None:
+            chain = _chain(self.problem, self.solution, value)
+            found = self.known[value] = _loss_of(self.problem, value, chain)
+            for other in chain:
+                for parent in self.problem.parents[other]:
+                    self.depending.setdefault(parent, set()).add(value)
+        return found
 
 
 class Gains:

@@ -44,6 +44,7 @@ class Items:
     nodes: list[fx.Node]
     verdicts: list[Verdict]
     problem: Problem
+    fuses: bool
 
     @functools.cached_property
     def number(self) -> dict[fx.Node, int]:
@@ -66,6 +67,7 @@ class Costed:
     held: list[int]
     parents: list[list[int]]
     wanted: list[int]
+    fuses: bool
 
     @classmethod
     def of(cls, analysis: JointAnalysis, model: CostModel) -> Costed:
@@ -80,6 +82,7 @@ class Costed:
             held=[costs.held_bytes(analysis, node) for node in nodes],
             parents=[[number[parent] for parent in parents(analysis, node)] for node in nodes],
             wanted=[number[node] for node in read_by_backward(analysis)],
+            fuses=model.fuses,
         )
 
     def items(self, rules: Rules) -> Items:
@@ -94,7 +97,7 @@ class Costed:
             parents=self.parents,
             wanted=self.wanted,
         )
-        return Items(self.analysis, self.nodes, verdicts, problem)
+        return Items(self.analysis, self.nodes, verdicts, problem, self.fuses)
 
 
 def read_by_backward(analysis: JointAnalysis) -> dict[fx.Node, fx.Node | None]:

@@ -10,8 +10,9 @@ A `Simulator` answers for many choices: what does not depend on the choice is ad
 the values that it saves or runs again.
 
 A value is allocated when it runs and freed after its last use; what is saved stays from the forward to its last use in
-the backward. What is not saved runs again just before its first use there, once. Not counted: what takes no memory of the
-halves' own, such as parameters and the arguments of the call (their size is 0), and what an op needs while it runs.
+the backward. What is not saved runs again just before its first use there, once. An op may write its result into memory
+that it is the last to read, and may need more than its result while it runs. Not counted: what takes no memory of the
+halves' own, such as parameters and the arguments of the call (their size is 0).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class Program:
         results: values that the caller holds from the forward on.
         tangents: values that the backward is given.
         gradients: values that the backward returns.
+        workspace: bytes that making a value takes besides it, where it takes any.
+        overwrites: the values whose memory a value takes over if it is the last to read them and they were made in the same
+            half; of several the first.
     """
 
     sizes: list[int]
@@ -44,6 +48,8 @@ class Program:
     results: frozenset[int]
     tangents: list[int]
     gradients: frozenset[int]
+    workspace: Mapping[int, int] = field(default_factory=dict)
+    overwrites: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,8 @@ class _Forward:
         self.made = set(program.forward)
         self.death = _last_readers(program, program.forward)
         self.alive = list(itertools.accumulate(self._changes()))
+        for value, needed in program.workspace.items():
+            self.alive[value] += needed if value in self.made else 0
 
     def _changes(self) -> list[int]:
         changes = [0] * (len(self.program.sizes) + 1)
@@ -121,13 +129,25 @@ class _Forward:
                 changes[death[value] + 1] += sizes[value]
                 changes[max(read_at, death[value]) + 1] -= sizes[value]
         for value in extra:
-            changes[value] += sizes[value]
+            needed = self.program.workspace.get(value, 0)
+            changes[value] += sizes[value] + needed
+            changes[value + 1] -= needed
             if value not in saved:
                 changes[later[value] + 1] -= sizes[value]
         for value in saved:
             if value in self.made and value not in results:
                 changes[death[value] + 1] += sizes[value]
+        for value, taken_over in self._taken_over({*saved, *results}, set(extra), later):
+            changes[value] -= sizes[taken_over]
+            changes[value + 1] += sizes[taken_over]
         return max(map(operator.add, self.alive, itertools.accumulate(changes)))
+
+    def _taken_over(self, kept: set[int], extra: set[int], later: dict[int, int]) -> Iterator[tuple[int, int]]:
+        """The values that are written into memory of another one that dies, and those."""
+        for value, candidates in self.program.overwrites.items():
+            if value in self.made or value in extra:
+                dying = (v for v in candidates if max(self.death.get(v, 0), later.get(v, 0)) == value and v not in kept)
+                yield from ((value, v) for v in itertools.islice(dying, 1))
 
     def _only_saved(self, saved: Collection[int]) -> list[int]:
         """What the forward runs only because it is saved, or because something is made of it that is."""
@@ -160,14 +180,16 @@ class _Backward:
         self.program = program
         self.steps = len(program.backward)
         self.per_step = _moments_per_step(program.sizes)
-        own = {*program.backward, *program.tangents}
-        self.outside = [value for value in range(len(program.sizes) - 1, -1, -1) if value not in own]
+        self.inside = {*program.backward, *program.tangents}
+        self.outside = [value for value in range(len(program.sizes) - 1, -1, -1) if value not in self.inside]
         self.first_read = [self.steps + 1] * len(program.sizes)
         self.last_moment = [-1] * len(program.sizes)
         self._read()
-        self.held = self._held(own)
-        self.own = [*(program.sizes[value] for value in program.backward), 0]
+        self.held = self._held()
+        self.own = [*(self._needed(step) for step in range(self.steps)), 0]
         self.with_own = list(map(operator.add, self.held, self.own))
+        self.own_moments = {value: self._end_of(step) for step, value in enumerate(program.backward)}
+        self.overwriting = list(self._overwriting())
 
     def _read(self) -> None:
         """The first step, and the moment of the last one, that read each value whatever runs again."""
@@ -182,14 +204,34 @@ class _Backward:
     def _end_of(self, step: int) -> int:
         return (step + 1) * self.per_step - 1
 
-    def _held(self, own: set[int]) -> list[int]:
+    def _needed(self, step: int) -> int:
+        """Bytes that the step's own op takes, if it takes over nothing of the forward's."""
+        value = self.program.backward[step]
+        return self.program.workspace.get(value, 0) + (0 if self._reuses(step) else self.program.sizes[value])
+
+    def _reuses(self, step: int) -> bool:
+        """Whether the step's own op writes into memory of another one of the backward's."""
+        program = self.program
+        candidates = self.inside.intersection(program.overwrites.get(program.backward[step], ()))
+        dying = (v for v in candidates if self.last_moment[v] == self._end_of(step))
+        return any(v not in program.gradients and v not in program.results for v in dying)
+
+    def _overwriting(self) -> Iterator[tuple[int, list[int]]]:
+        """What may take over memory of values of the forward that run again, and those."""
+        reuse = {value for step, value in enumerate(self.program.backward) if self._reuses(step)}
+        for value, candidates in self.program.overwrites.items():
+            outside = [v for v in candidates if v not in self.inside]
+            if outside and value not in reuse:
+                yield value, outside
+
+    def _held(self) -> list[int]:
         """Bytes alive just before each step's own op, without values of the forward that are saved or run again."""
         sizes = self.program.sizes
         changes = [0] * (self.steps + 1)
         changes[0] = sum(sizes[value] for value in {*self.program.tangents, *self.program.results})
         for step, value in enumerate(self.program.backward):
             changes[step + 1] += sizes[value]
-        for value in own - self.program.results:
+        for value in self.inside - self.program.results:
             if 0 <= self.last_moment[value] < self._end_of(self.steps - 1):
                 changes[self.last_moment[value] // self.per_step + 1] -= sizes[value]
         return list(itertools.accumulate(changes))
@@ -238,17 +280,39 @@ class _Backward:
                 if at:
                     died = early.setdefault(step, {})
                     died[at - 1] = died.get(at - 1, 0) + sizes[value]
+        for value in self.program.workspace:
+            if value not in self.inside and value not in saved and first[value] <= self.steps:
+                early.setdefault(first[value], {})
         alive = list(map(operator.add, self.with_own, itertools.accumulate(changes)))
-        if early:
-            self._add_what_dies_early(alive, early, remade, first)
+        taken_over = self._taken_over(saved, first, last)
+        before = self._before_own_ops(alive, early, again, first, taken_over)
+        for moment, size in taken_over.items():
+            step, at = divmod(moment + 1, per_step)
+            alive[step - 1] -= size if not at else 0
+        for step, most in before.items():
+            alive[step] = max(alive[step], most)
         runs_after = any(first[value] == self.steps for value in self.program.gradients)
         return alive if runs_after else alive[:-1]
 
-    def _add_what_dies_early(
-        self, alive: list[int], early: dict[int, dict[int, int]], again: list[int], first: list[int]
-    ) -> None:
-        """Raise `alive` where more is so while values run again than when the step's own op runs."""
-        sizes = self.program.sizes
+    def _taken_over(self, saved: Collection[int], first: list[int], last: list[int]) -> dict[int, int]:
+        """For each moment, the bytes of a value of the forward that runs again and is overwritten then."""
+        taken_over = {}
+        for value, candidates in self.overwriting:
+            moment = self.own_moments.get(value, first[value] * self.per_step + value)
+            dying = (v for v in candidates if last[v] == moment and v not in saved and v not in self.program.gradients)
+            taken_over.update((moment, self.program.sizes[v]) for v in itertools.islice(dying, 1))
+        return taken_over
+
+    def _before_own_ops(
+        self,
+        alive: list[int],
+        early: dict[int, dict[int, int]],
+        again: list[int],
+        first: list[int],
+        taken_over: dict[int, int],
+    ) -> dict[int, int]:
+        """The most bytes alive while values run again before the own ops of the steps in `early`."""
+        sizes, workspace, found = self.program.sizes, self.program.workspace, {}
         chains: dict[int, list[int]] = {step: [] for step in early}
         for value in reversed(again):
             if first[value] in chains:
@@ -257,8 +321,8 @@ class _Backward:
             died = early[step]
             most = now = alive[step] - self.own[step] - sum([sizes[value] for value in chain]) + sum(died.values())
             for value in sorted({*chain, *died}):
-                now += sizes[value] if first[value] == step else 0
-                if now > most:
-                    most = now
-                now -= died.get(value, 0)
-            alive[step] = max(alive[step], most)
+                now += sizes[value] - taken_over.get(step * self.per_step + value, 0)
+                most = max(most, now + workspace.get(value, 0))
+                now -= died.get(value, 0) - taken_over.get(step * self.per_step + value, 0)
+            found[step] = most
+        return found

@@ -95,7 +95,7 @@ def without_budget(items: Items) -> Solution:
 
 def simulated(items: Items, solution: Solution) -> Profile:
     """The memory of both halves, without parameters and arguments."""
-    program, number = program_of(items.analysis)
+    program, number = program_of(items.analysis, items.fuses)
     return simulate(program, {number[items.nodes[k]] for k in solution.saved})
 
 
@@ -108,7 +108,7 @@ def _solved(items: Items, choose: Callable[[Items], Solution]) -> Solution:
 
 def peak_frontier(items: Items) -> PeakFrontier:
     """What can be traded of peak memory for time."""
-    program, number = program_of(items.analysis)
+    program, number = program_of(items.analysis, items.fuses)
     return PeakFrontier(items.contraction, program, [number[node] for node in items.nodes])
 
 

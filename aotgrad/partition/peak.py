@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from aotgrad.partition.contraction import Contraction
-from aotgrad.partition.filling import Gains, loss
+from aotgrad.partition.filling import Gains, Losses
 from aotgrad.partition.frontier import Frontier, Rate
 from aotgrad.partition.liveness import Profile, Program, Simulator
 from aotgrad.partition.problem import Solution
@@ -75,6 +75,7 @@ class PeakFrontier:
         self.free = {numbers[value] for value in contraction.free}
         self.simulator = Simulator(program)
         self.frontier = Frontier(self.problem)
+        self.losses = Losses(self.problem)
 
     @functools.cached_property
     def fastest(self) -> Simulated:
@@ -191,7 +192,8 @@ class PeakFrontier:
         at = profile.backward.index(max(profile.backward)) if max(profile.backward, default=0) >= profile.forward else -1
         held = sorted(solution.saved - barred)
         unused = [k for k in held if profile.first[self.values[k]] > at]
-        ranked = sorted((*loss(self.problem, solution, k), k) for k in unused)
+        self.losses.move_to(solution)
+        ranked = sorted((*self.losses.of(k), k) for k in unused)
         wanted = DESCENT_SHARE * current.peak
         for time, freed, k in ranked:
             if wanted <= 0 or time == math.inf:

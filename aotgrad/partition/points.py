@@ -34,7 +34,7 @@ def frontier_points(joint: JointGraph, objective: Objective) -> tuple[FrontierPo
     """The point without a budget, and the corners of the front."""
     analysis = analyze(joint)
     costed = Costed.of(analysis, cost_model(analysis, objective))
-    program, number = program_of(analysis)
+    program, number = program_of(analysis, objective.fuses)
     simulator = Simulator(program)
 
     def point(items: Items, solution: Solution) -> FrontierPoint:

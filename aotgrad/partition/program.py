@@ -1,21 +1,24 @@
 """A joint graph as a `Program` for the simulation of memory.
 
-In: a `JointAnalysis`. Out: the program, and the number of each node that owns memory. Views are looked through.
+In: a `JointAnalysis`, and whether the backend fuses ops. Out: the program, and the number of each node that owns memory.
+Views are looked through. A backend that does not fuse runs the ops as they are: they write into memory that dies, and
+what they need while they run is theirs alone. Of fused kernels nothing of the kind is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 import torch.fx as fx
 
 from aotgrad import op_table
-from aotgrad.partition import costs
+from aotgrad.partition import costs, workspace
 from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.partition.liveness import Program
 
 
-def program_of(analysis: JointAnalysis) -> tuple[Program, dict[fx.Node, int]]:
+def program_of(analysis: JointAnalysis, fuses: bool = True) -> tuple[Program, dict[fx.Node, int]]:
     """The values of a joint graph in the order in which they run."""
     live = analysis.forward | analysis.unclaimed | analysis.backward | analysis.tangents.keys() | analysis.primals.keys()
     owners = [node for node in analysis.nodes if node in live and not analysis.is_view(node)]
@@ -32,6 +35,8 @@ def program_of(analysis: JointAnalysis) -> tuple[Program, dict[fx.Node, int]]:
         results=frozenset(numbers(analysis.results)),
         tangents=[number[node] for node in analysis.tangents],
         gradients=frozenset(numbers(analysis.gradients)),
+        workspace={} if fuses else {number[node]: needed for node in owners if (needed := workspace.bytes_needed(node))},
+        overwrites={} if fuses else {number[node]: tuple(numbers(found)) for node in owners if (found := overwritten(node))},
     )
     return program, number
 
@@ -43,3 +48,21 @@ def _size(node: fx.Node) -> int:
     if op_table.is_symbolic_value(node) or op_table.is_tuple_value(node):
         return 0
     return costs.bytes_written(node)
+
+
+def overwritten(node: fx.Node) -> list[fx.Node]:
+    """The arguments into whose memory the op may write its result, if nobody reads them any more."""
+    if not op_table.may_overwrite(node.target):
+        return []
+    nodes = [arg for arg in node.args if isinstance(arg, fx.Node)]
+    fresh = [arg for arg in nodes if op_table.is_fresh(arg.target)]
+    return [arg for arg in fresh if nodes.count(arg) == 1 and _geometry(arg) == _geometry(node) is not None]
+
+
+def _geometry(node: fx.Node) -> tuple[object, ...] | None:
+    """What must be equal for two tensors to lie in the same memory; `None` for what is no plain tensor."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    extents = zip(value.shape, value.stride(), strict=True)
+    return value.dtype, value.device, [(costs.size_hint(size), costs.size_hint(stride)) for size, stride in extents]

@@ -93,11 +93,11 @@ def measure(model: str, budgets: Sequence[float]) -> list[Row]:
 class Judge:
     """Runs the partition functions on one joint graph and judges their plans."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, fuses: bool = False) -> None:
         self.captured = captured
         self.joint = read_joint_module(captured.copy(), captured.num_fwd_outputs, captured.static)
         self.analysis = analyze(self.joint)
-        program, self.number = program_of(self.analysis)
+        program, self.number = program_of(self.analysis, fuses)
         self.simulator = Simulator(program)
         self.by_name = {node.name: node for node in self.analysis.nodes}
         runs = (node for node in self.analysis.forward if node.op == "call_function")

@@ -288,7 +288,8 @@ MODELS: dict[str, Maker] = {
 }
 
 EXTRA: dict[str, Maker] = {
-    f"gpt{layers}": (lambda layers=layers: (Transformer("gpt", layers), (tokens(), tokens()))) for layers in (24, 48, 96)
+    f"gpt{layers}": (lambda layers=layers: (Transformer("gpt", layers), (tokens(), tokens())))
+    for layers in (24, 48, 96, 120)
 }
 """Deep models, for the time that partitioning takes."""
 

@@ -3,7 +3,8 @@
     python scripts/bench/partition_traffic.py --rows traffic_rows --markdown docs/partition_traffic.md
 
 Ours is given as many bytes as each of the peer's plans really keeps, and as much peak memory as it really needs, as in
-`partition.py`. Both halves of each plan are lowered and fused by Inductor, without code being generated:
+`partition.py`. Random ops read seeds, as Inductor has it. Both halves of each plan are lowered and fused by Inductor, without
+code being generated:
 
     kept          bytes of the distinct storages that the forward hands to the backward, parameters not counted
     traffic       bytes that the kernels of both halves read and write, and floating point operations divided by
@@ -36,7 +37,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 from partition import BUDGETS, FLOPS_PER_BYTE, MEGABYTE, Judge, Plan, by_budget, geometric_mean, table
-from partition_models import EXTRA, MODELS, joint_graph
+from partition_models import EXTRA, MODELS, Captured, joint_graph
 from torch._inductor import config as inductor_config
 
 from aotgrad import torch_compat
@@ -79,7 +80,7 @@ class Counter:
     """Counts what the plans of one joint graph move; plans that are alike are lowered once."""
 
     def __init__(self, model: str) -> None:
-        self.judge = Judge(joint_graph(model))
+        self.judge = Judge(seeded(joint_graph(model)), fuses=True)
         self.known: dict[tuple[str, str, bool], int] = {}
 
     def row(self, budget: float) -> Row:
@@ -113,6 +114,16 @@ class Counter:
         if key not in self.known:
             self.known[key] = traffic(halves) if layouts_anew else traffic(halves, layout_optimization=False)
         return Counted(plan.kept, self.known[key])
+
+
+def seeded(captured: Captured) -> Captured:
+    """The graph with random ops that read seeds, as Inductor makes them before any partitioner sees the graph."""
+    from torch._inductor.fx_passes.replace_random import replace_random_passes
+    from torch._inductor.virtualized import V
+
+    with V.set_fake_mode(torch_compat.fake_mode_of(captured.module.graph)):
+        replace_random_passes(captured.module)
+    return captured
 
 
 # --- Inductor's count ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotgrad
+from aotgrad import op_table
 from aotgrad.backends.eager import compile_eager
 from aotgrad.backends.in_place import BY_METHOD, BY_OUT, reuse_buffers
 from tests.numerics.against_eager import assert_like_eager
@@ -113,6 +114,10 @@ def test_random_graphs(seed: int) -> None:
         return [values[-1], *(values[k] for k in kept)]
 
     written(function, ones(3, 3), ones(3, 3) - 0.5)
+
+
+def test_the_table_of_ops_lists_what_can_be_written_in_place() -> None:
+    assert {str(op) for op in BY_METHOD.keys() | BY_OUT.keys()} == op_table.OVERWRITING
 
 
 def test_the_graph_that_is_shown_stays_functional() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotgrad.partition.filling import Gains, fill
+from aotgrad.partition.filling import Gains, Losses, fill, loss
 from aotgrad.partition.frontier import Frontier, Rate, Unsolvable
 from aotgrad.partition.problem import NEVER, Problem, Solution
 
@@ -129,3 +129,13 @@ def test_saving_a_value_spares_what_only_it_needs():
     problem = Problem([0, 8, 8], [0, 0, 0], [True] * 3, [NEVER, 5, 7], [0, 0, 0], [[], [0], [1]], [2])
     gains = Gains(problem, problem.solution({0}))
     assert gains.spared(2) == [2, 1] and gains.gain(2) == 12 and gains.gain(1) == 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.lists(st.sets(st.integers(0, 6)), min_size=1, max_size=4))
+def test_losses_are_remembered_only_where_nothing_near_changed(problem, choices):
+    losses = Losses(problem)
+    for chosen in choices:
+        solution = problem.solution({v for v in range(len(problem)) if v in chosen or problem.rerun[v] == NEVER})
+        losses.move_to(solution)
+        assert {v: losses.of(v) for v in solution.saved} == {v: loss(problem, solution, v) for v in solution.saved}

@@ -1,0 +1,66 @@
+"""What an op needs while it runs, beside what torch's memory profiler says."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from aotgrad.partition.workspace import bytes_needed
+from tests.partition.joints import grad, joint_of
+
+aten = torch.ops.aten
+
+pytestmark = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available(),
+    reason="the blocks are those of oneDNN with AVX512",
+)
+
+SHAPES = {  # input, weight, stride, padding, transposed
+    "of images": ((4, 3, 64, 64), (16, 3, 3, 3), 1, 1, False),
+    "of features": ((4, 16, 64, 64), (16, 16, 3, 3), 1, 1, False),
+    "more channels": ((4, 32, 32, 32), (64, 32, 3, 3), 1, 1, False),
+    "with a stride": ((4, 64, 16, 16), (128, 64, 3, 3), 2, 1, False),
+    "to few channels": ((4, 32, 32, 32), (3, 32, 3, 3), 1, 1, False),
+    "transposed": ((4, 128, 8, 8), (128, 64, 2, 2), 2, 0, True),
+    "a matrix product": ((4, 16, 64, 64), (3, 16, 1, 1), 1, 0, False),
+}
+
+
+def convolution(shapes):
+    *_, stride, padding, transposed = shapes
+    return lambda x, w: aten.convolution(x, w, None, [stride] * 2, [padding] * 2, [1, 1], transposed, [0, 0], 1)
+
+
+def most_allocated(fn) -> int:
+    fn()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = fn()
+    assert result is not None
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(changes), default=0)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_a_convolution_allocates(name):
+    shapes = SHAPES[name]
+    x, w = grad(*shapes[0]), grad(*shapes[1])
+    fn = convolution(shapes)
+    graph = joint_of(lambda x, w: fn(x, w).sum(), x, w).module.graph
+    (forward,) = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    (backward,) = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    with torch.no_grad():
+        y = fn(x, w)
+        measured = most_allocated(lambda: fn(x, w))
+        assert bytes_needed(forward) + y.nbytes == pytest.approx(measured, rel=0.1)
+        measured = most_allocated(lambda: aten.convolution_backward(torch.ones_like(y), x, w, *backward.args[3:]))
+    assert bytes_needed(backward) + y.nbytes == pytest.approx(measured, rel=0.1)
+
+
+def test_the_items_of_a_tuple_are_alive_when_it_is_made():
+    graph = joint_of(lambda x: x.topk(2).values.sum(), grad(8, 16)).module.graph
+    (node,) = graph.find_nodes(op="call_function", target=aten.topk.default)
+    assert bytes_needed(node) == 8 * 2 * (4 + 8)
