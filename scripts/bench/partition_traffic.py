@@ -3,7 +3,7 @@
     python scripts/bench/partition_traffic.py --rows traffic_rows --markdown docs/partition_traffic.md
 
 Ours is given as many bytes as each of the peer's plans really keeps, and as much peak memory as it really needs, as in
-`partition.py`. Random ops read seeds, as Inductor has it. Both halves of each plan are lowered and fused by Inductor, without
+`partition.py`. Random ops read seeds, as Inductor has it. Both halves of each plan are lowered and fused by it, without
 code being generated:
 
     kept          bytes of the distinct storages that the forward hands to the backward, parameters not counted
