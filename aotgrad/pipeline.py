@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aotgrad import op_table, passes
+from aotgrad import op_table, passes, torch_compat
 from aotgrad.analysis import analyze
 from aotgrad.backends.base import Backend
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
@@ -231,6 +231,8 @@ def joint_of(
     reject_kernels_in_shared_memory(joint.module.graph)
     if values is not None:
         values.answer_checks()  # before passes: what they make of the trace is no part of it
+    else:
+        torch_compat.insert_deferred_checks(joint.module)
     joint = tidy.run(joint, tools.after_pass)
     if options.keep_input_mutations and not joint.differentiable:
         joint = passes.keep_input_mutations(joint, meta)

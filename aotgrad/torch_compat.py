@@ -55,6 +55,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
+from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import _COPY_META_FIELDS
 from torch.overrides import TorchFunctionMode
@@ -184,6 +185,13 @@ def deferred_checks(mode: FakeTensorMode) -> list[Any]:
     if not isinstance(mode.shape_env, AskingShapeEnv):
         return []
     return [check.expr for checks in mode.shape_env.deferred_runtime_asserts.values() for check in checks]
+
+
+def insert_deferred_checks(module: fx.GraphModule) -> None:
+    """Let a traced graph check what torch has assumed of values: ops that raise where it does not hold."""
+    mode = fake_mode_of(module.graph)
+    if mode is not None and deferred_checks(mode):
+        insert_deferred_runtime_asserts(module, mode.shape_env, "checks")
 
 
 class Read(enum.Enum):
@@ -2391,6 +2399,17 @@ def text_namespace() -> dict[str, Any]:
     from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
     return {**SYMPY_INTERP, "math": math}
+
+
+def write_expression(graph: fx.Graph, value: torch.SymInt, node_of: Callable[[Any], fx.Node]) -> Any:
+    """Append the nodes that compute a symbolic number; `node_of` gives the node of each symbol in it."""
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    symbols = {symbol: fx.Proxy(node_of(symbol), tracer) for symbol in value.node.expr.free_symbols}
+    result = sympy_interp(PythonReferenceAnalysis, symbols, value.node.expr)
+    return result.node if isinstance(result, fx.Proxy) else int(result)
 
 
 def is_symbol(value: Any, name: str) -> bool:

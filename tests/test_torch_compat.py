@@ -685,6 +685,26 @@ def test_dynamo_forgets():
     assert len(compiled) == 2
 
 
+def test_write_expression():
+    mode, graph = compat.new_fake_mode(), torch.fx.Graph()
+    rows, columns = compat.symbolic_inputs(mode, [6, 4])
+    nodes = {str(size.node.expr): graph.placeholder(str(size.node.expr)) for size in (rows, columns)}
+    written = compat.write_expression(graph, rows * 2 + columns // 3, lambda symbol: nodes[str(symbol)])
+    graph.output(written)
+    assert torch.fx.GraphModule({}, graph)(10, 9) == 23
+
+
+def test_insert_deferred_checks():
+    def function(x):
+        torch._check(x.item() < 5)
+        return x * 2
+
+    module = make_fx(function, tracing_mode="symbolic")(torch.tensor(3))
+    before = len(module.graph.nodes)
+    compat.insert_deferred_checks(module)  # a trace of somebody else's
+    assert len(module.graph.nodes) == before
+
+
 def test_symbolic_inputs():
     mode = compat.new_fake_mode()
     x, y, three, one, text, sparse = compat.symbolic_inputs(

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 import torch.fx as fx
+import torch.utils._pytree as pytree
 
+from aotgrad import op_table, torch_compat
 from aotgrad.errors import ExportError
 from aotgrad.ir import (
     AliasOfInput,
@@ -81,6 +83,12 @@ class GraphWriter:
         for node in self.traced.joint.module.graph.nodes:
             if node in needed and node not in self.env:
                 self.copy_node(node)
+
+    def copy_all(self) -> None:
+        """Write all that the results need, and what has effects, in the order of the joint graph."""
+        nodes = self.traced.joint.module.graph.nodes
+        effects = [node for node in nodes if node.op == "call_function" and op_table.is_kept_when_dead(node.target)]
+        self.copy([*self.results.values(), *effects])
 
     def arguments(self, node: fx.Node) -> list[fx.Node]:
         """What a node needs: a tangent stands for the loss, or for the gradients that are its terms."""
@@ -165,12 +173,30 @@ class GraphWriter:
     def view(self, base: Any, replay: ViewReplay) -> fx.Node:
         for step in replay.steps:
             value = step.op(base.meta["val"], *step.args, **dict(step.kwargs))
-            base = self.graph.call_function(step.op, (base, *step.args), dict(step.kwargs))
+            args, kwargs = pytree.tree_map_only(torch.SymInt, self.number, (step.args, dict(step.kwargs)))
+            base = self.graph.call_function(step.op, (base, *args), kwargs)
             base.meta["val"] = value
             if step.item is not None:
                 base = self.graph.call_function(operator.getitem, (base, step.item))
                 base.meta["val"] = value[step.item]
         return base
+
+    def number(self, value: torch.SymInt) -> Any:
+        """A symbolic size."""
+        return torch_compat.write_expression(self.graph, value, self.symbol)
+
+    def symbol(self, symbol: Any) -> fx.Node:
+        """The node of a symbol: where it is read, or a size of an argument."""
+        for node in self.traced.joint.module.graph.nodes:
+            value = node.meta.get("val")
+            if torch_compat.is_symbol(value, str(symbol)):
+                self.copy([node])
+                return self.value(node)
+            sizes = value.size() if node in self.slots and isinstance(value, torch.Tensor) else ()
+            for dim, size in enumerate(sizes):
+                if torch_compat.is_symbol(size, str(symbol)):
+                    return self.graph.call_function(torch.ops.aten.sym_size.int, (self.value(node), dim))
+        raise AssertionError(f"{symbol} is read nowhere")
 
     def gradient(self, index: int) -> fx.Node | None:
         """The gradient of input `index`, `None` if it has none."""

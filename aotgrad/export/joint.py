@@ -268,6 +268,7 @@ def flat_module(plan: CachedPlan, traced: TracedJoint) -> fx.GraphModule:
     order = traced.capture.convention.order
     for k, position in enumerate(plan.guards.dedupe.positions):
         writer.placeholder(f"arg{k}_1", order[position])
+    writer.copy_all()
     outputs = [writer.output(k) for k in range(len(traced.meta.outputs))]
     writer.graph.output(tuple(outputs))
     return writer.module()
@@ -282,7 +283,7 @@ def joint_module(plan: CachedPlan, traced: TracedJoint) -> fx.GraphModule:
     tangents = [slot for slot in of_kind(traced.joint.signature.inputs, Tangent) if isinstance(slot.of, UserOutput)]
     for k, slot in enumerate(sorted(tangents, key=lambda slot: slot.of.index)):
         writer.tangent_placeholder(f"tangents_{k + 1}", slot)
-    writer.copy(list(writer.results.values()))
+    writer.copy_all()
     outputs = [writer.output(k) for k in range(len(traced.meta.outputs))]
     gradients = [None if index in inputs[:k] else writer.gradient(index) for k, index in enumerate(inputs)]
     writer.graph.output([*outputs, *gradients])

@@ -212,7 +212,7 @@ class _ModuleExport:
         for node, index in index_of.items():
             first.setdefault(index, node)
         reject_moved_inputs(self.traced, [names[first[k]] for k in range(len(self.traced.capture.inputs))])
-        writer.copy(list(writer.results.values()))
+        writer.copy_all()
         updated = {node.name: first[index] for index, node in writer.updated_inputs()}
         mutated = [node for _, node in writer.updated_inputs()]
         outputs = [writer.output(k) for k in range(count)]

@@ -296,6 +296,74 @@ def test_symbolic_sizes():
         torch.testing.assert_close(graph(module.weight, module.bias, x)[0], module(x))
 
 
+class Checked(nn.Module):
+    """Reads numbers, and checks what nothing else depends on."""
+
+    def forward(self, x, y):
+        count = x.max().item()
+        torch._check(count <= 5)
+        torch._check(2 * count != y.size(0))
+        torch._check(y.nonzero().size(0) > 1)
+        torch._assert_async((x > 0).all(), "not positive")
+        return torch.zeros(count), y[:count]
+
+
+def test_checks_are_made_when_the_graph_runs():
+    graph, _ = aotgrad.aot_export_module(
+        Checked(), (torch.tensor([3, 2]), torch.ones(9)), trace_joint=False, dynamic_shapes=True
+    )
+    zeros, head = graph(torch.tensor([4, 2]), torch.ones(11))
+    assert zeros.shape == head.shape == (4,)
+    for x, y, message in (
+        (torch.tensor([6, 2]), torch.ones(9), "u0 <= 5"),
+        (torch.tensor([4, 2]), torch.ones(8), "Ne"),
+        (torch.tensor([4, 2]), torch.zeros(9), "u1"),
+        (torch.tensor([4, -2]), torch.ones(9), "not positive"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            graph(x, y)
+
+
+def test_checks_of_a_module_for_one_set_of_inputs():
+    compiled = aotgrad.aot_module_simplified(
+        Checked(), (torch.tensor([3, 2]), torch.ones(9)), aotgrad.nop, options={"min_graph_ops": 0}
+    )
+    assert compiled(torch.tensor([4, 2]), torch.ones(9))[1].shape == (4,)
+    with pytest.raises(RuntimeError, match="u0 <= 5"):
+        compiled(torch.tensor([6, 2]), torch.ones(9))
+
+
+def test_random_numbers_that_nobody_reads_are_drawn():
+    """So that those after them are eager's."""
+
+    class Noisy(nn.Module):
+        def forward(self, x):
+            torch.rand(3)
+            return (x + torch.rand(3),)
+
+    for made in (aotgrad.aot_export_module(Noisy(), (plain(3),), trace_joint=False)[0], simple_export(Noisy())):
+        results = []
+        for function in (Noisy(), made):
+            torch.manual_seed(0)
+            results.append(function(torch.ones(3))[0])
+        assert torch.equal(*results)
+
+
+def simple_export(module):
+    return aotgrad.aot_export_joint_simple(module, (plain(3),), trace_joint=False)
+
+
+def test_views_of_symbolic_size():
+    class Halves(nn.Module):
+        def forward(self, x):
+            rows, columns = x.shape
+            return x[: rows // 2], x.view(columns, rows), x.expand(2, rows, columns)
+
+    graph, _ = aotgrad.aot_export_module(Halves(), (plain(6, 4),), trace_joint=False, dynamic_shapes=True)
+    for x in (plain(6, 4), plain(9, 5)):
+        assert all(map(torch.equal, graph(x), Halves()(x)))
+
+
 def test_a_custom_function_in_several_segments():
     class Both(torch.autograd.Function):
         @staticmethod
