@@ -3,6 +3,8 @@
     a = mm(x, w1); b = mm(y, w2)  (equal shapes)     ->      p = bmm(stack([x, y]), stack([w1, w2])); a, b = p[0], p[1]
     a = mm(x, w); b = mm(y, w)                       ->      p = mm(cat([x, y]), w); a, b = the rows of p
 
+The same for `addmm` with a bias of one dimension, which is shared too where rows are, and for `bmm`s of equal shapes.
+
 Not among the passes that always run: the library may sum a larger product in another order, so results can differ from
 eager's in the last bits. Ask for it where that is fine:
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +35,12 @@ from aotgrad.slots import Tangent
 
 aten = ops.aten
 
+PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+
 
 @dataclass(frozen=True)
 class BatchMM:
-    """Batches `mm`s of at most `max_flops` multiplications each, where at least `min_batch` fit together."""
+    """Batches products of at most `max_flops` multiplications each, where at least `min_batch` fit together."""
 
     max_flops: int = 1 << 18
     min_batch: int = 2
@@ -45,7 +49,7 @@ class BatchMM:
     def apply(self, graph: AnyGraph) -> AnyGraph:
         batching = Batching.of(graph, self.min_batch)
         products = self.products(graph)
-        left = batching.run(products, right_operand, batching.write_rows)
+        left = batching.run(products, shared_operands, batching.write_rows)
         batching.run(left, shapes, batching.write_stacks)
         return graph
 
@@ -53,20 +57,28 @@ class BatchMM:
         """The small products in memory that nobody outside sees, in order."""
         memory = Memory.of(graph)
         seen = memory.fixed | memory.absolute
-        found = graph.module.graph.find_nodes(op="call_function", target=aten.mm.default)
+        found = [node for node in graph.module.graph.nodes if is_product(node)]
         return [node for node in found if flops_of(node) <= self.max_flops and memory.owner[node] not in seen]
+
+
+def is_product(node: fx.Node) -> bool:
+    if node.target is aten.addmm.default:
+        bias: Any = node.args[0]
+        return not node.kwargs and bias.meta["val"].dim() == 1
+    return node.target in PRODUCTS
 
 
 def flops_of(node: fx.Node) -> float:
     """Multiplications of a product; infinite for symbolic sizes."""
-    left, right = (arg.meta["val"] for arg in ops.arguments(node))
+    *_, left, right = (arg.meta["val"] for arg in ops.arguments(node))
     if torch_compat.is_symbolic(left) or torch_compat.is_symbolic(right):
         return float("inf")
-    return left.size(0) * left.size(1) * right.size(1)
+    return left.numel() * right.size(-1)
 
 
-def right_operand(node: fx.Node) -> Any:
-    return node.args[1]
+def shared_operands(node: fx.Node) -> Any:
+    """What products have in common whose rows can be put together; a batched one has no rows of its own."""
+    return node if node.target is aten.bmm.default else (*node.args[:-2], node.args[-1])
 
 
 def shapes(node: fx.Node) -> Any:
@@ -101,7 +113,7 @@ class Batching:
         groups: dict[Hashable, list[fx.Node]] = {}
         for node in products:
             value = node.meta["val"]
-            together = (level[node], self.tangents[node], value.dtype, value.device, key(node))
+            together = (node.target, level[node], self.tangents[node], value.dtype, value.device, key(node))
             groups.setdefault(together, []).append(node)
         left: list[fx.Node] = []
         for group in groups.values():
@@ -149,16 +161,30 @@ class Batching:
     def write_rows(self, batch: Sequence[fx.Node]) -> list[fx.Node]:
         """One product of all the rows; each result is a block of rows, laid out as its own product was."""
         rows = [node.meta["val"].size(0) for node in batch]
-        stacked = self.call(batch[0], aten.cat.default, [node.args[0] for node in batch])
-        product = self.call(batch[0], aten.mm.default, stacked, batch[0].args[1])
+        *bias, _, right = ops.arguments(batch[0])
+        stacked = self.call(batch[0], aten.cat.default, [node.args[-2] for node in batch])
+        product = self.call(batch[0], batch[0].target, *bias, stacked, right)
         pieces = self.call(batch[0], aten.split_with_sizes.default, product, rows)
         return [self.call(node, operator.getitem, pieces, index) for index, node in enumerate(batch)]
 
     def write_stacks(self, batch: Sequence[fx.Node]) -> list[fx.Node]:
         """One batched product; each result is one of its matrices."""
-        left, right = (self.call(batch[0], aten.stack.default, [node.args[side] for node in batch]) for side in (0, 1))
-        product = self.call(batch[0], aten.bmm.default, left, right)
+        if batch[0].target is aten.bmm.default:
+            return self.write_batches(batch)
+        *bias, left, right = (self.call(batch[0], aten.stack.default, list(each)) for each in operands(batch))
+        if bias:
+            rows = self.call(batch[0], aten.unsqueeze.default, *bias, 1)
+            product = self.call(batch[0], aten.baddbmm.default, rows, left, right)
+        else:
+            product = self.call(batch[0], aten.bmm.default, left, right)
         return [self.call(node, aten.select.int, product, 0, index) for index, node in enumerate(batch)]
+
+    def write_batches(self, batch: Sequence[fx.Node]) -> list[fx.Node]:
+        """One batched product of all the batches."""
+        left, right = (self.call(batch[0], aten.cat.default, list(each)) for each in operands(batch))
+        product = self.call(batch[0], aten.bmm.default, left, right)
+        pieces = self.call(batch[0], aten.split_with_sizes.default, product, [node.meta["val"].size(0) for node in batch])
+        return [self.call(node, operator.getitem, pieces, index) for index, node in enumerate(batch)]
 
     def call(self, like: fx.Node, target: Any, *args: Any) -> fx.Node:
         """A call with its traced value, where the graph is being written, with the origin of `like`."""
@@ -171,10 +197,15 @@ class Batching:
         return new
 
 
+def operands(batch: Sequence[fx.Node]) -> Iterator[tuple[Any, ...]]:
+    """The first arguments of all products, the second ones, and so on."""
+    return zip(*(ops.arguments(node) for node in batch), strict=True)
+
+
 def levels(graph: fx.Graph) -> dict[fx.Node, int]:
     """For each node, how many products are on the longest way to it, itself included."""
     level: dict[fx.Node, int] = {}
     for node in graph.nodes:
         before = max((level[arg] for arg in node.all_input_nodes), default=0)
-        level[node] = before + (node.target is aten.mm.default)
+        level[node] = before + (node.target in PRODUCTS)
     return level

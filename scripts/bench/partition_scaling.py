@@ -42,10 +42,11 @@ def measure(model: str, rounds: int) -> list[Timed]:
 
 
 def timed(judge: Judge, budget: float, rounds: int) -> Timed:
-    plan = judge.judge(*judge.peer(budget))
-    samples = {side: [] for side in SIDES}
+    samples: dict[str, list[float]] = {side: [] for side in SIDES}
     for _ in range(rounds):
-        samples["peer"].append(judge.peer(budget)[1])
+        halves, seconds = judge.peer(budget)
+        plan = judge.judge(halves, seconds)
+        samples["peer"].append(seconds)
         samples["bytes"].append(judge.ours(memory_budget=plan.kept)[1])
         samples["peak"].append(judge.ours(memory_budget=plan.peak, budget_of="peak", fuses=False)[1])
     return Timed(len(judge.analysis.nodes), budget, **{side: min(seconds) for side, seconds in samples.items()})

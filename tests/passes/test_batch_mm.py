@@ -17,7 +17,7 @@ ROUNDING = "a larger product may be summed in another order"
 
 def products(function, *specs: str, batch: BatchMM | None = None) -> list[str]:
     joint = executable_of(function, *specs, options={"joint_passes": [batch or BatchMM()]}).joint
-    return [name for name in names(joint) if name in ("mm", "bmm")]
+    return [name for name in names(joint) if name.endswith("mm")]
 
 
 def test_it_is_off_by_default():
@@ -36,6 +36,23 @@ def test_products_of_equal_shapes_are_one():
     function = lambda x, y, w, v: (x @ w).sin() + (y @ v).cos()  # noqa: E731
     assert products(function, *["f32[4, 4]"] * 4) == ["bmm"]
     assert products(function, "f32[4, 2]", "f32[4, 3]", "f32[2, 4]", "f32[3, 4]") == ["mm", "mm"]
+
+
+def test_products_with_a_bias():
+    shared = lambda b, x, y, w: torch.addmm(b, x, w).sum() + torch.addmm(b, y, w).sum()  # noqa: E731
+    assert products(shared, "f32[5]", "f32[2, 4]", "f32[3, 4]", "f32[4, 5]") == ["addmm"]
+    alike = lambda b, c, x, w: torch.addmm(b, x, w).sin() + torch.addmm(c, x, w).cos()  # noqa: E731
+    assert products(alike, *["f32[4]"] * 2, *["f32[4, 4]"] * 2) == ["baddbmm"]
+    scaled = lambda b, x, w: torch.addmm(b, x, w, beta=2).sin() + torch.addmm(b, x, w, beta=2).cos()  # noqa: E731
+    assert products(scaled, "f32[4]", *["f32[4, 4]"] * 2).count("baddbmm") == 0
+    matrix = lambda b, c, x, w: torch.addmm(b, x, w).sin() + torch.addmm(c, x, w).cos()  # noqa: E731
+    assert products(matrix, *["f32[4, 4]"] * 4) == ["addmm", "addmm"]
+
+
+def test_batched_products_of_equal_shapes_are_one():
+    function = lambda x, y, w: torch.bmm(x, w).sin() + torch.bmm(y, w).cos()  # noqa: E731
+    assert products(function, *["f32[2, 3, 3]"] * 3) == ["bmm"]
+    assert products(function, "f32[2, 3, 3]", "f32[2, 3, 3]", "f32[2, 3, 4]") == ["bmm"]
 
 
 def test_large_products_are_left_alone():
@@ -77,6 +94,21 @@ def test_values_and_gradients():
         values_close=ROUNDING,
         options=OPTIONS,
     )
+
+
+def test_values_and_gradients_with_biases_and_batches():
+    def function(x, y, w, v, b, c):
+        first, second = torch.addmm(b, x, w), torch.addmm(b, y, w)
+        third, fourth = torch.addmm(b, first, v).view(2, 2, 4), torch.addmm(c, second, w).view(2, 2, 4)
+        left, right = torch.bmm(third, w.view(2, 4, 2)), torch.bmm(fourth, v.view(2, 4, 2))
+        return left.sin() * right.cos()
+
+    def make_args():
+        return *(leaf(4, 4) for _ in range(4)), leaf(4), leaf(4)
+
+    assert_like_eager(function, make_args, "eager", values_close=ROUNDING, options=OPTIONS)
+    found = products(function, *["f32[4, 4]"] * 4, *["f32[4]"] * 2)
+    assert found[:3] == ["addmm", "baddbmm", "bmm"]
 
 
 def test_many_layers():
