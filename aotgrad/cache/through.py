@@ -148,6 +148,8 @@ class Request:
         returned = [step for step in made.plan.steps if isinstance(step, ReturnValue) and not step.is_name]
         if not all(type(step.value) in LIKE_NUMBERS for step in returned):
             raise NotStored("it returns an object of this process")
+        if stages.problem is not None:
+            raise stages.problem
         assert stages.forward is not None and stages.joint is not None, "the stages ran"
         return StoredPlan(
             convention=made.capture.convention,

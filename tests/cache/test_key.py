@@ -254,6 +254,25 @@ def test_a_subclass_of_tensor(counted):
     assert counted().get("cache_hits") is None
 
 
+def test_a_mask_that_is_drawn_again(counted):
+    """Its op is one of higher order, which only the partition adds to the graph."""
+
+    def network(x):
+        return torch.nn.functional.dropout(x.sin(), 0.5).cos().exp()
+
+    def run(function):
+        x = torch.linspace(0, 1, 20_000).requires_grad_()
+        torch.manual_seed(0)
+        function(x).sum().backward()
+        return x.grad
+
+    for _ in range(2):
+        torch._dynamo.reset()
+        compiled = torch.compile(network, backend="aotgrad_eager", options={"memory_budget": 0.0})
+        assert torch.equal(run(compiled), run(network))
+        assert counted() == {"cache_misses": 1, **BYPASS}
+
+
 def test_a_checkpoint_is_stored_but_not_with_a_policy(counted):
     def region(x):
         return torch.sigmoid(x.sin() @ x.cos())
