@@ -130,7 +130,7 @@ class MemoryGuard:
         return Extents.of([place_of(args[k], self.spans[k]) for k in positions])
 
     def is_as_traced(self, args: Sequence[Any]) -> bool:
-        found = MemorySharing.among(args, self.sharing.mutated, self.sharing.bumped)
+        found = MemorySharing.among(args, self.sharing.mutated, self.sharing.hidden, self.sharing.bumped)
         same = found == self.sharing if self.counters else found.groups == self.sharing.groups
         return same and foreign_memory(args, self.sharing) is None
 

@@ -36,7 +36,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Group:
-    """Arguments that overlap, directly or through one another, within `nbytes` of memory.
+    """Arguments that overlap, directly or through one another, within `nbytes` of memory; or one view with two histories.
 
     `starts`: (argument, its first byte from the start of that memory).
     """
@@ -50,11 +50,12 @@ class Group:
 class MemorySharing:
     """What of the arguments' memory a trace depends on, given which of them are mutated.
 
-    `mutated`: arguments whose data changes. `bumped`: those whose version rises. `counters`: arguments of which one is
-    bumped and that have one version counter.
+    `mutated`: arguments whose data changes, `hidden`: where autograd does not see it. `bumped`: those whose version rises.
+    `counters`: arguments of which one is bumped and that have one version counter.
     """
 
     mutated: tuple[int, ...] = ()
+    hidden: tuple[int, ...] = ()
     bumped: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
     counters: tuple[tuple[int, ...], ...] = ()
@@ -64,25 +65,30 @@ class MemorySharing:
         """The sharing that matters to a function which does to `args` what `infos` say."""
         tensors = [(index, info) for index, info in enumerate(infos) if info is not None]
         mutated = tuple(index for index, info in tensors if info.mutation.data)
+        hidden = tuple(index for index, info in tensors if info.mutation.data and info.hidden_from_autograd)
         bumped = tuple(index for index, info in tensors if info.version_bumps)
-        return cls.among(args, mutated, bumped)
+        return cls.among(args, mutated, hidden, bumped)
 
     @classmethod
-    def among(cls, args: Sequence[Any], mutated: Collection[int], bumped: Collection[int]) -> MemorySharing:
-        """The sharing of `args`, of which `mutated` and `bumped` change."""
+    def among(
+        cls, args: Sequence[Any], mutated: Collection[int], hidden: Collection[int], bumped: Collection[int]
+    ) -> MemorySharing:
+        """The sharing of `args`, of which `mutated`, `hidden` and `bumped` change."""
         groups: list[Group] = []
         counters: list[tuple[int, ...]] = []
         for sharers in same_storage(args, {*mutated, *bumped}):
             groups += [make_group(args, members) for members in overlapping(args, sharers, mutated)]
             counters += same_counter(args, families_of(args, sharers), bumped)
-        return cls(tuple(mutated), tuple(bumped), tuple(groups), tuple(counters))
+        grouped = {index for group in groups for index, _ in group.starts}
+        groups += [make_group(args, [index]) for index in hidden if index not in grouped and has_two_histories(args[index])]
+        return cls(tuple(mutated), tuple(hidden), tuple(bumped), tuple(groups), tuple(counters))
 
     def __bool__(self) -> bool:
         return bool(self.groups or self.counters)
 
     def matches(self, args: Sequence[Any]) -> bool:
         """Whether other arguments of the same function share in the same way."""
-        return MemorySharing.among(args, self.mutated, self.bumped) == self
+        return MemorySharing.among(args, self.mutated, self.hidden, self.bumped) == self
 
 
 def same_storage(args: Sequence[Any], wanted: Collection[int]) -> list[list[int]]:
@@ -113,6 +119,11 @@ def has_history(root: torch.Tensor) -> bool:
     return root.requires_grad and not root.is_leaf
 
 
+def has_two_histories(written: torch.Tensor) -> bool:
+    """Whether a tensor gets another history by a write that autograd does not see, as a view does."""
+    return torch_compat.is_differentiable_view(written)
+
+
 def layout_of(tensor: torch.Tensor) -> ByteLayout:
     """Where a tensor lies in its storage. Symbolic sizes become numbers, with a guard."""
     itemsize = tensor.element_size()
@@ -137,7 +148,7 @@ def make_family(args: Sequence[Any], members: Sequence[int]) -> Family:
     own_root = next((index for index in members if args[index]._base is None), None)
     root = members[0] if own_root is None else own_root
     requires_grad = any(args[index].requires_grad for index in members)
-    return Family(tuple(members), root, own_root is None and len(members) > 1, requires_grad)
+    return Family(tuple(members), root, own_root is None and (len(members) > 1 or requires_grad), requires_grad)
 
 
 def make_group(args: Sequence[Any], members: Sequence[int]) -> Group:

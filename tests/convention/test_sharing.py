@@ -10,7 +10,7 @@ from aotgrad.errors import UnsupportedAliasingError
 
 
 def sharing(*args, mutated=(0,)):
-    return MemorySharing.among(args, mutated, mutated)
+    return MemorySharing.among(args, mutated, (), mutated)
 
 
 def members(sharing):

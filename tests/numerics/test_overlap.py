@@ -423,6 +423,44 @@ def test_each_input_sees_its_own_gradient(function, name) -> None:
     assert run(aotgrad.aot_function(function, aotgrad.nop)) == run(function)
 
 
+def before_and_after_a_hidden_write(x):
+    before = x * 2
+    with torch.no_grad():
+        x.fill_(3.0)
+    return before, x.clone()
+
+
+def twice_after_a_hidden_write(x):
+    with torch.no_grad():
+        x.fill_(3.0)
+    return x * 1, x.clone()
+
+
+def squared_after_a_hidden_write(x):
+    with torch.no_grad():
+        x.fill_(3.0)
+    return (x * x,)
+
+
+@pytest.mark.parametrize(
+    "function", [before_and_after_a_hidden_write, twice_after_a_hidden_write, squared_after_a_hidden_write]
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("of", ["a leaf", "a tensor with a history", "no view"])
+def test_a_view_has_another_history_after_a_write_that_autograd_does_not_see(function, of: str, dynamic: bool) -> None:
+    def run(called) -> list:
+        origin, seen = torch.arange(6.0).view(2, 3).clone().requires_grad_(), []
+        x = origin[:1] if of == "a leaf" else (origin * 1)[:1] if of == "a tensor with a history" else origin[:1] * 1
+        x.register_hook(lambda gradient: seen.append(("from before", gradient.tolist())))
+        outputs = called(x)
+        x.register_hook(lambda gradient: seen.append(("from after", gradient.tolist())))
+        asked = {"retain_graph": True, "allow_unused": True}
+        found = [torch.autograd.grad(output.sum(), each, **asked)[0] for output in outputs for each in (x, origin)]
+        return [None if gradient is None else gradient.tolist() for gradient in found] + seen
+
+    assert run(aotgrad.aot_function(function, aotgrad.nop, dynamic=dynamic)) == run(function)
+
+
 def gradients_of_what_was_computed_beside_a_write(called) -> tuple[Tensor | None, ...]:
     origin = torch.arange(6.0).requires_grad_()
     whole = origin * 1
