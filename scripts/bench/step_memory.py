@@ -9,10 +9,9 @@ allocated before the step. The peer is `aot_eager`.
 
 import argparse
 import copy
-from functools import partial
 
 import torch
-from memory import peak_of, step
+from memory import peak_of
 from step_models import STEPS
 from tabulate import tabulate
 
@@ -27,7 +26,7 @@ def peaks_of(name: str) -> dict[str, int]:
     models = {"eager": model} | {side: copy.deepcopy(model) for side in BACKENDS}
     for side, backend in BACKENDS.items():
         models[side].compile(backend=backend)
-    return {side: peak_of(partial(step, each, inputs)) for side, each in models.items()}
+    return {side: peak_of(each, inputs) for side, each in models.items()}
 
 
 def row(name: str) -> list[str]:
