@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,23 @@ def test_every_point_of_gradients_has_an_example():
 def test_links_lead_somewhere(path):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_tables_of_a_document_are_made_again_one_by_one():
+    document = runpy.run_path(str(DOCS.parent / "scripts" / "bench" / "document.py"))
+    text = (
+        "a\n<!-- made by: python one.py -->\nold\n<!-- end -->\nb\n<!-- made by: python two.py -->\nold\n<!-- end -->\nc\n"
+    )
+    assert list(document["commands"](text)) == ["python one.py", "python two.py"]
+    assert list(document["commands"](text, ["two", "three"])) == ["python two.py"]
+    made = document["with_output"](text, "python two.py", "new \\1\n")
+    old, new = "python one.py -->\nold\n", "python two.py -->\n`python two.py`\n\nnew \\1\n\n<!-- end -->\nc\n"
+    assert old in made and made.endswith(new) and document["with_output"](made, "python two.py", "new \\1") == made
+
+
+def test_every_table_of_performance_is_made_by_a_program_that_is_there():
+    document = runpy.run_path(str(DOCS.parent / "scripts" / "bench" / "document.py"))
+    text = (DOCS / "performance.md").read_text()
+    programs = [command.split()[1] for command in document["commands"](text)]
+    assert len(programs) >= 7 and all((DOCS.parent / program).exists() for program in programs)
+    assert not re.search(r"^\|[ -]*\|.*peer", document["SECTION"].sub("", text), re.MULTILINE), "a table that nothing makes"

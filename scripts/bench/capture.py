@@ -2,7 +2,7 @@
 
     python scripts/bench/capture.py
     python scripts/bench/capture.py --only gpt6 lstm50 --rounds 3 --profile profile.txt
-    python scripts/bench/capture.py --scaling --markdown capture.md
+    python scripts/bench/capture.py --scaling
 
 Both sides run `aot_module_simplified` with pass-through compilers and the min-cut partitioner on the same model, in turns;
 nothing of the model runs for real. `hf_gpt2` is captured from the graph that Dynamo made of it. Seconds are medians of the
@@ -19,6 +19,7 @@ import io
 import math
 import pstats
 import statistics
+import sys
 import time
 import tracemalloc
 from collections import defaultdict
@@ -262,7 +263,7 @@ def model_tables(names: Sequence[str], rounds: int) -> str:
         seconds, memory = [f"{found[side]:.3f}" for side in SIDES], [f"{found[f'{side} MB']:.1f}" for side in SIDES]
         totals.append([name, *seconds, f"{ratios[-1]:.2f}", *memory])
         stages.append([name, *(f"{1000 * found[stage]:.1f}" for stage in COLUMNS)])
-        print(*totals[-1], "|", *(f"{stage} {1000 * found[stage]:.1f}" for stage in COLUMNS), flush=True)
+        print(*totals[-1], "|", *(f"{stage} {1000 * found[stage]:.1f}" for stage in COLUMNS), file=sys.stderr, flush=True)
     mean = ["geometric mean", "", "", f"{geometric_mean(ratios):.2f}", "", ""]
     headers = ("", "peer (s)", "aotgrad (s)", "ratio", "peer, peak (MB)", "aotgrad, peak (MB)")
     stage_headers = ("aotgrad, by stage (ms)", *COLUMNS)
@@ -294,7 +295,7 @@ def scaling_table(scales: Sequence[int], rounds: int) -> str:
         times.append(stages)
         total, memory = sum(stages.values()), peak_bytes(capture_ours, module, inputs) / MEGABYTE
         rows.append([str(counts[-1]), f"{total:.2f}", *(f"{stages[stage]:.2f}" for stage in COLUMNS), f"{memory:.0f}"])
-        print(" | ".join(rows[-1]), flush=True)
+        print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     slopes = [fitted_exponent(counts, [max(run[stage], 1e-6) for run in times]) for stage in COLUMNS]
     whole = fitted_exponent(counts, [sum(run.values()) for run in times])
     rows.append(["exponent", f"{whole:.2f}", *(f"{slope:.2f}" for slope in slopes), ""])
@@ -312,7 +313,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--scaling", action="store_true", help="how the time grows with the number of nodes")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="write where the time goes in place of measuring it")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables to a file, too")
     return parser.parse_args()
 
 
@@ -327,9 +327,7 @@ def main() -> None:
         blocks.append(model_tables(arguments.only, arguments.rounds))
     if arguments.scaling:
         blocks.append(scaling_table(SCALES, min(arguments.rounds, 3)))
-    print("\n", "\n\n".join(blocks), sep="")
-    if arguments.markdown:
-        arguments.markdown.write_text("\n\n".join(blocks) + "\n")
+    print("\n\n".join(blocks))
 
 
 if __name__ == "__main__":

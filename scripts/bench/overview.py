@@ -1,7 +1,7 @@
 """Measure aotgrad beside its peer, torch's own AOTAutograd, and print the numbers side by side.
 
     python scripts/bench/overview.py
-    python scripts/bench/overview.py --only overhead saved --markdown overview.md
+    python scripts/bench/overview.py --only overhead saved
 
 The peer is `functorch.compile.aot_function` and `aot_module` with pass-through compilers, and `torch.compile` with
 `aot_eager` and `inductor`. Both sides run the same public API on the same models in one process, in turns. Ratios are
@@ -12,7 +12,6 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import functorch.compile
 import torch
@@ -228,7 +227,6 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="the tables to make")
     parser.add_argument("--threads", type=int, default=1, help="one is the least noisy (default: %(default)s)")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables to a file, too")
     return parser.parse_args()
 
 
@@ -236,13 +234,9 @@ def main() -> None:
     aotgrad.config.cache = False  # first steps are measured as if nothing had been compiled before
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
-    blocks = [header()]
-    print(blocks[0])
+    print(header())
     for section in arguments.only:
-        blocks.append(SECTIONS[section]().markdown())
-        print(f"\n{blocks[-1]}", flush=True)
-    if arguments.markdown:
-        arguments.markdown.write_text("\n\n".join(blocks) + "\n")
+        print(f"\n{SECTIONS[section]().markdown()}", flush=True)
 
 
 if __name__ == "__main__":

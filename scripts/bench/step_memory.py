@@ -14,6 +14,7 @@ import torch
 from memory import peak_of
 from step_models import STEPS
 from tabulate import tabulate
+from timing import environment
 
 BACKENDS = {"peer": "aot_eager", "aotgrad": "aotgrad_eager"}
 
@@ -43,6 +44,7 @@ def main() -> None:
     torch.set_num_threads(1)
     headers = ["peak (MB)", "eager", "peer", "aotgrad", "peer / eager", "aotgrad / eager"]
     tablefmt = "github" if arguments.markdown else "simple"
+    print(f"{environment()}\n")
     print(tabulate(map(row, arguments.only), headers, tablefmt, disable_numparse=True, colalign=["left", *["right"] * 5]))
 
 

@@ -1,7 +1,7 @@
 """Measure the first training step of a fresh process, with nothing kept on disk and with what an earlier process kept.
 
     python scripts/bench/warm_start.py
-    python scripts/bench/warm_start.py --only MLP --rounds 3 --markdown warm_start.md
+    python scripts/bench/warm_start.py --only MLP --rounds 3
 
 The peer is torch's own AOTAutograd with its AOTAutogradCache and Inductor's FxGraphCache; with eager halves (`aot_eager`) it
 keeps nothing. Both sides run in processes of their own, in turns, with the same Dynamo in front. Reported are medians by the
@@ -10,10 +10,8 @@ first backward. The ratio is aotgrad over peer: below 1, aotgrad starts faster.
 """
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,6 +22,7 @@ from pathlib import Path
 import torch
 from models import workloads
 from tabulate import tabulate
+from timing import environment
 
 PEER = {"inductor": "inductor", "eager": "aot_eager"}
 OURS = {"inductor": "aotgrad", "eager": "aotgrad_eager"}
@@ -65,8 +64,8 @@ def in_a_process(backend: str, name: str, folder: Path) -> dict[str, float]:
     """`first_step` in a process of its own, whose caches are in `folder`."""
     caches = {"AOTGRAD_CACHE_DIR": str(folder / "aotgrad"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
     command = [sys.executable, __file__, "--child", backend, name]
-    environment = {**os.environ, **caches, "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    variables = {**os.environ, **caches, "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(command, env=variables, check=True, capture_output=True, text=True)
     return json.loads(found.stdout.splitlines()[-1])
 
 
@@ -100,20 +99,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=names, default=names)
     parser.add_argument("--halves", nargs="*", choices=list(PEER), default=list(PEER))
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--markdown", type=Path, metavar="FILE.md")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         print(json.dumps(first_step(*arguments.child)))
         return
+    torch.set_num_threads(1)
     table = [row for halves in arguments.halves for name in arguments.only for row in rows(halves, name, arguments.rounds)]
     headers = ["seconds", "step: peer", "aotgrad", "ratio", "below Dynamo: peer", "aotgrad", "ratio"]
     body = tabulate(table, headers, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, 1 thread"
-    text = f"{versions}, {datetime.date.today()}; medians of {arguments.rounds}; ratio = aotgrad / peer\n\n{body}\n"
-    print(text)
-    if arguments.markdown:
-        arguments.markdown.write_text(text)
+    print(f"{environment()}; medians of {arguments.rounds}; ratio = aotgrad / peer\n\n{body}")
 
 
 if __name__ == "__main__":
