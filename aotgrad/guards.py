@@ -16,6 +16,7 @@ are as they were. The check of all tensors is one C++ call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,34 +49,34 @@ class PlanGuards:
             if not self.dedupe.matches(tensors):
                 return False
             tensors = self.dedupe.enter(tensors)
-        return (
-            len(tensors) == self.tensors.count
-            and self.tensors.check(*tensors)
-            and self.global_state.check()
-            and (self.memory is None or self.memory(tensors))
-            and (not self.facts or all(FACTS[name](tensors[k]) == value for k, name, value in self.facts))
-            and (self.shapes is None or self.shapes(tensors))
-            and (self.values is None or self.values(tensors))
-        )
+        return len(tensors) == self.tensors.count and self.holds(tensors)
+
+    @functools.cached_property
+    def holds(self) -> Callable[[Sequence[torch.Tensor]], bool]:
+        """`check` for distinct tensors, as many as there were."""
+        return self.emitted(self.tensors.check, self.global_state.check)
 
     def plain_check(self, generation: int) -> Callable[[Sequence[Any]], bool] | None:
-        """`check` for as many values, tensors or not, that all stand for themselves, in one function that looks only at what
-        matters to this plan; `None` if it would be no faster.
+        """`check` for as many values, tensors or not, that all stand for themselves; `None` if it would be no faster.
 
         It is false where someone watches every op, and after passes were registered: `generation` is another one then.
         """
         if not self.dedupe.is_identity or self.tensors.native is None:
             return None
-        names: dict[str, Any] = {"tensors_hold": self.tensors.native, "state_holds": self.global_state.in_plain_calls()}
-        names |= {"generation": passes.generation, "memory": self.memory, "shapes": self.shapes}
-        conditions = ["tensors_hold(*tensors)", "state_holds()", f"generation() == {generation}"]
-        conditions += [f"{part}(tensors)" for part in ("memory", "shapes") if names[part] is not None]
+        return self.emitted(self.tensors.native, self.global_state.in_plain_calls(), f"generation() == {generation}")
+
+    def emitted(
+        self, tensors_hold: Callable[..., bool], state_holds: Callable[[], bool], *others: str
+    ) -> Callable[[Sequence[Any]], bool]:
+        """All conditions on distinct tensors in one function, which looks only at what matters to this plan."""
+        names: dict[str, Any] = {"tensors_hold": tensors_hold, "state_holds": state_holds, "generation": passes.generation}
+        conditions = ["tensors_hold(*tensors)", "state_holds()", *others]
         for number, (position, fact, value) in enumerate(self.facts):
             names |= {f"fact_{number}": FACTS[fact], f"value_{number}": value}
             conditions.append(f"fact_{number}(tensors[{position}]) == value_{number}")
-        if self.values is not None:
-            names["values"] = self.values
-            conditions.append("values(tensors)")
+        parts = {"memory": self.memory, "shapes": self.shapes, "values": self.values}
+        names |= parts
+        conditions += [f"{name}(tensors)" for name, part in parts.items() if part is not None]
         return eval(f"lambda tensors: {' and '.join(conditions)}", names)
 
     def why_not(self, tensors: Sequence[torch.Tensor]) -> str:
