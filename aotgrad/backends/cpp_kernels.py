@@ -85,7 +85,7 @@ def library_source(kernels: Sequence[CppKernel]) -> str:
     headers = dict.fromkeys(header for kernel in kernels for header in INCLUDE.findall(kernel.source))
     functions = "".join(f'{{"{name(k)}", AS_FUNCTION(call_{k}), METH_FASTCALL, nullptr}}, ' for k in range(len(kernels)))
     return "\n".join(
-        [*headers, *(body(k, kernel) for k, kernel in enumerate(kernels)), BINDINGS]
+        [*headers, FLATTENED, *(body(k, kernel) for k, kernel in enumerate(kernels)), BINDINGS]
         + [binding(k, kernel) for k, kernel in enumerate(kernels)]
         + [MODULE.replace("FUNCTIONS", functions)]
     )
@@ -98,7 +98,7 @@ def name(position: int) -> str:
 
 def body(position: int, kernel: CppKernel) -> str:
     """A kernel without its headers, in a namespace."""
-    function = DEFINITION.sub("void kernel(", INCLUDE.sub("", kernel.source))
+    function = DEFINITION.sub("FLATTENED void kernel(", INCLUDE.sub("", kernel.source))
     return f"namespace {name(position)} {{\n{function}\n}}"
 
 
@@ -113,6 +113,15 @@ def binding(position: int, kernel: CppKernel) -> str:
         "}"
     )
 
+
+FLATTENED = """
+#ifdef __GNUC__
+#define FLATTENED __attribute__((flatten))
+#else
+#define FLATTENED
+#endif
+"""
+"""A compiler inlines what is called once; with several kernels in a source, the functions of torch's vectors are not."""
 
 BINDINGS = """
 #define PY_SSIZE_T_CLEAN
