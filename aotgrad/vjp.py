@@ -22,7 +22,7 @@ from aotgrad import torch_compat
 from aotgrad.batching import CompiledBatches
 from aotgrad.capture import joins
 from aotgrad.capture.flatten import Arguments
-from aotgrad.errors import HigherOrderError
+from aotgrad.errors import HigherOrderError, UnsupportedOutputError
 from aotgrad.ir import (
     AliasOfIntermediate,
     BackwardSegment,
@@ -37,7 +37,7 @@ from aotgrad.joint.backward import differentiated_as_in_eager
 from aotgrad.joint.segments import CutBackward, Detour, ends_without_inputs, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph
-from aotgrad.plan_cache import CachedPlan, PlanCache, State
+from aotgrad.plan_cache import CachedPlan, NoPlan, PlanCache, State
 from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.slots import (
     Cut,
@@ -139,6 +139,7 @@ class CompiledVjp:
     cache: PlanCache
     batches: CompiledBatches
     prepared: dict[tuple, PreparedVjp] = field(default_factory=dict)
+    sparse: set[tuple] = field(default_factory=set)
 
     def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
         return self.batches(half, values)
@@ -162,13 +163,25 @@ class CompiledVjp:
         arguments = Arguments.of((*values, *map(detached, map(saved.__getitem__, prepared.saved))), {})
         state = prepared.state
         with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
-            runs_eagerly = self.cache.runs_eagerly(arguments.tensors)
-            plan = None if runs_eagerly else self.cache.plan_for(prepared.vjp, arguments, 0, state, prepared.known)
+            plan = self.plan_for(prepared, arguments)
             if isinstance(plan, CachedPlan):
                 call.check_unchanged(compiled_vjp(plan.executable).inputs_read)
                 return plan(state, arguments)
             call.check_unchanged(range(len(call.primals)))
             return prepared.vjp(*arguments.args) if plan is None else self.cache.run_eagerly(plan, state, arguments)
+
+    def plan_for(self, prepared: PreparedVjp, arguments: Arguments) -> CachedPlan | NoPlan | None:
+        """The plan of a vjp; `None` if it has to run as it is.
+
+        So it has where a gradient is sparse: a gradient of that may be asked for, and no plan returns such a tensor.
+        """
+        if prepared.vjp.key in self.sparse or self.cache.runs_eagerly(arguments.tensors):
+            return None
+        try:
+            return self.cache.plan_for(prepared.vjp, arguments, 0, prepared.state, prepared.known)
+        except UnsupportedOutputError:
+            self.sparse.add(prepared.vjp.key)
+            return None
 
     def prepare(
         self,

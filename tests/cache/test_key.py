@@ -194,6 +194,12 @@ def test_a_custom_operator(counted):
     assert counted() == BYPASS
 
 
+def test_a_graph_that_cannot_be_written_down(counted):
+    z = torch.complex(torch.ones(3), torch.ones(3)).requires_grad_()
+    torch.compile(lambda z: (z * z.conj()).real, backend="aotgrad_eager")(z).sum().backward()
+    assert counted() == {**BYPASS, "cache_misses": 1} and torch.equal(z.grad, 2 * z.detach())
+
+
 def test_a_pass_of_the_users_own(counted):
     start(joint_passes=[Nothing()])
     assert counted() == BYPASS
