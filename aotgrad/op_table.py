@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx as fx
@@ -215,6 +215,20 @@ SYMBOLIC_READS = frozenset(
 )
 
 
+class Statistics(NamedTuple):
+    """Where an op takes running statistics, where it returns new ones, and the argument that says whether it does."""
+
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    training: int | None
+
+
+STATISTICS = {
+    "aten._batch_norm_with_update_functional": Statistics((3, 4), (4, 5), None),
+    "aten._native_batch_norm_legit_functional": Statistics((3, 4), (3, 4), 5),
+}
+
+
 @functools.cache
 def op_name(target: Any) -> str:
     """The name without its overload: `aten.add` for `aten.add.Tensor`, `higher_order.cond` for `cond`."""
@@ -340,6 +354,29 @@ def is_fresh(target: Any) -> bool:
 def reads_size(target: Any) -> bool:
     """Whether the op reads a size, stride or offset off a tensor."""
     return op_name(target) in SYMBOLIC_READS
+
+
+def reads_value(node: fx.Node, argument: fx.Node) -> bool:
+    """Whether what is used of a node depends on the value of an argument, and not only on its size."""
+    if reads_size(node.target):
+        return False
+    if op_name(node.target) == "aten.clone":
+        return any(reads_value(user, node) for user in node.users)
+    return not is_running_statistic(node, argument) or any(map(is_new_statistic, node.users))
+
+
+def is_running_statistic(node: fx.Node, argument: fx.Node) -> bool:
+    """Whether a node is the batch norm of a training step, and the argument nothing but a statistic that it updates."""
+    statistics = STATISTICS.get(op_name(node.target))
+    if statistics is None or not (statistics.training is None or node.args[statistics.training]):
+        return False
+    return [k for k, value in enumerate(node.args) if value is argument] in [[k] for k in statistics.arguments]
+
+
+def is_new_statistic(node: fx.Node) -> bool:
+    """Whether a node takes an updated statistic from a batch norm."""
+    statistics = STATISTICS.get(op_name(node.args[0].target)) if is_getitem(node.target) else None
+    return statistics is not None and node.args[1] in statistics.results
 
 
 def is_opaque(target: Any) -> bool:

@@ -110,7 +110,7 @@ class Executable(Traced):
         """The inputs whose values the graph needs, or the guard of values."""
         placeholders = self.joint.module.graph.find_nodes(op="placeholder")
         guarded = () if (guard := self.value_guard) is None else guard.inputs
-        read = (any(not op_table.reads_size(user.target) for user in node.users) for node in placeholders)
+        read = (any(op_table.reads_value(user, node) for user in node.users) for node in placeholders)
         return tuple(index for index, is_read in enumerate(read) if is_read or index in guarded)
 
 

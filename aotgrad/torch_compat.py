@@ -374,6 +374,17 @@ def edges_of_running_node() -> tuple[Any, ...]:
     return tuple(function for function, _ in torch._C._current_autograd_node().next_functions)
 
 
+def hidden_from_dynamo(function: Callable) -> Callable:
+    """A function whose frames, and all that are below them, Dynamo leaves alone: it never compiles a part of them.
+
+    It would if somebody calls `autograd.grad` where `torch.compile` has broken a graph. To say so costs a call nothing.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
+
+
 def applied(function: type[torch.autograd.Function]) -> Callable:
     """`function.apply` for calls outside of `torch.func` transforms: it does not look whether one is open."""
     return super(torch.autograd.Function, function).apply

@@ -432,6 +432,7 @@ class Transformed(torch.autograd.Function):
         ctx.mark_non_differentiable(*(tensor for tensor, is_differentiable in pairs if not is_differentiable))
 
     @staticmethod
+    @torch_compat.hidden_from_dynamo
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
         invocation, (primals, are_changed) = ctx.invocation, saved_by(ctx)
         wanted = tuple(k for k, needed in enumerate(ctx.needs_input_grad[1:]) if needed)

@@ -11,14 +11,16 @@ Known limits: an input whose old value is needed but was changed by the call rai
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
+import torch.fx as fx
 from torch.autograd.graph import GradientEdge
 
-from aotgrad import torch_compat
+from aotgrad import op_table, torch_compat
 from aotgrad.batching import CompiledBatches
 from aotgrad.capture import joins
 from aotgrad.capture.flatten import Arguments
@@ -126,6 +128,19 @@ class CapturedFunction:
         inputs = tuple(range(len(self.capture.inputs)))
         return KnownValues(self.joint, inputs, dict(enumerate(names, position)), self.known)
 
+    @functools.cached_property
+    def needed_old_values(self) -> list[int]:
+        """The inputs that the function changed, and whose value before that is needed for more than the new one."""
+        graph = self.joint.module.graph
+        placeholders, (output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
+        results = list(zip(self.joint.signature.outputs, output.args[0], strict=True))
+
+        def is_needed(index: int) -> bool:
+            others = {node for slot, node in results if slot != UpdatedInput(index)}
+            return not others.isdisjoint(computed_from(placeholders[index]))
+
+        return [index for index in self.mutated_inputs if is_needed(index)]
+
     @property
     def mutated_inputs(self) -> list[int]:
         return [index for index, info in enumerate(self.meta.inputs) if info is not None and info.mutation.data]
@@ -167,6 +182,8 @@ class CompiledVjp:
             if isinstance(plan, CachedPlan):
                 call.check_unchanged(compiled_vjp(plan.executable).inputs_read)
                 return plan(state, arguments)
+            for index in self.function.needed_old_values:
+                self.function.reject_old_value(index)
             call.check_unchanged(range(len(call.primals)))
             return prepared.vjp(*arguments.args) if plan is None else self.cache.run_eagerly(plan, state, arguments)
 
@@ -268,7 +285,7 @@ class VectorJacobianProduct:
         primals, others = list(arguments[:count]), arguments[count:]
         tangents, results = others[: len(self.defined)], others[len(self.defined) :]
         if not torch_compat.any_functional(primals):
-            primals = [primal.view_as(primal) if isinstance(primal, torch.Tensor) else primal for primal in primals]
+            primals = [torch.ops.aten.alias(primal) if isinstance(primal, torch.Tensor) else primal for primal in primals]
         with torch.enable_grad():
             inputs = self.protected(primals)
             with joins.collected() as joined:
@@ -282,8 +299,12 @@ class VectorJacobianProduct:
                 return self.gradients(live, inputs, tangents, joins.positions(joined, inputs))
 
     def protected(self, primals: Sequence[Any]) -> list[Any]:
-        """Clones of the inputs that the function changes, if only in their size: it has changed them once already."""
-        changed = {index for index, info in enumerate(self.function.meta.inputs) if info is not None and info.version_bumps}
+        """Clones of the inputs that the function changes, if only in their size: it has changed them once already.
+
+        A batch norm changes its running statistics without telling their version counters.
+        """
+        infos = enumerate(self.function.meta.inputs)
+        changed = {k for k, info in infos if info is not None and (info.version_bumps or info.mutation.data)}
         return [primal.clone() if index in changed else primal for index, primal in enumerate(primals)]
 
     def root(self, slot: ForwardResult | ReturnedView, outputs: Sequence[Any]) -> torch.Tensor:
@@ -315,6 +336,18 @@ class VectorJacobianProduct:
             found = gradients_of_segments(self.function, live, inputs, slots, tangents, joined)
             found = {replace(gradient, segment=None): value for gradient, value in found.items()} if is_one else found
         return [found.get(gradient) if gradient in wanted else None for gradient in segment.gradients]
+
+
+def computed_from(node: fx.Node) -> set[fx.Node]:
+    """A node, and what depends on its value, but for new running statistics."""
+    found, left = {node}, [node]
+    while left:
+        argument = left.pop()
+        users = {user for user in argument.users if not op_table.reads_size(user.target)}
+        users = {user for user in users - found if not op_table.is_running_statistic(user, argument)}
+        left += users
+        found |= users
+    return found
 
 
 def is_view(value: Any) -> bool:

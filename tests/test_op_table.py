@@ -88,6 +88,29 @@ def test_numbers_read_from_data_are_not_symbolic_arithmetic():
     assert op_table.is_symbolic(operator.mul) and op_table.is_symbolic(aten.sym_size.int)
 
 
+def test_values_that_are_read():
+    graph = torch.fx.Graph()
+    x, mean, var = (graph.placeholder(name) for name in ("x", "mean", "var"))
+    norm = graph.call_function(aten._native_batch_norm_legit_functional.default, (x, None, None, mean, var, True, 0.1, 1e-5))
+    size = graph.call_function(aten.sym_size.int, (x, 0))
+    assert [op_table.reads_value(node, x) for node in (norm, size)] == [True, False]
+    assert not op_table.reads_value(norm, mean) and op_table.is_running_statistic(norm, var)
+    updated = [graph.call_function(operator.getitem, (norm, k)) for k in (0, 3)]
+    assert op_table.reads_value(norm, mean) and list(map(op_table.is_new_statistic, updated)) == [False, True]
+    evaluated = graph.call_function(norm.target, (x, None, None, mean, var, False, 0.1, 1e-5))
+    assert op_table.reads_value(evaluated, mean)
+
+
+@pytest.mark.parametrize("name", op_table.STATISTICS)
+def test_where_running_statistics_stand(name):
+    namespace, op = name.split(".")
+    statistics, schema = op_table.STATISTICS[name], getattr(getattr(torch.ops, namespace), op).default._schema
+    names = [argument.name for argument in schema.arguments]
+    assert [names[k] for k in statistics.arguments] == ["running_mean", "running_var"]
+    assert [schema.returns[k].name for k in statistics.results] == ["running_mean_out", "running_var_out"] or "legit" in op
+    assert statistics.training is None or names[statistics.training] == "training"
+
+
 def test_names():
     assert op_table.op_name(aten.add.Tensor) == "aten.add"
     assert op_table.short_name(aten.add.Tensor) == "add"

@@ -1925,6 +1925,27 @@ def test_what_autocast_keeps():
             assert (casts[0] is casts[1]) is is_kept
 
 
+def test_frames_that_dynamo_leaves_alone():
+    """A hook is called where Dynamo is active; `autograd.grad` is no part of a graph."""
+
+    def compiled_graphs(hook):
+        graphs = []
+        x = torch.zeros(2, requires_grad=True)
+        x.register_hook(hook)
+        torch._dynamo.reset()
+        outer = torch.compile(lambda: torch.autograd.grad(x.sum(), x), backend=lambda g, _: graphs.append(g) or g.forward)
+        assert torch.equal(outer()[0], torch.ones(2).sin() * 2)
+        return "".join(graph.code for graph in graphs)
+
+    def seen(gradient):
+        return gradient.sin() * 2
+
+    def hidden(gradient):
+        return seen(gradient)
+
+    assert "sin" in compiled_graphs(seen) and "sin" not in compiled_graphs(compat.hidden_from_dynamo(hidden))
+
+
 def test_devices_that_may_draw():
     assert compat.device_types_that_draw() == (("cuda",) if torch.cuda.is_initialized() else ())
 

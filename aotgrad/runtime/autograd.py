@@ -302,6 +302,7 @@ class Segment(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @torch_compat.hidden_from_dynamo
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         plan: Backward = ctx.plan
         layouts = ctx.layouts or plan.layouts

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
 from aotgrad.observe import recorded
@@ -494,3 +495,88 @@ def test_a_gradient_taken_inside_the_region() -> None:
     under_test = aotgrad.aot_function(energy_and_force, aotgrad.nop)
     for actual, wanted in zip(run(under_test), run(energy_and_force), strict=True):
         torch.testing.assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize("backend", ["nop", "eager", "dynamo"])
+def test_derivatives_of_a_sparse_gradient(backend: str) -> None:
+    index = torch.tensor([0, 2, 2])
+
+    def cubes(w):
+        return F.embedding(index, w, sparse=True).pow(3)
+
+    def run(function):
+        (w,) = doubles((4, 2))
+        (first,) = torch.autograd.grad(function(w).sum(), w, create_graph=True)
+        (second,) = torch.autograd.grad(first.to_dense().pow(2).sum(), w)
+        return first, second
+
+    under_test = compiled(cubes, backend)
+    for _ in range(2):
+        for actual, wanted in zip(run(under_test), run(cubes), strict=True):
+            assert actual.layout is wanted.layout is torch.sparse_coo and actual.requires_grad == wanted.requires_grad
+            assert torch.equal(actual.to_dense(), wanted.to_dense())
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_old_value_is_needed_under_a_mode_too() -> None:
+    """There a derivative runs op by op: it would take the new value for the old one."""
+
+    def function(x, factor, count, mean, var):
+        factor.mul_(2)
+        count.add_(1)
+        return F.batch_norm(x * x * factor, mean, var, training=True)
+
+    def run(function):
+        (x,) = doubles((3, 2))
+        statistics = [torch.zeros(2).double(), torch.ones(2).double()]
+        y = function(x, torch.full((2,), 3.0).double(), torch.tensor(0), *statistics)
+        with Watching():
+            return torch.autograd.grad(y.square().sum(), x, create_graph=True)[0]
+
+    with pytest.raises(aotgrad.errors.HigherOrderError, match="input 1 had before"):
+        run(aotgrad.aot_function(function, aotgrad.nop))
+
+    def only_statistics(x, factor, count, mean, var):
+        count.add_(1)
+        return F.batch_norm(x * x * factor, mean, var, training=True)
+
+    torch.testing.assert_close(run(aotgrad.aot_function(only_statistics, aotgrad.nop)), run(only_statistics))
+
+
+@pytest.mark.parametrize("backend", ["nop", "dynamo", "inductor"])
+def test_a_batch_norm_whose_result_is_computed_again(backend: str) -> None:
+    """Its new running statistics are no obstacle: the result of a training step does not depend on them."""
+
+    def function(x, weight, mean, var):
+        return F.batch_norm(x, mean, var, weight, training=True).pow(2)
+
+    def run(function):
+        x, weight = doubles((4, 3), (3,))
+        statistics = torch.zeros(3).double(), torch.ones(3).double()
+        y = function(x, weight, *statistics)
+        (first,) = torch.autograd.grad(y.sum(), weight, create_graph=True)
+        return first, *torch.autograd.grad(first.sum(), x), *statistics
+
+    for actual, wanted in zip(run(compiled(function, backend)), run(function), strict=True):
+        torch.testing.assert_close(actual, wanted)
+
+
+def test_a_gradient_taken_where_dynamo_has_broken_the_graph() -> None:
+    """Dynamo is active there; it must not compile parts of the backward that it meets."""
+
+    def function(x):
+        with torch.enable_grad():
+            (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        return first * x
+
+    def run(function):
+        (x,) = doubles((3,))
+        function(x).sum().backward()
+        return x.grad
+
+    torch._dynamo.reset()
+    assert torch.equal(run(torch.compile(function, backend="aotgrad_eager")), run(function))
