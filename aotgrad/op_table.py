@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx as fx
 
+from aotgrad import torch_compat
+
 VIEWS_WITHOUT_ALIAS_IN_SCHEMA = frozenset(
     {
         "aten._unsafe_view",  # shares memory, but its schema hides that from functionalization
@@ -262,9 +264,13 @@ def is_random(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
-@functools.cache
 def has_effect(target: Any) -> bool:
     """Whether running the op does more than compute its result, so it runs once, where it was."""
+    return _has_known_effect(target) or torch_compat.has_registered_effect(target)
+
+
+@functools.cache
+def _has_known_effect(target: Any) -> bool:
     if not callable(target) or is_getitem(target):
         return False
     if op_name(target) in EFFECTS:

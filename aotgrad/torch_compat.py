@@ -1919,6 +1919,16 @@ def as_inference(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor)
 
 
+def has_registered_effect(target: Any) -> bool:
+    """Whether somebody has registered an effect of a custom op, which may happen at any time."""
+    from torch._higher_order_ops.effects import has_effects
+
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in BUILT_IN_NAMESPACES and has_effects(target)
+
+
+BUILT_IN_NAMESPACES = frozenset({"aten", "prims", "prim"})
+
+
 def is_effect_wrapper(target: Any) -> bool:
     return target is torch.ops.higher_order.with_effects
 

@@ -20,6 +20,8 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch import nn
 from torch._decomp import core_aten_decompositions
+from torch._higher_order_ops.effects import _EffectType as EffectType
+from torch._higher_order_ops.effects import _register_effectful_op
 from torch._inductor.utils import fresh_cache
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -703,6 +705,17 @@ def test_insert_deferred_checks():
     before = len(module.graph.nodes)
     compat.insert_deferred_checks(module)  # a trace of somebody else's
     assert len(module.graph.nodes) == before
+
+
+def test_has_registered_effect():
+    library = torch.library.Library("aotgrad_compat", "FRAGMENT")
+    library.define("loud(Tensor x) -> Tensor")
+    op = torch.ops.aotgrad_compat.loud.default
+    assert not compat.has_registered_effect(op)
+    handle = _register_effectful_op("aotgrad_compat::loud", EffectType.ORDERED)
+    assert compat.has_registered_effect(op)
+    handle.destroy()
+    assert not any(map(compat.has_registered_effect, (op, torch.ops.aten.sin.default, torch.sin)))
 
 
 def test_symbolic_inputs():
