@@ -2,6 +2,7 @@
 
     python scripts/bench/overhead.py
     python scripts/bench/overhead.py --only "3 tensors" --markdown
+    python scripts/bench/overhead.py --parts            where the time of a call without gradients goes
 
 Overhead is the time of the compiled call less that of its graph callables alone, on the inputs that they had in that call.
 All sides get the same pass-through compiler. *floor* is a hand-written `torch.autograd.Function` around the same callables
@@ -20,7 +21,7 @@ from typing import Any
 import functorch.compile
 import torch
 from tabulate import tabulate
-from timing import environment, median_seconds
+from timing import environment, least_seconds, median_seconds
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
@@ -224,12 +225,50 @@ def measure(case: Case, frontend: str, rounds: int) -> Overheads:
     return Overheads(**{side: 1e6 * (seconds[side] - alone) for side, alone in graphs.items()})
 
 
+def parts() -> dict[str, Callable[[], object]]:
+    """The parts of a call through `aot_function` without gradients, each by itself."""
+    inputs, function = (
+        [torch.randn(4, 4, requires_grad=True) for _ in range(3)],
+        aotgrad.aot_function(three_tensors, aotgrad.nop),
+    )
+    function(*inputs)
+    (plan,), ((usual,),) = function.plans(), function.plan_cache.plain.values()
+    conditions, generated = usual.admits.__globals__, plan.executable.call.__globals__
+    forward, graph = plan.executable.compiled.forward, plan.executable.partition.forward.module.forward
+    return {
+        "nothing": list,
+        "the whole call": lambda: function(*inputs),
+        "the conditions of its plan": lambda: usual.admits(inputs),
+        "of these, the arguments: one call of C++": lambda: conditions["tensors_hold"](*inputs),
+        "of these, the global state: torch's guard and eight flags": lambda: conditions["state_holds"](),
+        "the guard below autograd": lambda: enter_and_leave(generated["below_autograd"], generated["reuse"]),
+        "the same, made anew for each call": lambda: enter_and_leave(torch._C._AutoDispatchBelowADInplaceOrView, bool),
+        "the compiled graph": lambda: forward(list(inputs)),
+        "of this, the graph's own code": lambda: graph(*inputs),
+    }
+
+
+def enter_and_leave(make: Callable[[], AbstractContextManager], leave: Callable[[Any], object]) -> None:
+    guard = make()
+    with guard:
+        pass
+    leave(guard)
+
+
+def table_of_parts() -> str:
+    with torch.no_grad():
+        seconds = least_seconds(parts())
+    rows = [[name, f"{1e6 * (time - seconds['nothing']):.2f}"] for name, time in seconds.items() if name != "nothing"]
+    return tabulate(rows, ["3 tensors, no_grad", "us"], "github", disable_numparse=True, colalign=["left", "right"])
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="the cases in whose name one of these is")
     parser.add_argument("--frontends", nargs="+", choices=FRONTENDS, default=list(FRONTENDS))
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples per candidate (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    parser.add_argument("--parts", action="store_true", help="the parts of a call without gradients, and nothing else")
     parser.add_argument("--markdown", action="store_true", help="print a table for a document")
     return parser.parse_args()
 
@@ -237,6 +276,9 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
+    if arguments.parts:
+        print(f"{environment()}; the least of many samples\n\n{table_of_parts()}")
+        return
     print(f"{environment()}; us a call; ratio = aotgrad / peer\n")
     chosen = [case for case in cases() if not arguments.only or any(text in case.name for text in arguments.only)]
     headers = ["", "floor", "peer", "aotgrad", "ratio", "above the floor", "ratio above it"]
