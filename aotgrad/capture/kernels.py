@@ -9,7 +9,8 @@ argument it does not see in another one that shares the memory, and of two resul
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 import torch.fx as fx
@@ -38,10 +39,11 @@ def reject_kernels_in_shared_memory(graph: fx.Graph) -> None:
 
 def reject_shared_arguments(call: fx.Node) -> None:
     """See `reject_kernels_in_shared_memory`."""
-    written, arguments = call.kwargs["tensors_to_clone"], call.kwargs["kwargs"]
-    tensors = {name: value.meta["val"] for name, value in arguments.items() if is_tensor(value)}
+    arguments: Mapping[str, Any] = dict(call.kwargs)
+    written = frozenset(arguments["tensors_to_clone"])
+    tensors = {name: value.meta["val"] for name, value in arguments["kwargs"].items() if is_tensor(value)}
     for (name, tensor), (other, second) in itertools.combinations(tensors.items(), 2):
-        if are_torn_apart(tensor, second, {name, other} & set(written)):
+        if are_torn_apart(tensor, second, {name, other} & written):
             line = printed_line(call.meta.get("stack_trace", ""))
             raise CaptureError(
                 f"a Triton kernel gets {name!r} and {other!r}, which share memory, and changes it, at {line}. "
