@@ -110,6 +110,8 @@ CHEAP_WITHOUT_POINTWISE_TAG = frozenset(
     }
 )
 
+DRAWN_FROM_SEED = frozenset({"prims.inductor_randint", "prims.inductor_random"})
+
 EXPENSIVE_DESPITE_POINTWISE_TAG: frozenset[str] = frozenset(
     {
         "aten.special_zeta",  # an iteration to convergence in each element
@@ -388,6 +390,11 @@ def is_new_statistic(node: fx.Node) -> bool:
 def is_opaque(target: Any) -> bool:
     """Whether the op runs a graph of its own, about which nothing is known here."""
     return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def is_drawn_from_seed(target: Any) -> bool:
+    """Whether the op draws random numbers from a seed that is an argument, which Inductor always writes to memory."""
+    return op_name(target) in DRAWN_FROM_SEED
 
 
 def is_getitem(target: Any) -> bool:

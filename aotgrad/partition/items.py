@@ -200,7 +200,7 @@ def _kind(node: fx.Node) -> Kind:
     if op_table.is_reduction(node.target):
         return Kind.REDUCTION
     fused = op_table.is_cheap(node.target) or op_table.is_random(node.target) or op_table.reads_indirectly(node.target)
-    return Kind.POINTWISE if fused else Kind.ALONE
+    return Kind.POINTWISE if fused and not op_table.is_drawn_from_seed(node.target) else Kind.ALONE
 
 
 def _tensors_read(analysis: JointAnalysis, node: fx.Node) -> Iterable[fx.Node]:

@@ -15,7 +15,7 @@ code being generated:
                   the fewest bytes with which ours moves no more than the peer's plan, over what that keeps. Between the
                   plans of ours that were counted (those with the peer's bytes at all budgets, the fastest and the smallest)
                   the traffic is taken for linear in the bytes kept. Where ours never moves as little, the bytes of the
-                  fastest plan count.
+                  fastest plan count. Left out where the peer keeps less than a hundredth of its most.
 
 A model takes minutes. With `--rows` each counted budget is kept in that folder, and one that is there is not counted again:
 remove the folder when the partitioner has changed.
@@ -182,8 +182,10 @@ def bytes_at(moved: int, plans: list[Counted]) -> float:
     return by_size[-1].kept
 
 
-def bytes_ratio(row: Row, rows: list[Row]) -> float:
+def bytes_ratio(row: Row, rows: list[Row]) -> float | None:
     of_model = [each for each in rows if each.model == row.model]
+    if 100 * row.peer.kept < max(each.peer.kept for each in of_model):
+        return None
     plans = [row.fastest, row.smallest, *(each.same_bytes for each in of_model)]
     return bytes_at(row.peer.traffic, plans) / row.peer.kept
 
@@ -224,7 +226,7 @@ def overheads(row: Row, rows: list[Row]) -> tuple[float, float]:
 
 
 def mean_of_bytes(of_budget: list[Row], rows: list[Row]) -> str:
-    ratios = [bytes_ratio(row, rows) for row in of_budget if row.peer.kept]
+    ratios = [ratio for row in of_budget if (ratio := bytes_ratio(row, rows)) is not None]
     return f"{geometric_mean(ratios):.3f}" if len(ratios) == len(of_budget) else ""
 
 
@@ -235,13 +237,14 @@ def details(rows: list[Row]) -> str:
 
 
 def detail(row: Row, rows: list[Row]) -> list[str]:
+    ratio = bytes_ratio(row, rows)
     plans = (row.peer, row.same_bytes, row.same_peak, row.anew)
     return [
         row.model,
         f"{row.budget}",
         *(f"{plan.kept / MEGABYTE:.0f}" for plan in plans[:2] if plan),
         *(f"{plan.traffic / GIGABYTE:.2f}" if plan else "" for plan in plans),
-        f"{bytes_ratio(row, rows):.3f}" if row.peer.kept else "",
+        "" if ratio is None else f"{ratio:.3f}",
     ]
 
 

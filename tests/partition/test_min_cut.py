@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._inductor import inductor_prims
 
 from aotgrad.errors import PartitionError
 from aotgrad.ir import Partition
@@ -53,6 +54,19 @@ def test_one_value_is_held_instead_of_two():
 def test_a_mask_is_saved_in_place_of_what_it_was_made_from():
     mask = hand_made(lambda x, t: ([x.sum(0)], [t * (x.cumsum(0) > 0)]), [torch.randn(8, 8)], [torch.ones(8)])
     assert saved_names(cut(mask)) == ["gt"] and cut(mask).saved_bytes == 64
+
+
+def test_a_mask_is_saved_since_inductor_writes_what_it_draws():
+    """Numbers that are drawn from a seed take memory of their own, more of it than the mask that is made of them."""
+
+    def function(x, seeds, tangent):
+        seed = inductor_prims.lookup_seed(seeds, 0)
+        mask = inductor_prims.random([64, 64], seed, "rand") > 0.5
+        return [(x * mask).sum(0)], [tangent * mask, None]
+
+    joint = hand_made(function, [torch.randn(64, 64), torch.ones(1, dtype=torch.int64)], [torch.ones(64)])
+    halves = partition(joint, min_cut_rematerialization_partition, Objective(memory_budget=1 << 30))
+    assert saved_names(halves) == ["gt"]
 
 
 def test_what_the_forward_writes_anyway_is_saved():
