@@ -127,9 +127,7 @@ class Judge:
 
     @functools.cached_property
     def items(self) -> Items:
-        return self._items(Objective(fuses=False, flops_per_byte=FLOPS_PER_BYTE))
-
-    def _items(self, objective: Objective) -> Items:
+        objective = Objective(fuses=False, flops_per_byte=FLOPS_PER_BYTE)
         return Costed.of(self.analysis, cost_model(self.analysis, objective)).items(FREE_HAND)
 
     @functools.cached_property
@@ -138,7 +136,7 @@ class Judge:
 
     @functools.cached_property
     def lowest_peak(self) -> int:
-        return min(front.lowest().peak for front in (self.peak_front, peak_frontier(self._items(self.objective))))
+        return self.peak_front.lowest().peak
 
     @functools.cached_property
     def peak_front(self) -> PeakFrontier:
