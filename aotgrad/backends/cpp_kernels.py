@@ -84,8 +84,9 @@ def library_source(kernels: Sequence[CppKernel]) -> str:
     """The source of a library of kernels that can share one."""
     headers = dict.fromkeys(header for kernel in kernels for header in INCLUDE.findall(kernel.source))
     functions = "".join(f'{{"{name(k)}", AS_FUNCTION(call_{k}), METH_FASTCALL, nullptr}}, ' for k in range(len(kernels)))
+    flattened = FLATTENED if len(kernels) > 1 else "#define FLATTENED"
     return "\n".join(
-        [*headers, FLATTENED, *(body(k, kernel) for k, kernel in enumerate(kernels)), BINDINGS]
+        [*headers, flattened, *(body(k, kernel) for k, kernel in enumerate(kernels)), BINDINGS]
         + [binding(k, kernel) for k, kernel in enumerate(kernels)]
         + [MODULE.replace("FUNCTIONS", functions)]
     )
@@ -121,7 +122,7 @@ FLATTENED = """
 #define FLATTENED
 #endif
 """
-"""A compiler inlines what is called once; with several kernels in a source, the functions of torch's vectors are not."""
+"""A compiler inlines what is called once; with several kernels in a source, functions of torch's vectors no longer are."""
 
 BINDINGS = """
 #define PY_SSIZE_T_CLEAN
