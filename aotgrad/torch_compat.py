@@ -920,10 +920,34 @@ def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any], kw
             raise RuntimeError("writing through an expanded tensor" if op in WRITES_TO_EXPANDED else SEVERAL_IN_ONE_PLACE)
         if op is torch.ops.aten.normal_.default and value.is_cpu and not is_symbolic(value) and not is_dense(value):
             raise RuntimeError("normal_ of a tensor with gaps")
-        if (torch.Tag.pointwise in op.tags or op is torch.ops.aten.copy_.default) and not is_symbolic(value):
-            for other in args:
-                if isinstance(other, torch.Tensor) and not is_symbolic(other) and partly_overlap(value, other):
-                    raise RuntimeError(PARTIAL_OVERLAP)
+        refuse_overlapping_operands(op, value, args)
+
+
+def refuse_overlapping_operands(op: torch._ops.OpOverload, written: torch.Tensor, args: Sequence[Any]) -> None:
+    """Raise eager's error for an operand that shares memory with the tensor written to."""
+    if torch.Tag.pointwise in op.tags or op is torch.ops.aten.copy_.default:
+        collides = partly_overlap
+    elif op in NEVER_FROM_ITSELF:
+        collides = share_elements
+    else:
+        return
+    operands = [
+        other for other in pytree.tree_leaves(args[1:]) if isinstance(other, torch.Tensor) and not is_symbolic(other)
+    ]
+    if not is_symbolic(written) and any(collides(written, other) for other in operands):
+        raise RuntimeError(OVERLAPPING)
+
+
+NEVER_FROM_ITSELF = frozenset(
+    overload
+    for name in (
+        *("index_put_", "_index_put_impl_", "index_add_", "index_copy_", "index_reduce_"),
+        *("scatter_", "scatter_add_", "scatter_reduce_", "put_", "addr_"),
+    )
+    for packet in [getattr(torch.ops.aten, name)]
+    for overload in map(packet.__getattr__, packet.overloads())
+)
+"""In-place ops that refuse an operand with any of the memory that they write to; pointwise ones take the same tensor."""
 
 
 PROMOTING = frozenset(
@@ -993,7 +1017,7 @@ def is_expanded(tensor: torch.Tensor) -> bool:
     return 0 in steps and 0 not in sizes and any(step == 0 and size > 1 for size, step in zip(sizes, steps, strict=True))
 
 
-PARTIAL_OVERLAP = (
+OVERLAPPING = (
     "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
     "Please clone() the tensor before performing the operation."
 )
@@ -1002,14 +1026,16 @@ PARTIAL_OVERLAP = (
 
 def partly_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two dense tensors share memory, but not element by element: what eager refuses in a pointwise write."""
+    return share_elements(one, other) and (byte_range(one) != byte_range(other) or one.stride() != other.stride())
+
+
+def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two dense tensors have elements in common."""
     if storage_key(one) != storage_key(other) or 0 in (one.numel(), other.numel()):
         return False
     if not (is_dense(one) and is_dense(other)):
         return False
-    start, end = byte_range(one)
-    other_start, other_end = byte_range(other)
-    if (start, end) == (other_start, other_end):
-        return one.stride() != other.stride()
+    (start, end), (other_start, other_end) = byte_range(one), byte_range(other)
     return start < other_end and other_start < end
 
 
@@ -1772,6 +1798,8 @@ def _functional_view(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], k
     source = args[0]
     if type(source) is not FunctionalTensor:
         return NotImplemented
+    if op is torch.ops.aten.view.default:
+        refuse_view_across_gaps(source, args[1])
     _settle(mode, source)
     functionalize = torch._C.DispatchKey.Functionalize
     included = torch._C._dispatch_tls_local_include_set() | torch._C.DispatchKeySet(functionalize)
@@ -1786,6 +1814,16 @@ def _functional_view(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], k
     if isinstance(views, torch.Tensor):
         return _with_storage_of(source, FunctionalTensor(views, mode), op)
     return type(views)(_with_storage_of(source, FunctionalTensor(view, mode), op) for view in views)
+
+
+def refuse_view_across_gaps(tensor: torch.Tensor, size: Sequence[Any]) -> None:
+    """Raise eager's error for a tensor that cannot be viewed so, also where a write has laid its value out without gaps."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    if is_symbolic(tensor) or tensor.is_contiguous() or any(isinstance(number, torch.SymInt) for number in size):
+        return
+    with _disable_current_modes():
+        torch.empty_strided(tensor.size(), tensor.stride(), device="meta").view(size)
 
 
 def _with_storage_of(source: torch.Tensor, view: torch.Tensor, op: Any) -> torch.Tensor:

@@ -120,8 +120,8 @@ def has_history(root: torch.Tensor) -> bool:
 
 
 def has_two_histories(written: torch.Tensor) -> bool:
-    """Whether a tensor gets another history by a write that autograd does not see, as a view does."""
-    return torch_compat.is_differentiable_view(written)
+    """Whether a tensor gets another history by a write that autograd does not see: a view of what requires grad does."""
+    return written._base is not None and written._base.requires_grad
 
 
 def layout_of(tensor: torch.Tensor) -> ByteLayout:
@@ -148,7 +148,8 @@ def make_family(args: Sequence[Any], members: Sequence[int]) -> Family:
     own_root = next((index for index in members if args[index]._base is None), None)
     root = members[0] if own_root is None else own_root
     requires_grad = any(args[index].requires_grad for index in members)
-    return Family(tuple(members), root, own_root is None and (len(members) > 1 or requires_grad), requires_grad)
+    through_base = own_root is None and (len(members) > 1 or has_two_histories(args[root]))
+    return Family(tuple(members), root, through_base, requires_grad)
 
 
 def make_group(args: Sequence[Any], members: Sequence[int]) -> Group:

@@ -161,7 +161,6 @@ FRESH = (
     "{0}.new_ones(2)",
     "torch.complex({0}, {0})",
     "{0}.max(0).values",
-    "{0}.prod()",
     "{0}.sort(0).values",
     "{0}.flip(0)",
     "{0}.roll(1, 0)",

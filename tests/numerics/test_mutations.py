@@ -438,6 +438,59 @@ def test_a_write_through_a_view_does_not_round(view, of: str, dynamic: bool) -> 
     assert all(map(torch.equal, found, results(function)))
 
 
+FIRST = torch.tensor([0])
+REFUSED_IN_EAGER = {
+    "index_put_": lambda x: x.index_put_((FIRST,), x[:1]),
+    "setitem": lambda x: x.__setitem__(FIRST, x[:1]),
+    "index_add_": lambda x: x.index_add_(0, FIRST, x[:1]),
+    "index_copy_": lambda x: x.index_copy_(0, FIRST, x.detach()[:1]),
+    "scatter_": lambda x: x.scatter_(0, torch.zeros(1, 2, dtype=torch.int64), x),
+    "put_": lambda x: x.put_(torch.tensor([0, 1]), x.view(-1)[:2]),
+    "overlapping pieces": lambda x: x.view(-1)[1:].mul_(x.view(-1)[:-1]),
+}
+ALLOWED_IN_EAGER = {
+    "the same place": lambda x: x.mul_(x.view_as(x)),
+    "beside it": lambda x: x[:1].copy_(x[1:]),
+    "a copy": lambda x: x.index_add_(0, FIRST, x[:1].clone()),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_IN_EAGER)
+def test_a_write_from_the_memory_that_it_writes_to(name) -> None:
+    for called in (
+        REFUSED_IN_EAGER[name],
+        aotgrad.aot_function(lambda x: (REFUSED_IN_EAGER[name](x), x * 1)[1], aotgrad.nop),
+    ):
+        with pytest.raises(
+            RuntimeError, match="some elements of the input tensor and the written-to tensor refer to a single"
+        ):
+            called(torch.arange(4.0).view(2, 2))
+
+
+@pytest.mark.parametrize("name", ALLOWED_IN_EAGER)
+def test_a_write_from_elsewhere_in_the_same_tensor(name) -> None:
+    x, y = torch.arange(4.0).view(2, 2), torch.arange(4.0).view(2, 2)
+    ALLOWED_IN_EAGER[name](x)
+    aotgrad.aot_function(lambda x: (ALLOWED_IN_EAGER[name](x), x * 1)[1], aotgrad.nop)(y)
+    assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("dynamic", [False, None])
+def test_a_written_tensor_with_gaps_is_viewed_as_in_eager(dynamic) -> None:
+    """Its new value has no gaps in the graph; `view(-1)` gave that, where eager says that there is no such view."""
+
+    def f(x):
+        x.mul_(2)
+        return x.view(-1)
+
+    compiled = aotgrad.aot_function(f, aotgrad.nop, dynamic=dynamic)
+    for called in (f, compiled):
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            called(torch.ones(2, 4)[:, :2])
+    assert torch.equal(compiled(torch.ones(2, 4)[:1]), torch.full((4,), 2.0))
+    assert aotgrad.aot_function(lambda x: x.mul_(2).reshape(-1), aotgrad.nop)(torch.ones(2, 4)[:, :2]).tolist() == [2.0] * 4
+
+
 LISTS = {
     "scalar": lambda x, y: torch._foreach_mul_([x, y], 2),
     "tensors": lambda x, y: torch._foreach_add_([x], [y]),
