@@ -85,7 +85,7 @@ def hooks_of_view(view: torch.Tensor) -> list[Callable]:
     """Its hooks that belong to the history which it has now; those from before a change in place belong to that one."""
     try:
         view.grad_fn  # noqa: B018  (makes a new history, without hooks, if its base was changed)
-    except (RuntimeError, IndexError):
+    except (RuntimeError, IndexError, ValueError):
         return []  # the analysis refuses such a view
     return [hook.hook if isinstance(hook, OnGradients) else hook for hook in torch_compat.pop_hooks(view)]
 

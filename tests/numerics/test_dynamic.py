@@ -364,3 +364,19 @@ def test_sizes_are_static_where_an_op_has_no_shape_function(function, make) -> N
         if function is volume:
             torch.testing.assert_close(*[torch.autograd.grad(result.sum(), arguments[0]) for result in results])
     assert [plan.hits for plan in compiled.plans()] == [0, 1]
+
+
+def test_a_view_of_what_was_transposed_since_is_refused_for_every_size():
+    """Shape functions raise `ValueError` where kernels raise `RuntimeError`; the call before left the input as it was."""
+
+    def f(x):
+        view = x.reshape(-1)
+        with torch.no_grad():
+            x.swapdims_(0, -1)
+        return view
+
+    x = torch.ones(3, 4, requires_grad=True)
+    for dynamic in (False, True):
+        with pytest.raises(aotgrad.errors.UnsupportedAliasingError, match="had its size or stride changed"):
+            aotgrad.aot_function(f, aotgrad.nop, dynamic=dynamic)(x)
+    assert x.shape == (3, 4) and x._version == 0
