@@ -288,6 +288,7 @@ class VectorJacobianProduct:
             primals = [torch.ops.aten.alias(primal) if isinstance(primal, torch.Tensor) else primal for primal in primals]
         with torch.enable_grad():
             inputs = self.protected(primals)
+            entered = [entry_of(value) for value in inputs]
             with joins.collected() as joined:
                 outputs = self.function.call(*inputs)
             with torch_compat.unobserved():
@@ -296,7 +297,7 @@ class VectorJacobianProduct:
             for slot, result in zip(self.results, results, strict=False):
                 joins.declare(result, live[slot])
             with torch_compat.autocast_as(self.autocast):
-                return self.gradients(live, inputs, tangents, joins.positions(joined, inputs))
+                return self.gradients(live, entered, tangents, joins.positions(joined, inputs))
 
     def protected(self, primals: Sequence[Any]) -> list[Any]:
         """Clones of the inputs that the function changes, if only in their size: it has changed them once already.
@@ -321,7 +322,7 @@ class VectorJacobianProduct:
     def gradients(
         self,
         live: Live,
-        inputs: Sequence[Any],
+        inputs: Sequence[Input],
         tangents: Sequence[torch.Tensor],
         joined: Sequence[tuple[int, torch.Tensor]],
     ) -> list[torch.Tensor | None]:
@@ -350,6 +351,17 @@ def computed_from(node: fx.Node) -> set[fx.Node]:
     return found
 
 
+def entry_of(value: Any) -> Input:
+    """Where the gradient of an input arrives: the input, or where it is now, as a change in place moves it on."""
+    if not isinstance(value, torch.Tensor) or value.grad_fn is None:
+        return value
+    return GradientEdge(*torch_compat.gradient_edge(value))
+
+
+def edge_of(entry: Input) -> tuple[Any, int]:
+    return (entry.node, entry.output_nr) if isinstance(entry, GradientEdge) else torch_compat.gradient_edge(entry)
+
+
 def is_view(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value._base is not None
 
@@ -362,12 +374,15 @@ def forget_hooks(inputs: Sequence[Any]) -> None:
             torch_compat.pop_post_accumulate_hooks(value)
 
 
+Input = Any
+"""A tensor, or the `GradientEdge` at which its gradient arrives, or a number."""
+
 Live = dict[ForwardResult | ReturnedView, torch.Tensor]
 Found = Mapping[Gradient, torch.Tensor | None]
 
 
 def gradients_of_all(
-    live: Live, inputs: Sequence[Any], slots: Sequence[Any], wanted: Sequence[Any], tangents: Sequence[torch.Tensor]
+    live: Live, inputs: Sequence[Input], slots: Sequence[Any], wanted: Sequence[Any], tangents: Sequence[torch.Tensor]
 ) -> Found:
     """The gradients of wanted primals, in a backward of one segment."""
     if not wanted:
@@ -383,7 +398,7 @@ def gradients_of_all(
 def gradients_of_segments(
     function: CapturedFunction,
     live: Live,
-    inputs: Sequence[Any],
+    inputs: Sequence[Input],
     slots: Sequence[Any],
     tangents: Sequence[torch.Tensor],
     joined: Sequence[tuple[int, torch.Tensor]],
@@ -394,7 +409,7 @@ def gradients_of_segments(
     edges = {slot: edge for slot, edge in all_edges.items() if not isinstance(slot, ReturnedView)}
     behind = [(view, function.meta.result_behind(view.index)) for view in function.views]
     detours = [Detour(view, all_edges[view], (edges[base],) if base in edges else ()) for view, base in behind]
-    starts = {torch_compat.gradient_edge(inputs[k]): Primal(k) for k in with_grad}
+    starts = {edge_of(inputs[k]): Primal(k) for k in with_grad}
     starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in joined})
     segmentation = find_segments(edges, starts, function.grad_segments, detours)
     assert segmentation is not None, "the function ran otherwise than when it was first traced"
