@@ -1688,14 +1688,21 @@ def is_foreach(op: torch._ops.OpOverload) -> bool:
     return op._schema.name.startswith("aten::_foreach_")
 
 
+ENTANGLED_LIST = "a list of tensors that share memory is changed in place"
+
+
 def _foreach_in_place(
     mode: FunctionalTensorMode, op: torch._ops.OpOverload, classes: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
     """A write to each tensor of a list, in order: later ones see writes to memory that they share with earlier ones.
 
-    The kernels raise the versions, as nothing above them does.
+    The kernels raise the versions, as nothing above them does. Where autograd records, such memory is refused: of one node
+    for the whole list, eager's gradients know nothing of the order.
     """
-    calls = [args] if _are_apart(args) else [_at(args, k) for k in range(len(args[0]))]
+    apart = _are_apart(args)
+    if not apart and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in args[0]):
+        raise RuntimeError(ENTANGLED_LIST)
+    calls = [args] if apart else [_at(args, k) for k in range(len(args[0]))]
     for call in calls:
         _functional_result(mode, op, classes, call, kwargs)
         torch.autograd.graph.increment_version(call[0])
@@ -1961,10 +1968,10 @@ def has_registered_effect(target: Any) -> bool:
     """Whether somebody has registered an effect of a custom op, which may happen at any time."""
     from torch._higher_order_ops.effects import has_effects
 
-    return isinstance(target, torch._ops.OpOverload) and target.namespace not in BUILT_IN_NAMESPACES and has_effects(target)
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _BUILT_IN_NAMESPACES and has_effects(target)
 
 
-BUILT_IN_NAMESPACES = frozenset({"aten", "prims", "prim"})
+_BUILT_IN_NAMESPACES = frozenset({"aten", "prims", "prim"})
 
 
 def is_effect_wrapper(target: Any) -> bool:
@@ -2049,10 +2056,10 @@ def dynamic_fake(mode: FakeTensorMode, tensor: torch.Tensor, dims: Collection[in
 
 def symbolic_inputs(mode: FakeTensorMode, values: Sequence[Any]) -> list[Any]:
     """Fakes whose sizes are symbolic, and symbols for integers. Equal numbers are one symbol; 0 and 1 are none."""
-    return [symbolic_input(mode, index, value) for index, value in enumerate(values)]
+    return [_symbolic_input(mode, index, value) for index, value in enumerate(values)]
 
 
-def symbolic_input(mode: FakeTensorMode, index: int, value: Any) -> Any:
+def _symbolic_input(mode: FakeTensorMode, index: int, value: Any) -> Any:
     """See `symbolic_inputs`."""
     source = argument_source(index)
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:

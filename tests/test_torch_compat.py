@@ -253,6 +253,38 @@ def test_strided_alias_sees_writes_and_leaves_the_version_alone():
     assert (alias.tolist(), alias._version) == ([2, 4], 1)
 
 
+def test_writes_from_the_memory_that_they_write_to():
+    x = torch.arange(4.0)
+    assert (
+        compat.share_elements(x[1:], x) and not compat.share_elements(x[:2], x[2:]) and not compat.share_elements(x[::2], x)
+    )
+    assert aten.index_add_.default in compat.NEVER_FROM_ITSELF
+    first = torch.tensor([0])
+    with pytest.raises(RuntimeError, match=compat.OVERLAPPING[:90]):
+        x.index_add_(0, first, x[:1])
+    with pytest.raises(RuntimeError, match=compat.OVERLAPPING[:90]):
+        compat.refuse_overlapping_operands(aten.index_add_.default, x, (x, 0, first, x[:1]))
+    compat.refuse_overlapping_operands(aten.index_add_.default, x, (x, 0, first, x[:1].clone()))
+    compat.refuse_overlapping_operands(aten.mul_.Tensor, x, (x, x))
+
+
+def test_ops_on_lists():
+    assert compat.is_foreach(aten._foreach_add_.Scalar) and not compat.is_foreach(aten.add_.Scalar)
+    x = torch.ones(2)
+    assert compat.is_list_of_tensors([x, x]) and not compat.is_list_of_tensors([x, 1]) and not compat.is_list_of_tensors(x)
+    torch._foreach_add_([x, x], 1)
+    assert x.tolist() == [3, 3] and x._version == 2
+    assert "share memory" in compat.ENTANGLED_LIST
+
+
+def test_a_view_across_gaps_is_refused_as_in_eager():
+    x = torch.ones(2, 4)
+    compat.refuse_view_across_gaps(x[:1], (4,))
+    for view in (lambda: x[:, :2].view(4), lambda: compat.refuse_view_across_gaps(x[:, :2], (4,))):
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            view()
+
+
 @pytest.mark.parametrize(
     ("one", "other", "partly"),
     [
@@ -728,12 +760,12 @@ def test_symbolic_inputs():
     assert sparse.shape == (2, 2)
 
 
-def test_compile_without_workers(monkeypatch):
+def test_compile_without_workers():
     import torch._inductor.config as config
 
-    monkeypatch.setattr(config, "compile_threads", 7)
-    compat.compile_without_workers()
-    assert config.compile_threads == 1
+    with config.patch(compile_threads=7):
+        compat.compile_without_workers()
+        assert config.compile_threads == 1
 
 
 def test_a_bare_evaluation_is_real_and_exact(fake_mode):

@@ -310,6 +310,9 @@ EXPLANATIONS = {
         "a tensor is used or returned, or is an input, whose memory was changed through a piece that unsafe_chunk() or "
         "unsafe_split() made of it, or the other way round; use chunk() or split()"
     ),
+    torch_compat.ENTANGLED_LIST: (
+        "several tensors of a list that is changed in place share memory and require grad, at {line}. Change them one by one"
+    ),
     "normal_ of a tensor with gaps": (
         "normal_() fills a tensor whose elements do not lie next to each other, at {line}, and would draw its numbers in "
         "another order. Use x.copy_(torch.randn(x.shape)), or do this outside of the compiled function"

@@ -513,6 +513,18 @@ def noise_with_gaps():
 
 
 @error_case
+def list_in_shared_memory():
+    """A list of tensors that share memory is changed in place where autograd records."""
+
+    def function(x):
+        y = x * 1
+        torch._foreach_mul_([y, y.view(-1)], 2)
+        return y
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
 def kernel_in_shared_memory():
     """A Triton kernel reads and writes pieces of one input that overlap."""
 
