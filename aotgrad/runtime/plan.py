@@ -529,9 +529,22 @@ class _PlanBuilder:
             yield UpdateGeometry(name, info.geometry, False if info.hidden_from_autograd else self.node_grad_mode())
         if copies:
             grad_mode = self.node_grad_mode() if info.carries_gradient else None
+            if self.is_written_with_others(index):
+                yield SetVersion(name, info.version_bumps)
             yield CopyBack(name, result_name(UpdatedInput(index)), through, grad_mode)
         if sets_version and not sets_before:
             yield SetVersion(name, info.version_bumps)
+
+    def is_written_with_others(self, index: int) -> bool:
+        """Whether other views of one tensor are written, too: each takes its history anew after the last of these writes.
+
+        A view does where its version is another one than when it was written itself.
+        """
+        spec = self.capture.inputs[index]
+        if not isinstance(spec, MemberInput) or not spec.attached:
+            return False
+        written = [self.capture.inputs[slot.index] for slot in of_kind(self.signature.outputs, UpdatedInput)]
+        return sum(isinstance(other, MemberInput) and other.base == spec.base and other.attached for other in written) > 1
 
     # -- outputs
 

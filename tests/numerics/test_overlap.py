@@ -423,6 +423,35 @@ def test_each_input_sees_its_own_gradient(function, name) -> None:
     assert run(aotgrad.aot_function(function, aotgrad.nop)) == run(function)
 
 
+WRITES_THROUGH_ONE_OF_TWO_VIEWS = {
+    "the first": lambda x, y: x.mul_(2),
+    "the second": lambda x, y: y.mul_(2),
+    "a part of the first": lambda x, y: x[0].fill_(2.0),
+    "both": lambda x, y: (x.mul_(2), y.add_(1)),
+    "a scatter": lambda x, y: x.scatter_(0, torch.zeros(3, 3, dtype=torch.int64), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", WRITES_THROUGH_ONE_OF_TWO_VIEWS)
+def test_views_that_were_written_have_the_history_of_what_they_are_views_of(name: str) -> None:
+    """Each is copied to by itself; the gradient of the first went past the history that the second copy made."""
+
+    def function(x, y):
+        WRITES_THROUGH_ONE_OF_TWO_VIEWS[name](x, y)
+        return x
+
+    def gradients(called) -> list:
+        leaf, tangent = torch.ones(3, 3, requires_grad=True), torch.arange(9.0).view(3, 3)
+        whole = leaf.clone()
+        x, y = whole.t(), whole.view(-1)
+        called(x, y)
+        whole.retain_grad()
+        torch.autograd.backward([whole, x, y], [tangent, tangent, tangent.view(-1)])
+        return [whole.grad.tolist(), leaf.grad.tolist(), whole._version]
+
+    assert gradients(aotgrad.aot_function(function, aotgrad.nop)) == gradients(function)
+
+
 def before_and_after_a_hidden_write(x):
     before = x * 2
     with torch.no_grad():
