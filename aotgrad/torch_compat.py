@@ -1576,19 +1576,26 @@ OUT_OF_PLACE = {
 """Changes of a size or stride in place, and the views that show the same."""
 
 
+VIEW_OF_LEAF = "a view of a leaf Variable that requires grad is being used in an in-place operation."
+"""Eager's message."""
+
+
 class ReshapedViews(TorchFunctionMode):
     """A view whose size or stride is changed in place becomes the view that shows the same, also for autograd.
 
     Autograd makes the history of such a view anew. In eager it does so from where the view lies by then; of a traced tensor
-    it knows only how the view was made. `arguments` are left as they are.
+    it knows only how the view was made. `arguments` are left as they are; `of_leaves` are views of leaves outside.
     """
 
-    def __init__(self, arguments: Sequence[Any]) -> None:
+    def __init__(self, arguments: Sequence[Any], of_leaves: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
         self.arguments = {id(argument) for argument in arguments}
+        self.of_leaves = {id(argument) for argument in of_leaves}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in OUT_OF_PLACE and id(args[0]) not in self.arguments and may_be_swapped(args[0]):
+            if id(args[0]._base) in self.of_leaves and torch.is_grad_enabled():
+                raise RuntimeError(VIEW_OF_LEAF)
             with torch.enable_grad():
                 swap_tensors(args[0], OUT_OF_PLACE[function](*args, **(kwargs or {})))
             torch.autograd.graph.increment_version(args[0])

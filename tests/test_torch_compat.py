@@ -1285,6 +1285,8 @@ def test_a_view_is_stale_once_its_base_is_transposed_in_place(fake_mode):
 
 def test_a_view_that_is_reshaped_in_place_is_another_view_for_autograd(fake_mode):
     assert issubclass(compat.ReshapedViews, compat.TorchFunctionMode)
+    with pytest.raises(RuntimeError, match=compat.VIEW_OF_LEAF):
+        torch.ones(2, requires_grad=True).view(2).unsqueeze_(0)
     with Tracing(fake_mode, torch.ones(2, 3)).active() as x:
         base = x.requires_grad_() * 1
         row, saved, argument = base[0], base[1], base[:, 0]

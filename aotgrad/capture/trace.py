@@ -25,7 +25,7 @@ from aotgrad.capture.hooks import NotedHooks, take_hooks, take_hooks_of_views
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.values import ValueReads
 from aotgrad.errors import AOTGradError, CaptureError, add_note
-from aotgrad.ir import CallingConvention, Capture, MemberInput, SymInput, TensorInput
+from aotgrad.ir import CallingConvention, Capture, InputSpec, MemberInput, SymInput, TensorInput
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.torch_compat import FakeTensorMode
 from aotgrad.value_guards import Level
@@ -195,7 +195,7 @@ def capture_function(
         before = tuple(input_state(value) for value in arguments)
         with (
             torch_compat.RefusedAssignments(),
-            torch_compat.ReshapedViews(arguments),
+            torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments)),
             NotedHooks(arguments) as noted,
             shared_versions(convention, arguments),
             joins.collected() as joined,
@@ -211,6 +211,12 @@ def capture_function(
     joined = joins.positions(joined, arguments)
     hooked = frozenset(noted.nodes)
     return Capture(trace, convention, primals, arguments, before, outputs, *modes, hooks, joined, of_views, hooked, values)
+
+
+def views_of_leaves(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """The arguments of which autograd allows no view to be changed in place, as they are views of leaves themselves."""
+    pairs = zip(inputs, arguments, strict=True)
+    return [argument for spec, argument in pairs if isinstance(spec, TensorInput) and spec.is_view_of_leaf]
 
 
 @contextlib.contextmanager

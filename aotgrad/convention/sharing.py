@@ -120,8 +120,12 @@ def has_history(root: torch.Tensor) -> bool:
 
 
 def has_two_histories(written: torch.Tensor) -> bool:
-    """Whether a tensor gets another history by a write that autograd does not see: a view of what requires grad does."""
-    return written._base is not None and written._base.requires_grad
+    """Whether a tensor gets another history by a write that autograd does not see: a view of what requires grad does.
+
+    One that nobody may use then is refused by the analysis.
+    """
+    is_view = written._base is not None and written._base.requires_grad
+    return is_view and not torch_compat.is_forbidden_after_a_write(written)
 
 
 def layout_of(tensor: torch.Tensor) -> ByteLayout:

@@ -78,8 +78,10 @@ def compare_round(
         rejected = isinstance(actual.error, REJECTIONS)
         if rejected and not is_call(actual):
             return Rejection.of(actual.error)
-        if rejected:  # nothing has changed
-            wanted = Step(wanted.code, actual.error, before.facts, before.values)
+        if rejected:
+            wanted = unchanged(before, actual)
+        if is_call(actual) and actual.error is not None and wanted.error is not None and before is not None:
+            wanted = wanted if actual.facts == wanted.facts else unchanged(before, wanted)
         if type(actual.error) is not type(wanted.error) and is_known(error_line(actual, wanted), known):
             return None  # from here on the two have nothing in common
         if differences := [line for line in different(actual, wanted) if not is_known(line, known)]:
@@ -88,6 +90,11 @@ def compare_round(
             return Rejection.of(actual.error)
         before = actual
     return None
+
+
+def unchanged(before: Step, failed: Step) -> Step:
+    """What a failed step is to be like that has changed nothing: a graph changes its inputs when it has run."""
+    return Step(failed.code, failed.error, before.facts, before.values)
 
 
 def is_call(step: Step) -> bool:

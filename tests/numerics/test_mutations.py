@@ -491,6 +491,29 @@ def test_a_written_tensor_with_gaps_is_viewed_as_in_eager(dynamic) -> None:
     assert aotgrad.aot_function(lambda x: x.mul_(2).reshape(-1), aotgrad.nop)(torch.ones(2, 4)[:, :2]).tolist() == [2.0] * 4
 
 
+def test_a_view_of_a_view_of_a_leaf_keeps_its_size() -> None:
+    """Autograd refuses to squeeze it in place, as any view of the leaf; under `no_grad` it may be."""
+
+    def seen(x):
+        x.squeeze(0).squeeze_()
+        return x * 1
+
+    def hidden(x):
+        with torch.no_grad():
+            x.squeeze(0).squeeze_()
+        return x * 1
+
+    for called in (seen, aotgrad.aot_function(seen, aotgrad.nop)):
+        with pytest.raises(RuntimeError, match="a view of a leaf Variable"):
+            called(torch.view_as_complex(torch.ones(2, requires_grad=True)))
+    versions = []
+    for called in (hidden, aotgrad.aot_function(hidden, aotgrad.nop)):
+        leaf = torch.ones(2, requires_grad=True)
+        called(torch.view_as_complex(leaf))
+        versions.append(leaf._version)
+    assert versions == [1, 1]
+
+
 LISTS = {
     "scalar": lambda x, y: torch._foreach_mul_([x, y], 2),
     "tensors": lambda x, y: torch._foreach_add_([x], [y]),
