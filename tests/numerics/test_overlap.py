@@ -423,6 +423,38 @@ def test_each_input_sees_its_own_gradient(function, name) -> None:
     assert run(aotgrad.aot_function(function, aotgrad.nop)) == run(function)
 
 
+def view_from_before(x):
+    view = x.mT
+    x.div_(2)
+    return view
+
+
+def view_from_after(x):
+    x.div_(2)
+    return x.mT
+
+
+PASSED_BY = "a returned view is made again of the input, whose history a view that is older than a write to it does not have"
+
+
+@pytest.mark.parametrize(
+    "function", [pytest.param(view_from_before, marks=pytest.mark.xfail(reason=PASSED_BY, strict=True)), view_from_after]
+)
+def test_gradient_of_a_view_that_was_changed_after_a_view_of_it_was_made(function) -> None:
+    """In eager, the gradient of the older view goes to what both are views of, past the one that it was made of."""
+
+    def gradients(called) -> list:
+        leaf, tangent = torch.ones(3, 3, requires_grad=True), torch.arange(9.0).view(3, 3)
+        whole = leaf.clone()
+        x = whole.t()
+        view = called(x)
+        x.retain_grad()
+        torch.autograd.backward([x, view], [tangent, tangent])
+        return [x.grad.tolist(), leaf.grad.tolist()]
+
+    assert gradients(aotgrad.aot_function(function, aotgrad.nop)) == gradients(function)
+
+
 WRITES_THROUGH_ONE_OF_TWO_VIEWS = {
     "the first": lambda x, y: x.mul_(2),
     "the second": lambda x, y: y.mul_(2),
