@@ -1457,7 +1457,8 @@ class AbsoluteGeometry:
 
     def check(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise where an op would use geometry that the graph does not keep; note one that asks for storage offsets."""
-        self.asked_for_offsets |= op in self.ALIGNED
+        # Whether it is the user or a kernel that says where, it may have asked the tensor.
+        self.asked_for_offsets |= op in self.ALIGNED or (op in self.STRIDED and len(args) > 3 and args[3] is not None)
         if op in self.STRIDED and isinstance(args[0], FunctionalTensor):
             if not is_plain(args[0]):
                 self.note(args[0], self.strided, self.written)

@@ -61,6 +61,22 @@ def test_what_is_not_asked_is_no_guard(name):
     assert len(compiled.plans()) == 1
 
 
+@pytest.mark.parametrize("later", [lambda: torch.arange(4.0)[1:].view(1, 3), lambda: torch.arange(6.0)[2:5].view(1, 3)])
+def test_a_kernel_that_asks_where_a_tensor_lies(later):
+    """`fill_diagonal_` goes by the storage offset; another plan, or an error, but not the place of the first call."""
+
+    def f(x):
+        x.fill_diagonal_(2)
+        return x * 1
+
+    compiled = aotgrad.aot_function(f, aotgrad.nop)
+    assert compiled(torch.arange(3.0).view(1, 3)).tolist() == [[2, 1, 2]]
+    assert compiled(torch.arange(3.0).view(1, 3)).tolist() == [[2, 1, 2]]
+    with pytest.raises(CaptureError, match="viewed by as_strided"):
+        compiled(later())
+    assert [plan.hits for plan in compiled.plans()] == [1]
+
+
 @pytest.mark.parametrize("question", [lambda x: x._version, lambda x: x._base is None, lambda x: x._is_view()])
 def test_the_history_of_an_argument_is_refused(question):
     compiled = aotgrad.aot_function(lambda x, y: x * (2 if question(y) else 3), aotgrad.nop)

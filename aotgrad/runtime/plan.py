@@ -7,6 +7,7 @@ does not need are not in its plan.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -580,10 +581,15 @@ class _PlanBuilder:
 
     def all_views(self) -> Iterator[tuple[int, MakeView]]:
         """The replays by output, each after the one that it is a view of. Pieces of one view are results of one node."""
-        views = dict(self.separate_views())
-        groups: dict[str | int, list[int]] = {}
+        views, times = dict(self.separate_views()), Counter[str]()
+        groups: dict[tuple[str, int] | int, list[int]] = {}
         for index, view in views.items():
-            groups.setdefault(self.pieces_key(index, view) or index, []).append(index)
+            if (key := self.pieces_key(index, view)) is None:
+                groups[index] = [index]
+                continue
+            same = repr((view.base, view.replay.steps))  # the same piece again is another tensor
+            groups.setdefault((key, times[same]), []).append(index)
+            times[same] += 1
         shared = [group for group in groups.values() if len(group) > 1]
         number = {index: k for k, group in enumerate(shared) for index in group}
         for index, view in views.items():

@@ -34,6 +34,7 @@ LEADING_NOWHERE = (
     r"raised RuntimeError: Trying to backward through the graph a second time .*; eager: nothing",
     r"raised RuntimeError: A view was created in no_grad mode and its base or another view of its base .*; eager: nothing",
     r"raised nothing; eager: RuntimeError: one of the variables needed for gradient computation has been modified by an",
+    r"raised RuntimeError: one of the variables needed for gradient computation has been modified by an .*; eager: nothing",
 )
 """A view of a leaf that was made under `no_grad` requires grad, but its gradient leads nowhere: what eager checks then
 depends on what each op saves of it (docs/gradients.md)."""
@@ -42,6 +43,7 @@ OF_LISTS = (
     r"raised nothing; eager: RuntimeError: one of the variables needed for gradient computation has been modified by an",
     r"raised nothing; eager: RuntimeError: Output \d+ of \w+ is a view and its base or another view of its base has been",
     r"raised nothing; eager: RuntimeError: Trying to backward through the graph a second time",
+    r"raised RuntimeError: one of the variables needed for gradient computation has been modified by an .*; eager: nothing",
 )
 """The autograd nodes of ops on lists (`_foreach_add`) do not show what they have saved (docs/gradients.md)."""
 

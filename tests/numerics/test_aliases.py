@@ -671,3 +671,14 @@ def test_an_input_that_is_changed_before_the_backward(function: str, part: slice
     eager = Scenario(make_args, contextlib.nullcontext, base_changed, random_cotangent)
     raises = eager.run(SAVING[function], seed=1, catch=True).facts.get("raised")
     assert_like_eager(SAVING[function], make_args, backend, caller=base_changed, raises=raises, compilations=None)
+
+
+@pytest.mark.parametrize("make", [non_leaf, plain], ids=["gradient", "no_gradient"])
+def test_the_same_piece_taken_twice_is_two_tensors(make) -> None:
+    def f(x):
+        (last,) = x.chunk(2, -1)[1:]
+        first, again = x.chunk(2, -1)
+        return again, last, first
+
+    again, last, first = aotgrad.aot_function(f, aotgrad.nop)(make(4))
+    assert again is not last and again.data_ptr() == last.data_ptr() != first.data_ptr()
