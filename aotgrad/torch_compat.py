@@ -1029,9 +1029,14 @@ def partly_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return share_elements(one, other) and (byte_range(one) != byte_range(other) or one.stride() != other.stride())
 
 
+def memory_key(tensor: torch.Tensor) -> int:
+    """`storage_key` of a tensor, or of the value of a functional one: an alias of an argument may be another wrapper."""
+    return storage_key(from_functional(tensor) if isinstance(tensor, FunctionalTensor) else tensor)
+
+
 def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two dense tensors have elements in common."""
-    if storage_key(one) != storage_key(other) or 0 in (one.numel(), other.numel()):
+    if 0 in (one.numel(), other.numel()) or memory_key(one) != memory_key(other):
         return False
     if not (is_dense(one) and is_dense(other)):
         return False
@@ -1451,14 +1456,14 @@ class AbsoluteGeometry:
     ALIGNED = (torch.ops.aten.view_as_complex.default, torch.ops.aten.view.dtype)
 
     def __init__(self) -> None:
-        self.asked_for_offsets = False
+        self.asked_for_offsets = self.makes_arguments = False
         self.strided: dict[int, torch.UntypedStorage] = {}
         self.written: dict[int, torch.UntypedStorage] = {}
 
     def check(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise where an op would use geometry that the graph does not keep; note one that asks for storage offsets."""
-        # Whether it is the user or a kernel that says where, it may have asked the tensor.
-        self.asked_for_offsets |= op in self.ALIGNED or (op in self.STRIDED and len(args) > 3 and args[3] is not None)
+        says_where = op in self.STRIDED and len(args) > 3 and args[3] is not None  # it may have asked the tensor
+        self.asked_for_offsets |= op in self.ALIGNED or (says_where and not self.makes_arguments)
         if op in self.STRIDED and isinstance(args[0], FunctionalTensor):
             if not is_plain(args[0]):
                 self.note(args[0], self.strided, self.written)
@@ -1523,8 +1528,18 @@ def check_pieces(mode: FunctionalTensorMode, values: Sequence[Any]) -> None:
 
 
 def asked_for_offsets(mode: FunctionalTensorMode) -> bool:
-    """Whether an op ran in a `functional_mode` that asks whether a tensor starts at an aligned place of its storage."""
+    """Whether an op ran in a `functional_mode` that depends on where in its storage a tensor starts."""
     return mode._geometry.asked_for_offsets
+
+
+@contextlib.contextmanager
+def making_arguments(mode: FunctionalTensorMode) -> Iterator[None]:
+    """Views that are made inside lie where the calling convention says, whatever the offsets of a call are."""
+    mode._geometry.makes_arguments = True
+    try:
+        yield
+    finally:
+        mode._geometry.makes_arguments = False
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -1718,7 +1733,7 @@ def _foreach_in_place(
 
 def _are_apart(lists: Sequence[Any]) -> bool:
     """Whether no tensor of the first list shares memory with one elsewhere in it, or at another place in another list."""
-    memory = [list(map(storage_key, values)) for values in lists if is_list_of_tensors(values)]
+    memory = [list(map(memory_key, values)) for values in lists if is_list_of_tensors(values)]
     places: dict[int, set[int]] = {}
     for row in memory:
         for place, key in enumerate(row):

@@ -268,6 +268,11 @@ def test_writes_from_the_memory_that_they_write_to():
     compat.refuse_overlapping_operands(aten.mul_.Tensor, x, (x, x))
 
 
+def test_memory_of_aliases_of_an_argument():
+    x = torch.arange(4.0)
+    assert compat.memory_key(x[1:]) == compat.memory_key(x.detach()) != compat.memory_key(x.clone())
+
+
 def test_ops_on_lists():
     assert compat.is_foreach(aten._foreach_add_.Scalar) and not compat.is_foreach(aten.add_.Scalar)
     x = torch.ones(2)
@@ -1209,7 +1214,14 @@ def test_as_strided_and_writes_exclude_one_another_unless_the_tensor_is_plain(fa
 def test_ops_that_ask_where_a_tensor_starts_are_noted(fake_mode):
     mode = compat.functional_mode(lambda: None)
     assert not compat.asked_for_offsets(mode)
+    mode._geometry.check(aten.as_strided.default, (torch.ones(2), (2,), (1,)), {})
+    with compat.making_arguments(mode):
+        mode._geometry.check(aten.as_strided.default, (torch.ones(2), (2,), (1,), 0), {})
+    assert not compat.asked_for_offsets(mode)
     mode._geometry.check(aten.view.dtype, (), {})
+    assert compat.asked_for_offsets(mode)
+    mode = compat.functional_mode(lambda: None)
+    mode._geometry.check(aten.as_strided.default, (torch.ones(2), (2,), (1,), 0), {})
     assert compat.asked_for_offsets(mode)
 
 

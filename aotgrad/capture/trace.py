@@ -53,8 +53,12 @@ class Trace:
 
     @property
     def asks_for_offsets(self) -> bool:
-        """Whether an op ran that raises or not, depending on where in its storage a tensor starts."""
+        """Whether an op ran that does another thing, or raises, depending on where in its storage a tensor starts."""
         return torch_compat.asked_for_offsets(self._functional_mode)
+
+    def making_arguments(self) -> contextlib.AbstractContextManager[None]:
+        """While the arguments are made of the placeholders."""
+        return torch_compat.making_arguments(self._functional_mode)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -235,7 +239,8 @@ def _make_inputs(trace: Trace, convention: CallingConvention) -> tuple[tuple[Any
             if not isinstance(spec, MemberInput):
                 trace.add_input(spec)
     primals = make_primals(convention.inputs)
-    return tuple(primals), tuple(make_arguments(convention.inputs, primals))
+    with trace.making_arguments():
+        return tuple(primals), tuple(make_arguments(convention.inputs, primals))
 
 
 def run_user_function(function: FlatFunction, arguments: Sequence[Any]) -> Sequence[Any]:

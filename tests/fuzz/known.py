@@ -51,7 +51,8 @@ OF_LISTS = (
 def known_differences(program: Program, round: Round) -> tuple[str, ...]:
     """What may differ in a round of a program: regular expressions of lines."""
     has_budget = "memory_budget" in program.options
-    has_hidden_views = any(isinstance(statement, Block) and "no_grad" in statement.context for statement in round.setup)
+    statements = (*round.setup, *program.body)
+    has_hidden_views = any(isinstance(statement, Block) and "no_grad" in statement.context for statement in statements)
     found = (*KNOWN, *(WITH_A_BUDGET if has_budget else ()), *(LEADING_NOWHERE if has_hidden_views else ()))
     return (*found, *OF_LISTS) if "_foreach" in source(program.body) else found
 

@@ -455,6 +455,30 @@ ALLOWED_IN_EAGER = {
 }
 
 
+def test_writes_from_a_detached_alias_of_what_they_write_to() -> None:
+    """In the trace, the two are wrappers of one value."""
+
+    def results(called, *slices: slice) -> list:
+        x = torch.arange(4.0)
+        try:
+            called(x.view(4)[slices[0]], x.detach()[slices[1]])
+        except RuntimeError as error:
+            return [str(error)]
+        return x.tolist()
+
+    def piece(x, y):
+        x.add_(y)
+        return x * 1
+
+    def several(x, y):
+        torch._foreach_mul_([x, y], 2)
+        return x * 1
+
+    for function in (piece, several):
+        for slices in ((slice(1, 4), slice(0, 3)), (slice(0, 4), slice(0, 4)), (slice(0, 2), slice(2, 4))):
+            assert results(aotgrad.aot_function(function, aotgrad.nop), *slices) == results(function, *slices)
+
+
 @pytest.mark.parametrize("name", REFUSED_IN_EAGER)
 def test_a_write_from_the_memory_that_it_writes_to(name) -> None:
     for called in (
