@@ -8,6 +8,7 @@ of no use in it.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -68,6 +69,7 @@ def answer(ask: Callable[[], Failure | None], sender: Connection) -> None:
     sys.stdout = sys.stderr = silence
     for stream in (1, 2):
         os.dup2(silence.fileno(), stream)
+    faulthandler.disable()
     torch.set_num_threads(1)  # those of the parent are not here
     torch_compat.compile_without_workers()
     try:
