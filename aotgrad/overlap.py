@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 SEARCH_STEPS = 20_000
@@ -37,6 +37,13 @@ class ByteLayout(NamedTuple):
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     itemsize: int
+
+    @classmethod
+    def of(cls, tensor: Any) -> ByteLayout:
+        """That of a tensor, from the start of its storage. Symbolic sizes become numbers, with a guard."""
+        itemsize = tensor.element_size()
+        sizes, strides = tuple(map(int, tensor.size())), tuple(int(step) * itemsize for step in tensor.stride())
+        return cls(int(tensor.storage_offset()) * itemsize, sizes, strides, itemsize)
 
     @property
     def end(self) -> int:

@@ -61,12 +61,5 @@ def are_torn_apart(tensor: torch.Tensor, other: torch.Tensor, written: Collectio
         return False
     if torch_compat.is_symbolic(tensor) or torch_compat.is_symbolic(other):
         return tensor is not other or len(written) == 2
-    layout, second = layout_of(tensor), layout_of(other)
+    layout, second = ByteLayout.of(tensor), ByteLayout.of(other)
     return overlap(layout, second) if layout != second else len(written) == 2
-
-
-def layout_of(tensor: torch.Tensor) -> ByteLayout:
-    """Where the elements lie, from the start of the storage."""
-    item = tensor.element_size()
-    strides = tuple(item * step for step in tensor.stride())
-    return ByteLayout(item * int(tensor.storage_offset()), tuple(tensor.shape), strides, item)

@@ -104,7 +104,7 @@ def same_storage(args: Sequence[Any], wanted: Collection[int]) -> list[list[int]
 
 def overlapping(args: Sequence[Any], sharers: Sequence[int], mutated: Collection[int]) -> list[list[int]]:
     """The sharers of one storage that are connected to a mutated one by common elements, or by a common history."""
-    layouts = {index: layout_of(args[index]) for index in sharers}
+    layouts = {index: ByteLayout.of(args[index]) for index in sharers}
     roots = {index: root_of(args[index]) for index in sharers}
 
     def are_linked(one: int, other: int) -> bool:
@@ -126,13 +126,6 @@ def has_two_histories(written: torch.Tensor) -> bool:
     """
     is_view = written._base is not None and written._base.requires_grad
     return is_view and not torch_compat.is_forbidden_after_a_write(written)
-
-
-def layout_of(tensor: torch.Tensor) -> ByteLayout:
-    """Where a tensor lies in its storage. Symbolic sizes become numbers, with a guard."""
-    itemsize = tensor.element_size()
-    sizes, strides = tuple(map(int, tensor.size())), tuple(int(step) * itemsize for step in tensor.stride())
-    return ByteLayout(int(tensor.storage_offset()) * itemsize, sizes, strides, itemsize)
 
 
 def root_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -161,8 +154,8 @@ def make_group(args: Sequence[Any], members: Sequence[int]) -> Group:
     families = tuple(families_of(args, members))
     reject_several_histories(families)
     roots = [args[family.root] for family in families if family.requires_grad]
-    layouts = [layout_of(args[index]) for index in members]
-    whole = [*layouts, *(layout_of(root_of(root)) for root in roots)]
+    layouts = [ByteLayout.of(args[index]) for index in members]
+    whole = [*layouts, *(ByteLayout.of(root_of(root)) for root in roots)]
     start = min(layout.offset for layout in whole) // ALIGNMENT * ALIGNMENT
     end = -(-max(layout.end for layout in whole) // ALIGNMENT) * ALIGNMENT
     nbytes = min(end, int(args[members[0]].untyped_storage().nbytes())) - start

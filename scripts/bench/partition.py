@@ -301,17 +301,25 @@ def table(headers: list[str], rows: list[list[str]]) -> str:
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True, stralign="right")
 
 
+def heading(title: str, models: Iterable[str], legend: str) -> list[str]:
+    """How a document of a benchmark begins: what made it, of which models, and where the columns are explained."""
+    script = f"scripts/bench/{Path(sys.argv[0]).name}"
+    command = f"python {script} {' '.join(sys.argv[1:])}".strip()
+    return [
+        f"# {title}",
+        f"Made by `{command}` (torch {torch.__version__}). Models: {', '.join(dict.fromkeys(models))}.",
+        f"What the columns mean is in the docstring of `{script}`. {legend}",
+    ]
+
+
 def budgets_of(rows: list[Row]) -> list[float]:
     return sorted({row.budget for row in rows}, reverse=True)
 
 
-def markdown(rows: list[Row], command: str) -> str:
-    models = ", ".join(dict.fromkeys(row.model for row in rows))
+def markdown(rows: list[Row]) -> str:
     return "\n\n".join(
         [
-            "# The partitioner beside its peer",
-            f"Made by `{command}` (torch {torch.__version__}). Models: {models}.",
-            "What the columns mean is in the docstring of `scripts/bench/partition.py`. Ratios are ours over the peer's.",
+            *heading("The partitioner beside its peer", (row.model for row in rows), "Ratios are ours over the peer's."),
             "## Geometric means",
             summary(rows),
             f"The lowest peak of ours over the lowest of the peer at any budget: {lowest_peaks(rows):.3f}.",
@@ -351,7 +359,7 @@ def main() -> None:
     rows = []
     for model in args.only:
         rows += measured_alone(model, args)
-        text = markdown(rows, f"python scripts/bench/{Path(__file__).name} {' '.join(sys.argv[1:])}".strip())
+        text = markdown(rows)
         if args.markdown:
             args.markdown.write_text(text)
     print(text)

@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-from partition import BUDGETS, FLOPS_PER_BYTE, MEGABYTE, Judge, Plan, by_budget, geometric_mean, table
+from partition import BUDGETS, FLOPS_PER_BYTE, MEGABYTE, Judge, Plan, by_budget, geometric_mean, heading, table
 from partition_models import EXTRA, MODELS, Captured, joint_graph
 from torch._inductor import config as inductor_config
 
@@ -248,13 +248,11 @@ def detail(row: Row, rows: list[Row]) -> list[str]:
     ]
 
 
-def markdown(rows: list[Row], command: str) -> str:
-    models = ", ".join(dict.fromkeys(row.model for row in rows))
+def markdown(rows: list[Row]) -> str:
+    title, models = "The partitioner's traffic, as Inductor counts it", (row.model for row in rows)
     return "\n\n".join(
         [
-            "# The partitioner's traffic, as Inductor counts it",
-            f"Made by `{command}` (torch {torch.__version__}). Models: {models}.",
-            "What the columns mean is in the docstring of `scripts/bench/partition_traffic.py`. Ratios are to the peer's.",
+            *heading(title, models, "Ratios are to the peer's."),
             "## All models",
             summary(rows),
             "## Each model",
@@ -313,7 +311,7 @@ def main() -> None:
         folder = args.rows or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         rows = [row for model in args.only for row in rows_of(model, args, folder)]
-    text = markdown(rows, f"python scripts/bench/{Path(__file__).name} {' '.join(sys.argv[1:])}".strip())
+    text = markdown(rows)
     if args.markdown:
         args.markdown.write_text(text)
     print(text)
