@@ -22,13 +22,13 @@ import torch.fx as fx
 from torch import nn
 
 from aotgrad import torch_compat
-from aotgrad.backends.base import Compiler, FunctionBackend
-from aotgrad.cache import Restored, StoredSmallGraph, compile_through_cache
+from aotgrad.backends.base import Backend, Compiler, FunctionBackend
+from aotgrad.cache import Restored, StoredSmallGraph, StoringRecipe, compile_through_cache
 from aotgrad.calls import FunctionCalls, ModuleCalls, has_state, module_call, state_of
 from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
 from aotgrad.debug_state import debug_state
-from aotgrad.errors import CaptureError, OptionError
+from aotgrad.errors import CaptureError
 from aotgrad.ir import InputHint
 from aotgrad.lifting import LiftedModule, slots_of
 from aotgrad.memory import MemoryGuard
@@ -74,11 +74,10 @@ def aot_function(
     Raises:
         CaptureError, BackendError, OptionError: at the first call that needs a plan (options: at once).
     """
-    backend = FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler, decompositions or {})
-    reject_cache(options)
+    backend = users_backend(fw_compiler, bw_compiler, inference_compiler, decompositions)
     given = {"dynamic": dynamic, "keep_input_mutations": keep_inference_input_mutations, **(options or {})}
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
-    cache = PlanCache(Recipe(backend, partition_fn, Options.from_mapping(given)), name)
+    cache = PlanCache(recipe_of(backend, partition_fn, Options.from_mapping(given)), name)
 
     calls = FunctionCalls(cache, fn, state_of(fn), num_params_buffers)
     plain = {} if has_state(fn) else cache.plain
@@ -103,17 +102,19 @@ def aot_function(
     return compiled
 
 
-def reject_cache(options: Mapping[str, Any] | None) -> None:
-    """Raise if what is compiled here is to be kept on disk.
+def users_backend(
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None,
+    inference_compiler: Compiler | None,
+    decompositions: Mapping[Any, Callable] | None,
+) -> FunctionBackend:
+    """The backend of a user's compilers. What they make is not kept on disk, so nothing there depends on them."""
+    return FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler, decompositions or {}, key="")
 
-    Raises:
-        OptionError
-    """
-    if (options or {}).get("cache"):
-        raise OptionError(
-            "option 'cache' is True, but what aot_function and aot_module compile is not kept on disk: it depends on Python "
-            "code and compilers that another process may have changed; use torch.compile"
-        )
+
+def recipe_of(backend: Backend, partition_fn: Callable, options: Options) -> Recipe:
+    """A recipe of which the halves are kept on disk if the options say so."""
+    return (StoringRecipe if options.cache else Recipe)(backend, partition_fn, options)
 
 
 def clear_cache(compiled: Callable) -> None:
@@ -201,10 +202,10 @@ def aot_module_simplified(
         A function of the flat inputs that returns a list of the flat outputs. It has `named_parameters`, `named_buffers` and
         `zero_grad` of the module.
     """
-    reject_cache(options)
     given = {"keep_input_mutations": keep_inference_input_mutations, **(options or {})}
-    backend = FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler, decompositions or {})
-    return compile_module(mod, args, Recipe(backend, partition_fn, Options.from_mapping(given)))
+    backend = users_backend(fw_compiler, bw_compiler, inference_compiler, decompositions)
+    recipe = recipe_of(backend, partition_fn, Options.from_mapping(given))
+    return compile_module(mod, args, recipe, stored=bool(recipe.options.cache))
 
 
 def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe, stored: bool = False) -> Callable:

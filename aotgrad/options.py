@@ -47,7 +47,7 @@ class Options:
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
         keep_input_mutations: in graphs without a backward, write mutated inputs inside the graph, not after it.
         cache: whether what is compiled is kept on disk for other processes (in `AOTGRAD_CACHE_DIR`, or `~/.cache/aotgrad`);
-            for `torch.compile` only; `None`: it is. See `docs/cache.md`.
+            `None`: for `torch.compile` it is, for `aot_function` and its like it is not. See `docs/cache.md`.
         min_graph_ops: a graph with fewer ops runs the original function eagerly; 0 compiles every graph, `None` is the
             backend's own number (see `docs/passes.md`). Counted are the ops of the forward that compute something.
         joint_passes, forward_passes, backward_passes: passes to run besides the built-in and the registered ones, see

@@ -53,6 +53,7 @@ from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.value_guards import ValueGuard
 
 MakeHigherOrder = Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder]
+CompileHalves = Callable[[JointGraph, "Toolchain", "passes.KnownValues | None"], "tuple[Partition, Compiled]"]
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ class Toolchain:
 
     `backend` compiles the graphs, `partition_fn` splits the joint graph. `observe` is called with (stage name, stage result)
     after every stage: it verifies, prints, times; `after_pass` likewise between passes, with (place, pass, graph, ns).
+    `compile_halves` makes the halves of a joint graph.
     """
 
     backend: Backend
@@ -144,6 +146,7 @@ class Toolchain:
     options: Options
     observe: Callable[[str, Any], None]
     after_pass: passes.Hook
+    compile_halves: CompileHalves
 
     @property
     def min_graph_ops(self) -> int:
@@ -252,7 +255,7 @@ def compile_joint(
     capture, meta, joint = traced.capture, traced.meta, traced.joint
     may_be_used_again = known is None and not tools.options.forward_passes and is_typed(tools.partition_fn)
     halves = used_again(joint, earlier, tools) if may_be_used_again else None
-    partition, compiled = halves or compile_halves(joint, tools, known)
+    partition, compiled = halves or tools.compile_halves(joint, tools, known)
     tools.observe("compiled", compiled)
     plan = make_plan(capture, meta, partition, joint)
     source = emit(plan)
@@ -266,15 +269,29 @@ def compile_joint(
 def compile_halves(joint: JointGraph, tools: Toolchain, known: passes.KnownValues | None) -> tuple[Partition, Compiled]:
     """Partition a joint graph, and compile its forward."""
     names = GraphNames()
+    return lowered(divided(joint, tools, known, names), joint, tools, names)
+
+
+def divided(joint: JointGraph, tools: Toolchain, known: passes.KnownValues | None, names: GraphNames) -> Partition:
+    """Partition a joint graph."""
     with names.compiling("joint"), collection_paused():
-        partition = partition_joint(passes.held_by_others(joint, known), tools.partition_fn, tools.objective)
+        return partition_joint(passes.held_by_others(joint, known), tools.partition_fn, tools.objective)
+
+
+def lowered(
+    partition: Partition, joint: JointGraph, tools: Toolchain, names: GraphNames, known_to_backend: bool = False
+) -> tuple[Partition, Compiled]:
+    """Compile the forward of a partition; `known_to_backend`: which the backend has compiled in another process."""
     forward = passes.pipeline("forward", (), tools.options.forward_passes).run(partition.forward, tools.after_pass)
     partition = replace(partition, forward=forward)
     tools.observe("partition", partition)
     with names.compiling("inference" if partition.backward is None else "forward"):
-        compiled = names.of_backward(tools.backend.compile(partition, joint.static_inputs))
+        if known_to_backend:
+            compiled = tools.backend.recompile(forward, joint.static_inputs, partition.backward is not None)
+        else:
+            compiled = tools.backend.compile(partition, joint.static_inputs)
     backward_passes = passes.pipeline("backward", (), tools.options.backward_passes)
-    return partition, with_backward_passes(compiled, backward_passes, tools.after_pass)
+    return partition, with_backward_passes(names.of_backward(compiled), backward_passes, tools.after_pass)
 
 
 def used_again(joint: JointGraph, earlier: Sequence[Executable], tools: Toolchain) -> tuple[Partition, Compiled] | None:

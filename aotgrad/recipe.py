@@ -17,7 +17,7 @@ from aotgrad.observe import Observer
 from aotgrad.options import Options
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
 from aotgrad.passes import KnownValues
-from aotgrad.pipeline import Executable, SmallGraph, Toolchain, compile_flat
+from aotgrad.pipeline import Executable, SmallGraph, Toolchain, compile_flat, compile_halves
 from aotgrad.plan_cache import PlanCache
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.vjp import CapturedFunction, CompiledVjp, check_old_values
@@ -69,7 +69,7 @@ class Recipe:
     def toolchain(self) -> Toolchain:
         """What one compilation is run with."""
         observer = Observer(self.options.verify)
-        return Toolchain(self.backend, self.partition_fn, self.options, observer, observer.after_pass)
+        return Toolchain(self.backend, self.partition_fn, self.options, observer, observer.after_pass, compile_halves)
 
     def higher_order(
         self,

@@ -2759,6 +2759,11 @@ def replaced_rules() -> list[str]:
     return sorted(op for library, op, *key in names if library == "aten" and "".join(key).startswith(rules))
 
 
+def takes_plain_arguments(graph: fx.Graph) -> bool:
+    """Whether the code of a graph takes its placeholders as they are, and returns its output as it is."""
+    return type(graph._codegen) is fx.graph.CodeGen
+
+
 def global_settings() -> tuple:
     """The global state that traces and compiled code depend on, as values that mean the same in another process."""
     backends = torch.backends

@@ -1769,6 +1769,14 @@ def test_a_graph_takes_and_returns_nested_values():
     assert fx.GraphModule(nn.Module(), graph)([1], {"b": 2}) == ([1], {"b": 2})
 
 
+def test_a_graph_that_takes_its_arguments_apart():
+    graph = fx.Graph()
+    graph.output(graph.placeholder("a"))
+    assert compat.takes_plain_arguments(graph)
+    compat.returns_pytree(graph, ("first",), *(pytree.tree_flatten(tree)[1] for tree in (([0],), 0)))
+    assert not compat.takes_plain_arguments(graph)
+
+
 def test_decompositions_by_overload():
     assert set(compat.decompositions_of([aten.elu])) >= {aten.elu.default}
 

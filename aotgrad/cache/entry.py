@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from aotgrad.convention.sharing import MemorySharing
-from aotgrad.ir import BackwardSegment, CallingConvention, InputAliasInfo
+from aotgrad.ir import BackwardSegment, CallingConvention, InputAliasInfo, RecomputedValue, SavedValue
 from aotgrad.runtime.plan import Plan
 from aotgrad.slots import GraphSignature
 
@@ -46,6 +46,16 @@ class StoredSmallGraph:
 
     ops: int
     limit: int
+
+
+@dataclass(frozen=True)
+class StoredPartition:
+    """The halves of a joint graph."""
+
+    forward: GraphText
+    backward: GraphText | None
+    saved: tuple[SavedValue, ...]
+    recomputed: tuple[RecomputedValue, ...]
 
 
 Entry = Union[StoredPlan, StoredSmallGraph]

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,12 +26,17 @@ from aotgrad.torch_compat import FakeTensorMode
 KEPT_META = ("autograd_backward", "forward_op", "original_aten")
 """What the runtime and Inductor's names ask of a node, besides its value, its stack trace and its autograd node."""
 
+Attributes = Mapping[str, Any]
+"""What a graph refers to by name: tensors that a function closed over, or made of numbers."""
+
+NOTHING: Attributes = MappingProxyType({})
+
 Origins = Sequence["str | None"]
 """Stack traces of what was traced, by position: graphs refer to them, so that a line that has moved is the one printed."""
 
 
-def write_half(half: GraphHalf, origins: Origins = ()) -> GraphText:
-    """The text of a half.
+def write_half(half: GraphHalf, origins: Origins = (), held: Attributes = NOTHING) -> GraphText:
+    """The text of a half. Attributes that are in `held` under the same name are left out.
 
     Raises:
         NotPlain: a node of it has none.
@@ -40,7 +46,10 @@ def write_half(half: GraphHalf, origins: Origins = ()) -> GraphText:
     nodes = list(half.module.graph.nodes)
     writer = Writer({node: k for k, node in enumerate(nodes)})
     rows = [write_node(writer, node) for node in nodes]
-    constants = {node.target: writer.write(constant_of(half.module, node)) for node in nodes if node.op == "get_attr"}
+    attributes = {node.target: attribute_of(half.module, node) for node in nodes if node.op == "get_attr"}
+    constants = {
+        name: writer.write(constant(name, value)) for name, value in attributes.items() if value is not held.get(name)
+    }
     data = {"nodes": rows, "constants": constants, "storages": writer.storages}
     computes = text_of(data)
     metas = list(write_metas(nodes, origins))
@@ -72,15 +81,18 @@ def has_plain(node: fx.Node, name: str) -> bool:
     return isinstance(node.meta.get(name), (bool, str, torch._ops.OpOverload))
 
 
-def constant_of(module: fx.GraphModule, node: fx.Node) -> torch.Tensor:
-    constant = getattr(module, str(node.target), None)
-    if not isinstance(constant, torch.Tensor):
-        raise NotPlain(f"the attribute {node.target} of a graph, which is no tensor")
-    return constant
+def attribute_of(module: fx.GraphModule, node: fx.Node) -> Any:
+    return functools.reduce(getattr, str(node.target).split("."), module)
 
 
-def read_graph(text: str, mode: FakeTensorMode, origins: Origins = ()) -> fx.GraphModule:
-    """The graph of a text.
+def constant(name: str, value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise NotPlain(f"the attribute {name} of a graph, which is no tensor")
+    return value
+
+
+def read_graph(text: str, mode: FakeTensorMode, origins: Origins = (), held: Attributes = NOTHING) -> fx.GraphModule:
+    """The graph of a text; `held` are the attributes that were left out.
 
     Raises:
         Damaged: it is the text of none.
@@ -98,7 +110,7 @@ def read_graph(text: str, mode: FakeTensorMode, origins: Origins = ()) -> fx.Gra
             node.meta.update(read_meta(reader, meta, origins))
             nodes.append(node)
         constants = {name: reader.read(value) for name, value in data["constants"].items()}
-    return LazyGraphModule(constants, graph)
+    return LazyGraphModule({**held, **constants}, graph)
 
 
 def read_meta(reader: Reader, data: Mapping[str, Any], origins: Origins) -> Iterator[tuple[str, Any]]:
@@ -128,12 +140,13 @@ class StoredHalf(GraphHalf):
     stored: GraphText
     mode: FakeTensorMode
     origins: Origins
+    held: Attributes
 
-    def __init__(self, stored: GraphText, mode: FakeTensorMode, origins: Origins) -> None:
-        values = {"stored": stored, "signature": stored.signature, "mode": mode, "origins": origins}
+    def __init__(self, stored: GraphText, mode: FakeTensorMode, origins: Origins, held: Attributes = NOTHING) -> None:
+        values = {"stored": stored, "signature": stored.signature, "mode": mode, "origins": origins, "held": held}
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @functools.cached_property
     def module(self) -> fx.GraphModule:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return read_graph(self.stored.text, self.mode, self.origins)
+        return read_graph(self.stored.text, self.mode, self.origins, self.held)

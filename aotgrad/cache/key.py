@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,14 @@ import torch.fx as fx
 
 import aotgrad
 from aotgrad import passes, torch_compat
+from aotgrad.backends.base import Backend
 from aotgrad.cache.graphs import digest, text_of
 from aotgrad.cache.plain import BUILT_IN_NAMESPACES, NotPlain, Writer
 from aotgrad.convention import Dedupe
 from aotgrad.ir import InputHint
+from aotgrad.lifting import slots_of
 from aotgrad.options import Options
+from aotgrad.partition import is_typed
 
 if TYPE_CHECKING:
     from aotgrad.recipe import Recipe
@@ -65,19 +68,26 @@ def key_of(
     """
     try:
         parts = (
-            code_version(),
-            repr(torch_compat.torch_build()),
-            repr(settings()),
-            options_key(recipe.options),
-            backend_key(recipe),
+            *compilation_key(recipe.backend, recipe.partition_fn, recipe.options),
             repr(dedupe),
             text_of([input_key(*pair) for pair in zip(tensors, hints, strict=True)]),
             repr(shared_storages(tensors)),
+            repr([slot.name for slot in slots_of(module)]),
             text_of(graph_key(module)),
         )
     except NotPlain as error:
         raise NotStored(str(error)) from None
     return digest(*parts)
+
+
+def compilation_key(backend: Backend, partition_fn: Callable, options: Options) -> tuple[str, ...]:
+    """How a graph is compiled, wherever it came from.
+
+    Raises:
+        NotStored
+    """
+    build = repr(torch_compat.torch_build())
+    return code_version(), build, repr(settings()), options_key(options), backend_key(backend, partition_fn)
 
 
 @functools.cache
@@ -113,19 +123,21 @@ def options_key(options: Options) -> str:
     return repr([(name, value) for name, value in values if name not in WITHOUT_EFFECT])
 
 
-def backend_key(recipe: Recipe) -> str:
+def backend_key(backend: Backend, partition_fn: Callable) -> str:
     """What the backend makes of a graph, and how that is partitioned.
 
     Raises:
         NotStored: the backend or the partition function is the user's own.
     """
-    key = recipe.backend.cache_key()
+    key = backend.cache_key()
     if key is None:
-        raise NotStored(f"the backend {recipe.backend.name!r} has no key for what it makes")
-    partition = recipe.partition_fn
-    if partition.__module__.partition(".")[0] != "aotgrad":
+        raise NotStored(f"the backend {backend.name!r} has no key for what it makes")
+    if not is_typed(partition_fn):
         raise NotStored("the partition function is the user's own")
-    return repr((recipe.backend.name, key, partition.__qualname__))
+    budget = None
+    if isinstance(partition_fn, functools.partial):
+        partition_fn, budget = partition_fn.func, partition_fn.keywords.get("memory_budget")
+    return repr((backend.name, key, backend.fuses, backend.min_graph_ops, partition_fn.__qualname__, budget))
 
 
 # --- Inputs ----------------------------------------------------------------------------------------------------------
@@ -160,12 +172,14 @@ def shared_storages(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 
 
 def graph_key(module: fx.GraphModule) -> list[Any]:
-    """What a graph of Dynamo's computes, and which of its nodes have a stack trace in common.
+    """What a graph computes before it is traced, as Dynamo makes it, and which of its nodes have a stack trace in common.
 
     Raises:
         NotPlain: a constant in it has no plain form.
         NotStored: it calls what is the user's own.
     """
+    if not torch_compat.takes_plain_arguments(module.graph):
+        raise NotStored("the graph takes its arguments apart")
     nodes = list(module.graph.nodes)
     writer = Writer({node: k for k, node in enumerate(nodes)})
     traces: dict[Hashable, int] = {}

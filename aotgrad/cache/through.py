@@ -10,7 +10,6 @@ goes wrong with the cache, the function is compiled. `counters` and the logger `
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,30 +17,26 @@ from typing import Any
 
 import torch.fx as fx
 
-from aotgrad import observe, torch_compat
+from aotgrad import observe
 from aotgrad.cache.entry import Entry, GraphText, StoredPlan, StoredSmallGraph
-from aotgrad.cache.graphs import Origins, digest, text_of, write_half
-from aotgrad.cache.key import NotStored, code_version, key_of, settings, stack_traces
-from aotgrad.cache.plain import LIKE_NUMBERS, Damaged, NotPlain, Reader, Writer
+from aotgrad.cache.files import bypassed, plan_store, read_entry, storing_backend, write_entry
+from aotgrad.cache.graphs import Origins, write_half
+from aotgrad.cache.halves import StoringRecipe
+from aotgrad.cache.key import NotStored, key_of, stack_traces
+from aotgrad.cache.plain import LIKE_NUMBERS, Damaged, NotPlain
 from aotgrad.cache.restore import Restored, joint_digest, restore
 from aotgrad.cache.store import IS_SUPPORTED, Store, failed
 from aotgrad.capture.fake import find_fake_mode
 from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import Dedupe, MemorySharing
 from aotgrad.counters import counters
-from aotgrad.ir import GraphHalf, InputHint, JointGraph, Partition
-from aotgrad.options import cache_folder
+from aotgrad.ir import InputHint, JointGraph, Partition
 from aotgrad.pipeline import Executable, SmallGraph, Toolchain
 from aotgrad.recipe import Recipe
 from aotgrad.runtime.steps import ReturnValue
 from aotgrad.torch_compat import FakeTensorMode
 
 log = logging.getLogger("aotgrad.cache")
-
-
-def plan_store() -> Store:
-    """Where compiled functions are kept."""
-    return Store(cache_folder() / "plans")
 
 
 def compile_through_cache(
@@ -67,9 +62,8 @@ def compile_through_cache(
         request = Request.of(module, dedupe, tensors, hints, recipe)
         found = request.restored(function)
     except NotStored as reason:
-        counters["cache_bypasses"] += 1
-        log.info("a function is not kept: %s", reason)
-        return recipe.compile(function, tensors, hints)
+        log.info("a function is traced in every process: %s", reason)
+        return StoringRecipe(recipe.backend, recipe.partition_fn, recipe.options).compile(function, tensors, hints)
     if found is not None:
         counters["cache_hits"] += 1
         return found
@@ -99,8 +93,7 @@ class Request:
         if not IS_SUPPORTED:
             raise NotStored("this system does not say who owns a folder")
         key, store = key_of(module, dedupe, tensors, hints, recipe), plan_store()
-        backend = recipe.backend.storing(Artefacts(store, repr((recipe.backend.name, recipe.backend.cache_key()))))
-        recipe = replace(recipe, backend=backend)
+        recipe = replace(recipe, backend=storing_backend(recipe.backend, store))
         return cls(key, store, recipe, tensors, tuple(stack_traces(module)), find_fake_mode(tensors))
 
     def restored(self, function: FlatFunction) -> Restored | StoredSmallGraph | None:
@@ -119,9 +112,7 @@ class Request:
         return None
 
     def entry(self, content: bytes) -> Entry:
-        data = json.loads(content)
-        with torch_compat.normal_mode():
-            entry = Reader(self.mode, data["storages"]).read(data["entry"])
+        entry = read_entry(content, self.mode)
         if not isinstance(entry, (StoredPlan, StoredSmallGraph)):
             raise Damaged(f"an entry that is a {type(entry).__name__}")
         return entry
@@ -133,13 +124,9 @@ class Request:
     def keep(self, made: Executable | SmallGraph, stages: StagesSeen) -> None:
         """Store what was made, if it can be."""
         try:
-            entry = self.entry_of(made, stages)
-            writer = Writer()
-            data = {"entry": writer.write(entry), "storages": writer.storages}
-            self.store.write(self.key, text_of(data).encode())
+            write_entry(self.store, self.key, self.entry_of(made, stages))
         except (NotPlain, NotStored) as reason:
-            counters["cache_bypasses"] += 1
-            log.info("a function is not kept: %s", reason)
+            bypassed(reason)
 
     def entry_of(self, made: Executable | SmallGraph, stages: StagesSeen) -> Entry:
         """Raises NotPlain, NotStored."""
@@ -203,38 +190,3 @@ class RecordingRecipe(Recipe):
 
     def toolchain(self) -> Toolchain:
         return replace(super().toolchain(), observe=self.stages)
-
-
-@dataclass(frozen=True)
-class Artefacts:
-    """The places of what a backend makes of graphs; `backend` says which backend, and how it is configured."""
-
-    store: Store
-    backend: str
-
-    def __call__(self, half: GraphHalf, how: str) -> StoredArtefact | None:
-        try:
-            graph = write_half(half).digest
-            known = (code_version(), repr(torch_compat.torch_build()), repr(settings()[1:]))
-        except (NotPlain, NotStored):
-            return None
-        return StoredArtefact(self.store, digest("artefact", *known, self.backend, how, graph))
-
-
-@dataclass(frozen=True)
-class StoredArtefact:
-    """The place of what was made of one graph. Implements `backends.base.Artefact`."""
-
-    store: Store
-    key: str
-
-    def read(self) -> bytes | None:
-        content = self.store.read(self.key)
-        counters["artefact_misses" if content is None else "artefact_hits"] += 1
-        return content
-
-    def write(self, content: bytes) -> None:
-        self.store.write(self.key, content)
-
-    def failed(self, error: Exception) -> None:
-        failed(f"{self.key} is of no use: {type(error).__name__}: {error}")

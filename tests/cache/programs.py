@@ -5,6 +5,7 @@ python -m tests.cache.programs mlp aotgrad_eager FILE        runs a program and 
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -56,6 +57,12 @@ def small() -> tuple[Callable, Sequence[Any]]:
 PROGRAMS = {function.__name__: function for function in (mlp, writes, overlapping, dropout, small)}
 
 
+COMPILERS: dict[str, Callable[[Callable], Callable]] = {
+    "aot_function": functools.partial(aotgrad.aot_function, fw_compiler=aotgrad.nop, options={"cache": True})
+}
+"""What compiles a program, if it is not a backend of `torch.compile`."""
+
+
 def outcome(name: str, compiler: Callable[[Callable], Callable]) -> list[torch.Tensor]:
     """Everything that a program computes, gradients included."""
     torch.manual_seed(0)
@@ -84,7 +91,7 @@ def run_in_processes(name: str, backend: str, paths: Sequence[Path]) -> list[tup
 
 def main(name: str, backend: str, path: str) -> None:
     torch.set_num_threads(1)
-    values = outcome(name, lambda function: torch.compile(function, backend=backend))
+    values = outcome(name, COMPILERS.get(backend) or functools.partial(torch.compile, backend=backend))
     torch.save((values, dict(aotgrad.counters)), path)
 
 

@@ -24,12 +24,6 @@ def unknown_option():
 
 
 @error_case
-def cache_without_dynamo():
-    """What is to be kept on disk, and cannot be."""
-    aotgrad.aot_function(torch.sin, aotgrad.nop, options={"cache": True})
-
-
-@error_case
 def illegal_option_value():
     """An option with a value that is not legal."""
     aotgrad.Options(partitioner="greedy")
