@@ -61,7 +61,11 @@ def compile_halves_through_cache(
         return lowered(found, joint, request.tools, names, known_to_backend=True)
     counters["cache_misses"] += 1
     partition = divided(joint, tools, known, names)
-    forward = request.written(partition.forward)
+    try:
+        forward = request.text_of(partition.forward)
+    except NotPlain as reason:
+        bypassed(reason)
+        return lowered(partition, joint, request.tools, names)
     made = lowered(partition, joint, request.tools, names)
     request.keep(forward, partition)
     return made
@@ -113,24 +117,17 @@ class HalvesRequest:
         half = StoredHalf(stored, self.mode, self.origins, self.held)
         return GraphHalf(half.module, half.signature)
 
-    def written(self, half: GraphHalf) -> GraphText | NotPlain:
-        """A half as text, or why it has none."""
-        try:
-            return write_half(half, self.origins, self.held)
-        except NotPlain as problem:
-            return problem
+    def text_of(self, half: GraphHalf) -> GraphText:
+        """Raises NotPlain."""
+        return write_half(half, self.origins, self.held)
 
-    def keep(self, forward: GraphText | NotPlain, partition: Partition) -> None:
+    def keep(self, forward: GraphText, partition: Partition) -> None:
         """Store what was made, if it can be. `forward` is as the backend got it, the backward as it left that."""
-        backward = None if partition.backward is None else self.written(partition.backward)
-        for half in (forward, backward):
-            if isinstance(half, NotPlain):
-                bypassed(half)
-                return
         try:
+            backward = None if partition.backward is None else self.text_of(partition.backward)
             write_entry(self.store, self.key, StoredPartition(forward, backward, partition.saved, partition.recomputed))
-        except NotPlain as problem:
-            bypassed(problem)
+        except NotPlain as reason:
+            bypassed(reason)
 
 
 def tensors_of(module: fx.GraphModule) -> dict[str, torch.Tensor]:
@@ -150,7 +147,7 @@ def joint_key(joint: JointGraph, origins: Origins, held: Mapping[str, torch.Tens
     inputs = [joint.static_inputs, joint.mutated_inputs, joint.private_inputs]
     rest = [joint.signature, joint.segments, joint.backward_error, *inputs]
     tensors = [[name, str(value.dtype), str(value.device), list(value.shape)] for name, value in held.items()]
-    return [graph.text, list(origins), tags(joint.module.graph.nodes), tensors, [writer.write(each) for each in rest]]
+    return [graph.text, list(origins), tags(list(joint.module.graph.nodes)), tensors, [writer.write(each) for each in rest]]
 
 
 def tags(nodes: Sequence[fx.Node]) -> list[list[Any]]:
