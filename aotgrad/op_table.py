@@ -220,7 +220,10 @@ SYMBOLIC_READS = frozenset(
 
 
 class Statistics(NamedTuple):
-    """Where an op takes running statistics, where it returns new ones, and the argument that says whether it does."""
+    """Where an op takes running statistics, where it returns new ones, and the argument that says whether it trains.
+
+    The backward of a training step takes them, too, and does not look at them.
+    """
 
     arguments: tuple[int, ...]
     results: tuple[int, ...]
@@ -230,6 +233,9 @@ class Statistics(NamedTuple):
 STATISTICS = {
     "aten._batch_norm_with_update_functional": Statistics((3, 4), (4, 5), None),
     "aten._native_batch_norm_legit_functional": Statistics((3, 4), (3, 4), 5),
+    "aten.batch_norm_backward": Statistics((3, 4), (), 7),
+    "aten.cudnn_batch_norm_backward": Statistics((3, 4), (), None),
+    "aten.native_batch_norm_backward": Statistics((3, 4), (), 7),
 }
 
 
@@ -280,6 +286,13 @@ def _has_known_effect(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return target.namespace in EFFECTFUL_NAMESPACES or target._schema.is_mutable or not target._schema.returns
+
+
+def is_pure_effect(target: Any) -> bool:
+    """Whether the op has an effect, changes no tensor and has no result: it prints or checks."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return op_name(target) == "higher_order.print"
+    return has_effect(target) and not target._schema.is_mutable and not target._schema.returns
 
 
 def runs_once(target: Any) -> bool:
@@ -369,12 +382,17 @@ def reads_value(node: fx.Node, argument: fx.Node) -> bool:
     if reads_size(node.target):
         return False
     if op_name(node.target) == "aten.clone":
-        return any(reads_value(user, node) for user in node.users)
-    return not is_running_statistic(node, argument) or any(map(is_new_statistic, node.users))
+        return is_read(node)
+    return not is_running_statistic(node, argument) or any(is_new_statistic(user) and is_read(user) for user in node.users)
+
+
+def is_read(node: fx.Node) -> bool:
+    """Whether what is used of a graph depends on the value of a node."""
+    return any(reads_value(user, node) for user in node.users)
 
 
 def is_running_statistic(node: fx.Node, argument: fx.Node) -> bool:
-    """Whether a node is the batch norm of a training step, and the argument nothing but a statistic that it updates."""
+    """Whether a node is the batch norm of a training step, or its backward, and the argument only a running statistic."""
     statistics = STATISTICS.get(op_name(node.target))
     if statistics is None or not (statistics.training is None or node.args[statistics.training]):
         return False

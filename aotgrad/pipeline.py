@@ -111,8 +111,7 @@ class Executable(Traced):
         """The inputs whose values the graph needs, or the guard of values."""
         placeholders = self.joint.module.graph.find_nodes(op="placeholder")
         guarded = () if (guard := self.value_guard) is None else guard.inputs
-        read = (any(op_table.reads_value(user, node) for user in node.users) for node in placeholders)
-        return tuple(index for index, is_read in enumerate(read) if is_read or index in guarded)
+        return tuple(k for k, node in enumerate(placeholders) if k in guarded or op_table.is_read(node))
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,7 @@ def joint_of(
     joint = tidy.run(joint, tools.after_pass)
     if options.keep_input_mutations and not joint.differentiable:
         joint = passes.keep_input_mutations(joint, meta)
-    joint = passes.take_known_values(tools.backend.prepare_joint(joint), known)
+    joint = passes.remove_repeated_effects(passes.take_known_values(tools.backend.prepare_joint(joint), known))
     tools.observe("joint", joint)
     return TracedJoint(capture, meta, joint)
 

@@ -60,7 +60,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import _COPY_META_FIELDS
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _detect_infra_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _detect_infra_mode
 
 __all__ = [
     "FakeTensor",
@@ -70,6 +70,7 @@ __all__ = [
     "ProxyTorchDispatchMode",
     "PythonKeyTracer",
     "ShapeEnv",
+    "TorchDispatchMode",
     "TracingContext",
     "below_autograd",
     "decompose",

@@ -27,6 +27,7 @@ import torch.utils._pytree as pytree
 
 from aotgrad import passes, torch_compat
 from aotgrad.argument_views import NotCompiled, Watched, with_views
+from aotgrad.capture import repeats
 from aotgrad.capture.flatten import Arguments
 from aotgrad.counters import counters
 from aotgrad.errors import AOTGradError
@@ -128,7 +129,8 @@ class BackwardRegion:
         count = len(tensors) - len(self.defined)
 
         def of_wanted(*wanted: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            results = tensors_of(self.region(*replaced(tensors[:count], self.wanted, wanted)))
+            with repeats.repeated():
+                results = tensors_of(self.region(*replaced(tensors[:count], self.wanted, wanted)))
             return tuple(results[position] for position in self.defined)
 
         with torch_compat.autocast_as(self.autocast):
@@ -151,7 +153,8 @@ class ForwardRegion:
         count = len(tensors) - len(self.dual)
 
         def of_dual(*dual: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tensors_of(self.region(*replaced(tensors[:count], self.dual, dual)))
+            with repeats.repeated():
+                return tensors_of(self.region(*replaced(tensors[:count], self.dual, dual)))
 
         primals = tuple(tensors[position] for position in self.dual)
         return list(torch.func.jvp(of_dual, primals, tensors[count:])[1])

@@ -11,6 +11,7 @@ Known limits: an input whose old value is needed but was changed by the call rai
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from torch.autograd.graph import GradientEdge
 
 from aotgrad import op_table, torch_compat
 from aotgrad.batching import CompiledBatches
-from aotgrad.capture import joins
+from aotgrad.capture import joins, repeats
 from aotgrad.capture.flatten import Arguments
 from aotgrad.errors import HigherOrderError, UnsupportedOutputError
 from aotgrad.ir import (
@@ -36,7 +37,7 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
 )
 from aotgrad.joint.backward import differentiated_as_in_eager
-from aotgrad.joint.segments import CutBackward, Detour, ends_without_inputs, find_segments
+from aotgrad.joint.segments import CutBackward, Detour, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache import CachedPlan, NoPlan, PlanCache, State
@@ -45,6 +46,7 @@ from aotgrad.slots import (
     Cut,
     ForwardResult,
     Gradient,
+    GradientTarget,
     IntermediateBase,
     Primal,
     ReturnedView,
@@ -53,6 +55,7 @@ from aotgrad.slots import (
     UserOutput,
 )
 from aotgrad.torch_compat import AutocastState
+from aotgrad.without_effects import WithoutEffects
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,12 @@ class CapturedFunction:
         """What a vjp knows whose inputs are those of the function, others, and from `position` on the saved values."""
         inputs = tuple(range(len(self.capture.inputs)))
         return KnownValues(self.joint, inputs, dict(enumerate(names, position)), self.known)
+
+    @functools.cached_property
+    def has_effects(self) -> bool:
+        """Whether an op does more than compute its result."""
+        called = (node.target for node in self.capture.trace.graph.nodes if node.op == "call_function")
+        return any(map(op_table.has_effect, called))
 
     @functools.cached_property
     def needed_old_values(self) -> list[int]:
@@ -289,7 +298,7 @@ class VectorJacobianProduct:
         with torch.enable_grad():
             inputs = self.protected(primals)
             entered = [entry_of(value) for value in inputs]
-            with joins.collected() as joined:
+            with joins.collected() as joined, self.again(primals):
                 outputs = self.function.call(*inputs)
             with torch_compat.unobserved():
                 forget_hooks([*inputs, *(output for output in outputs if is_view(output))])
@@ -298,6 +307,11 @@ class VectorJacobianProduct:
                 joins.declare(result, live[slot])
             with torch_compat.autocast_as(self.autocast):
                 return self.gradients(live, entered, tangents, joins.positions(joined, inputs))
+
+    def again(self, primals: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+        """Open while the original function runs again, which has no effects then."""
+        runs_op_by_op = self.function.has_effects and not torch_compat.any_functional(primals)
+        return WithoutEffects() if runs_op_by_op else repeats.repeated()
 
     def protected(self, primals: Sequence[Any]) -> list[Any]:
         """Clones of the inputs that the function changes, if only in their size: it has changed them once already.
@@ -334,7 +348,8 @@ class VectorJacobianProduct:
         if is_one and not joined and not self.function.views:
             found = gradients_of_all(live, inputs, slots, wanted, tangents)
         else:
-            found = gradients_of_segments(self.function, live, inputs, slots, tangents, joined)
+            leaving = {gradient.of for gradient in segment.gradients}
+            found = gradients_of_segments(self.function, live, inputs, slots, leaving, tangents, joined)
             found = {replace(gradient, segment=None): value for gradient, value in found.items()} if is_one else found
         return [found.get(gradient) if gradient in wanted else None for gradient in segment.gradients]
 
@@ -400,10 +415,14 @@ def gradients_of_segments(
     live: Live,
     inputs: Sequence[Input],
     slots: Sequence[Any],
+    leaving: Collection[GradientTarget],
     tangents: Sequence[torch.Tensor],
     joined: Sequence[tuple[int, torch.Tensor]],
 ) -> Found:
-    """What segments pass on whose tangents are given: the graph is cut as it was when the function was first traced."""
+    """What segments pass on whose tangents are given: the graph is cut as it was when the function was first traced.
+
+    `leaving` is where to: what comes behind is not run.
+    """
     with_grad = [k for k, spec in enumerate(function.capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
     all_edges = {slot: torch_compat.gradient_edge(tensor) for slot, tensor in live.items()}
     edges = {slot: edge for slot, edge in all_edges.items() if not isinstance(slot, ReturnedView)}
@@ -415,10 +434,11 @@ def gradients_of_segments(
     assert segmentation is not None, "the function ran otherwise than when it was first traced"
     entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
     roots = [GradientEdge(*entries[slot]) for slot in slots]
+    ends = [GradientEdge(*edge) for edge, target in segmentation.targets.items() if target in leaving]
+    if not ends:
+        return {}
     with CutBackward(segmentation, lambda cut, gradient: None) as cut_backward, differentiated_as_in_eager(live.values()):
-        leaves = [inputs[k] for k in with_grad]
-        ends = ends_without_inputs(segmentation)
-        torch.autograd.grad(roots, [*leaves, *ends], tangents, create_graph=True, allow_unused=True)
+        torch.autograd.grad(roots, ends, tangents, create_graph=True, allow_unused=True)
     return cut_backward.terms()
 
 

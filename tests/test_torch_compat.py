@@ -894,7 +894,7 @@ def test_modes_that_make_tensors_elsewhere():
         assert len(compat.function_modes()) == 2
 
 
-class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
+class DispatchMode(compat.TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
 

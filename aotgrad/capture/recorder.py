@@ -18,6 +18,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.capture import repeats
 from aotgrad.errors import CaptureError
 from aotgrad.torch_compat import PythonKeyTracer
 
@@ -85,6 +86,8 @@ class Recorder(PythonKeyTracer):
             trace = self._stacks.current()
             if trace:
                 node.meta["stack_trace"] = trace
+        if repeats.is_repeated():
+            node.meta["repeated"] = True
         sequence_nr = torch_compat.sequence_nr() - 1
         node.meta["seq_nr"] = sequence_nr
         if sequence_nr in self._origins:

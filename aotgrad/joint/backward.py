@@ -21,7 +21,7 @@ import torch
 import torch.fx as fx
 from torch.autograd.graph import GradientEdge
 
-from aotgrad import torch_compat
+from aotgrad import op_table, torch_compat
 from aotgrad.errors import AOTGradError, CaptureError, UnsupportedMutationError
 from aotgrad.ir import (
     BackwardError,
@@ -61,6 +61,8 @@ from aotgrad.slots import (
     UserOutput,
 )
 
+NO_SEGMENTS: Mapping[Any, int] = {}
+
 
 @dataclass(frozen=True)
 class Result:
@@ -85,8 +87,16 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
         inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *backward.gradients)
     )
     capture.trace.graph.output([*(result.node for result in results), *backward.gradients.values()])
+    _tag_effects(capture.trace.graph)
     static, mutated = _static_inputs(capture), _mutated_inputs(capture, meta)
     return JointGraph(capture.trace.module(), signature, static, mutated, backward.error, backward.segments)
+
+
+def _tag_effects(graph: fx.Graph) -> None:
+    """Tag effects of the backward: one that reads no tangent could as well be one of the forward."""
+    for node in graph.nodes:
+        if node.meta.get("autograd_backward") and op_table.has_effect(node.target):
+            node.meta["partitioner_tag"] = "is_backward"
 
 
 OVERWRITTEN = "modified by an inplace operation"
@@ -300,7 +310,8 @@ def _gradients_of_segments(
         return cuts.setdefault(Tangent(cut), capture.trace.add_placeholder(name, gradient))
 
     with CutBackward(segmentation, enter) as cut_backward:
-        _gradients(capture, outputs, list(tangents.values()), ends_without_inputs(segmentation))
+        ends = ends_without_inputs(segmentation)
+        _gradients(capture, outputs, list(tangents.values()), ends, segmentation.segment_of)
     with eager_dtypes(), attributed_to_forward(capture.trace, ()):
         terms = cut_backward.terms()
     return cuts, {gradient: terms[gradient] for gradient in sorted(terms, key=_rank)}, list(cut_backward.left)
@@ -422,7 +433,11 @@ def reject_foreign_leaves(capture: Capture, roots: Sequence[torch.Tensor]) -> No
 
 
 def _gradients(
-    capture: Capture, outputs: Sequence[Result], tangents: Sequence[torch.Tensor], ends: Sequence[GradientEdge] = ()
+    capture: Capture,
+    outputs: Sequence[Result],
+    tangents: Sequence[torch.Tensor],
+    ends: Sequence[GradientEdge] = (),
+    segment_of: Mapping[Any, int] = NO_SEGMENTS,
 ) -> list[torch.Tensor | None]:
     """One gradient a primal, `None` where there is none. The gradients of `ends` are computed besides."""
     wanted = [i for i, spec in enumerate(capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
@@ -431,7 +446,7 @@ def _gradients(
     reject_foreign_leaves(capture, roots)
     if not outputs or not wanted:
         return gradients
-    with attributed_to_forward(capture.trace, roots), eager_dtypes():
+    with attributed_to_forward(capture.trace, roots, segment_of), eager_dtypes():
         # Retained: a backward that raises is tried again, output by output.
         inputs = [*(capture.primals[i] for i in wanted), *ends]
         found = torch.autograd.grad(roots, inputs, tangents, retain_graph=True, allow_unused=True)
@@ -448,10 +463,13 @@ def eager_dtypes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def attributed_to_forward(trace: OpenTrace, roots: Iterable[torch.Tensor]) -> Iterator[None]:
-    """While this is open, backward ops carry the origin of the forward op that they differentiate."""
+def attributed_to_forward(
+    trace: OpenTrace, roots: Iterable[torch.Tensor], segment_of: Mapping[Any, int] = NO_SEGMENTS
+) -> Iterator[None]:
+    """While this is open, backward ops carry the origin of the forward op that they differentiate, and their segment."""
     nodes = autograd_nodes(roots)
-    handles = [*(node.register_prehook(_attribution(trace, node)) for node in nodes), *as_in_eager(nodes)]
+    attributions = [node.register_prehook(_attribution(trace, node, segment_of.get(node))) for node in nodes]
+    handles = [*attributions, *as_in_eager(nodes)]
     trace.attribute_to({})
     try:
         yield
@@ -478,8 +496,10 @@ def differentiated_as_in_eager(roots: Iterable[torch.Tensor]) -> Iterator[None]:
             handle.remove()
 
 
-def _attribution(trace: OpenTrace, node: Any) -> Callable[[Any], None]:
+def _attribution(trace: OpenTrace, node: Any, segment: int | None) -> Callable[[Any], None]:
     origin = trace.origin_of(torch_compat.node_sequence_nr(node))
+    if segment is not None:
+        origin = {**origin, "segment": segment}
 
     def attribute(_: Any) -> None:
         trace.attribute_to(origin)

@@ -19,6 +19,7 @@ from aotgrad.passes.leftovers import RemoveLeftovers
 from aotgrad.passes.ops import computes
 from aotgrad.passes.peephole import Peephole
 from aotgrad.passes.registry import generation, pipeline, register, registered, unregister
+from aotgrad.passes.repeated_effects import reject_repeated_effect, remove_repeated_effects
 from aotgrad.passes.rewrite import copy_half
 
 JOINT: tuple[Pass, ...] = (
@@ -59,6 +60,8 @@ __all__ = [
     "pipeline",
     "register",
     "registered",
+    "reject_repeated_effect",
+    "remove_repeated_effects",
     "take_known_values",
     "unregister",
 ]

@@ -5,11 +5,13 @@
     becomes                       g = t * (1 - saved * saved)                    with the derivatives that were traced for y
 
 Two nodes compute the same if they apply the same op to the same values: the two graphs are numbered together (value
-numbering). A random op is the same as the one with the same place among the random ops of the other graph.
+numbering). A random op is the same as the one with the same place among the random ops of the other graph. Calls of an op
+with an effect are the same if as many others like them went before.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -109,6 +111,7 @@ def number_nodes(joint: JointGraph, numbers: Numbering, inputs: Sequence[int]) -
     """
     found: dict[str, int] = {}
     random_ops = 0
+    with_effects: Counter[Any] = Counter()
     placeholders = iter(inputs)
     for node in joint.module.graph.nodes:
         key: Any = ("of this graph", id(joint), node.name)
@@ -119,6 +122,9 @@ def number_nodes(joint: JointGraph, numbers: Numbering, inputs: Sequence[int]) -
             random_ops += is_random
             arguments = fx.map_arg((node.args, node.kwargs), lambda argument: Number(found[argument.name]))
             key = (node.target, repr(arguments), random_ops if is_random else None)
+            if op_table.has_effect(node.target):
+                with_effects[key] += 1
+                key = (*key, with_effects[key])
         is_copy = node.target is torch.ops.aten.clone.default
         found[node.name] = found[node.args[0].name] if is_copy else numbers.of(key)
     return found

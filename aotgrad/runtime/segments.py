@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch.fx as fx
 
+from aotgrad import op_table
 from aotgrad.ir import BackwardSegment, GraphHalf
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.runtime.variants import copy_graph, remove_dead_code
@@ -20,10 +21,10 @@ def segment_halves(backward: GraphHalf, segments: Sequence[BackwardSegment]) -> 
     """The graph of each segment; a single segment is the backward itself."""
     if len(segments) == 1:
         return (backward,)
-    return tuple(segment_half(backward, segment) for segment in segments)
+    return tuple(segment_half(backward, segment, number) for number, segment in enumerate(segments))
 
 
-def segment_half(backward: GraphHalf, segment: BackwardSegment) -> GraphHalf:
+def segment_half(backward: GraphHalf, segment: BackwardSegment, number: int) -> GraphHalf:
     """The part of `backward` that computes the gradients of `segment`. It keeps every tangent of the segment."""
     graph, placeholders = copy_graph(backward)
     (output,) = graph.find_nodes(op="output")
@@ -31,6 +32,7 @@ def segment_half(backward: GraphHalf, segment: BackwardSegment) -> GraphHalf:
     output.args = (tuple(results[gradient] for gradient in segment.gradients),)
     others = [slot for slot in placeholders if isinstance(slot, Tangent) and slot not in segment.tangents]
     erase_dependents(graph, [placeholders[slot] for slot in others])
+    erase_effects(graph, number)
     remove_dead_code(graph)
     own = [slot for slot, node in placeholders.items() if node.users or slot in segment.tangents]
     for slot in placeholders.keys() - set(own):
@@ -46,4 +48,11 @@ def erase_dependents(graph: fx.Graph, sources: Sequence[fx.Node]) -> None:
             dependents.add(node)
     for node in reversed(graph.nodes):
         if node in dependents and node.op != "placeholder":
+            graph.erase_node(node)
+
+
+def erase_effects(graph: fx.Graph, number: int) -> None:
+    """Erase the effects of other segments than `number` that no value depends on; they need not read a tangent."""
+    for node in reversed(graph.nodes):
+        if node.meta.get("segment", number) != number and not node.users and op_table.has_effect(node.target):
             graph.erase_node(node)

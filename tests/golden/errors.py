@@ -48,6 +48,7 @@ def temperature(x: torch.Tensor) -> torch.Tensor:
 
 
 temperature.register_fake(torch.empty_like)
+temperature.register_autograd(lambda ctx, gradient: gradient)
 _register_effectful_op("aotgrad_golden::temperature", EffectType.ORDERED)
 
 
@@ -584,6 +585,14 @@ def gradient_through_an_old_value():
     y = x * 1
     scale = aotgrad.aot_function(lambda first, whole: (first.mul_(2), whole.sin())[1], aotgrad.nop)
     torch.autograd.grad(scale(y[:2], y).sum(), x, create_graph=True)
+
+
+@error_case
+def gradient_through_an_effect():
+    """A gradient of a gradient needs the result of an effect, which must not happen twice, and was not saved."""
+    x = torch.ones(3, requires_grad=True)
+    y = aotgrad.aot_function(lambda x: temperature(x).sin(), aotgrad.nop, dynamic=True)(x)
+    torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
 @error_case

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
@@ -430,6 +433,28 @@ def test_buffers_are_updated_once() -> None:
     compile_module = functools.partial(aotgrad.aot_module, fw_compiler=aotgrad.nop)
     for actual, wanted in zip(run(compile_module), run(lambda model: model), strict=True):
         torch.testing.assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize("segments", [2, 3, 4, 8, "auto"])
+@pytest.mark.parametrize("grad_mode", ["create_graph", "watched"])
+def test_batch_norms_in_segments(segments: int | str, grad_mode: str) -> None:
+    """Each segment computes the ones before it again, and the backward of a training step reads no running statistic."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 2, 2), nn.BatchNorm2d(2), nn.Sigmoid()]
+    model = nn.Sequential(*layers).double()
+    compiled_model = aotgrad.aot_module(copy.deepcopy(model), aotgrad.nop, options={"grad_segments": segments})
+
+    def step(function, parameters):
+        (x,) = doubles((4, 2, 5, 5))
+        y = function(x)
+        with contextlib.nullcontext() if grad_mode == "create_graph" else Watching():
+            (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return y, slope, *torch.autograd.grad(slope.square().sum() + y.sum(), [x, *parameters])
+
+    for _ in range(2):
+        found = step(compiled_model, list(compiled_model.parameters()))
+        torch.testing.assert_close(found, step(model, list(model.parameters())))
+    torch.testing.assert_close(list(compiled_model.buffers()), list(model.buffers()))
 
 
 def test_a_changed_input_whose_old_value_is_needed_is_a_clear_error() -> None:

@@ -1,0 +1,51 @@
+"""Removes effects that happened before: a second-order function computes the original one again, but prints nothing again.
+
+first   forward(x):           print("x"); y = sin(x)                     prints
+second  vjp(x, t):            print("x"); g = t * cos(x)                 the first node is marked as repeated
+becomes                       g = t * cos(x)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.fx as fx
+
+from aotgrad import op_table, torch_compat
+from aotgrad.errors import HigherOrderError
+from aotgrad.ir import JointGraph
+from aotgrad.passes.dead_code import must_stay
+
+
+def remove_repeated_effects(joint: JointGraph) -> JointGraph:
+    """`joint` without effects that are marked as repeated; it is changed in place.
+
+    Raises:
+        HigherOrderError: the result of a custom op with an effect is needed.
+    """
+    if not any(map(is_repeated_effect, joint.module.graph.nodes)):
+        return joint
+    for node in reversed(joint.module.graph.nodes):
+        if not node.users and (is_repeated_effect(node) or not must_stay(node)):
+            joint.module.graph.erase_node(node)
+        elif is_repeated_effect(node):
+            reject_repeated_effect(node.target)
+    joint.module.recompile()
+    return joint
+
+
+def is_repeated_effect(node: fx.Node) -> bool:
+    return node.op == "call_function" and "repeated" in node.meta and op_table.has_effect(node.target)
+
+
+def reject_repeated_effect(target: Any) -> None:
+    """Raise if an op must not run a second time. Collectives may, if all ranks run them.
+
+    Raises:
+        HigherOrderError: names the op.
+    """
+    if torch_compat.has_registered_effect(target):
+        raise HigherOrderError(
+            f"a gradient of a gradient needs the result of {op_table.op_name(target)}, which was not saved; the op has an "
+            "effect, so it does not run a second time. Call it outside of the compiled function"
+        )
