@@ -188,6 +188,21 @@ def deferred_checks(mode: FakeTensorMode) -> list[Any]:
     return [check.expr for checks in mode.shape_env.deferred_runtime_asserts.values() for check in checks]
 
 
+def pass_counts(graphs: Iterable[fx.Graph]) -> set[Any]:
+    """The symbols of how many results of its passes a loop keeps: one at least, its argument if it makes no pass."""
+    loop = torch.ops.higher_order.while_loop_stack_output
+    nodes = (node for graph in graphs for node in graph.nodes if node.target is operator.getitem)
+    return {node.meta["val"].size(0).node.expr for node in nodes if node.args[0].target is loop}
+
+
+def holds_of_counts(expression: Any, counts: Iterable[Any]) -> bool:
+    """Whether an expression in symbols is true if each of `counts` is one at least."""
+    import sympy
+
+    rest = {count: sympy.Symbol(f"rest_of_{count}", integer=True, nonnegative=True) for count in counts}
+    return expression.xreplace({count: 1 + symbol for count, symbol in rest.items()}) == sympy.true
+
+
 def insert_deferred_checks(module: fx.GraphModule) -> None:
     """Let a traced graph check what torch has assumed of values: ops that raise where it does not hold."""
     mode = fake_mode_of(module.graph)
@@ -2526,10 +2541,24 @@ def breaks_dynamos_graph(error: BaseException | None) -> bool:
     return isinstance(error, exceptions_allowed_to_be_fallback)
 
 
+class SubgraphTracer(_MakefxTracer):
+    """Traces subgraphs in the fake mode that is active: some ops call Dynamo, which has one of its own."""
+
+    _given_mode: FakeTensorMode | None = None
+
+    @property
+    def fake_tensor_mode(self) -> FakeTensorMode | None:
+        return torch._guards.active_fake_mode() or self._given_mode
+
+    @fake_tensor_mode.setter
+    def fake_tensor_mode(self, mode: FakeTensorMode | None) -> None:
+        self._given_mode = mode
+
+
 @contextlib.contextmanager
 def subgraphs_are_traced(fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable]) -> Iterator[None]:
     """Higher-order ops trace the functions that they are given (branches, bodies of loops) into graphs of their own."""
-    tracer = _MakefxTracer(
+    tracer = SubgraphTracer(
         decompositions,
         "real",
         _allow_non_fake_inputs=True,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import sympy
 import torch
 import torch.fx as fx
 import torch.utils._pytree as pytree
@@ -686,6 +687,33 @@ def test_subgraphs_are_traced(fake_mode):
     branches = [module for _, module in recorder.root.named_children()]
     targets = [node.target for branch in branches for node in branch.graph.nodes if node.op == "call_function"]
     assert targets == [torch.ops.aten.sin.default, torch.ops.aten.cos.default]
+
+
+def test_a_subgraph_has_the_fake_mode_that_is_active(fake_mode):
+    """Dynamo has one of its own, and calls ops that trace subgraphs."""
+    with compat.subgraphs_are_traced(fake_mode, {}):
+        tracer = torch.fx.experimental.proxy_tensor._CURRENT_MAKE_FX_TRACER
+        assert isinstance(tracer, compat.SubgraphTracer) and tracer.fake_tensor_mode is fake_mode
+        with compat.new_fake_mode() as dynamos:
+            assert tracer.fake_tensor_mode is dynamos
+
+
+def test_holds_of_counts():
+    count, other = sympy.symbols("u0 u1", integer=True)
+    assert compat.holds_of_counts(count >= 1, {count})
+    assert not compat.holds_of_counts(count >= 2, {count})
+    assert not compat.holds_of_counts(other >= 1, {count})
+
+
+def test_pass_counts():
+    def function(x):
+        outputs = torch.ops.higher_order.while_loop_stack_output(lambda x: x.sum() < 3, lambda x: (x * 2,), (x,), ())
+        return outputs[0][-1]
+
+    module = make_fx(function, tracing_mode="symbolic")(torch.ones(2))
+    (count,) = compat.pass_counts([module.graph])
+    assert str(count) == "u0"
+    assert not compat.pass_counts([module.while_loop_body_graph_0.graph])
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,10 @@ class Recorder(PythonKeyTracer):
             self._record_origin(node)
         return node
 
+    def graphs(self) -> list[fx.Graph]:
+        """The graph, and those of the functions that its higher-order ops get."""
+        return [self.graph, *(each.graph for each in self.root.modules() if isinstance(each, fx.GraphModule))]
+
     def annotate(self, node: fx.Node, op: Any) -> None:
         """Complete the meta of a node that was made without `create_node`."""
         torch_compat.copy_current_meta(node.meta, op)

@@ -15,6 +15,9 @@ from torch.nn.attention.flex_attention import flex_attention
 import aotgrad
 from tests.numerics.against_eager import assert_like_eager, leaf, plain
 
+# These ops call Dynamo themselves, which reads `.grad` of its inputs.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
+
 EAGER_HALVES = ("eager", "dynamo")
 ROUNDING = "the backward of the op adds up in another order"
 
@@ -72,33 +75,84 @@ def test_while_loop(backend):
     assert_like_eager(function, lambda: (plain(4),), backend)
 
 
+def powers(x, w):
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, (x * w).sin()), (torch.tensor(0), x))[1].cos()
+
+
+def halved_until_small(x):
+    return while_loop(lambda x: x.sum() > 0.3, lambda x: (x * 0.5,), (x,))[0]
+
+
+def no_pass(x):
+    return while_loop(lambda i, x: i < 0, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))[1]
+
+
+def two_states(x, y):
+    return while_loop(lambda i, x, y: i < 4, lambda i, x, y: (i + 1, x * y, y.sin()), (torch.tensor(0), x, y))[1:]
+
+
+DIFFERENTIATED_LOOPS = {
+    "closes over a tensor": (powers, lambda: (leaf(4), leaf(4))),
+    "ends by its values": (halved_until_small, lambda: (torch.full((3,), 2.0).requires_grad_(),)),
+    "makes no pass": (no_pass, lambda: (leaf(4),)),
+    "two states": (two_states, lambda: (leaf(4), leaf(4))),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("loop", DIFFERENTIATED_LOOPS)
+def test_a_loop_is_differentiated(loop, backend):
+    assert_like_eager(*DIFFERENTIATED_LOOPS[loop], backend)
+
+
+@every_frontend
+def test_one_plan_serves_every_number_of_passes(backend):
+    before = aotgrad.counters["compilations"]
+    compiled = made(halved_until_small, backend)
+    for start in (0.01, 1.0, 40.0):
+        x = torch.full((3,), start, requires_grad=True)
+        expected, actual = halved_until_small(x), compiled(x)
+        assert torch.equal(actual, expected)
+        assert torch.equal(*(torch.autograd.grad(out.sum(), x)[0] for out in (actual, expected)))
+    assert aotgrad.counters["compilations"] - before == 1
+
+
+def test_no_call_asks_how_many_passes_a_loop_makes():
+    """Torch checks that it kept one at least, which is always so: a condition on it would run the loop twice."""
+    compiled = aotgrad.aot_function(powers, aotgrad.nop)
+    compiled(leaf(4), leaf(4)).sum().backward()
+    assert "values:" not in str(compiled.debug_state())
+
+
 def running_sum(x, start):
     return scan(lambda carry, x: (carry + x, (carry * x).sin()), start, x)
 
 
-def test_scan():
-    assert_like_eager(running_sum, lambda: (leaf(5, 3), leaf(3)), "dynamo")
+def running_sum_backwards(x, start):
+    return scan(lambda carry, x: (carry + x, (carry * x).sin()), start, x, reverse=True)
 
 
-def test_without_dynamo_a_scan_runs_eagerly_and_says_so():
-    """It calls Dynamo on traced tensors, which are not of Dynamo's own kind."""
-    compiled = aotgrad.aot_function(running_sum, aotgrad.nop)
-    args = leaf(5, 3), leaf(3)
-    with pytest.warns(UserWarning, match="ran eagerly: it raises TorchRuntimeError while it is traced"):
-        actual = compiled(*args)
-    for ours, theirs in zip(actual, running_sum(*args), strict=True):
-        assert torch.equal(ours, theirs)
+def running_sum_of_trees(x, start):
+    return scan(lambda carry, x: ({"sum": carry["sum"] + x[0]}, carry["sum"] * x[1]), {"sum": start}, (x, x.sin()))
 
 
-def test_a_loop_whose_length_depends_on_data_runs_eagerly_if_it_is_differentiated():
-    """How many gradients there are to add up is known when it has run; Dynamo breaks the graph, as for the peer."""
+def scaled_sum(x, start, w):
+    return scan(lambda carry, x: (carry * w + x, (carry * w).sin()), start, x.exp())[1].cos()
 
-    def function(x):
-        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 1.5), (torch.tensor(0), x))[1]
 
-    x = leaf(4)
-    (gradient,) = torch.autograd.grad(torch.compile(function, backend="aotgrad_eager")(x).sum(), x)
-    assert torch.equal(gradient, torch.full((4,), 1.5**3))
+SCANS = {
+    "sum": (running_sum, lambda: (leaf(5, 3), leaf(3))),
+    "of the last first": (running_sum_backwards, lambda: (leaf(5, 3), leaf(3))),
+    "of trees": (running_sum_of_trees, lambda: (leaf(5, 3), leaf(3))),
+    "closes over a tensor": (scaled_sum, lambda: (leaf(5, 3), leaf(3), leaf(3))),
+    "without gradients": (running_sum, lambda: (plain(5, 3), plain(3))),
+}
+
+
+@every_frontend
+@pytest.mark.parametrize("function", SCANS)
+def test_scan(function, backend):
+    assert_like_eager(*SCANS[function], backend)
 
 
 @every_frontend
@@ -123,15 +177,21 @@ def test_map(backend):
     assert_like_eager(lambda x, y: map_over(lambda row, y: row * y.sin(), x, y), lambda: (leaf(5, 3), leaf(3)), backend)
 
 
+def relative_attention(q, k, v):
+    return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + 0.1 * (i - j))
+
+
 @every_frontend
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention(backend):
     """Without gradients, which it does not have on a CPU."""
+    assert_like_eager(relative_attention, lambda: tuple(plain(1, 2, 16, 8) for _ in range(3)), backend)
 
-    def function(q, k, v):
-        return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + 0.1 * (i - j))
 
-    assert_like_eager(function, lambda: tuple(plain(1, 2, 16, 8) for _ in range(3)), backend)
+def test_flex_attention_on_a_cpu_refuses_gradients_as_in_eager():
+    for function in (relative_attention, aotgrad.aot_function(relative_attention, aotgrad.nop)):
+        with pytest.raises(NotImplementedError, match="FlexAttention does not support backward on CPU"):
+            function(*(leaf(1, 2, 16, 8) for _ in range(3)))
 
 
 @nested_compile_region
