@@ -14,9 +14,10 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import aotgrad
 from tests.numerics.against_eager import assert_like_eager, leaf, plain
+from tests.numerics.conftest import TORCH_WARNS
 
-# These ops call Dynamo themselves, which reads `.grad` of its inputs.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
+# These ops call Dynamo themselves.
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in TORCH_WARNS]
 
 EAGER_HALVES = ("eager", "dynamo")
 ROUNDING = "the backward of the op adds up in another order"
