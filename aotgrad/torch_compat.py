@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import sympy
 import torch
 import torch._prims.rng_prims
 import torch.fx as fx
@@ -2150,8 +2151,12 @@ def hints(numbers: Sequence[Any]) -> tuple[int, ...]:
 
 def guard_count(value: torch.Tensor) -> int:
     """How many symbolic guards the trace that `value` belongs to has gathered."""
-    shape_env = value.fake_mode.shape_env
-    return 0 if shape_env is None else len(shape_env.guards)
+    return guards_of_mode(value.fake_mode)
+
+
+def guards_of_mode(mode: FakeTensorMode) -> int:
+    """How many symbolic guards the traces of a mode have gathered."""
+    return 0 if mode.shape_env is None else len(mode.shape_env.guards)
 
 
 def argument_source(index: int) -> Any:
@@ -2750,9 +2755,12 @@ def storage_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-def meta_storage(nbytes: int) -> torch.UntypedStorage:
-    """Memory that is none, for fakes."""
-    return torch.UntypedStorage(nbytes, device="meta")
+def meta_storage(nbytes: Any) -> torch.UntypedStorage:
+    """Memory that is none, for fakes; its size may be symbolic."""
+    if type(nbytes) is int:
+        return torch.UntypedStorage(nbytes, device="meta")
+    with nbytes.node.shape_env.suppress_guards():
+        return torch.empty((nbytes,), dtype=torch.uint8, device="meta").untyped_storage()
 
 
 def fake_in(
@@ -2760,13 +2768,78 @@ def fake_in(
     storage: torch.UntypedStorage,
     dtype: torch.dtype,
     device: torch.device,
-    size: Sequence[int],
-    stride: Sequence[int],
-    offset: int,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    offset: Any,
 ) -> FakeTensor:
-    """A fake that lies in `storage`, so that it shares memory with others there."""
-    meta = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, size, stride)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return FakeTensor(mode, meta, device)
+    """A fake that lies in `storage`, so that it shares memory with others there. Symbolic sizes add no guards."""
+    with contextlib.nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards():
+        meta = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, size, stride)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return FakeTensor(mode, meta, device)
+
+
+# --- Symbolic numbers, written down ----------------------------------------------------------------------------------
+
+
+def backed_symbols(shape_env: ShapeEnv) -> Mapping[sympy.Symbol, Any]:
+    """The symbols that have a value while tracing, with it."""
+    values = getattr(shape_env, "backed_var_to_val", None)
+    return shape_env.var_to_val if values is None else values
+
+
+def symbolic_state(mode: FakeTensorMode) -> tuple | None:
+    """What is known of the symbols of a trace, as values that mean the same in another process; `None` if it has none.
+
+    Names, where each comes from, values and ranges, equalities, and every condition so far.
+    """
+    env = mode.shape_env
+    if env is None or not (symbols := backed_symbols(env)):
+        return None
+    known = sorted((str(s), sources_of(env, s), str(value), str(env.var_to_range.get(s))) for s, value in symbols.items())
+    return known, sorted((str(s), str(e)) for s, e in env.replacements.items()), [str(g.expr) for g in env.guards]
+
+
+def sources_of(shape_env: ShapeEnv, symbol: sympy.Symbol) -> list[str]:
+    """Where a symbol comes from, as code."""
+    names = [source.name for source in shape_env.var_to_sources.get(symbol, ())]
+    return [name if isinstance(name, str) else name() for name in names]
+
+
+def backed_expression(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Basic | None:
+    """The expression that a symbolic number is; `None` if it depends on data."""
+    expression = number.node.expr
+    is_backed = expression.free_symbols <= backed_symbols(number.node.shape_env).keys()
+    return expression if is_backed else None
+
+
+def symbolic_number(mode: FakeTensorMode, kind: str, expression: sympy.Basic) -> Any:
+    """The symbolic `"int"`, `"float"` or `"bool"` that an expression in the symbols of a trace is."""
+    env = mode.shape_env
+    assert env is not None, "its symbols are known"
+    if kind == "bool":
+        return env.create_symboolnode(expression)
+    value = expression.xreplace(dict(backed_symbols(env)))
+    if kind == "int":
+        return env.create_symintnode(expression, hint=int(value))
+    return env.create_symfloatnode(expression, hint=float(value))
+
+
+def conditions_since(mode: FakeTensorMode, count: int) -> tuple[torch.SymBool, ...]:
+    """The conditions on symbols that a trace assumes, after the first `count`."""
+    env = mode.shape_env
+    return () if env is None else tuple(env.create_symboolnode(guard.expr) for guard in env.guards[count:])
+
+
+@functools.cache
+def expression_types() -> dict[str, type[sympy.Basic]]:
+    """What conditions and sizes are made of, besides symbols and numbers: classes by name."""
+    from torch.utils._sympy import functions
+
+    own = [kind for kind in vars(functions).values() if getattr(kind, "__module__", None) == functions.__name__]
+    own = [kind for kind in own if isinstance(kind, type) and issubclass(kind, sympy.Basic)]
+    plain = [sympy.Add, sympy.Mul, sympy.Pow, sympy.Eq, sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge]
+    logic = [sympy.And, sympy.Or, sympy.Not]
+    return {kind.__name__: kind for kind in (*own, *plain, *logic)}
 
 
 def bytes_of(dense: torch.Tensor) -> bytes:

@@ -1797,6 +1797,50 @@ def test_a_graph_takes_and_returns_nested_values():
     assert fx.GraphModule(nn.Module(), graph)([1], {"b": 2}) == ([1], {"b": 2})
 
 
+def symbolic_fake():
+    mode = compat.FakeTensorMode(shape_env=compat.ShapeEnv())
+    context = compat.StatelessSymbolicContext(dynamic_sizes=[compat.DimDynamic.DYNAMIC] * 2)
+    return mode, mode.from_tensor(torch.ones(6, 4), symbolic_context=context)
+
+
+def test_a_symbolic_number_is_written_and_made_again():
+    mode, fake = symbolic_fake()
+    (rows, columns) = compat.backed_symbols(mode.shape_env)
+    expression = compat.backed_expression(fake.size(0) * 2 + 1)
+    assert expression == 2 * rows + 1 and type(expression).__name__ in compat.expression_types()
+    made = compat.symbolic_number(mode, "int", expression)
+    assert isinstance(made, torch.SymInt) and compat.hints([made]) == (13,)
+    assert isinstance(compat.symbolic_number(mode, "float", columns / 2), torch.SymFloat)
+    assert compat.guards_of_mode(mode) == 0
+    assert bool(compat.symbolic_number(mode, "bool", rows > 5)) and compat.guards_of_mode(mode) == 1
+    assert [str(each) for each in compat.conditions_since(mode, 0)] == [f"{rows} > 5"] and not compat.conditions_since(
+        mode, 1
+    )
+
+
+def test_what_is_known_of_symbols():
+    assert compat.symbolic_state(compat.new_fake_mode()) is None
+    mode, fake = symbolic_fake()
+    (rows, _) = compat.backed_symbols(mode.shape_env)
+    symbols, equalities, conditions = compat.symbolic_state(mode)
+    assert len(symbols) == 2 and not equalities and not conditions
+    names = {name: (sources, value) for name, sources, value, _ in symbols}
+    assert names[str(rows)] == (compat.sources_of(mode.shape_env, rows), "6")
+    assert fake.size(0) < 100 and compat.symbolic_state(mode) != (symbols, equalities, conditions)
+
+
+def test_a_fake_with_symbolic_sizes_in_memory_of_its_own():
+    mode, fake = symbolic_fake()
+    storage = compat.meta_storage(compat.storage_bytes(fake))
+    made = compat.fake_in(mode, storage, torch.float32, torch.device("cpu"), fake.size(), fake.stride(), 0)
+    assert compat.known_equal(made.size(), fake.size()) and compat.is_symbolic(made) and compat.guards_of_mode(mode) == 0
+
+
+def test_a_number_that_depends_on_data_has_no_expression():
+    mode, _ = symbolic_fake()
+    assert compat.backed_expression(mode.shape_env.create_unbacked_symint()) is None
+
+
 def test_a_graph_that_takes_its_arguments_apart():
     graph = fx.Graph()
     graph.output(graph.placeholder("a"))

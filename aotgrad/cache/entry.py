@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, Union
 
 from aotgrad.convention.sharing import MemorySharing
 from aotgrad.ir import BackwardSegment, CallingConvention, InputAliasInfo, RecomputedValue, SavedValue
@@ -13,17 +13,22 @@ from aotgrad.slots import GraphSignature
 
 @dataclass(frozen=True)
 class GraphText:
-    """A graph as text. `digest` is the same for graphs that compute the same in the same way."""
+    """A graph as text. `digest` is the same for graphs that compute the same in the same way.
+
+    `is_symbolic`: what is made of it holds under conditions on its sizes, which are found while it is made.
+    """
 
     text: str
     digest: str
     signature: GraphSignature
+    is_symbolic: bool
 
 
 @dataclass(frozen=True)
 class StoredPlan:
     """A compiled function, but for what the backend made.
 
+    `conditions` are symbolic: it holds where they do, and whoever takes it has to assume them as a trace would.
     `sharing` is how the inputs shared memory. `plan` is without its segments, which are `halves`. `joint` is a digest of
     the joint graph: gradients of gradients trace it again.
     """
@@ -38,6 +43,7 @@ class StoredPlan:
     halves: tuple[GraphText, ...]
     static_inputs: frozenset[int]
     joint: str
+    conditions: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,13 @@ class StoredSmallGraph:
 
 @dataclass(frozen=True)
 class StoredPartition:
-    """The halves of a joint graph."""
+    """The halves of a joint graph, for sizes that fulfil `conditions`, as above."""
 
     forward: GraphText
     backward: GraphText | None
     saved: tuple[SavedValue, ...]
     recomputed: tuple[RecomputedValue, ...]
+    conditions: tuple[Any, ...]
 
 
 Entry = Union[StoredPlan, StoredSmallGraph]

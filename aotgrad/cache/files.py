@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from aotgrad import torch_compat
 from aotgrad.backends.base import Backend
 from aotgrad.cache.graphs import digest, text_of, write_half
 from aotgrad.cache.key import NotStored, code_version, settings
-from aotgrad.cache.plain import NotPlain, Reader, Writer
+from aotgrad.cache.plain import Damaged, NotPlain, Reader, Writer
 from aotgrad.cache.store import Store, failed
 from aotgrad.counters import counters
 from aotgrad.ir import GraphHalf
@@ -44,6 +45,17 @@ def write_entry(store: Store, key: str, entry: Any) -> None:
     store.write(key, text_of(data).encode())
 
 
+def assume(conditions: Sequence[Any]) -> None:
+    """Assume of symbolic sizes what an entry was made under, so that it is guarded.
+
+    Raises:
+        Damaged: a condition does not hold.
+    """
+    failing = [str(condition) for condition in conditions if not condition]
+    if failing:
+        raise Damaged(f"it holds for other sizes: {failing[0]}")
+
+
 def bypassed(reason: Exception) -> None:
     """Say why something is not kept."""
     counters["cache_bypasses"] += 1
@@ -67,11 +79,13 @@ class Artefacts:
 
     def __call__(self, half: GraphHalf, how: str) -> StoredArtefact | None:
         try:
-            graph = write_half(half).digest
+            graph = write_half(half)
             known = (code_version(), repr(torch_compat.torch_build()), repr(settings()[1:]))
         except (NotPlain, NotStored):
             return None
-        return StoredArtefact(self.store, digest("artefact", *known, self.backend, how, graph))
+        if graph.is_symbolic:  # Inductor's own cache says under which conditions it holds
+            return None
+        return StoredArtefact(self.store, digest("artefact", *known, self.backend, how, graph.digest))
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def write_half(half: GraphHalf, origins: Origins = (), held: Attributes = NOTHIN
     data = {"nodes": rows, "constants": constants, "storages": writer.storages}
     computes = text_of(data)
     metas = list(write_metas(nodes, origins))
-    return GraphText(text_of({**data, "metas": metas}), digest(computes), half.signature)
+    return GraphText(text_of({**data, "metas": metas}), digest(computes), half.signature, writer.is_symbolic)
 
 
 def write_node(writer: Writer, node: fx.Node) -> list[Any]:

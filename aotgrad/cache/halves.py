@@ -17,7 +17,7 @@ import torch.fx as fx
 
 from aotgrad import observe
 from aotgrad.cache.entry import GraphText, StoredPartition
-from aotgrad.cache.files import bypassed, plan_store, read_entry, storing_backend, write_entry
+from aotgrad.cache.files import assume, bypassed, plan_store, read_entry, storing_backend, write_entry
 from aotgrad.cache.graphs import Attributes, Origins, StoredHalf, attribute_of, digest, text_of, write_half
 from aotgrad.cache.key import NotStored, compilation_key
 from aotgrad.cache.plain import Damaged, NotPlain, Writer
@@ -28,7 +28,7 @@ from aotgrad.ir import Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Toolchain, compile_halves, divided, lowered
 from aotgrad.recipe import Recipe
-from aotgrad.torch_compat import FakeTensorMode, fake_mode_of
+from aotgrad.torch_compat import FakeTensorMode, conditions_since, fake_mode_of, guards_of_mode, symbolic_state
 
 TAGS = ("recompute", "has_backward_hook", "partitioner_tag")
 """What else of a node decides how a graph is partitioned, besides its checkpoint region."""
@@ -84,6 +84,7 @@ class HalvesRequest:
     origins: Origins
     held: Attributes
     mode: FakeTensorMode
+    guards_before: int
 
     @classmethod
     def of(cls, joint: JointGraph, tools: Toolchain) -> HalvesRequest:
@@ -92,10 +93,11 @@ class HalvesRequest:
             raise NotStored("this system does not say who owns a folder")
         graph, held = joint.module.graph, tensors_of(joint.module)
         origins = tuple(dict.fromkeys(node.meta.get("stack_trace") for node in graph.nodes))
-        how = compilation_key(tools.backend, tools.partition_fn, tools.options)
+        mode = fake_mode_of(graph)
+        how = (*compilation_key(tools.backend, tools.partition_fn, tools.options), repr(symbolic_state(mode)))
         key, store = digest("halves", *how, text_of(joint_key(joint, origins, held))), plan_store()
         tools = replace(tools, backend=storing_backend(tools.backend, store))
-        return cls(key, store, tools, origins, held, fake_mode_of(graph))
+        return cls(key, store, tools, origins, held, mode, guards_of_mode(mode))
 
     def found(self) -> Partition | None:
         """What another process has made of the graph, if it is there and of use."""
@@ -106,6 +108,7 @@ class HalvesRequest:
             entry = read_entry(content, self.mode)
             if not isinstance(entry, StoredPartition):
                 raise Damaged(f"an entry that is a {type(entry).__name__}")
+            assume(entry.conditions)
             backward = None if entry.backward is None else self.half(entry.backward)
             return Partition(self.half(entry.forward), backward, entry.saved, entry.recomputed)
         except Exception as error:  # an entry that was whole, and is of no use: what it says is not relied on
@@ -125,7 +128,9 @@ class HalvesRequest:
         """Store what was made, if it can be. `forward` is as the backend got it, the backward as it left that."""
         try:
             backward = None if partition.backward is None else self.text_of(partition.backward)
-            write_entry(self.store, self.key, StoredPartition(forward, backward, partition.saved, partition.recomputed))
+            conditions = conditions_since(self.mode, self.guards_before)
+            entry = StoredPartition(forward, backward, partition.saved, partition.recomputed, conditions)
+            write_entry(self.store, self.key, entry)
         except NotPlain as reason:
             bypassed(reason)
 

@@ -3,7 +3,7 @@
 In: Dynamo's graph, its inputs, how it is compiled. Out: 64 hexadecimal digits, or `NotStored` with the reason why what is
 made of the graph is kept for this process only.
 
-    key_of(module, dedupe, tensors, hints, recipe)
+    key_of(module, dedupe, tensors, hints, recipe, mode)
 
 A function is known by its name if it is torch's own, which the version of torch stands for. What is the user's own (an
 operator, a function, a pass) may change without a sign, so nothing is stored that depends on it.
@@ -25,11 +25,13 @@ from aotgrad import passes, torch_compat
 from aotgrad.backends.base import Backend
 from aotgrad.cache.graphs import digest, text_of
 from aotgrad.cache.plain import BUILT_IN_NAMESPACES, NotPlain, Writer
+from aotgrad.capture.fake import make_input_specs
 from aotgrad.convention import Dedupe
-from aotgrad.ir import InputHint
+from aotgrad.ir import InputHint, TensorInput
 from aotgrad.lifting import slots_of
 from aotgrad.options import Options
 from aotgrad.partition import is_typed
+from aotgrad.torch_compat import FakeTensorMode
 
 if TYPE_CHECKING:
     from aotgrad.recipe import Recipe
@@ -53,7 +55,12 @@ class NotStored(Exception):
 
 
 def key_of(
-    module: fx.GraphModule, dedupe: Dedupe, tensors: Sequence[Any], hints: Sequence[InputHint], recipe: Recipe
+    module: fx.GraphModule,
+    dedupe: Dedupe,
+    tensors: Sequence[Any],
+    hints: Sequence[InputHint],
+    recipe: Recipe,
+    mode: FakeTensorMode,
 ) -> str:
     """The key of what is made of Dynamo's graph.
 
@@ -62,15 +69,20 @@ def key_of(
         dedupe: which of the arguments are one tensor.
         tensors: the distinct arguments.
         hints: what is known of each.
+        recipe: how it is compiled.
+        mode: of the fakes that it is traced with.
 
     Raises:
         NotStored
     """
     try:
+        symbols = torch_compat.symbolic_state(mode)
+        places = tensors if symbols is None else symbolic_places(mode, tensors, hints)
         parts = (
             *compilation_key(recipe.backend, recipe.partition_fn, recipe.options),
             repr(dedupe),
-            text_of([input_key(*pair) for pair in zip(tensors, hints, strict=True)]),
+            repr(symbols),
+            text_of([input_key(*each) for each in zip(tensors, places, hints, strict=True)]),
             repr(shared_storages(tensors)),
             repr([slot.name for slot in slots_of(module)]),
             text_of(graph_key(module)),
@@ -143,27 +155,39 @@ def backend_key(backend: Backend, partition_fn: Callable) -> str:
 # --- Inputs ----------------------------------------------------------------------------------------------------------
 
 
-def input_key(value: Any, hint: InputHint) -> list[Any]:
-    """What a trace assumes of an input.
+def symbolic_places(mode: FakeTensorMode, tensors: Sequence[Any], hints: Sequence[InputHint]) -> list[Any]:
+    """The fakes of the inputs, and the symbolic numbers among them."""
+    specs = make_input_specs(mode, tensors, hints)
+    return [spec.fake if isinstance(spec, TensorInput) else value for spec, value in zip(specs, tensors, strict=True)]
+
+
+def input_key(value: Any, place: Any, hint: InputHint) -> list[Any]:
+    """What a trace assumes of an input; `place` has its sizes as they are traced.
 
     Raises:
-        NotStored: its sizes are symbolic, or it is no plain tensor.
+        NotPlain: a size depends on data.
+        NotStored: it is no plain tensor, or its sizes get symbols only when it is traced.
     """
-    if not isinstance(value, torch.Tensor) or hint.dynamic_dims or torch_compat.is_symbolic(value):
-        raise NotStored("sizes are symbolic")
+    writer = Writer()
+    if not isinstance(value, torch.Tensor):
+        return ["number", writer.write(value)]
+    if hint.dynamic_dims or torch_compat.is_symbolic(value):
+        raise NotStored("sizes are symbolic from now on")
     if type(value) not in TENSORS or value.layout is not torch.strided or value.is_quantized:
         raise NotStored(f"an input is a {type(value).__name__} of layout {value.layout}")
-    geometry = [list(value.size()), list(value.stride()), value.storage_offset()]
+    geometry = [*map(writer.numbers_of, (place.size(), place.stride())), writer.write(place.storage_offset())]
     flags = [value.requires_grad, value.is_leaf, value.is_conj(), value.is_neg(), value.is_inference()]
     views = [torch_compat.is_differentiable_view(value), torch_compat.is_view_of_leaf(value)]
     views.append(torch_compat.is_forbidden_after_a_write(value))
     return [type(value).__name__, str(value.dtype), str(value.device), geometry, flags, views, hint.static]
 
 
-def shared_storages(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+def shared_storages(tensors: Sequence[Any]) -> list[list[int]]:
     """The inputs that lie in one storage."""
     sharers: dict[int, list[int]] = {}
     for position, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            continue
         sharers.setdefault(torch_compat.storage_key(tensor), []).append(position)
     return [positions for positions in sharers.values() if len(positions) > 1]
 
@@ -191,8 +215,6 @@ def graph_key(module: fx.GraphModule) -> list[Any]:
 def node_key(module: fx.GraphModule, writer: Writer, node: fx.Node) -> list[Any]:
     if found := [name for name in TRACED_META if node.meta.get(name)]:
         raise NotStored(f"a node is marked by {found[0]!r}")
-    if torch_compat.is_symbolic_value(node.meta.get("example_value")):
-        raise NotStored("sizes are symbolic")
     return [node.op, target_key(module, node), writer.write(node.args), writer.write(node.kwargs)]
 
 

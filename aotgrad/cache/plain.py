@@ -1,8 +1,8 @@
 """Values of a compilation <-> plain data: lists, numbers and strings, as JSON has them.
 
 In: what plans, signatures and graphs consist of. Out: the same values, or `NotPlain` for what has no such form: functions,
-symbolic numbers, tensors with values of any size. Reading runs no code of the file's: only the types below are made, and
-only operators of torch's own namespaces are looked up.
+numbers that depend on data, tensors with values of any size. Reading runs no code of the file's: only the types below are
+made, and only operators of torch's own namespaces are looked up.
 
     >>> from aotgrad.slots import Primal
     >>> Writer().write((1, Primal(2)))
@@ -15,11 +15,15 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
+import math
 import operator
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+import sympy
 import torch
 import torch.fx as fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
@@ -36,8 +40,17 @@ MOST_CONSTANT_BYTES = 1 << 20
 BUILT_IN_NAMESPACES = frozenset({"aten", "prim", "prims", "rngprims"})
 """Of operators that only another version of torch changes."""
 
-FUNCTIONS: Mapping[str, Callable] = {"getitem": operator.getitem}
-"""Functions that a graph calls besides operators."""
+ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs", "lshift", "rshift")
+LOGIC = ("and_", "or_", "xor", "not_", "eq", "ne", "lt", "le", "gt", "ge")
+OF_NUMBERS = (torch.sym_float, torch.sym_int, torch.sym_ite, torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_sum)
+
+FUNCTIONS: Mapping[str, Callable] = {
+    "getitem": operator.getitem,
+    **{name: getattr(operator, name) for name in (*ARITHMETIC, *LOGIC)},
+    **{function.__name__: function for function in OF_NUMBERS},
+    **{function.__name__: function for function in (math.ceil, math.floor, math.trunc)},
+}
+"""Functions that a graph calls besides operators: of lists, and of sizes."""
 
 LIKE_NUMBERS = (type(None), bool, int, float, str)
 
@@ -74,6 +87,7 @@ class Writer:
         self.nodes = nodes or {}
         self.storages: list[list[Any]] = []
         self.numbers: dict[Any, int] = {}
+        self.is_symbolic = False
 
     def write(self, value: Any) -> Any:
         """The plain form of a value.
@@ -129,16 +143,28 @@ class Writer:
         """A fake by how it lies in which memory, a real tensor with its values."""
         if type(value) is not torch_compat.FakeTensor:
             return self.constant(value)
-        if value.layout is not torch.strided or value.is_conj() or value.is_neg() or torch_compat.is_symbolic(value):
-            raise NotPlain("a tensor with symbolic sizes, or one that is not strided")
-        place = [list(value.size()), list(value.stride()), value.storage_offset(), self.storage(value)]
-        return ["fake", str(value.dtype)[6:], *place]
+        if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+            raise NotPlain("a tensor that is not strided, or one that is conjugated or negated when it is read")
+        geometry = [*map(self.numbers_of, (value.size(), value.stride())), self.write(value.storage_offset())]
+        return ["fake", str(value.dtype)[6:], *geometry, self.storage(value)]
+
+    def numbers_of(self, values: Sequence[Any]) -> list[Any]:
+        """Sizes or strides."""
+        return list(map(self.write, values))
+
+    def symbolic(self, kind: str, value: Any) -> list[Any]:
+        """A symbolic number as the expression that it is."""
+        expression = torch_compat.backed_expression(value)
+        if expression is None:
+            raise NotPlain("a number that depends on data")
+        self.is_symbolic = True
+        return ["symbolic", kind, write_expression(expression)]
 
     def storage(self, value: torch.Tensor) -> int:
         key = torch_compat.storage_key(value)
         if key not in self.numbers:
             self.numbers[key] = len(self.storages)
-            self.storages.append([torch_compat.storage_bytes(value), str(value.device)])
+            self.storages.append([self.write(torch_compat.storage_bytes(value)), str(value.device)])
         return self.numbers[key]
 
     def constant(self, value: torch.Tensor) -> list[Any]:
@@ -169,8 +195,12 @@ WRITERS: Mapping[type, Callable[[Writer, Any], Any]] = {
     torch.memory_format: lambda writer, value: ["torch", str(value)[6:]],
     torch.device: lambda writer, value: ["device", str(value)],
     torch._ops.OpOverload: Writer.operator,
-    type(operator.getitem): lambda writer, value: ["function", function_name(value)],
+    types.BuiltinFunctionType: lambda writer, value: ["function", function_name(value)],
+    types.FunctionType: lambda writer, value: ["function", function_name(value)],
     fx.Node: Writer.node,
+    torch.SymInt: lambda writer, value: writer.symbolic("int", value),
+    torch.SymFloat: lambda writer, value: writer.symbolic("float", value),
+    torch.SymBool: lambda writer, value: writer.symbolic("bool", value),
 }
 """By exact type: subclasses may mean something else."""
 
@@ -180,6 +210,24 @@ def function_name(function: Callable) -> str:
     if name is None:
         raise NotPlain(f"the function {getattr(function, '__qualname__', function)}")
     return name
+
+
+def write_expression(expression: sympy.Basic) -> Any:
+    """A symbolic expression: numbers, names of symbols, and what is made of them."""
+    if isinstance(expression, sympy.Integer):
+        return int(expression)
+    if expression in (sympy.true, sympy.false):
+        return bool(expression)
+    if isinstance(expression, sympy.Symbol):
+        return expression.name
+    if isinstance(expression, sympy.Rational):
+        return ["Rational", int(expression.p), int(expression.q)]
+    if isinstance(expression, sympy.Float):
+        return ["Float", float(expression)]
+    name = type(expression).__name__
+    if torch_compat.expression_types().get(name) is not type(expression):
+        raise NotPlain(f"the symbolic expression {expression}")
+    return [name, *map(write_expression, expression.args)]
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
@@ -193,7 +241,7 @@ class Reader:
     ) -> None:
         self.mode = mode
         self.nodes = nodes if nodes is not None else []
-        self.storages = [torch_compat.meta_storage(nbytes) for nbytes, _ in storages or ()]
+        self.storages = [torch_compat.meta_storage(self.read(nbytes)) for nbytes, _ in storages or ()]
         self.devices = [torch.device(device) for _, device in storages or ()]
 
     def read(self, data: Any) -> Any:
@@ -224,8 +272,28 @@ class Reader:
 
     def fake(self, items: list) -> torch.Tensor:
         dtype, size, stride, offset, storage = items
+        size, stride, offset = list(map(self.read, size)), list(map(self.read, stride)), self.read(offset)
         memory, device = self.storages[storage], self.devices[storage]
         return torch_compat.fake_in(self.mode, memory, getattr(torch, dtype), device, size, stride, offset)
+
+    def symbolic(self, items: list) -> Any:
+        kind, expression = items
+        return torch_compat.symbolic_number(self.mode, kind, self.expression(expression))
+
+    @functools.cached_property
+    def symbols(self) -> dict[str, sympy.Symbol]:
+        """Those that the inputs' sizes brought, by name."""
+        return {symbol.name: symbol for symbol in torch_compat.backed_symbols(self.mode.shape_env)}
+
+    def expression(self, data: Any) -> sympy.Basic:
+        if isinstance(data, str):
+            return self.symbols[data]
+        if not isinstance(data, list):
+            return sympy.sympify(data)
+        name, *items = data
+        if name in ("Rational", "Float"):
+            return getattr(sympy, name)(*items)
+        return torch_compat.expression_types()[name](*map(self.expression, items))
 
     def constant(self, items: list) -> torch.Tensor:
         dtype, size, stride, data = items
@@ -247,5 +315,6 @@ READERS: Mapping[str, Callable[[Reader, list], Any]] = {
     "function": lambda reader, items: FUNCTIONS[items[0]],
     "node": lambda reader, items: reader.nodes[items[0]],
     "fake": Reader.fake,
+    "symbolic": Reader.symbolic,
     "constant": Reader.constant,
 }

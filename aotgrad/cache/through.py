@@ -19,7 +19,7 @@ import torch.fx as fx
 
 from aotgrad import observe
 from aotgrad.cache.entry import Entry, GraphText, StoredPlan, StoredSmallGraph
-from aotgrad.cache.files import bypassed, plan_store, read_entry, storing_backend, write_entry
+from aotgrad.cache.files import assume, bypassed, plan_store, read_entry, storing_backend, write_entry
 from aotgrad.cache.graphs import Origins, write_half
 from aotgrad.cache.halves import StoringRecipe
 from aotgrad.cache.key import NotStored, key_of, stack_traces
@@ -34,7 +34,7 @@ from aotgrad.ir import InputHint, JointGraph, Partition
 from aotgrad.pipeline import Executable, SmallGraph, Toolchain
 from aotgrad.recipe import Recipe
 from aotgrad.runtime.steps import ReturnValue
-from aotgrad.torch_compat import FakeTensorMode
+from aotgrad.torch_compat import FakeTensorMode, conditions_since, guards_of_mode
 
 log = logging.getLogger("aotgrad.cache")
 
@@ -84,6 +84,7 @@ class Request:
     tensors: Sequence[Any]
     origins: Origins
     mode: FakeTensorMode
+    guards_before: int
 
     @classmethod
     def of(
@@ -92,9 +93,10 @@ class Request:
         """Raises NotStored."""
         if not IS_SUPPORTED:
             raise NotStored("this system does not say who owns a folder")
-        key, store = key_of(module, dedupe, tensors, hints, recipe), plan_store()
+        mode = find_fake_mode(tensors)
+        key, store = key_of(module, dedupe, tensors, hints, recipe, mode), plan_store()
         recipe = replace(recipe, backend=storing_backend(recipe.backend, store))
-        return cls(key, store, recipe, tensors, tuple(stack_traces(module)), find_fake_mode(tensors))
+        return cls(key, store, recipe, tensors, tuple(stack_traces(module)), mode, guards_of_mode(mode))
 
     def restored(self, function: FlatFunction) -> Restored | StoredSmallGraph | None:
         """What another process has made of the function, if it is there and of use."""
@@ -106,6 +108,7 @@ class Request:
                 case StoredSmallGraph() as small:
                     return small
                 case StoredPlan() as plan if self.shares_as(plan.sharing):
+                    assume(plan.conditions)
                     return restore(plan, function, self.recipe, self.mode, self.origins)
         except Exception as error:  # an entry that was whole, and is of no use: what it says is not relied on
             failed(f"{self.key} is of no use: {type(error).__name__}: {error}")
@@ -149,6 +152,7 @@ class Request:
             halves=tuple(write_half(half, self.origins) for half in made.plan.segments),
             static_inputs=made.joint.static_inputs,
             joint=stages.joint,
+            conditions=conditions_since(self.mode, self.guards_before),
         )
 
 

@@ -9,7 +9,6 @@ The candidates take turns in one process, medians of the processor's time are co
 
 import argparse
 import statistics
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import functorch.compile
 import torch
 import torch.nn.functional as F
 from tabulate import tabulate
-from timing import median_seconds
+from timing import add_threads, median_seconds, now
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -61,10 +60,10 @@ def backward_seconds(forwards: Mapping[str, Callable[[], Backward]], rounds: int
     for number in range(rounds + 3):  # The first three compile and warm up.
         for name, forward in forwards.items():
             backward = forward()
-            started = time.process_time()
+            started = now()
             backward()
             if number >= 3:
-                samples[name].append(time.process_time() - started)
+                samples[name].append(now() - started)
     return {name: statistics.median(times) for name, times in samples.items()}
 
 
@@ -177,14 +176,14 @@ def timed_step(model: nn.Module, x: Tensor) -> tuple[float, float]:
 
     def note(parameter: Tensor) -> None:
         if not first:
-            first.append(time.process_time())
+            first.append(now())
 
     handles = [parameter.register_post_accumulate_grad_hook(note) for parameter in model.parameters()]
-    started = time.process_time()
+    started = now()
     loss = model(x)
-    middle = time.process_time()
+    middle = now()
     loss.backward()
-    end = time.process_time()
+    end = now()
     for handle in handles:
         handle.remove()
     model.zero_grad()
@@ -274,8 +273,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
     parser.add_argument("--markdown", type=Path, help="write the tables to this file too")
+    add_threads(parser)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     texts = []
     for name in arguments.only:
         texts.append(MEASUREMENTS[name]().markdown())

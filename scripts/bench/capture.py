@@ -34,7 +34,7 @@ import torch
 import torch.fx as fx
 from partition_models import Stop, model_and_inputs
 from tabulate import tabulate
-from timing import environment
+from timing import add_threads, environment
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.aot_autograd import aot_module_simplified as peer_aot_module_simplified
@@ -310,7 +310,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=NAMES, default=list(NAMES), help="the models; none of them: no table")
     parser.add_argument("--rounds", type=int, default=7, help="samples of each side (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="(default: %(default)s)")
+    add_threads(parser)
     parser.add_argument("--scaling", action="store_true", help="how the time grows with the number of nodes")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="write where the time goes in place of measuring it")
     return parser.parse_args()

@@ -24,7 +24,7 @@ import torch
 from memory import step
 from step_models import STEPS
 from tabulate import tabulate
-from timing import ROUNDS, environment, median_seconds
+from timing import ROUNDS, add_threads, environment, median_seconds
 from torch import Tensor, nn
 from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache
@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), help="which models")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples per candidate (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    add_threads(parser)
     parser.add_argument("--kept", type=Path, help="a file where rows are kept, and taken from")
     parser.add_argument("--markdown", action="store_true", help="print a table for a document")
     arguments = parser.parse_args()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from tabulate import tabulate
-from timing import environment, least_seconds
+from timing import add_threads, environment, least_seconds
 from torch import nn
 from torch._C._dynamo import guards
 from torch._dynamo.guards import GuardManagerType
@@ -87,8 +87,9 @@ def measure_sharing(count: int) -> list[object]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_threads(parser)
+    torch.set_num_threads(parser.parse_args().threads)
     print(f"{environment()}\n")
     headers = ["tensors", "plain (us)", "changes an input (us)", "which moves (us)", "a slice of a buffer (us)"]
     headers += ["read a module (us)", "aim (us)"]

@@ -15,7 +15,6 @@ import functools
 import gc
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from unittest import mock
 import torch
 from partition_models import Block, ResidualMLP, Transformer, UNet
 from tabulate import tabulate
+from timing import add_threads, now
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
@@ -151,9 +151,9 @@ def cpu_seconds(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, 
     for _ in range(rounds):
         for name, run in steps.items():
             gc.collect()
-            start = time.process_time()
+            start = now()
             run()
-            samples[name].append(time.process_time() - start)
+            samples[name].append(now() - start)
     return {name: statistics.median(times) for name, times in samples.items()}
 
 
@@ -170,9 +170,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS), help="which models")
     parser.add_argument("--backend", default="aotgrad_eager", help="of torch.compile")
     parser.add_argument("--rounds", type=int, default=11, help="steps of each variant")
+    add_threads(parser)
     args = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     rows = [row for name in args.only for row in rows_of(name, measure(WORKLOADS[name](), args.backend, args.rounds))]
     headers = ["model", "variant", "ms per step", "over eager", "peak MB", "over eager", "simulated MB"]
     print(f"torch {torch.__version__}, {args.backend}, 1 thread\n")

@@ -21,7 +21,7 @@ from typing import Any
 import functorch.compile
 import torch
 from tabulate import tabulate
-from timing import environment, least_seconds, median_seconds
+from timing import add_threads, environment, least_seconds, median_seconds
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
@@ -267,7 +267,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="the cases in whose name one of these is")
     parser.add_argument("--frontends", nargs="+", choices=FRONTENDS, default=list(FRONTENDS))
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples per candidate (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    add_threads(parser)
     parser.add_argument("--parts", action="store_true", help="the parts of a call without gradients, and nothing else")
     parser.add_argument("--markdown", action="store_true", help="print a table for a document")
     return parser.parse_args()

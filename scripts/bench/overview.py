@@ -18,7 +18,7 @@ import torch
 from models import Workload, workloads
 from saved_bytes import saved_bytes
 from tabulate import tabulate
-from timing import environment, first_call_seconds, median_seconds
+from timing import add_threads, environment, first_call_seconds, median_seconds
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 
@@ -226,7 +226,7 @@ def header() -> str:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="the tables to make")
-    parser.add_argument("--threads", type=int, default=1, help="one is the least noisy (default: %(default)s)")
+    add_threads(parser)
     return parser.parse_args()
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import torch
 from tabulate import tabulate
-from timing import median_seconds
+from timing import add_threads, median_seconds
 from torch import nn
 
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
@@ -100,9 +100,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15)
+    add_threads(parser)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     header = ["MLP", "row", *(f"{name} (ms)" for name in ("eager", *BACKENDS)), "peer"]
     header += [f"eager / {name}" for name in BACKENDS]
     table = [row for name in ACTIVATIONS for row in measure(name, options.rows, options.width, options.rounds)]

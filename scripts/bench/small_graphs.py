@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from tabulate import tabulate
-from timing import environment, median_seconds
+from timing import add_threads, environment, median_seconds
 from torch import Tensor
 from torch._inductor.utils import fresh_cache
 
@@ -97,7 +97,7 @@ def header() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", nargs="+", type=int, default=[1, 2, 3, 4, 8], choices=range(1, len(CHAIN) + 1))
-    parser.add_argument("--threads", type=int, default=1, help="one is the least noisy (default: %(default)s)")
+    add_threads(parser)
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to a file, too")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -14,7 +14,7 @@ import torch
 from memory import peak_of
 from step_models import STEPS
 from tabulate import tabulate
-from timing import environment
+from timing import add_threads, environment
 
 BACKENDS = {"peer": "aot_eager", "aotgrad": "aotgrad_eager"}
 
@@ -40,8 +40,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), help="which models")
     parser.add_argument("--markdown", action="store_true", help="print a table for a document")
+    add_threads(parser)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     headers = ["peak (MB)", "eager", "peer", "aotgrad", "peer / eager", "aotgrad / eager"]
     tablefmt = "github" if arguments.markdown else "simple"
     print(f"{environment()}\n")

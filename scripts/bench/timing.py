@@ -1,5 +1,6 @@
 """Times that can be compared on a busy machine: candidates take turns in one process, and medians of the time that the
-process had the processor are compared. (First calls, which start other processes, are timed by the clock on the wall.)
+process had the processor are compared. (First calls, which start other processes, are timed by the clock on the wall. So is
+everything with more than one thread, since the processor times of threads add up.)
 
     seconds = median_seconds({"eager": lambda: f(x), "compiled": lambda: g(x)})
     seconds["eager"] / seconds["compiled"]
@@ -7,6 +8,7 @@ process had the processor are compared. (First calls, which start other processe
 A slow spell of the machine then hits all candidates alike, and a median drops the few samples that it hits hardest.
 """
 
+import argparse
 import datetime
 import gc
 import platform
@@ -20,6 +22,17 @@ import torch
 ROUNDS = 11
 SHORT_ROUNDS, SHORT_SAMPLE_SECONDS = 200, 0.001  # So many short ones that some of them meet nobody else.
 SAMPLE_SECONDS = 0.02  # Long against the clock's resolution and the loop's own cost, short against a scheduler's slice.
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """The option `--threads`, of every program that times what torch computes."""
+    text = "of torch; one is the least noisy, more are timed by the clock on the wall (default: %(default)s)"
+    parser.add_argument("--threads", type=int, default=1, help=text)
+
+
+def now() -> float:
+    """Seconds: of the processor, or of the clock on the wall if there are several threads."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def environment() -> str:
@@ -70,7 +83,7 @@ def _repeats(run: Callable[[], object], sample_seconds: float) -> int:
     return max(1, round(sample_seconds / _seconds_per_call(run, repeats=1)))
 
 
-def _seconds_per_call(run: Callable[[], object], repeats: int, clock: Callable[[], float] = time.process_time) -> float:
+def _seconds_per_call(run: Callable[[], object], repeats: int, clock: Callable[[], float] = now) -> float:
     started = clock()
     for _ in range(repeats):
         run()

@@ -22,14 +22,14 @@ from pathlib import Path
 import torch
 from models import workloads
 from tabulate import tabulate
-from timing import environment
+from timing import add_threads, environment
 
 PEER = {"inductor": "inductor", "eager": "aot_eager"}
 OURS = {"inductor": "aotgrad", "eager": "aotgrad_eager"}
 COLUMNS = ("step", "below Dynamo")
 
 
-def first_step(backend: str, name: str) -> dict[str, float]:
+def first_step(backend: str, name: str, threads: int) -> dict[str, float]:
     """Seconds of the first step of this process."""
     import importlib
 
@@ -39,7 +39,7 @@ def first_step(backend: str, name: str) -> dict[str, float]:
         importlib.import_module("torch._dynamo.backends.inductor")
     from torch._dynamo.backends.registry import lookup_backend
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
     workload = next(each for each in workloads() if each.name == name)
     compiler, spent = lookup_backend(backend), []
@@ -60,11 +60,11 @@ def first_step(backend: str, name: str) -> dict[str, float]:
     return {"step": ended - started, "below Dynamo": sum(spent) + ended - between, "loss": loss.item()}
 
 
-def in_a_process(backend: str, name: str, folder: Path) -> dict[str, float]:
+def in_a_process(backend: str, name: str, folder: Path, threads: int) -> dict[str, float]:
     """`first_step` in a process of its own, whose caches are in `folder`."""
     caches = {"AOTGRAD_CACHE_DIR": str(folder / "aotgrad"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
-    command = [sys.executable, __file__, "--child", backend, name]
-    variables = {**os.environ, **caches, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--threads", str(threads), "--child", backend, name]
+    variables = {**os.environ, **caches, "OMP_NUM_THREADS": str(threads)}
     found = subprocess.run(command, env=variables, check=True, capture_output=True, text=True)
     return json.loads(found.stdout.splitlines()[-1])
 
@@ -73,15 +73,15 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
     return {column: statistics.median(run[column] for run in runs) for column in COLUMNS}
 
 
-def rows(halves: str, name: str, rounds: int) -> list[list[str]]:
+def rows(halves: str, name: str, rounds: int, threads: int) -> list[list[str]]:
     """A cold start of each side, and the median warm start."""
     with tempfile.TemporaryDirectory() as peers, tempfile.TemporaryDirectory() as own:
         sides = [(PEER[halves], Path(peers)), (OURS[halves], Path(own))]
-        cold = [in_a_process(backend, name, folder) for backend, folder in sides]
+        cold = [in_a_process(backend, name, folder, threads) for backend, folder in sides]
         warm: tuple[list, list] = ([], [])
         for _ in range(rounds):
             for runs, (backend, folder) in zip(warm, sides, strict=True):
-                runs.append(in_a_process(backend, name, folder))
+                runs.append(in_a_process(backend, name, folder, threads))
     starts = {"cold": cold, "warm": [medians(runs) for runs in warm]}
     return [[f"{name}, {halves} halves, {start}", *cells(*found)] for start, found in starts.items()]
 
@@ -99,13 +99,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=names, default=names)
     parser.add_argument("--halves", nargs="*", choices=list(PEER), default=list(PEER))
     parser.add_argument("--rounds", type=int, default=7)
+    add_threads(parser)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(first_step(*arguments.child)))
+        print(json.dumps(first_step(*arguments.child, arguments.threads)))
         return
-    torch.set_num_threads(1)
-    table = [row for halves in arguments.halves for name in arguments.only for row in rows(halves, name, arguments.rounds)]
+    torch.set_num_threads(arguments.threads)
+    sides = [(halves, name) for halves in arguments.halves for name in arguments.only]
+    table = [row for side in sides for row in rows(*side, arguments.rounds, arguments.threads)]
     headers = ["seconds", "step: peer", "aotgrad", "ratio", "below Dynamo: peer", "aotgrad", "ratio"]
     body = tabulate(table, headers, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
     print(f"{environment()}; medians of {arguments.rounds}; ratio = aotgrad / peer\n\n{body}")

@@ -35,7 +35,7 @@ def compile_and_restore(recipe: Recipe, function, args, hints, known=None, earli
     """What `Recipe.compile` returns, with the function that was read again in place of its own."""
     if known is not None or isinstance(recipe, RecordingRecipe) or looks_at_graphs(recipe):
         return compile_as_ever(recipe, function, args, hints, known, earlier, values)
-    request = Request("key", Store(Path("/nowhere")), recipe, args, (), find_fake_mode(args))
+    request = Request("key", Store(Path("/nowhere")), recipe, args, (), find_fake_mode(args), 0)
     recording = RecordingRecipe.of(request)
     made = compile_as_ever(recording, function, args, hints, None, (), values)
     try:

@@ -144,6 +144,19 @@ def test_a_compiler_that_changes_the_graph(counted):
     assert counted() == HIT
 
 
+def test_symbolic_sizes(counted):
+    def function(x):
+        return (x[1:] * x.shape[0]).sin().cumsum(0)
+
+    for expected in (MISS, HIT):
+        compiled = aotgrad.aot_function(function, aotgrad.nop, dynamic=True, options={"cache": True})
+        for count in (5, 8, 3):
+            x = torch.linspace(-1, 1, count, requires_grad=True)
+            wanted = torch.autograd.grad(function(x).sum(), x)
+            torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x), wanted)
+        assert counted() == expected and len(compiled.plans()) == 1
+
+
 def own_partition(module, inputs, *, num_fwd_outputs):
     return aotgrad.default_partition(module, inputs, num_fwd_outputs=num_fwd_outputs)
 

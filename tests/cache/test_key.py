@@ -228,12 +228,6 @@ def test_a_backend_with_a_key_and_decompositions(counted):
         assert counted() == expected
 
 
-def test_symbolic_sizes(counted):
-    torch._dynamo.reset()
-    torch.compile(function, backend="aotgrad_eager", dynamic=True)(*inputs())
-    assert counted() == BYPASS
-
-
 def test_a_hook_that_the_function_registers(counted):
     def hooked(x, y):
         x.register_hook(lambda gradient: gradient * 2)
@@ -328,3 +322,49 @@ def test_a_custom_autograd_function_is_known_by_its_backward(counted):
     assert torch.equal(gradient(1), first) and counted() == HIT
     torch.testing.assert_close(gradient(3), 3 * first)
     assert counted() == MISS
+
+
+# --- Symbolic sizes --------------------------------------------------------------------------------------------------
+
+
+def dynamic(program, *args):
+    torch._dynamo.reset()
+    return torch.compile(program, backend="aotgrad_eager", dynamic=True)(*args)
+
+
+def test_symbolic_sizes(counted):
+    for expected in (MISS, HIT):
+        dynamic(function, *inputs()).backward()
+        assert counted() == expected
+    dynamic(function, torch.ones(5, 5, requires_grad=True), torch.ones(5, 5))
+    assert counted() == MISS  # what is best may depend on the size
+    dynamic(function, torch.ones(5, 4, requires_grad=True), torch.ones(5, 4))
+    assert counted() == MISS  # two sizes that differ
+
+
+def test_a_condition_on_a_size_is_assumed_again(counted):
+    """Whoever compiles a graph may find that it holds for some sizes only; who reads it has to know, too."""
+
+    def compile_for_small_sizes(graph, example_inputs):
+        for value in example_inputs:
+            if isinstance(value, torch.Tensor) and value.dim():
+                assert value.shape[0] < 100
+        return eager.compile_eager(graph, example_inputs)
+
+    for compiler in (compile_for_small_sizes, eager.compile_eager):
+        registry.register_backend(base.FunctionBackend("careful", compiler, key="1"))
+        torch._dynamo.reset()
+        program = torch.compile(lambda x: x.sin() * 2, backend=aotgrad.DynamoBackend("careful"), dynamic=True)
+        program(torch.ones(4))
+        program(torch.ones(8))
+        assert counted() == (MISS if compiler is compile_for_small_sizes else HIT)
+    program(torch.ones(200))  # Dynamo guards what was read
+    assert counted() == MISS
+
+
+def test_a_size_that_depends_on_data(counted):
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for _ in range(2):
+            dynamic(lambda x: x.nonzero().float().sin().cos(), torch.tensor([0.0, 1.0]))
+            found = counted()
+            assert not found.get("cache_hits") and found["cache_bypasses"]

@@ -8,6 +8,8 @@ import torch
 from .conftest import compiled
 from .programs import PROGRAMS, outcome, run_in_another_process, run_in_processes
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+
 MISS, HIT = {"cache_misses": 1, "compilations": 1}, {"cache_hits": 1}
 
 
@@ -160,3 +162,61 @@ def test_overlaps_that_the_entry_was_not_made_for(counted):
         assert expected is None or torch.equal(found, expected)
     assert torch.equal(memory, torch.tensor([2.0, 2.0, 2.0, 1.0]))
     assert torch.equal(found, torch.tensor([4.0, 4.0, 2.0]))
+
+
+# --- Symbolic sizes --------------------------------------------------------------------------------------------------
+
+
+def rows(x, w):
+    """Views, a changed input, sizes as results, and numbers made of sizes."""
+    x.mul_(2)
+    hidden = (x @ w).tanh() * x.shape[0]
+    return hidden.view(-1)[1:], hidden.t(), hidden.sum(0) / x.shape[1], x.shape[0] + 1, x[:, None].expand(-1, 3, -1)
+
+
+def step(function, count):
+    torch.manual_seed(0)
+    x, w = torch.randn(count, 3), torch.randn(3, count + 1, requires_grad=True)
+    results = function(x, w)
+    sum(result.square().sum() for result in results[:3]).backward()
+    assert results[3] == count + 1
+    return [*results[:3], results[4], x, w.grad]
+
+
+@pytest.mark.parametrize("backend", ["aotgrad_eager", "aotgrad"])
+def test_one_entry_for_many_sizes(backend, counted):
+    for expected in (MISS, HIT):
+        torch._dynamo.reset()
+        compiled = torch.compile(rows, backend=backend, dynamic=True)
+        for count in (4, 7, 5):
+            for found, wanted in zip(step(compiled, count), step(rows, count), strict=True):
+                torch.testing.assert_close(found, wanted)
+                assert found.stride() == wanted.stride() and (found._base is None) == (wanted._base is None)
+        assert counted() == expected
+
+
+def test_sizes_that_change_after_a_start_with_static_ones(counted):
+    for expected in ({"cache_misses": 2, "compilations": 2}, {"cache_hits": 2}):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x: (x.sin() * x.shape[0]).exp(), backend="aotgrad_eager")
+        for count in (4, 7, 5):
+            x = torch.linspace(0, 1, count)
+            torch.testing.assert_close(compiled(x), (x.sin() * count).exp())
+        assert counted() == expected
+
+
+def test_gradients_of_gradients_with_symbolic_sizes(counted):
+    def second_order(function, count):
+        x = torch.linspace(-1, 1, count, requires_grad=True)
+        (first,) = torch.autograd.grad((function(x) ** 2).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.sum(), x)[0]
+
+    def function(x):
+        return x.sin() * x.exp() * x.shape[0]
+
+    for _ in range(2):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="aotgrad_eager", dynamic=True)
+        for count in (4, 6):
+            torch.testing.assert_close(second_order(compiled, count), second_order(function, count))
+    assert counted()["cache_hits"] == 1
