@@ -68,8 +68,13 @@ class Segmentation:
     detours: frozenset[Edge] = frozenset()
 
     def leaves(self, segment: int, edge: Edge) -> bool:
-        """Whether a gradient that a node of `segment` passes to `edge` leaves it."""
-        return self.segment_of.get(edge[0]) != segment or edge in self.detours
+        """Whether a gradient that a node of `segment` passes to `edge` leaves it.
+
+        It does where `edge` is an input, though another result of the same node may be computed inside.
+        """
+        if self.segment_of.get(edge[0]) != segment or edge in self.detours:
+            return True
+        return isinstance(self.targets.get(edge), Primal)
 
 
 def find_segments(

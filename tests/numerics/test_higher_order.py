@@ -435,6 +435,37 @@ def test_buffers_are_updated_once() -> None:
         torch.testing.assert_close(actual, wanted)
 
 
+EIGENVECTORS = {
+    "eigh": lambda x: torch.linalg.eigh(x + x.mH)[1],
+    "eig": lambda x: torch.linalg.eig(x),
+    "svd": lambda x: torch.linalg.svd(x),
+}
+
+
+@pytest.mark.parametrize("depends_on_phase", [False, True])
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("function", EIGENVECTORS.values(), ids=EIGENVECTORS)
+def test_second_gradients_of_complex_eigenvectors(function, segments: int, depends_on_phase: bool) -> None:
+    """What is checked is their whole gradient: neither of its parts is independent of their phase."""
+
+    def second(function):
+        torch.manual_seed(0)
+        x = torch.randn(3, 3, dtype=torch.complex128, requires_grad=True)
+        results = function(x)
+        results = [results] if isinstance(results, torch.Tensor) else results
+        (first,) = torch.autograd.grad(sum(result.abs().pow(3).sum() for result in results), x, create_graph=True)
+        loss = first.abs().pow(2).sum() + (results[-1].real.sum() if depends_on_phase else 0)
+        return first, *torch.autograd.grad(loss, x)
+
+    under_test = aotgrad.aot_function(function, aotgrad.nop, options={"grad_segments": segments})
+    if not depends_on_phase:
+        torch.testing.assert_close(second(under_test), second(function))
+        return
+    for each in (function, under_test):
+        with pytest.raises(RuntimeError, match="in the complex case are specified up to"):
+            second(each)
+
+
 @pytest.mark.parametrize("segments", [2, 3, 4, 8, "auto"])
 @pytest.mark.parametrize("grad_mode", ["create_graph", "watched"])
 def test_batch_norms_in_segments(segments: int | str, grad_mode: str) -> None:
