@@ -191,6 +191,33 @@ def test_second_derivatives_of_segments(program):
         assert torch.autograd.gradgradcheck(under_test, inputs())
 
 
+def layers(x, *weights):
+    for weight in weights:
+        x = (x @ weight).tanh()
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("segments", [1, 2, 3, 8])
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_how_far_second_derivatives_are_from_eagers(depth, segments, dtype):
+    """What reaches a hidden value in several ways is added up at the inputs: in other last bits, if there is such a value."""
+
+    def second(function, of_weights, with_value):
+        torch.manual_seed(depth)
+        x, *weights = (torch.randn(5, 5, dtype=dtype, requires_grad=True) for _ in range(depth + 1))
+        y = function(x, *weights)
+        first = torch.autograd.grad(y.sum(), weights if of_weights else [x], create_graph=True)
+        loss = sum(gradient.square().sum() for gradient in first) + (y.square().sum() if with_value else 0)
+        return torch.autograd.grad(loss, [x, *weights])
+
+    under_test = aotgrad.aot_function(layers, compile_eager, options={"grad_segments": segments})
+    limit = 16 * torch.finfo(dtype).eps if depth > 1 else 0
+    for options in itertools.product((False, True), repeat=2):
+        for found, expected in zip(second(under_test, *options), second(layers, *options), strict=True):
+            assert (found - expected).abs().max() <= limit * expected.abs().max()
+
+
 @pytest.mark.parametrize("program", [chained, heads, independent], ids=lambda program: program.__name__)
 def test_with_inductor(program):
     torch._dynamo.reset()
