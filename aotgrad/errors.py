@@ -59,6 +59,10 @@ class ExportError(AOTGradError):
     """A module or function that is compiled well has no form as one graph; the message says what to change."""
 
 
+class NativeError(AOTGradError):
+    """The C++ functions cannot be built or kept; everything works without them, in Python."""
+
+
 class NothingToMinify(AOTGradError):
     """The backend fails on no graph of the function that is to be reduced."""
 

@@ -11,7 +11,7 @@ A plan holds for a call with the same structure and Python values (the key of it
     shapes          the symbolic guards of the trace
     values          what the function asked about values, where it branches on them; computed last
 
-are as they were. The check of all tensors is one C++ call.
+are as they were. The check of all tensors is one C++ call, torch's or our own (`aotgrad.native`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from aotgrad import passes, torch_compat
+from aotgrad import native, passes, torch_compat
 from aotgrad.convention import Dedupe
 from aotgrad.memory import MemoryGuard
 from aotgrad.reads import FACTS
@@ -54,23 +54,22 @@ class PlanGuards:
     @functools.cached_property
     def holds(self) -> Callable[[Sequence[torch.Tensor]], bool]:
         """`check` for distinct tensors, as many as there were."""
-        return self.emitted(self.tensors.check, self.global_state.check)
+        return self.emitted(*self.global_state.conditions(native.offered("global_flags", None)))
 
     def plain_check(self, generation: int) -> Callable[[Sequence[Any]], bool] | None:
         """`check` for as many values, tensors or not, that all stand for themselves; `None` if it would be no faster.
 
         It is false where someone watches every op, and after passes were registered: `generation` is another one then.
         """
-        if not self.dedupe.is_identity or self.tensors.native is None:
+        if not self.dedupe.is_identity or not self.tensors.is_one_call:
             return None
-        return self.emitted(self.tensors.native, self.global_state.in_plain_calls(), f"generation() == {generation}")
+        names, conditions = self.global_state.in_plain_calls(native.offered("global_flags", None))
+        return self.emitted(names | {"generation": passes.generation}, [*conditions, f"generation() == {generation}"])
 
-    def emitted(
-        self, tensors_hold: Callable[..., bool], state_holds: Callable[[], bool], *others: str
-    ) -> Callable[[Sequence[Any]], bool]:
-        """All conditions on distinct tensors in one function, which looks only at what matters to this plan."""
-        names: dict[str, Any] = {"tensors_hold": tensors_hold, "state_holds": state_holds, "generation": passes.generation}
-        conditions = ["tensors_hold(*tensors)", "state_holds()", *others]
+    def emitted(self, names: dict[str, Any], conditions: Sequence[str]) -> Callable[[Sequence[Any]], bool]:
+        """All conditions on distinct tensors, and others, in one function, which looks only at what matters to this plan."""
+        names = {**names, "tensors_hold": self.tensors.fastest}
+        conditions = [f"tensors_hold({self.tensors.argument})", *conditions]
         for number, (position, fact, value) in enumerate(self.facts):
             names |= {f"fact_{number}": FACTS[fact], f"value_{number}": value}
             conditions.append(f"fact_{number}(tensors[{position}]) == value_{number}")

@@ -108,6 +108,11 @@ def environment() -> dict[str, Any]:
     return {"enabled": os.environ.get("AOTGRAD_DISABLE") != "1", "verify": os.environ.get("AOTGRAD_VERIFY") == "1"}
 
 
+def native_wanted() -> bool:
+    """Whether C++ functions are used where they were built: not with `AOTGRAD_NATIVE=0`."""
+    return os.environ.get("AOTGRAD_NATIVE") != "0"
+
+
 def logs_wanted() -> str:
     """What `AOTGRAD_LOGS` asks for, see `aotgrad.logs`."""
     return os.environ.get("AOTGRAD_LOGS", "")

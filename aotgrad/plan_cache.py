@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aotgrad import passes, torch_compat
+from aotgrad import native, passes, torch_compat
 from aotgrad.capture.flatten import Arguments, FlatOutput
 from aotgrad.capture.values import ValueReads
 from aotgrad.convention import Dedupe, MemorySharing
@@ -525,7 +525,7 @@ def make_guards(executable: Stages, dedupe: Dedupe, tensors: Sequence[torch.Tens
     return PlanGuards(
         dedupe=dedupe,
         global_state=torch_compat.GlobalState(),
-        tensors=torch_compat.TensorGuard(tensors, fakes),
+        tensors=torch_compat.TensorGuard(tensors, fakes, native.offered("tensor_check", None)),
         memory=memory_guard(executable, tensors, sharing, fakes) if changed else None,
         facts=tuple((k, name, FACTS[name](tensors[k])) for name, k in sorted(wanted)),
         shapes=torch_compat.shape_guards(fakes) if any(map(torch_compat.is_symbolic, fakes)) else None,

@@ -90,16 +90,16 @@ below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 _free_guards: list[Any] = []
 
 
-def reused_guard() -> contextlib.AbstractContextManager:
-    """A `below_autograd()` that nobody uses at the moment: making one takes as long as entering it. See `reuse_guard`."""
+def run_below_autograd(function: Callable[[Any], Any], values: Any) -> Any:
+    """`function(values)` in `below_autograd()`, in one that nobody uses at the moment: making one takes as long as entering it."""
     try:
-        return _free_guards.pop()
+        guard = _free_guards.pop()
     except IndexError:
-        return below_autograd()
-
-
-reuse_guard = _free_guards.append
-"""Gives back what `reused_guard` returned, once it has been left."""
+        guard = below_autograd()
+    with guard:
+        result = function(values)
+    _free_guards.append(guard)
+    return result
 
 disable_autocast = torch._C._DisableAutocast
 """Context in which autocast is off for every device at once."""
@@ -776,6 +776,14 @@ def strided_alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[in
 def version_of(tensor: torch.Tensor) -> int | None:
     """The version counter, or `None` for inference tensors, which have none."""
     return None if tensor.is_inference() else tensor._version
+
+
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The version counters of tensors that have one."""
+    return list(map(_version_getter, tensors))
+
+
+_version_getter = torch.Tensor._version.__get__
 
 
 def raise_version(tensor: torch.Tensor, version: int | None, bumps: int) -> None:
@@ -2204,10 +2212,13 @@ class TensorGuard:
 
     The keys are those that an op would see: inside a dispatch mode, a `torch.func` transform, `torch.jit.trace` or inference
     mode they are others. Symbolic sizes and strides of the fakes are not compared. Tensors without strides (sparse) are
-    compared in Python; `native` is the one call if there is none, else `None`.
+    compared in Python; without any, `is_one_call`. `fastest(argument)` is `check`, or what `make_check` makes of tensors, sizes
+    and strides: the same for a sequence.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], fakes: Sequence[FakeTensor]) -> None:
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], fakes: Sequence[FakeTensor], make_check: Callable[..., Any] | None = None
+    ) -> None:
         from torch._C._dynamo.guards import TensorGuards
 
         self.count, self.fakes = len(tensors), fakes
@@ -2218,8 +2229,10 @@ class TensorGuard:
         steps = [[_static(step) for step in fakes[k].stride()] for k in self.strided]
         chosen = [tensors[k] for k in self.strided]
         self.guards = TensorGuards(*chosen, dynamic_dims_sizes=sizes, dynamic_dims_strides=steps) if chosen else None
-        self.native = self.guards.check if self.guards and not self.sparse else None
-        self.check = self.native or self.check_mixed
+        self.is_one_call = self.guards is not None and not self.sparse
+        self.check = self.guards.check if self.guards and self.is_one_call else self.check_mixed
+        ours = make_check(chosen, sizes, steps) if make_check and self.is_one_call else None
+        self.fastest, self.argument = (ours, "tensors") if ours else (self.check, "*tensors")
 
     def check_mixed(self, *tensors: torch.Tensor) -> bool:
         if any(_sparse_key(tensors[k]) != key for k, key in self.sparse) or len(set(map(id, tensors))) != len(tensors):
@@ -2312,24 +2325,26 @@ class GlobalState:
     def check(self) -> bool:
         return self.native.check() and self.read_flags() == self.flags
 
-    def in_plain_calls(self) -> Callable[[], bool]:
-        """A fast `check`, which is also false where forward-mode gradients or a function mode watch the call.
+    def conditions(self, global_flags: Callable[[], int] | None) -> tuple[dict[str, Any], list[str]]:
+        """`check` as conditions, and the names in them; `global_flags` asks for all flags in one call, see `read_flags`.
+
+        It gives a bit for each, and one more if there is a function mode.
+        """
+        *flags, devices = self.flags
+        if global_flags is None or devices:
+            return {"state_holds": self.check}, ["state_holds()"]
+        bits = sum(flag << k for k, flag in enumerate(flags))
+        return {"native_state": self.native.check, "flags": global_flags}, ["native_state()", f"flags() == {bits}"]
+
+    def in_plain_calls(self, global_flags: Callable[[], int] | None) -> tuple[dict[str, Any], list[str]]:
+        """The same, false also where forward-mode gradients or a function mode watch the call.
 
         With the keys that `TensorGuard` compares, that is all that `ops_are_observed` looks at.
         """
-        native, (inference, flash, memory_efficient, math, cudnn, devices) = self.native.check, self.flags
-        if devices:
-            return lambda: False
-        return lambda: (
-            native()
-            and forward_ad._current_level < 0
-            and not _function_mode_count()
-            and _inference_mode_is_on() is inference
-            and _flash_attention_is_on() is flash
-            and _memory_efficient_attention_is_on() is memory_efficient
-            and _math_attention_is_on() is math
-            and _cudnn_attention_is_on() is cudnn
-        )
+        names, conditions = self.conditions(global_flags)
+        if self.flags[-1]:
+            return names, ["False"]
+        return {**names, "forward_mode": forward_ad}, [*conditions, "forward_mode._current_level < 0"]
 
     @staticmethod
     def read_flags() -> tuple:

@@ -9,7 +9,8 @@ import torch
 
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import UnsupportedAliasingError
-from aotgrad.memory import Extents, MemoryGuard, are_apart
+from aotgrad.memory import MemoryGuard
+from aotgrad.separation import Extents, are_apart
 from aotgrad.torch_compat import dynamic_fake, new_fake_mode
 
 

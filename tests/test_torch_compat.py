@@ -58,17 +58,27 @@ def test_every_name_has_a_feature_test():
 # --- contexts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_reused_guard_is_below_autograd_and_nobody_elses():
+def test_running_below_autograd_nests_and_ends_with_an_error():
     x = torch.ones(2, requires_grad=True)
-    first, second = compat.reused_guard(), compat.reused_guard()
-    assert first is not second
-    with first:
-        with second:
-            pass
-        assert not (x * 2).requires_grad
+
+    def double(values):
+        values.append(x * 2)
+        return values
+
+    def twice(values):
+        compat.run_below_autograd(double, values)
+        return double(values)
+
+    assert [value.requires_grad for value in compat.run_below_autograd(twice, [])] == [False, False]
+    with pytest.raises(ZeroDivisionError):
+        compat.run_below_autograd(lambda _: 1 / 0, [])
     assert (x * 2).requires_grad
-    compat.reuse_guard(first)
-    assert compat.reused_guard() is first
+
+
+def test_versions_of_many_tensors():
+    x, y = torch.ones(2), torch.ones(2)
+    y.add_(1)
+    assert compat.versions_of([x, y, x]) == [0, 1, 0]
 
 
 def test_below_autograd_neither_tracks_gradients_nor_views_nor_versions():

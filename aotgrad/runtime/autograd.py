@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aotgrad import torch_compat
+from aotgrad import native, torch_compat
 from aotgrad.ir import BackwardSegment, BoxedCallable, GraphHalf, SavingNodes
 from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation, check_version
@@ -120,6 +120,11 @@ class Backward:
     def whole(self) -> BoxedCallable | None:
         """The compiled graph of the usual case, once it is there, if nothing but the graph has to run in it."""
         return None if self.watched_inputs else self.variants.run_whole
+
+    @functools.cached_property
+    def below_autograd(self) -> Callable[..., Gradients]:
+        """Runs a compiled graph."""
+        return native.offered("below_autograd", torch_compat.run_below_autograd)
 
     @functools.cached_property
     def saves(self) -> bool:
@@ -348,11 +353,7 @@ def run_whole(ctx: Any, plan: Backward, tangents: Sequence[Any], layouts: Sequen
     if not torch_compat.graph_is_retained():
         release_all(ctx, plan.full)
     values += map(as_traced, tangents, layouts)
-    guard = torch_compat.reused_guard()
-    with guard:
-        gradients = plan.whole(values)
-    torch_compat.reuse_guard(guard)
-    return plan.returned(gradients)
+    return plan.returned(plan.below_autograd(plan.whole, values))
 
 
 torch_compat.set_defaults(Segment, sizes=(), layouts=None, watched_results=(), ran=(), kept=None)

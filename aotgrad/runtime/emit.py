@@ -4,10 +4,7 @@ def call(args):
     primals_1, = args
     args.clear()
     inputs = [primals_1]
-    guard = below_autograd()
-    with guard:
-        output_0, saved_cos = forward(inputs)
-    reuse(guard)
+    output_0, saved_cos = below_autograd(forward, inputs)
     recomputation = Recomputation((primals_1,), [primals_1._version], None)
     output_0, = attach(backward, (output_0,), (saved_cos,), recomputation, None, primals_1)
     recomputation.results = ((ref(output_0), None),)
@@ -16,6 +13,7 @@ def call(args):
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -23,7 +21,7 @@ from typing import Any
 
 import torch
 
-from aotgrad import torch_compat
+from aotgrad import native, torch_compat
 from aotgrad.errors import UnsupportedAliasingError
 from aotgrad.ir import BackwardSegment, Compiled, ViewStep, needs_sentinel
 from aotgrad.op_table import VIEW_METHODS
@@ -66,6 +64,8 @@ from aotgrad.runtime.variants import VariantCache
 from aotgrad.slots import of_kind
 
 LITERALS = (type(None), bool, int, str)
+MANY = 8
+"""From how many tensors on their versions are asked for in one call."""
 
 
 def emit(plan: Plan) -> str:
@@ -81,11 +81,11 @@ def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backw
         "math": math,  # rounds sizes, in the text of symbolic numbers
         "torch": torch,
         "aten": torch.ops.aten,
-        "below_autograd": torch_compat.reused_guard,
-        "reuse": torch_compat.reuse_guard,
+        "below_autograd": native.offered("below_autograd", torch_compat.run_below_autograd),
         "disable_autocast": torch_compat.disable_autocast,
         "set_grad_enabled": torch.set_grad_enabled,
         "version_of": torch_compat.version_of,
+        "versions_of": native.offered("versions_of", torch_compat.versions_of),
         "sharing_version": torch_compat.sharing_version,
         "as_inference": torch_compat.as_inference,
         "raise_version": torch_compat.raise_version,
@@ -213,11 +213,9 @@ class _Emitter:
             yield f"del {', '.join(step.release)}"
         if step.random_devices:
             yield f"state = random_state({step.random_devices!r})"
-        yield "guard = below_autograd()"
-        yield f"with guard{', disable_autocast()' if step.autocast else ''}:"
         results = f"{tuple_of(step.results)} = " if step.results else ""
-        yield f"    {results}forward(inputs)"
-        yield "reuse(guard)"
+        call = f"{results}below_autograd(forward, inputs)"
+        yield from ["with disable_autocast():", f"    {call}"] if step.autocast else [call]
 
     def attach(self, step: Attach) -> Iterator[str]:
         details = yield from self.details(step)
@@ -243,8 +241,8 @@ class _Emitter:
         state = "state" if self.draws_random_numbers() else "None"
         versions = {name: self.version(name) for name in self.fakes.keys() - step.mutated}
         versions |= {name: f"version_{name} + {bumps}" for name, bumps in step.watched}
-        versions = ", ".join(versions.get(name, "None") for name in step.primals)
-        return f"recomputation = Recomputation(({tuple_of(step.primals)}), [{versions}], {state})"
+        texts = [(name, versions.get(name, "None")) for name in step.primals]
+        return f"recomputation = Recomputation(({tuple_of(step.primals)}), [{', '.join(asked_together(texts))}], {state})"
 
     def make_cut(self, step: MakeCut) -> Iterator[str]:
         size, bindings = self.render(step.size)
@@ -330,6 +328,17 @@ class _Emitter:
         if symbol not in self.bound:
             self.bound.add(symbol)
             bindings.append(f"{symbol} = {find_symbol(symbol, self.plan.fakes)}")
+
+
+def asked_together(versions: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """The texts of versions by name, with one question for many tensors in a row.
+
+    >>> list(asked_together([("a", "a._version"), ("b", "None")]))
+    ['a._version', 'None']
+    """
+    for is_plain, run in itertools.groupby(versions, lambda pair: pair[1] == f"{pair[0]}._version"):
+        names, texts = zip(*run, strict=True)
+        yield from [f"*versions_of(({', '.join(names)}))"] if is_plain and len(names) >= MANY else texts
 
 
 def make_base(step: MakeBase) -> Iterator[str]:

@@ -37,10 +37,6 @@ def body(*steps) -> list[str]:
     return lines(*steps)[3:-1]
 
 
-def below(*run: str) -> list[str]:
-    return ["guard = below_autograd()", *run, "reuse(guard)"]
-
-
 def view(op, *args, item=None, grad_mode=None, **kwargs) -> MakeView:
     step = ViewStep(op, args, tuple(kwargs.items()), item)
     return MakeView("out", "x", ViewReplay((step,), grad_mode, "why"))
@@ -53,12 +49,12 @@ def test_arguments_are_unpacked_and_the_list_is_cleared():
 
 def test_forward():
     step = Forward(("x", "y"), ("out",), ("y",), autocast=False, random_devices=())
-    assert body(step) == ["inputs = [x, y]", "del y", *below("with guard:", "out, = forward(inputs)")]
+    assert body(step) == ["inputs = [x, y]", "del y", "out, = below_autograd(forward, inputs)"]
 
 
 def test_forward_under_autocast_that_draws_random_numbers_and_returns_nothing():
     step = Forward(("x",), (), (), autocast=True, random_devices=("cpu",))
-    run = below("with guard, disable_autocast():", "forward(inputs)")
+    run = ["with disable_autocast():", "below_autograd(forward, inputs)"]
     assert body(step) == ["inputs = [x]", "state = random_state(('cpu',))", *run]
 
 

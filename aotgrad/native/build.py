@@ -1,0 +1,122 @@
+"""Builds `library.cpp` with the user's compiler, keeps it in the cache folder, and loads what is there.
+
+    build()        compiles and keeps; the torch, Python and source that it is for are its key
+    load()         the module, or `None`: not built, for another torch, damaged, or in a folder that others can write
+
+The file is checked like every other one of the cache (`aotgrad.cache.store`), and what was checked is what is loaded. The
+compiler is no part of the key: a library works whatever compiler there is when it is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import platform
+import subprocess
+import sysconfig
+import tempfile
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from aotgrad.cache.store import IS_SUPPORTED, Store
+from aotgrad.errors import NativeError
+from aotgrad.options import cache_folder
+
+SOURCE = Path(__file__).with_name("library.cpp")
+NAME = "aotgrad.native.library"
+FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+
+log = logging.getLogger("aotgrad.native")
+
+
+def native_store() -> Store:
+    """Where the library is kept, one file for each torch and Python."""
+    return Store(cache_folder() / "native")
+
+
+def key() -> str:
+    """What a library is for: 64 hexadecimal digits."""
+    torch_is = (torch.__version__, torch.version.git_version, torch.compiled_with_cxx11_abi())
+    python_is = (sysconfig.get_config_var("SOABI"), platform.system(), platform.machine())
+    return hashlib.sha256(repr((torch_is, python_is, FLAGS, SOURCE.read_text())).encode()).hexdigest()
+
+
+def load() -> ModuleType | None:
+    """The library as a module, if it is there and whole."""
+    store = native_store()
+    content = store.read(key()) if IS_SUPPORTED else None
+    if content is None:
+        return None
+    try:
+        return module_of(content, store.folder)
+    except (ImportError, OSError) as error:
+        log.warning("the C++ functions in %s are not used, Python takes their place: %s", store.folder, error)
+        return None
+
+
+def module_of(content: bytes, folder: Path) -> ModuleType:
+    """Load a library from a file that only exists as long as that takes. Raises ImportError or OSError."""
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp") as file:
+        file.write(content)
+        file.flush()
+        loader = ExtensionFileLoader(NAME, file.name)
+        spec = importlib.util.spec_from_file_location(NAME, file.name, loader=loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    return module
+
+
+def build() -> Store:
+    """Compile the library and keep it; processes that are running already do without it.
+
+    Raises:
+        NativeError: there is no compiler, it fails, or the result cannot be kept.
+    """
+    if not IS_SUPPORTED:
+        raise NativeError(f"this system ({platform.system()}) does not say who owns a folder, so nothing is kept")
+    store = native_store()
+    store.write(key(), compiled())
+    if store.read(key()) is None:
+        raise NativeError(f"the library cannot be kept in {store.folder}")
+    return store
+
+
+def compiled() -> bytes:
+    """The library, made anew.
+
+    Raises:
+        NativeError
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "library.so"
+        try:
+            subprocess.run(command(path), check=True, capture_output=True, text=True)
+        except OSError as error:
+            raise NativeError(f"the compiler cannot be run: {error}; set CXX to a C++ compiler") from error
+        except subprocess.CalledProcessError as error:
+            raise NativeError(f"the compiler fails: {' '.join(error.cmd)}\n{error.stderr}") from error
+        return path.read_bytes()
+
+
+def command(path: Path) -> list[str]:
+    """How the library is compiled to `path`: with the compiler and paths that torch gives to extensions.
+
+    Raises:
+        NativeError
+    """
+    try:
+        from torch.utils import cpp_extension
+    except ImportError as error:
+        raise NativeError(f"torch.utils.cpp_extension cannot be imported: {error}") from error
+    headers = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
+    linked = [f"-L{folder}" for folder in cpp_extension.library_paths()]
+    linked += ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
+    linked += ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else []
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    includes = [f"-I{folder}" for folder in headers]
+    return [cpp_extension.get_cxx_compiler(), *FLAGS, abi, *includes, str(SOURCE), "-o", str(path), *linked]

@@ -1,0 +1,361 @@
+// What aotgrad asks of every tensor at every call, of all tensors at once: __init__.py says which Python each takes the place of.
+//
+// A question that is asked again and again comes in two parts: a function takes what stays, and returns a function of what
+// changes. None of these runs Python code, so the tensors of a list live while it is looked at. The GIL is held throughout.
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+// --- Python values
+
+// The items of a list, a tuple or another sequence.
+class Items {
+ public:
+  explicit Items(PyObject* values) : sequence_(PySequence_Fast(values, "expected a sequence")) {
+    if (!sequence_) throw python_error();
+    begin_ = PySequence_Fast_ITEMS(sequence_.get());
+    size_ = PySequence_Fast_GET_SIZE(sequence_.get());
+  }
+  PyObject** begin() const { return begin_; }
+  PyObject** end() const { return begin_ + size_; }
+  Py_ssize_t size() const { return size_; }
+  PyObject* operator[](Py_ssize_t index) const {
+    TORCH_CHECK_INDEX(index >= 0 && index < size_, "there is no item ", index, " among ", size_);
+    return begin_[index];
+  }
+
+ private:
+  THPObjectPtr sequence_;
+  PyObject** begin_;
+  Py_ssize_t size_;
+};
+
+const at::Tensor& tensor_of(PyObject* value) {
+  const bool is_tensor = PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(THPVariableClass));
+  TORCH_CHECK_TYPE(is_tensor && THPVariable_Unpack(value).defined(), "expected a tensor, got ", Py_TYPE(value)->tp_name);
+  return THPVariable_Unpack(value);
+}
+
+int64_t integer_of(PyObject* value) {
+  const int64_t found = PyLong_AsLongLong(value);
+  if (found == -1 && PyErr_Occurred()) throw python_error();
+  return found;
+}
+
+// Of some of the values that a function is called with: the tensors.
+struct Positions {
+  std::vector<Py_ssize_t> positions;
+
+  explicit Positions(PyObject* values) {
+    for (PyObject* value : Items(values)) positions.push_back(integer_of(value));
+  }
+  std::vector<const at::Tensor*> in(const Items& items) const {
+    std::vector<const at::Tensor*> found;
+    found.reserve(positions.size());
+    for (const Py_ssize_t k : positions) found.push_back(&tensor_of(items[k]));
+    return found;
+  }
+};
+
+// A Python function that is called with a state of its own, which `state_of` finds.
+template <class State>
+PyObject* function_with(PyMethodDef* definition, std::unique_ptr<State> state) {
+  const auto destroy = [](PyObject* capsule) { delete static_cast<State*>(PyCapsule_GetPointer(capsule, nullptr)); };
+  THPObjectPtr capsule(PyCapsule_New(state.get(), nullptr, destroy));
+  if (!capsule) throw python_error();
+  state.release();
+  return PyCFunction_New(definition, capsule.get());
+}
+
+template <class State>
+State& state_of(PyObject* self) {
+  return *static_cast<State*>(PyCapsule_GetPointer(self, nullptr));
+}
+
+// --- tensor_check(tensors, sizes, strides) -> check(values) -> bool
+
+// Sizes or strides of the trace; nothing for those that may be any.
+struct Numbers {
+  std::vector<std::optional<int64_t>> numbers;
+
+  explicit Numbers(PyObject* values) {
+    for (PyObject* value : Items(values)) numbers.push_back(Py_IsNone(value) ? std::nullopt : std::optional(integer_of(value)));
+  }
+  bool fit(at::IntArrayRef found) const {
+    const auto fits = [](const std::optional<int64_t>& wanted, int64_t number) { return !wanted || *wanted == number; };
+    return std::equal(numbers.begin(), numbers.end(), found.begin(), found.end(), fits);
+  }
+};
+
+// The keys that an op would see: inside of a dispatch mode, a transform or inference mode they are others.
+c10::DispatchKeySet keys_of(const at::Tensor& tensor) {
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  return (tensor.key_set() | local.included_) - local.excluded_;
+}
+
+bool needs_grad(const at::Tensor& tensor) {
+  return c10::GradMode::is_enabled() && tensor.requires_grad();
+}
+
+struct TensorFacts {
+  THPObjectPtr type;
+  c10::DispatchKeySet keys;
+  c10::ScalarType dtype;
+  c10::Device device;
+  bool requires_grad;
+  Numbers sizes, strides;
+
+  bool hold_for(PyObject* value) const {
+    if (reinterpret_cast<const PyObject*>(Py_TYPE(value)) != type.get()) return false;
+    const at::Tensor& tensor = THPVariable_Unpack(value);
+    return tensor.defined() && keys_of(tensor) == keys && tensor.scalar_type() == dtype && tensor.device() == device &&
+        needs_grad(tensor) == requires_grad && sizes.fit(tensor.sizes()) && strides.fit(tensor.strides());
+  }
+};
+
+struct TensorCheck {
+  std::vector<TensorFacts> facts;
+  std::vector<PyObject*> distinct;  // the last ones that were: compared, never used
+
+  bool are_distinct(const Items& items) {
+    if (std::equal(distinct.begin(), distinct.end(), items.begin(), items.end())) return true;
+    std::vector<PyObject*> sorted(items.begin(), items.end());
+    std::sort(sorted.begin(), sorted.end());
+    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) return false;
+    distinct.assign(items.begin(), items.end());
+    return true;
+  }
+};
+
+PyObject* check_tensors(PyObject* self, PyObject* values) {
+  HANDLE_TH_ERRORS
+  auto& check = state_of<TensorCheck>(self);
+  const Items items(values);
+  const auto holds = [](const TensorFacts& facts, PyObject* value) { return facts.hold_for(value); };
+  const bool alike = std::equal(check.facts.begin(), check.facts.end(), items.begin(), items.end(), holds);
+  return PyBool_FromLong(alike && check.are_distinct(items));
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef check_definition = {"check", check_tensors, METH_O, "Whether values are tensors like those of the trace."};
+
+PyObject* tensor_check(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *tensors, *all_sizes, *all_strides;
+  if (!PyArg_ParseTuple(arguments, "OOO", &tensors, &all_sizes, &all_strides)) return nullptr;
+  const Items items(tensors), sizes(all_sizes), strides(all_strides);
+  auto check = std::make_unique<TensorCheck>();
+  for (Py_ssize_t k = 0; k < items.size(); ++k) {
+    const at::Tensor& tensor = tensor_of(items[k]);
+    if (keys_of(tensor).has(c10::DispatchKey::Python)) Py_RETURN_NONE;  // its sizes may be a question to Python code
+    auto type = THPObjectPtr::dup(reinterpret_cast<PyObject*>(Py_TYPE(items[k])));
+    check->facts.push_back({std::move(type), keys_of(tensor), tensor.scalar_type(), tensor.device(), needs_grad(tensor),
+                            Numbers(sizes[k]), Numbers(strides[k])});
+  }
+  return function_with(&check_definition, std::move(check));
+  END_HANDLE_TH_ERRORS
+}
+
+// --- separation(written, others) -> are_apart(values) -> bool
+
+struct Extent {
+  const char *start, *end;
+
+  bool operator<(const Extent& other) const { return start < other.start; }
+};
+
+// Where the storage of a tensor lies; one without memory lies nowhere.
+std::optional<Extent> extent_of(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return std::nullopt;
+  const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  const auto* start = static_cast<const char*>(storage->data());
+  return start == nullptr ? std::nullopt : std::optional(Extent{start, start + std::max<size_t>(storage->nbytes(), 1)});
+}
+
+// Whether one of several extents, sorted and apart from one another, has a byte of another one.
+bool meet(const std::vector<Extent>& sorted, const Extent& one) {
+  const auto next = std::lower_bound(sorted.begin(), sorted.end(), Extent{one.end, one.end});
+  return next != sorted.begin() && std::prev(next)->end > one.start;
+}
+
+bool are_apart(const std::vector<const at::Tensor*>& written, const std::vector<const at::Tensor*>& others) {
+  std::vector<Extent> used;
+  for (const auto* tensor : written) {
+    if (const auto extent = extent_of(*tensor)) used.push_back(*extent);
+  }
+  std::sort(used.begin(), used.end());
+  const auto overlap = [](const Extent& one, const Extent& next) { return one.end > next.start; };
+  if (std::adjacent_find(used.begin(), used.end(), overlap) != used.end()) return false;
+  return std::none_of(others.begin(), others.end(), [&](const at::Tensor* tensor) {
+    const auto extent = extent_of(*tensor);
+    return extent && meet(used, *extent);
+  });
+}
+
+struct Separation {
+  Positions written, others;
+};
+
+PyObject* check_separation(PyObject* self, PyObject* values) {
+  HANDLE_TH_ERRORS
+  const Items items(values);
+  const auto& [written, others] = state_of<Separation>(self);
+  const auto some = written.in(items), rest = others.in(items);
+  try {
+    return PyBool_FromLong(are_apart(some, rest));
+  } catch (const c10::Error&) {  // one does not tell where it lies
+    Py_RETURN_FALSE;
+  }
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef separation_definition = {"are_apart", check_separation, METH_O, "Whether storages are apart from written ones."};
+
+PyObject* separation(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *written, *others;
+  if (!PyArg_ParseTuple(arguments, "OO", &written, &others)) return nullptr;
+  return function_with(&separation_definition, std::make_unique<Separation>(Separation{Positions(written), Positions(others)}));
+  END_HANDLE_TH_ERRORS
+}
+
+// --- sharing(positions) -> pattern(values) -> bytes or None
+
+// Numbers things in the order in which they are met: the same pattern at other addresses is the same numbers.
+struct Numbering {
+  std::unordered_map<const void*, int64_t> numbers;
+  const void* last = nullptr;
+  int64_t last_number = -1;
+
+  // The number of a thing, and whether it is new; that of nothing is -1.
+  std::pair<int64_t, bool> operator()(const void* thing) {
+    if (thing == nullptr) return {-1, false};
+    if (thing == last) return {last_number, false};
+    const auto [found, is_new] = numbers.try_emplace(thing, static_cast<int64_t>(numbers.size()));
+    last = thing;
+    last_number = found->second;
+    return {last_number, is_new};
+  }
+};
+
+const void* counter_of(const at::TensorBase& tensor) {
+  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
+  static_assert(sizeof(version) == sizeof(void*), "a version is a pointer to its counter");
+  const void* counter;
+  std::memcpy(&counter, &version, sizeof(counter));
+  return counter;
+}
+
+// How tensors lie in storages, with which version counters, and as views of what: as numbers that do not depend on addresses.
+struct Pattern {
+  Numbering storages, counters, roots;
+  std::vector<int64_t> text;
+
+  void add(const at::Tensor& tensor) {
+    const at::TensorBase& root = tensor.is_view() ? tensor._base() : tensor;
+    const auto [number, is_new] = roots(root.unsafeGetTensorImpl());
+    text.insert(text.end(), {number, is_new, &root == &tensor});
+    describe(tensor);
+    if (is_new && &root != &tensor) describe(root);
+  }
+  void describe(const at::TensorBase& tensor) {
+    TORCH_CHECK(tensor.layout() == at::kStrided && !tensor.key_set().has(c10::DispatchKey::Python), "no plain tensor");
+    const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    const auto [number, is_new] = storages(storage);
+    text.insert(text.end(), {number, is_new ? static_cast<int64_t>(storage->nbytes()) : -1, counters(counter_of(tensor)).first,
+                             static_cast<int64_t>(tensor.scalar_type()), tensor.storage_offset(), tensor.requires_grad(),
+                             tensor.is_leaf(), tensor.dim()});
+    text.insert(text.end(), tensor.sizes().begin(), tensor.sizes().end());
+    text.insert(text.end(), tensor.strides().begin(), tensor.strides().end());
+  }
+};
+
+PyObject* find_pattern(PyObject* self, PyObject* values) {
+  HANDLE_TH_ERRORS
+  const Items items(values);
+  const auto tensors = state_of<Positions>(self).in(items);
+  Pattern pattern;
+  pattern.text.reserve(16 * tensors.size());
+  try {
+    for (const auto* tensor : tensors) pattern.add(*tensor);
+  } catch (const c10::Error&) {  // one does not tell
+    Py_RETURN_NONE;
+  }
+  const auto* start = reinterpret_cast<const char*>(pattern.text.data());
+  return PyBytes_FromStringAndSize(start, static_cast<Py_ssize_t>(pattern.text.size() * sizeof(int64_t)));
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef pattern_definition = {"pattern", find_pattern, METH_O, "How tensors share memory, version counters and bases."};
+
+PyObject* sharing(PyObject*, PyObject* positions) {
+  HANDLE_TH_ERRORS
+  return function_with(&pattern_definition, std::make_unique<Positions>(positions));
+  END_HANDLE_TH_ERRORS
+}
+
+// --- Functions without a state
+
+PyObject* global_flags(PyObject*, PyObject*) {
+  const auto& context = at::globalContext();
+  const bool flags[] = {c10::InferenceMode::is_enabled(),       context.userEnabledFlashSDP(),
+                        context.userEnabledMemEfficientSDP(), context.userEnabledMathSDP(),
+                        context.userEnabledCuDNNSDP(),        at::impl::PythonTorchFunctionTLS::stack_len() > 0};
+  long bits = 0;
+  for (size_t k = 0; k < std::size(flags); ++k) bits |= static_cast<long>(flags[k]) << k;
+  return PyLong_FromLong(bits);
+}
+
+PyObject* below_autograd(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "expected a function and its argument, got %zd values", count);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return PyObject_CallOneArg(arguments[0], arguments[1]);
+}
+
+PyObject* versions_of(PyObject*, PyObject* values) {
+  HANDLE_TH_ERRORS
+  const Items items(values);
+  THPObjectPtr versions(PyList_New(items.size()));
+  if (!versions) throw python_error();
+  for (Py_ssize_t k = 0; k < items.size(); ++k) {
+    PyObject* version = PyLong_FromLongLong(tensor_of(items[k])._version());
+    if (version == nullptr) throw python_error();
+    PyList_SET_ITEM(versions.get(), k, version);
+  }
+  return versions.release();
+  END_HANDLE_TH_ERRORS
+}
+
+auto* below_autograd_function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(below_autograd));
+
+PyMethodDef functions[] = {
+    {"tensor_check", tensor_check, METH_VARARGS, "tensor_check(tensors, sizes, strides) -> check(values) -> bool"},
+    {"separation", separation, METH_VARARGS, "separation(written, others) -> are_apart(values) -> bool"},
+    {"sharing", sharing, METH_O, "sharing(positions) -> pattern(values) -> bytes or None"},
+    {"global_flags", global_flags, METH_NOARGS, "global_flags() -> int, a bit for each flag"},
+    {"below_autograd", below_autograd_function, METH_FASTCALL, "below_autograd(function, value) -> function(value)"},
+    {"versions_of", versions_of, METH_O, "versions_of(tensors) -> list of int"},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "library", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_library() {
+  return PyModule_Create(&definition);
+}
