@@ -42,7 +42,7 @@ class Separation:
     def __call__(self, args: Sequence[Any]) -> bool:
         """Whether no tensor, but those that did so in the trace, reaches into the storage of a changed one."""
         settled, known, used = last = self.last
-        storages = [(storage_start(storage), storage_bytes(storage)) for storage in map(storage_of, self.written_of(args))]
+        storages = list(map(place_of_storage, self.written_of(args)))
         starts = list(map(address, settled.of(args)))
         if starts != settled.starts:
             settled, known = self.settle(settled, starts), None
@@ -58,7 +58,7 @@ class Separation:
 
     def settle(self, before: Settled, starts: Sequence[int]) -> Settled:
         """What is known of a call in which a tensor that had settled was moved: it may move again."""
-        stays = [k for k, start in enumerate(starts) if before.starts is None or start == before.starts[k]]
+        stays = [k for k, start in enumerate(starts) if start and (before.starts is None or start == before.starts[k])]
         positions, places = [before.positions[k] for k in stays], [starts[k] for k in stays]
         others = sorted({*before.others, *before.positions}.difference(positions))
         extents = Extents.of([(start, self.spans[k] or 0) for start, k in zip(places, positions, strict=True)])
@@ -138,9 +138,17 @@ def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
 
 
 def place_of(tensor: torch.Tensor, span: int | None) -> tuple[int, int]:
-    """Where a tensor lies: address and bytes. An empty one has no address, and stands for the start of its storage."""
+    """Where a tensor lies: address and bytes. One without elements or memory stands for the start of its storage."""
     size = span_of(tensor) if span is None else span
-    return (address(tensor), size) if size else (storage_start(storage_of(tensor)), 1)
+    start = address(tensor) if size else 0
+    return (start, size or 0) if start else (place_of_storage(tensor)[0], 1)
+
+
+def place_of_storage(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where the storage of a tensor lies. One without memory lies at its own address, where no tensor is."""
+    storage = storage_of(tensor)
+    start = storage_start(storage)
+    return (start, storage_bytes(storage)) if start else (torch_compat.storage_id(tensor), 1)
 
 
 def span_of(tensor: torch.Tensor) -> int | None:

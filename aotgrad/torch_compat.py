@@ -91,7 +91,7 @@ _free_guards: list[Any] = []
 
 
 def run_below_autograd(function: Callable[[Any], Any], values: Any) -> Any:
-    """`function(values)` in `below_autograd()`, in one that nobody uses at the moment: making one takes as long as entering it."""
+    """`function(values)` in `below_autograd()`: in one that nobody uses now, since it takes long to make one."""
     try:
         guard = _free_guards.pop()
     except IndexError:
@@ -100,6 +100,7 @@ def run_below_autograd(function: Callable[[Any], Any], values: Any) -> Any:
         result = function(values)
     _free_guards.append(guard)
     return result
+
 
 disable_autocast = torch._C._DisableAutocast
 """Context in which autocast is off for every device at once."""
@@ -2212,8 +2213,8 @@ class TensorGuard:
 
     The keys are those that an op would see: inside a dispatch mode, a `torch.func` transform, `torch.jit.trace` or inference
     mode they are others. Symbolic sizes and strides of the fakes are not compared. Tensors without strides (sparse) are
-    compared in Python; without any, `is_one_call`. `fastest(argument)` is `check`, or what `make_check` makes of tensors, sizes
-    and strides: the same for a sequence.
+    compared in Python; without any, `is_one_call`. `fastest` is `check`, or what `make_check` makes of tensors, sizes and
+    strides, which takes a sequence; `argument` is how the tensors are given to it.
     """
 
     def __init__(

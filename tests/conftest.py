@@ -13,8 +13,9 @@ import torch
 
 from aotgrad.backends import registry
 from tests.golden.harness import golden
+from tests.native.built import implementation, library
 
-__all__ = ["golden"]
+__all__ = ["golden", "implementation", "library"]
 
 os.environ.setdefault("AOTGRAD_VERIFY", "1")
 # Tests, and the processes that they start, leave the user's cache alone.

@@ -10,6 +10,8 @@ import torch
 import aotgrad
 from aotgrad.guards import structure_key
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 
 def add(x, y=1, *, scale=1.0):
     return (x + y) * scale

@@ -13,6 +13,8 @@ from aotgrad.memory import MemoryGuard
 from aotgrad.separation import Extents, are_apart
 from aotgrad.torch_compat import dynamic_fake, new_fake_mode
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 
 def separate(count: int) -> list[torch.Tensor]:
     return [torch.ones(4) for _ in range(count)]
@@ -74,10 +76,7 @@ def test_tensors_that_become_views_again_after_a_hit():
 
 def test_tensors_without_memory_share_none():
     sparse, meta = torch.eye(2).to_sparse(), torch.ones(4, device="meta")
-    freed, other = torch.ones(4), torch.ones(4)
-    for tensor in (freed, other):
-        tensor.untyped_storage().resize_(0)
-    tensors = [sparse, meta, torch.ones(4, device="meta"), freed, other, torch.ones(0), 3]
+    tensors = [sparse, meta, torch.ones(4, device="meta"), freed(torch.ones(4)), freed(torch.ones(4)), torch.ones(0), 3]
     guard = guard_of(tensors, 1, 3, 5)
     assert guard.groups() == []
     assert guard(tensors)
@@ -125,6 +124,20 @@ def test_an_empty_view_counts_its_versions_with_its_base():
     base = torch.ones(8)
     assert not any(guard([base, base[k:k]]) for k in (0, 4, 8))
     assert guard([base, torch.ones(0)])
+
+
+@pytest.mark.parametrize("without_memory", [lambda: torch.ones(0), lambda: freed(torch.ones(4))])
+def test_a_storage_without_memory_has_a_version_counter_too(without_memory):
+    one, other = without_memory(), without_memory()
+    guard = guard_of([one, other], 0)
+    for _ in range(2):
+        assert guard([one, other])
+        assert not guard([one, one.view(-1)])
+
+
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 def test_what_moves_once_is_looked_at_in_every_call():

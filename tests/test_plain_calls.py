@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 
 def double(x):
     return x * 2

@@ -7,14 +7,16 @@
     python -m aotgrad frontier model.py:net --plot front.svg          what it can trade of memory for time
     python -m aotgrad cache info                                      what is kept on disk for later processes
     python -m aotgrad cache clear                                     forget it
+    python -m aotgrad native build                                    compile functions in C++ that make calls cheaper
+    python -m aotgrad native info                                     whether they are there; `clear` removes them
 
 A name may be dotted (`model.py:Net.step`); a module instance is compiled with its parameters. An input is written as the
 report prints it: `f32[3, 4]`, with strides `f32[4, 3][1, 4]`, then `requires_grad`, or `nonleaf` for a tensor with a
 history; `same 0` is input 0 again; anything else is a Python literal. Without --inputs, `example_inputs()` of the file
 gives them.
 
-The exit status is 0, or 1 if the function cannot be compiled or the cache is not used, or 2 if the command line asks for
-what is not there.
+The exit status is 0, or 1 if the function or the C++ cannot be compiled or the cache is not used, or 2 if the command line
+asks for what is not there.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any
 
 import torch
 
+from aotgrad import native
 from aotgrad.backends import registry
 from aotgrad.budgets import MemoryFrontier, memory_frontier
 from aotgrad.cache import plan_store
@@ -39,8 +42,9 @@ from aotgrad.errors import AOTGradError, OptionError
 from aotgrad.inspect.explain import explain
 from aotgrad.inspect.specs import SpecError
 from aotgrad.inspect.targets import Target, UsageError
+from aotgrad.native import build as native_build
 from aotgrad.observe import LAST_STAGE, recorded
-from aotgrad.options import Options
+from aotgrad.options import Options, native_wanted
 from aotgrad.plan_cache import NoPlan, PlanCache
 from aotgrad.recipe import PARTITIONERS, Recipe
 
@@ -87,15 +91,15 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--stage", action="append", choices=STAGES, help="print this stage only; may be repeated")
     command = add_command(commands, "frontier", run_frontier, shared, "print what it can trade of memory for time")
     command.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it to this file; needs matplotlib")
-    add_cache_command(commands)
+    add_command_on_files(commands, "cache", run_cache, "show or clear what is kept on disk", ("info", "clear"))
+    add_command_on_files(commands, "native", run_native, "build, show or clear functions in C++", ("build", "info", "clear"))
     return parser
 
 
-def add_cache_command(commands: Any) -> None:
-    text = "show or clear what is kept on disk"
-    command = commands.add_parser("cache", help=text, description=f"{text.capitalize()}: see docs/cache.md.")
-    command.add_argument("action", choices=("info", "clear"))
-    command.set_defaults(run=run_cache, no_grad=False)
+def add_command_on_files(commands: Any, name: str, run: Callable, text: str, actions: Sequence[str]) -> None:
+    command = commands.add_parser(name, help=text, description=f"{text.capitalize()}: see docs/{name}.md.")
+    command.add_argument("action", choices=actions)
+    command.set_defaults(run=run, no_grad=False)
 
 
 def add_command(commands: Any, name: str, run: Callable, shared: argparse.ArgumentParser, text: str) -> Any:
@@ -178,15 +182,35 @@ def run_frontier(arguments: argparse.Namespace) -> int:
 
 def run_cache(arguments: argparse.Namespace) -> int:
     store = plan_store()
+    return on_files(store, clear if arguments.action == "clear" else text_of_store)
+
+
+def run_native(arguments: argparse.Namespace) -> int:
+    actions = {"build": lambda store: f"built in {native_build.build().folder}", "info": text_of_native, "clear": clear}
+    return on_files(native_build.native_store(), actions[arguments.action])
+
+
+def on_files(store: Store, action: Callable[[Store], str]) -> int:
+    """Print what an action on a folder says."""
     try:
-        if arguments.action == "clear":
-            print(f"removed {store.clear()} files from {store.folder}")
-        else:
-            print(text_of_store(store))
+        print(action(store))
     except OSError as error:
         print(f"the cache in {store.folder} is not used: {error}", file=sys.stderr)
         return UNUSABLE
     return OK
+
+
+def clear(store: Store) -> str:
+    return f"removed {store.clear()} files from {store.folder}"
+
+
+def text_of_native(store: Store) -> str:
+    """The folder, what is in it, and whether that is used. Raises OSError if the folder is not used."""
+    files = text_of_store(store)
+    if not native_wanted():
+        return f"{files}\nnot used: AOTGRAD_NATIVE=0"
+    missing = f"not used: there is none for torch {torch.__version__} and this Python; python -m aotgrad native build"
+    return f"{files}\n{missing if native.library() is None else f'used with torch {torch.__version__}'}"
 
 
 def text_of_store(store: Store) -> str:

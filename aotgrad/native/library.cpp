@@ -6,7 +6,6 @@
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -108,10 +107,6 @@ c10::DispatchKeySet keys_of(const at::Tensor& tensor) {
   return (tensor.key_set() | local.included_) - local.excluded_;
 }
 
-bool needs_grad(const at::Tensor& tensor) {
-  return c10::GradMode::is_enabled() && tensor.requires_grad();
-}
-
 struct TensorFacts {
   THPObjectPtr type;
   c10::DispatchKeySet keys;
@@ -124,7 +119,7 @@ struct TensorFacts {
     if (reinterpret_cast<const PyObject*>(Py_TYPE(value)) != type.get()) return false;
     const at::Tensor& tensor = THPVariable_Unpack(value);
     return tensor.defined() && keys_of(tensor) == keys && tensor.scalar_type() == dtype && tensor.device() == device &&
-        needs_grad(tensor) == requires_grad && sizes.fit(tensor.sizes()) && strides.fit(tensor.strides());
+        tensor.requires_grad() == requires_grad && sizes.fit(tensor.sizes()) && strides.fit(tensor.strides());
   }
 };
 
@@ -164,7 +159,7 @@ PyObject* tensor_check(PyObject*, PyObject* arguments) {
     const at::Tensor& tensor = tensor_of(items[k]);
     if (keys_of(tensor).has(c10::DispatchKey::Python)) Py_RETURN_NONE;  // its sizes may be a question to Python code
     auto type = THPObjectPtr::dup(reinterpret_cast<PyObject*>(Py_TYPE(items[k])));
-    check->facts.push_back({std::move(type), keys_of(tensor), tensor.scalar_type(), tensor.device(), needs_grad(tensor),
+    check->facts.push_back({std::move(type), keys_of(tensor), tensor.scalar_type(), tensor.device(), tensor.requires_grad(),
                             Numbers(sizes[k]), Numbers(strides[k])});
   }
   return function_with(&check_definition, std::move(check));
@@ -179,12 +174,14 @@ struct Extent {
   bool operator<(const Extent& other) const { return start < other.start; }
 };
 
-// Where the storage of a tensor lies; one without memory lies nowhere.
+// Where the storage of a tensor lies: one without memory at its own address, where no tensor is.
 std::optional<Extent> extent_of(const at::Tensor& tensor) {
-  if (!tensor.has_storage()) return std::nullopt;
-  const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  const auto* storage = tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  if (storage == nullptr) return std::nullopt;
   const auto* start = static_cast<const char*>(storage->data());
-  return start == nullptr ? std::nullopt : std::optional(Extent{start, start + std::max<size_t>(storage->nbytes(), 1)});
+  if (start != nullptr) return Extent{start, start + std::max<size_t>(storage->nbytes(), 1)};
+  const auto* itself = reinterpret_cast<const char*>(storage);
+  return Extent{itself, itself + 1};
 }
 
 // Whether one of several extents, sorted and apart from one another, has a byte of another one.
