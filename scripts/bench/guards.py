@@ -5,16 +5,19 @@
 
 Per number of tensors: the check of a plan that changes nothing; of one that changes an input, and so compares which
 inputs share memory; the same with the changed input at another address at every call; the same with disjoint slices of one
-buffer; and reading a module with as many parameters. The aim is 1 us and 0.1 us a tensor. Then what it costs to notice
-that inputs of a graph of Dynamo's share memory: with our guard, and with Dynamo's own for it, which asks every pair. Times
-are the least of many short samples.
+buffer; and reading a module with as many parameters. The aim is 1 us and 0.1 us a tensor. Each is measured with the
+functions in Python and with those in C++ (`python -m aotgrad native build`). Then what it costs to notice that inputs of a
+graph of Dynamo's share memory: with our guard, and with Dynamo's own for it, which asks every pair. Times are the least of
+many short samples.
 """
 
 import argparse
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
+from native import libraries, using
 from tabulate import tabulate
 from timing import add_threads, environment, least_seconds
 from torch import nn
@@ -55,19 +58,28 @@ def changes(*tensors: torch.Tensor) -> torch.Tensor:
     return tensors[0].mul_(2)
 
 
-def measure(count: int) -> list[object]:
+def measure(count: int) -> dict[str, float]:
+    """Seconds by what is measured, with the functions that are in use."""
     tensors = [torch.ones(4, 4) for _ in range(count)]
-    module = LiftedModule(nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(count))))
-    seconds = least_seconds(
+    return least_seconds(
         {
             "plain": check(reads, tensors),
-            "changing": check(changes, tensors),
-            "moving": check_moving(changes, tensors),
-            "slices": check(changes, torch.ones(count, 4, 4).unbind()),
-            "module": module.read,
+            "changes an input": check(changes, tensors),
+            "which moves": check_moving(changes, tensors),
+            "a slice of a buffer": check(changes, torch.ones(count, 4, 4).unbind()),
         }
     )
-    return [count, *(time * 1e6 for time in seconds.values()), 1 + 0.1 * count]
+
+
+def measure_reading(count: int) -> float:
+    module = LiftedModule(nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(count))))
+    return least_seconds({"module": module.read})["module"]
+
+
+def rows(count: int) -> Iterator[list[object]]:
+    for name, library in libraries().items():
+        with using(library):
+            yield [count, name, *(time * 1e6 for time in measure(count).values()), 1 + 0.1 * count]
 
 
 def dynamos_check(tensors: list[torch.Tensor]) -> Callable[[], bool]:
@@ -80,9 +92,11 @@ def dynamos_check(tensors: list[torch.Tensor]) -> Callable[[], bool]:
 
 
 def measure_sharing(count: int) -> list[object]:
-    tensors = [torch.ones(4, 4) for _ in range(count)]
-    guard = MemoryGuard(tensors, MemorySharing.among(tensors, (0,), (), (0,)))
-    seconds = least_seconds({"ours": lambda: guard(tensors), "Dynamo's": dynamos_check(tensors)})
+    tensors, sides = [torch.ones(4, 4) for _ in range(count)], {}
+    for name, library in libraries().items():
+        with using(library):
+            sides[name] = partial(MemoryGuard(tensors, MemorySharing.among(tensors, (0,), (), (0,))), tensors)
+    seconds = least_seconds({**sides, "Dynamo's": dynamos_check(tensors)})
     return [count, *(time * 1e6 for time in seconds.values())]
 
 
@@ -90,11 +104,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_threads(parser)
     torch.set_num_threads(parser.parse_args().threads)
-    print(f"{environment()}\n")
-    headers = ["tensors", "plain (us)", "changes an input (us)", "which moves (us)", "a slice of a buffer (us)"]
-    headers += ["read a module (us)", "aim (us)"]
-    print(tabulate(map(measure, COUNTS), headers, tablefmt="github", floatfmt=".2f"))
-    headers = ["tensors", "which share memory with a changed one (us)", "Dynamo: which overlap (us)"]
+    print(f"{environment()}; us\n")
+    headers = ["tensors", "", "plain", "changes an input", "which moves", "a slice of a buffer", "aim"]
+    print(tabulate([row for count in COUNTS for row in rows(count)], headers, tablefmt="github", floatfmt=".2f"))
+    reading = [[count, measure_reading(count) * 1e6, 1 + 0.1 * count] for count in COUNTS]
+    print("", tabulate(reading, ["tensors", "read a module", "aim"], tablefmt="github", floatfmt=".2f"), sep="\n")
+    headers = ["tensors", "which share memory with a changed one", "with C++", "Dynamo: which overlap"]
     print("", tabulate(map(measure_sharing, COUNTS[1:]), headers, tablefmt="github", floatfmt=".2f"), sep="\n")
 
 

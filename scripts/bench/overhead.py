@@ -7,7 +7,8 @@
 Overhead is the time of the compiled call less that of its graph callables alone, on the inputs that they had in that call.
 All sides get the same pass-through compiler. *floor* is a hand-written `torch.autograd.Function` around the same callables
 (without gradients: the callable alone), so what is between the two is what could still go. `aot_function` finds its plan by
-guards, which the peer does not have. Behind Dynamo, what a backend returned to it is called: Dynamo's own cost is left out.
+guards, which the peer does not have. aotgrad is measured with its functions in Python, and with those in C++
+(`python -m aotgrad native build`). Behind Dynamo, what a backend returned to it is called: Dynamo's own cost is left out.
 Candidates take turns; medians of processor time.
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 
 import functorch.compile
 import torch
+from native import libraries, using
 from tabulate import tabulate
 from timing import add_threads, environment, least_seconds, median_seconds
 from torch import Tensor
@@ -200,19 +202,23 @@ class Overheads:
 
     peer: float
     ours: float
+    native: float
     floor: float
 
     def row(self, name: str) -> list[str]:
-        ours, peer = self.ours - self.floor, self.peer - self.floor
-        times = (f"{time:.1f}" for time in (self.floor, self.peer, self.ours))
-        return [name, *times, f"{self.ours / self.peer:.2f}", f"{ours:.1f}", f"{ours / peer:.2f}"]
+        sides = ((ours, ours / self.peer, ours - self.floor) for ours in (self.ours, self.native))
+        columns = [f"{time:.1f} {ratio:.2f} {above:.1f}".split() for time, ratio, above in sides]
+        return [name, f"{self.floor:.1f}", f"{self.peer:.1f}", *columns[0], *columns[1]]
 
 
 def measure(case: Case, frontend: str, rounds: int) -> Overheads:
     peer, ours = FRONTENDS[frontend]
     with case.mode():
         inputs = case.inputs()
-        sides = {"peer": peer(case, inputs), "ours": ours(case, inputs)}
+        sides = {"peer": peer(case, inputs)}
+        for name, library in zip(("ours", "native"), libraries().values(), strict=True):
+            with using(library):
+                sides[name] = ours(case, inputs)
         steps = {name: partial(case.step, side.call, [inputs[k] for k in side.order]) for name, side in sides.items()}
         for step in steps.values():
             step()
@@ -233,33 +239,29 @@ def parts() -> dict[str, Callable[[], object]]:
     )
     function(*inputs)
     (plan,), ((usual,),) = function.plans(), function.plan_cache.plain.values()
-    conditions, generated = usual.admits.__globals__, plan.executable.call.__globals__
+    tensors, generated = plan.guards.tensors, plan.executable.call.__globals__
     forward, graph = plan.executable.compiled.forward, plan.executable.partition.forward.module.forward
+    check = eval(f"lambda tensors: check({tensors.argument})", {"check": tensors.fastest})
     return {
         "nothing": list,
         "the whole call": lambda: function(*inputs),
         "the conditions of its plan": lambda: usual.admits(inputs),
-        "of these, the arguments: one call of C++": lambda: conditions["tensors_hold"](*inputs),
-        "of these, the global state: torch's guard and eight flags": lambda: conditions["state_holds"](),
-        "the guard below autograd": lambda: enter_and_leave(generated["below_autograd"], generated["reuse"]),
-        "the same, made anew for each call": lambda: enter_and_leave(torch._C._AutoDispatchBelowADInplaceOrView, bool),
+        "of these, the arguments": lambda: check(inputs),
+        "entering and leaving the guard below autograd": lambda: generated["below_autograd"](bool, inputs),
         "the compiled graph": lambda: forward(list(inputs)),
         "of this, the graph's own code": lambda: graph(*inputs),
     }
 
 
-def enter_and_leave(make: Callable[[], AbstractContextManager], leave: Callable[[Any], object]) -> None:
-    guard = make()
-    with guard:
-        pass
-    leave(guard)
-
-
 def table_of_parts() -> str:
-    with torch.no_grad():
-        seconds = least_seconds(parts())
-    rows = [[name, f"{1e6 * (time - seconds['nothing']):.2f}"] for name, time in seconds.items() if name != "nothing"]
-    return tabulate(rows, ["3 tensors, no_grad", "us"], "github", disable_numparse=True, colalign=["left", "right"])
+    times: list[list[str]] = []
+    for library in libraries().values():
+        with using(library), torch.no_grad():
+            seconds = least_seconds(parts())
+        times.append([f"{1e6 * (time - seconds['nothing']):.2f}" for name, time in seconds.items() if name != "nothing"])
+    rows = zip([name for name in seconds if name != "nothing"], *times, strict=True)
+    headers = ["3 tensors, no_grad (us)", *libraries()]
+    return tabulate(rows, headers, "github", disable_numparse=True, colalign=["left", "right", "right"])
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -281,11 +283,11 @@ def main() -> None:
         return
     print(f"{environment()}; us a call; ratio = aotgrad / peer\n")
     chosen = [case for case in cases() if not arguments.only or any(text in case.name for text in arguments.only)]
-    headers = ["", "floor", "peer", "aotgrad", "ratio", "above the floor", "ratio above it"]
+    headers = ["", "floor", "peer", "aotgrad", "ratio", "above the floor", "with C++", "ratio", "above the floor"]
     tablefmt = "github" if arguments.markdown else "simple"
     for frontend in arguments.frontends:
         rows = [measure(case, frontend, arguments.rounds).row(case.name) for case in chosen]
-        table = tabulate(rows, [frontend, *headers[1:]], tablefmt, disable_numparse=True, colalign=["left", *["right"] * 6])
+        table = tabulate(rows, [frontend, *headers[1:]], tablefmt, disable_numparse=True, colalign=["left", *["right"] * 8])
         print(f"{table}\n", flush=True)
 
 
