@@ -187,6 +187,7 @@ class Capture:
     function was called with, one an input: the same tensors, except that an input which is not a leaf is a non-leaf here
     too. `hooks` are those that the function registered on arguments, `output_hooks` those on returned views; every call does
     it again, on the caller's tensors.
+    `older_views` are the outputs that are views and older than a write to their memory; see `capture/ages.py`.
     `hooked_nodes` are the autograd nodes that hooks of other tensors belong to.
     `joins` are tensors whose gradients are those of an input; see `capture/joins.py`.
     `values` are what the function, and the backward, asked about values; see `capture/values.py`.
@@ -203,6 +204,7 @@ class Capture:
     hooks: tuple[InputHook, ...]
     joins: tuple[tuple[int, torch.Tensor], ...]
     output_hooks: tuple[OutputHook, ...] = ()
+    older_views: frozenset[int] = frozenset()
     hooked_nodes: frozenset[Any] = frozenset()
     values: AskedValues | None = None
 
@@ -354,16 +356,21 @@ class IsOutput:
     index: int
 
 
+class Made(Enum):
+    """When a view of an input is made at run time, as it was in eager."""
+
+    AFTER_CHANGES = ""
+    BEFORE_METADATA = " before its metadata is mutated"
+    BEFORE_WRITES = " before it is written"
+
+
 @dataclass(frozen=True)
 class AliasOfInput:
-    """A view of an input, made again at run time from the real input after its mutations.
-
-    `before_metadata`: from the input as it lay before its metadata was mutated; such a view is made first.
-    """
+    """A view of an input, made again at run time from the real input: where it lies, and its history, depend on when."""
 
     index: int
     replay: ViewReplay
-    before_metadata: bool = False
+    made: Made = Made.AFTER_CHANGES
 
 
 @dataclass(frozen=True)
@@ -478,7 +485,7 @@ class ViewAndMutationMeta:
     def input_behind(self, index: int) -> int | None:
         """The input that output `index` is a view of, as the call leaves it."""
         match self.outputs[index]:
-            case AliasOfInput(k, before_metadata=False):
+            case AliasOfInput(k) as alias if alias.made is not Made.BEFORE_METADATA:
                 return k
             case AliasOfOutput(output):
                 return self.input_behind(output)

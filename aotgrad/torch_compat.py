@@ -1126,6 +1126,11 @@ def is_differentiable_view(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and tensor._base is not None
 
 
+def is_hooked_view(tensor: torch.Tensor) -> bool:
+    """Whether a view that requires grad has, or had, a hook: one that a write to it leaves at the old history."""
+    return is_differentiable_view(tensor) and was_hooked(tensor)
+
+
 def is_view_of_leaf(tensor: torch.Tensor) -> bool:
     """Whether autograd refuses in-place ops on a tensor because it is a view of a leaf that requires grad."""
     return is_differentiable_view(tensor) and tensor._base.requires_grad and tensor._base.is_leaf

@@ -1302,6 +1302,9 @@ def test_a_view_of_a_leaf_is_recognised():
     views = (leaf[0], leaf.detach()[0], (leaf * 1)[0], leaf)
     assert [compat.is_view_of_leaf(view) for view in views] == [True, False, False, False]
     assert [compat.is_differentiable_view(view) for view in views] == [True, False, True, False]
+    assert not any(map(compat.is_hooked_view, views))
+    views[0].register_hook(lambda gradient: None)
+    assert compat.is_hooked_view(views[0])
 
 
 def test_the_name_of_an_erased_node_is_free_again():

@@ -50,6 +50,7 @@ from aotgrad.ir import (
     InputAliasInfo,
     IsInput,
     IsOutput,
+    Made,
     NonAlias,
     OutputAliasInfo,
     SymOutput,
@@ -130,7 +131,8 @@ class _Outputs:
         self.reject_view_of_a_reshaped_output(position, value)
         if not steps:  # made before the input's size or stride was changed, if it is laid out as the input is now
             return self.alias_before_metadata(position, value, owners)
-        return AliasOfInput(owner, self.replay(position, value, argument, steps))
+        made = Made.BEFORE_WRITES if position in self.capture.older_views else Made.AFTER_CHANGES
+        return AliasOfInput(owner, self.replay(position, value, argument, steps), made)
 
     def histories(self, argument: torch.Tensor) -> set[Any]:
         """Where the histories of inputs begin: now for one of them, and before the function ran for all."""
@@ -163,7 +165,7 @@ class _Outputs:
             steps = without_prefix(self.steps_from(root, value), self.steps_from(root, argument)[:made_for])
             if steps is not None:
                 reject_order_of_changes(position, steps, value, self.inputs[owner])
-                return AliasOfInput(owner, self.replay(position, value, argument, steps), before_metadata=True)
+                return AliasOfInput(owner, self.replay(position, value, argument, steps), Made.BEFORE_METADATA)
         raise UnsupportedAliasingError(
             f"output {position} shares memory with input {self.capture.convention.argument_of(owners[0])} in a way that no "
             "recorded view explains; return a clone() of it"

@@ -17,7 +17,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.capture import joins
+from aotgrad.capture import ages, joins
 from aotgrad.capture.direct import DirectRecorder
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
 from aotgrad.capture.generator import reject_seeding
@@ -201,6 +201,7 @@ def capture_function(
             torch_compat.RefusedAssignments(),
             torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments)),
             NotedHooks(arguments) as noted,
+            ages.noted(convention.inputs) as views,
             shared_versions(convention, arguments),
             joins.collected() as joined,
             reject_seeding(trace.graph),
@@ -211,10 +212,12 @@ def capture_function(
         grad_mode_after = torch.is_grad_enabled()
         hooks = take_hooks(arguments)
         of_views = take_hooks_of_views(outputs, arguments)
+        older = frozenset() if views is None else views.older(outputs)
     modes = grad_mode_before, grad_mode_after
     joined = joins.positions(joined, arguments)
     hooked = frozenset(noted.nodes)
-    return Capture(trace, convention, primals, arguments, before, outputs, *modes, hooks, joined, of_views, hooked, values)
+    made = (hooks, joined, of_views, older, hooked, values)
+    return Capture(trace, convention, primals, arguments, before, outputs, *modes, *made)
 
 
 def views_of_leaves(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> list[torch.Tensor]:

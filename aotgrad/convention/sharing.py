@@ -80,7 +80,8 @@ class MemorySharing:
             groups += [make_group(args, members) for members in overlapping(args, sharers, mutated)]
             counters += same_counter(args, families_of(args, sharers), bumped)
         grouped = {index for group in groups for index, _ in group.starts}
-        groups += [make_group(args, [index]) for index in hidden if index not in grouped and has_two_histories(args[index])]
+        alone = [index for index in mutated if index not in grouped]
+        groups += [make_group(args, [index]) for index in alone if shows_two_histories(args[index], index in hidden)]
         return cls(tuple(mutated), tuple(hidden), tuple(bumped), tuple(groups), tuple(counters))
 
     def __bool__(self) -> bool:
@@ -120,12 +121,17 @@ def has_history(root: torch.Tensor) -> bool:
 
 
 def has_two_histories(written: torch.Tensor) -> bool:
-    """Whether a tensor gets another history by a write that autograd does not see: a view of what requires grad does.
+    """Whether a tensor has another history after a write: a view of what requires grad has, and its old one stays behind.
 
     One that nobody may use then is refused by the analysis.
     """
     is_view = written._base is not None and written._base.requires_grad
     return is_view and not torch_compat.is_forbidden_after_a_write(written)
+
+
+def shows_two_histories(written: torch.Tensor, is_hidden: bool) -> bool:
+    """Whether somebody can tell them apart: after a write that autograd sees, only hooks from before can."""
+    return has_two_histories(written) and (is_hidden or torch_compat.is_hooked_view(written))
 
 
 def root_of(tensor: torch.Tensor) -> torch.Tensor:

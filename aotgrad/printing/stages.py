@@ -179,8 +179,7 @@ def output_alias_text(info: OutputAliasInfo) -> str:
         case IsInput(index) | IsOutput(index):
             return f"{name}({index})"
         case AliasOfInput(index):
-            when = " before its metadata is mutated" if info.before_metadata else ""
-            return f"{name}({index}): input {index}{when}{replay_text(info.replay)}"
+            return f"{name}({index}): input {index}{info.made.value}{replay_text(info.replay)}"
         case AliasOfOutput(output):
             return f"{name}({output}): output {output}{replay_text(info.replay)}"
         case AliasOfIntermediate(base):

@@ -31,6 +31,7 @@ from aotgrad.ir import (
     IsInput,
     IsOutput,
     JointGraph,
+    Made,
     MemberInput,
     MutationType,
     NonAlias,
@@ -140,7 +141,7 @@ class _PlanBuilder:
         later = (
             *self.histories(),
             *self.hooks(),
-            *self.views_of_old_geometry(),
+            *self.first_views(),
             *self.moved_versions(),
             *self.rewritten_versions(),
             *self.versions_of_saved(),
@@ -549,9 +550,9 @@ class _PlanBuilder:
 
     # -- outputs
 
-    def views_of_old_geometry(self) -> Iterator[MakeView]:
-        """Views of inputs whose metadata changed after the view was made."""
-        return (view for index, view in self.all_views() if is_of_old_geometry(self.meta.outputs[index]))
+    def first_views(self) -> Iterator[MakeView]:
+        """Views of inputs that changed after the view was made."""
+        return (view for index, view in self.all_views() if is_made_first(self.meta.outputs[index]))
 
     def outputs(self) -> Iterator[Step]:
         yield from (view for index, view in self.views() if index not in self.made_at)
@@ -598,8 +599,8 @@ class _PlanBuilder:
 
     def pieces_key(self, index: int, view: MakeView) -> str | None:
         """What is the same for views that are pieces of one view, `None` for others. It compares no symbolic sizes."""
-        steps, is_old = steps_to_pieces(view.replay), is_of_old_geometry(self.meta.outputs[index])
-        return repr((view.base, steps, view.replay.grad_mode, is_old)) if steps else None
+        steps, is_first = steps_to_pieces(view.replay), is_made_first(self.meta.outputs[index])
+        return repr((view.base, steps, view.replay.grad_mode, is_first)) if steps else None
 
     def separate_views(self) -> Iterator[tuple[int, MakeView]]:
         infos = self.meta.outputs
@@ -610,7 +611,7 @@ class _PlanBuilder:
 
     def views(self) -> Iterator[tuple[int, MakeView]]:
         """Those that are made after the graph has run and inputs have their new geometry."""
-        return ((index, view) for index, view in self.all_views() if not is_of_old_geometry(self.meta.outputs[index]))
+        return ((index, view) for index, view in self.all_views() if not is_made_first(self.meta.outputs[index]))
 
     def base_name(self, info: OutputAliasInfo) -> str:
         match info:
@@ -676,8 +677,8 @@ def is_changed(info: InputAliasInfo | None) -> bool:
     return info is not None and info.version_bumps + info.mutation.data + info.mutation.metadata > 0
 
 
-def is_of_old_geometry(info: OutputAliasInfo) -> bool:
-    return isinstance(info, AliasOfInput) and info.before_metadata
+def is_made_first(info: OutputAliasInfo) -> bool:
+    return isinstance(info, AliasOfInput) and info.made is not Made.AFTER_CHANGES
 
 
 def steps_to_pieces(replay: ViewReplay) -> tuple[ViewStep, ...]:

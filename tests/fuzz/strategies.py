@@ -350,13 +350,8 @@ class Maker:
             self.add(Backward(targets, retain_graph=self.choices.chance(50)), keep_errors=20)
 
     def watchable(self) -> list[str]:
-        """Tensors of which a gradient may be asked on the way: not views that were changed.
-
-        What was a view of one before the change passes it by in eager (`test_overlap.py`, PASSED_BY).
-        """
-        tensors = self.world.tensors()
-        changed = [name for name, value in tensors.items() if value._version > 0 and value._base is not None]
-        return [name for name in self.differentiable() if name[0] != "r" and name not in changed]
+        """Tensors of which a gradient may be asked on the way."""
+        return [name for name in self.differentiable() if name[0] != "r"]
 
     def hook(self) -> None:
         roots = self.watchable()[::-1]
