@@ -187,7 +187,8 @@ class Capture:
     function was called with, one an input: the same tensors, except that an input which is not a leaf is a non-leaf here
     too. `hooks` are those that the function registered on arguments, `output_hooks` those on returned views; every call does
     it again, on the caller's tensors.
-    `older_views` are the outputs that are views and older than a write to their memory; see `capture/ages.py`.
+    Of the `outputs`, the function returned the first `returned`. `older_views` are those that are views and older than a
+    write to their memory, as all are that were not returned; see `capture/ages.py`.
     `hooked_nodes` are the autograd nodes that hooks of other tensors belong to.
     `joins` are tensors whose gradients are those of an input; see `capture/joins.py`.
     `values` are what the function, and the backward, asked about values; see `capture/values.py`.
@@ -199,6 +200,7 @@ class Capture:
     arguments: tuple[Any, ...]
     before: tuple[InputState | None, ...]
     outputs: tuple[Any, ...]
+    returned: int
     grad_mode_before: bool
     grad_mode_after: bool
     hooks: tuple[InputHook, ...]

@@ -35,7 +35,7 @@ from aotgrad.analysis.views import (
     with_own_version,
     without_prefix,
 )
-from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError
+from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError, add_note
 from aotgrad.ir import (
     REPLAYED_VIEWS,
     AliasOfInput,
@@ -75,7 +75,12 @@ def analyze_outputs(
         UnsupportedOutputError: an output is an object that cannot be made again on every call.
         UnsupportedAliasingError: an alias that no view op and no geometry describes.
     """
-    return _Outputs(capture, inputs).classify()
+    try:
+        return _Outputs(capture, inputs).classify()
+    except UnsupportedAliasingError as error:
+        if capture.returned < len(capture.outputs):
+            add_note(error, f"output {capture.returned} and later are views of inputs, used after a write, and not returned")
+        raise
 
 
 class _Outputs:

@@ -1,16 +1,17 @@
 """Which views were made before the last write to their memory: autograd makes the history of such a view anew.
 
-    def f(x): view = x.mT; x.mul_(2); return view, x.mT
+    def f(x): view = x.mT; x.mul_(2); return view, x.mT, view * 3
 
-In eager, `x` may be a view itself, of `whole`. The gradient of the first result then goes from `whole`, as it was written,
-past `x`; that of the second goes through `x`. In a trace `x` is no view, so autograd does not tell them apart.
+In eager, `x` may be a view itself, of `whole`. The gradients of the first and the last result go past it then, to what the
+write made of `whole`; that of the second goes through `x`. In a trace `x` is no view, so autograd does not tell them apart.
+At run time the older view is made before the write, also where it is not returned, but used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,31 +23,30 @@ from aotgrad.ir import InputSpec, MemberInput, TensorInput
 
 
 class NotedViews(TorchFunctionMode):
-    """Notes the version of each view when it is made."""
+    """Notes the version of each view when it is made, and when a result is computed of it that is no view."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.versions: dict[int, tuple[weakref.ref, int]] = {}
+        self.made: dict[int, tuple[weakref.ref, int]] = {}
+        self.used: dict[int, tuple[torch.Tensor, int]] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        older = [value for value in args if self.is_older(value)]
         result = function(*args, **(kwargs or {}))
-        for view in views_in(result):
-            self.versions.setdefault(id(view), (weakref.ref(view, self.forget(id(view))), view._version))
+        values = result if isinstance(result, (tuple, list)) else (result,)
+        differentiable = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
+        if differentiable:
+            self.used.update({id(view): (view, view._version) for view in older})
+        for view in filter(torch_compat.is_differentiable_view, differentiable):
+            self.made.setdefault(id(view), (weakref.ref(view, self.forget(id(view))), view._version))
         return result
 
     def forget(self, key: int) -> Any:
-        return lambda _: self.versions.pop(key, None)
+        return lambda _: self.made.pop(key, None)
 
-    def older(self, outputs: Sequence[Any]) -> frozenset[int]:
-        """The positions of the views whose memory was written to since, also through themselves."""
-        made = {k: self.versions[id(output)][1] for k, output in enumerate(outputs) if id(output) in self.versions}
-        return frozenset(k for k, version in made.items() if version != outputs[k]._version)
-
-
-def views_in(result: Any) -> Iterator[torch.Tensor]:
-    """The views with a history among what a function returned: one tensor, or several."""
-    values = result if isinstance(result, (tuple, list)) else (result,)
-    return (v for v in values if isinstance(v, torch.Tensor) and v.requires_grad and torch_compat.is_differentiable_view(v))
+    def is_older(self, value: Any) -> bool:
+        """Whether a tensor is a view whose memory was written to since, also through itself."""
+        return id(value) in self.made and self.made[id(value)][1] != value._version
 
 
 def noted(inputs: Sequence[InputSpec]) -> AbstractContextManager[NotedViews | None]:
@@ -61,3 +61,18 @@ def may_be_passed_by(spec: InputSpec) -> bool:
         case MemberInput():
             return spec.requires_grad and spec.attached
     return False
+
+
+def older_views(noted: NotedViews | None, outputs: Sequence[Any]) -> frozenset[int]:
+    """The positions of the outputs that are older than a write to their memory."""
+    return frozenset() if noted is None else frozenset(k for k, value in enumerate(outputs) if noted.is_older(value))
+
+
+def used_views(noted: NotedViews | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> list[torch.Tensor]:
+    """The views of arguments, no outputs, that were used after the last write to their memory and are older than that."""
+    if noted is None or not noted.used:
+        return []
+    memory = {torch_compat.storage_id(value) for value in arguments if isinstance(value, torch.Tensor)}
+    known = {id(value) for value in (*arguments, *outputs)}
+    last = [view for view, version in noted.used.values() if version == view._version and id(view) not in known]
+    return [view for view in last if torch_compat.storage_id(view) in memory]

@@ -212,12 +212,14 @@ def capture_function(
         grad_mode_after = torch.is_grad_enabled()
         hooks = take_hooks(arguments)
         of_views = take_hooks_of_views(outputs, arguments)
-        older = frozenset() if views is None else views.older(outputs)
+        returned = len(outputs)
+        outputs += tuple(ages.used_views(views, arguments, outputs))
+        older = ages.older_views(views, outputs)
     modes = grad_mode_before, grad_mode_after
     joined = joins.positions(joined, arguments)
     hooked = frozenset(noted.nodes)
     made = (hooks, joined, of_views, older, hooked, values)
-    return Capture(trace, convention, primals, arguments, before, outputs, *modes, *made)
+    return Capture(trace, convention, primals, arguments, before, outputs, returned, *modes, *made)
 
 
 def views_of_leaves(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> list[torch.Tensor]:

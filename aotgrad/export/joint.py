@@ -269,7 +269,7 @@ def flat_module(plan: CachedPlan, traced: TracedJoint) -> fx.GraphModule:
     for k, position in enumerate(plan.guards.dedupe.positions):
         writer.placeholder(f"arg{k}_1", order[position])
     writer.copy_all()
-    outputs = [writer.output(k) for k in range(len(traced.meta.outputs))]
+    outputs = [writer.output(k) for k in range(traced.capture.returned)]
     writer.graph.output(tuple(outputs))
     return writer.module()
 
@@ -284,7 +284,7 @@ def joint_module(plan: CachedPlan, traced: TracedJoint) -> fx.GraphModule:
     for k, slot in enumerate(sorted(tangents, key=lambda slot: slot.of.index)):
         writer.tangent_placeholder(f"tangents_{k + 1}", slot)
     writer.copy_all()
-    outputs = [writer.output(k) for k in range(len(traced.meta.outputs))]
+    outputs = [writer.output(k) for k in range(traced.capture.returned)]
     gradients = [None if index in inputs[:k] else writer.gradient(index) for k, index in enumerate(inputs)]
     writer.graph.output([*outputs, *gradients])
     in_spec = pytree.tree_flatten(([0] * len(inputs), [0] * len(tangents)))[1]

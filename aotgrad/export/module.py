@@ -203,7 +203,7 @@ class _ModuleExport:
 
     def write(self) -> tuple[fx.GraphModule, GraphSignature]:
         reject_shared_memory(self.traced)
-        count = len(self.traced.meta.outputs)
+        count = self.traced.capture.returned
         loss = None if self.loss is None else self.loss % count
         writer = GraphWriter(self.traced, loss)
         placeholders, index_of = self.placeholders(writer)

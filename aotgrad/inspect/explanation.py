@@ -318,11 +318,12 @@ class _Rows:
             yield OutputRow(name, text, self.what(info), self.backward_of(index, info))
 
     def output_names(self) -> list[str]:
-        """`output` for a lone result, else `output[0]`, `output['loss']`, `output.logits`."""
-        count = len(self.executable.capture.outputs)
-        leaves, _ = pytree.tree_flatten_with_path(self.plan.output.unflatten(range(count)))
+        """`output` for a lone result, else `output[0]`, `output['loss']`, `output.logits`; then views inside."""
+        capture = self.executable.capture
+        leaves, _ = pytree.tree_flatten_with_path(self.plan.output.unflatten(range(capture.returned)))
         paths = {leaf: f"output{pytree.keystr(path)}" for path, leaf in leaves}
-        return [paths.get(k, f"output {k}") for k in range(count)]
+        names = [paths.get(k, f"output {k}") for k in range(capture.returned)]
+        return names + ["(a view inside)"] * (len(capture.outputs) - capture.returned)
 
     def what(self, info: OutputAliasInfo) -> str:
         match info:

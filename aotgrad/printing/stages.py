@@ -96,7 +96,8 @@ def text(result: Any) -> str:
 def capture_text(capture: Capture) -> str:
     """The inputs, what was recorded, and the live values that the function returned."""
     notes = {spec.name: input_note(spec) for spec in capture.inputs}
-    outputs = [f"{live_text(value)},  # output {k}" for k, value in enumerate(capture.outputs)]
+    names = [f"output {k}" if k < capture.returned else f"view {k}" for k in range(len(capture.outputs))]
+    outputs = [f"{live_text(value)},  # {name}" for value, name in zip(capture.outputs, names, strict=True)]
     lines = [*header("captured", capture.placeholders, notes), *indented(member_lines(capture))]
     lines += indented(body_lines(capture.trace.graph))
     lines += indented(bracketed("return", outputs))

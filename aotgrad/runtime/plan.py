@@ -559,7 +559,7 @@ class _PlanBuilder:
         yield from self.versions_of_data_aliases()
         yield from self.hooks_of_views()
         yield from self.kept_gradients()
-        for index, info in enumerate(self.meta.outputs):
+        for index, info in enumerate(self.meta.outputs[: self.capture.returned]):
             yield self.return_value(index, info)
 
     def versions_of_data_aliases(self) -> Iterator[StartVersion]:

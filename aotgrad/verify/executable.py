@@ -98,10 +98,10 @@ def check_arity(partition: Partition, compiled: Compiled) -> Problems:
 
 
 def check_steps(executable: Executable) -> Problems:
-    steps, meta, partition = executable.plan.steps, executable.meta, executable.partition
-    returned = of_kind(steps, ReturnValue)
-    if len(returned) != len(meta.outputs):
-        yield f"the function has {len(meta.outputs)} outputs, the plan returns {len(returned)}"
+    steps, partition = executable.plan.steps, executable.partition
+    returned, expected = of_kind(steps, ReturnValue), executable.capture.returned
+    if len(returned) != expected:
+        yield f"the function has {expected} outputs, the plan returns {len(returned)}"
     forwards, bases = len(of_kind(steps, Forward)), len(of_kind(steps, MakeBase))
     if forwards > 1 or (forwards == 1 and not isinstance(steps[bases], Forward)):
         yield "a plan makes the synthetic bases, then runs the forward, once"

@@ -475,6 +475,37 @@ def views_of_one_tensor(hook, leaf: torch.Tensor, beside: bool) -> tuple[torch.T
     return whole, [x, whole.view(-1)] if beside else [x]
 
 
+def uses_an_older_view(x):
+    view = x.mT
+    x.div_(2)
+    return view * 3
+
+
+def uses_a_written_view(x):
+    return x.view(-1).div_(2) * 3
+
+
+@pytest.mark.parametrize("function", [uses_an_older_view, uses_a_written_view])
+@pytest.mark.parametrize("compiled", [False, True], ids=["aot_function", "torch.compile"])
+def test_a_result_of_an_older_view_passes_the_input_by(function, compiled: bool) -> None:
+    def gradients(called) -> list:
+        leaf = torch.ones(3, 3, requires_grad=True)
+        whole = leaf.clone()
+        x = whole.view(3, 3)
+        result = called(x)
+        found = torch.autograd.grad(result.sum(), [x, whole, leaf], allow_unused=True)
+        return [None if gradient is None else gradient.tolist() for gradient in found]
+
+    options = {"min_graph_ops": 0}
+    if compiled:
+        called = torch.compile(function, backend="aotgrad_eager", options=options)
+    else:
+        called = aotgrad.aot_function(function, aotgrad.nop, options=options)
+    expected = gradients(function)
+    assert expected[0] is None
+    assert gradients(called) == expected
+
+
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "with another view"])
 @pytest.mark.parametrize("function", VIEWS_AND_WRITES)
 def test_views_are_older_or_newer_than_a_write(function, beside: bool) -> None:
