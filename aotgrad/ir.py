@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -567,6 +567,18 @@ def needs_sentinel(inputs: int) -> bool:
     return inputs == 0 or inputs >= SENTINEL_INPUTS
 
 
+@dataclass(frozen=True, eq=False)
+class RecordedForward:
+    """What a function recorded, before passes and a backward: to be compared with another trace of it.
+
+    `nodes` with their op, target and arguments, `results` as the forward returns them, `constants` by their node.
+    """
+
+    nodes: tuple[tuple[fx.Node, str, Any, Any, Any], ...]
+    results: tuple[Any, ...]
+    constants: Mapping[fx.Node, Any]
+
+
 @dataclass(frozen=True)
 class JointGraph:
     """One functional FX graph, `signature` says what its placeholders and outputs are.
@@ -575,7 +587,8 @@ class JointGraph:
     memory outlives the call at one address (parameters, buffers); `mutated_inputs` those whose data the epilogue
     overwrites, so their old value may not be read after the forward; `private_inputs` those that the caller does not have,
     so that nobody writes to them. `segments` are the parts of the backward, in the order in which they run. A backward
-    through the results that a `backward_error` names raises; the graph has no gradients of those.
+    through the results that a `backward_error` names raises; the graph has no gradients of those. `recorded` is the forward
+    as it was traced, if there is a backward.
     """
 
     module: fx.GraphModule
@@ -585,6 +598,7 @@ class JointGraph:
     backward_error: BackwardError | None = None
     segments: tuple[BackwardSegment, ...] = ()
     private_inputs: frozenset[int] = frozenset()
+    recorded: RecordedForward | None = field(default=None, repr=False, compare=False)
 
     @property
     def differentiable(self) -> bool:

@@ -288,6 +288,15 @@ def _has_known_effect(target: Any) -> bool:
     return target.namespace in EFFECTFUL_NAMESPACES or target._schema.is_mutable or not target._schema.returns
 
 
+@functools.cache
+def position_of_mask(target: Any) -> int | None:
+    """Where an op that computes several gradients is told which; `None` for other ops."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    names = [argument.name for argument in target._schema.arguments]
+    return names.index("output_mask") if "output_mask" in names else None
+
+
 def is_pure_effect(target: Any) -> bool:
     """Whether the op has an effect, changes no tensor and has no result: it prints or checks."""
     if not isinstance(target, torch._ops.OpOverload):

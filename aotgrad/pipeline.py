@@ -42,7 +42,7 @@ from aotgrad.ir import (
     Partition,
     ViewAndMutationMeta,
 )
-from aotgrad.joint import build_joint
+from aotgrad.joint import build_joint, joint_again
 from aotgrad.options import Options, budget_of
 from aotgrad.partition import Objective, is_typed, partition_again
 from aotgrad.partition import partition as partition_joint
@@ -153,6 +153,11 @@ class Toolchain:
         return self.backend.min_graph_ops if self.options.min_graph_ops is None else self.options.min_graph_ops
 
     @property
+    def keeps_graphs(self) -> bool:
+        """Whether another plan may use what one was compiled to: no pass or partition of the user's decides on it."""
+        return not self.options.forward_passes and is_typed(self.partition_fn)
+
+    @property
     def objective(self) -> Objective:
         """What the partition aims at."""
         options = self.options
@@ -184,11 +189,13 @@ def compile_flat(
         tools: what the stages are run with.
         higher_order: makes what computes gradients of gradients, from the first stages' results.
         known: what the function would compute, but arguments hold already.
-        earlier: what the same function was compiled to before: a forward that came out the same is used again.
+        earlier: what the same function was compiled to before: a forward that came out the same is used again, and so is a
+            backward that this one is a part of.
         values: answers what the function asks about the values of `args`.
     """
-    traced = trace_joint(function, args, hints, tools, known, values)
-    return traced if isinstance(traced, SmallGraph) else compile_joint(traced, tools, higher_order, known, earlier)
+    alike = earlier if known is None and tools.keeps_graphs else ()
+    traced = trace_joint(function, args, hints, tools, known, values, alike)
+    return traced if isinstance(traced, SmallGraph) else compile_joint(traced, tools, higher_order, known, alike)
 
 
 @collection_paused()
@@ -199,6 +206,7 @@ def trace_joint(
     tools: Toolchain,
     known: passes.KnownValues | None = None,
     values: ValueReads | None = None,
+    earlier: Sequence[Executable] = (),
 ) -> TracedJoint | SmallGraph:
     """The first stages: from the function to the joint graph that is partitioned. Arguments as for `compile_flat`."""
     decompositions = tools.backend.decompositions()
@@ -212,7 +220,7 @@ def trace_joint(
         meta = analyze(capture)
     tools.observe("capture", capture)
     tools.observe("analysis", meta)
-    return joint_of(capture, meta, tools, known, values)
+    return joint_of(capture, meta, tools, known, values, earlier)
 
 
 def joint_of(
@@ -221,6 +229,7 @@ def joint_of(
     tools: Toolchain,
     known: passes.KnownValues | None = None,
     values: ValueReads | None = None,
+    earlier: Sequence[Executable] = (),
 ) -> TracedJoint | SmallGraph:
     """The joint graph of a function that was captured. Arguments as for `compile_flat`."""
     options = tools.options
@@ -228,6 +237,9 @@ def joint_of(
         small = SmallGraph(capture, meta, ops, tools.min_graph_ops)
         tools.observe("small graph", small)
         return small
+    if (again := backward_used_again(capture, meta, earlier, tools)) is not None:
+        tools.observe("joint", again)
+        return TracedJoint(capture, meta, again)
     tidy = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
     joint = build_joint(capture, meta, tools.options.grad_segments)
     reject_kernels_in_shared_memory(joint.module.graph)
@@ -252,9 +264,7 @@ def compile_joint(
 ) -> Executable:
     """The other stages: from the joint graph to the executable. Arguments as for `compile_flat`."""
     capture, meta, joint = traced.capture, traced.meta, traced.joint
-    may_be_used_again = known is None and not tools.options.forward_passes and is_typed(tools.partition_fn)
-    halves = used_again(joint, earlier, tools) if may_be_used_again else None
-    partition, compiled = halves or tools.compile_halves(joint, tools, known)
+    partition, compiled = used_again(joint, earlier, tools) or tools.compile_halves(joint, tools, known)
     tools.observe("compiled", compiled)
     plan = make_plan(capture, meta, partition, joint)
     source = emit(plan)
@@ -291,6 +301,23 @@ def lowered(
             compiled = tools.backend.compile(partition, joint.static_inputs)
     backward_passes = passes.pipeline("backward", (), tools.options.backward_passes)
     return partition, with_backward_passes(names.of_backward(compiled), backward_passes, tools.after_pass)
+
+
+def backward_used_again(
+    capture: Capture, meta: ViewAndMutationMeta, earlier: Sequence[Executable], tools: Toolchain
+) -> JointGraph | None:
+    """The joint graph of a function whose backward is a part of one that was traced before, if there is one.
+
+    There is none if passes of the user's have changed that, who might do something else to a part.
+    """
+    if tools.options.joint_passes or passes.registered("joint"):
+        return None
+    for executable in earlier:
+        joint = joint_again(capture, meta, executable, tools.options.grad_segments)
+        if joint is not None:
+            counters["backwards_used_again"] += 1
+            return joint
+    return None
 
 
 def used_again(joint: JointGraph, earlier: Sequence[Executable], tools: Toolchain) -> tuple[Partition, Compiled] | None:

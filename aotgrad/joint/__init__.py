@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aotgrad.joint.again import joint_again
 from aotgrad.joint.backward import build_joint
 
-__all__ = ["build_joint"]
+__all__ = ["build_joint", "joint_again"]

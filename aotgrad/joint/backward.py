@@ -13,6 +13,7 @@ graph and, summed by the engine at run time, tangents.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +32,7 @@ from aotgrad.ir import (
     MemberInput,
     MutationType,
     OpenTrace,
+    RecordedForward,
     TensorInput,
     ViewAndMutationMeta,
     needs_sentinel,
@@ -79,17 +81,33 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
     `grad_segments`: into how many segments, one after the other, the backward is cut; see `Options`.
     """
     with capture.trace.active():
-        results = [_result(capture, meta, slot) for slot in meta.forward_results()]
+        results = [result_of(capture, meta, slot) for slot in meta.forward_results()]
         outputs = [result for result in results if result.differentiable is not None]
-        backward = _append_possible_backward(capture, outputs, list(_views(capture, meta)), grad_segments)
+        recorded = recorded_forward(capture, results) if outputs else None
+        backward = _append_possible_backward(capture, outputs, list(views_outside(capture, meta)), grad_segments)
     primals = tuple(map(Primal, range(capture.convention.placeholder_count)))
     signature = GraphSignature(
         inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *backward.gradients)
     )
     capture.trace.graph.output([*(result.node for result in results), *backward.gradients.values()])
     _tag_effects(capture.trace.graph)
-    static, mutated = _static_inputs(capture), _mutated_inputs(capture, meta)
-    return JointGraph(capture.trace.module(), signature, static, mutated, backward.error, backward.segments)
+    static, mutated = static_inputs(capture), mutated_inputs(capture, meta)
+    module, segments = capture.trace.module(), backward.segments
+    return JointGraph(module, signature, static, mutated, backward.error, segments, recorded=recorded)
+
+
+def recorded_forward(capture: Capture, results: Sequence[Result]) -> RecordedForward:
+    """The forward as it is by now. Passes give its nodes other arguments later, and leave these as they are.
+
+    What autograd saves of results, a `detach` that nobody reads yet, is no part of it.
+    """
+    returned = {result.node for result in results}
+    kept = (n for n in capture.trace.graph.nodes if n.users or n in returned or op_table.op_name(n.target) != "aten.detach")
+    nodes = tuple((node, node.op, node.target, node.args, node.kwargs) for node in kept)
+    attributes = [(node, str(target)) for node, op, target, *_ in nodes if op == "get_attr"]
+    module = capture.trace.module() if attributes else None
+    constants = {node: operator.attrgetter(target)(module) for node, target in attributes}
+    return RecordedForward(nodes, tuple(result.node for result in results), constants)
 
 
 def _tag_effects(graph: fx.Graph) -> None:
@@ -122,7 +140,7 @@ class View:
     bases: tuple[ForwardResult, ...]
 
 
-def _views(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
+def views_outside(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
     """Returned views, and inputs that the call makes views of what they were: of another size, or of written memory."""
     for index in meta.replayed_views():
         live, inside, base = capture.outputs[index], meta.input_behind(index), meta.result_behind(index)
@@ -227,7 +245,7 @@ def _append_backward(
 ) -> AppendedBackward:
     if not outputs:
         return AppendedBackward({}, {}, ())
-    segmentation = _segmentation(capture, outputs, views, grad_segments)
+    segmentation = segmentation_of(capture, outputs, views, grad_segments)
     tangents = {Tangent(result.slot): _add_tangent(capture.trace, k, result) for k, result in enumerate(outputs)}
     with arrivals(capture.primals) as arrived:
         if segmentation is None or (segmentation.count == 1 and not segmentation.detours and not capture.joins):
@@ -241,8 +259,8 @@ def _append_backward(
                 gradients = _of_one_segment(capture, gradients)
             entry = _segments_of_tangents(outputs, tangents, segmentation)
     flowing = [slot for slot, value in gradients.items() if value is not None]
-    segments = _backward_segments(entry, flowing, left, segmentation.materialized if segmentation else frozenset())
-    segments = _with_saving_nodes(capture, outputs, segments, segmentation)
+    segments = backward_segments(entry, flowing, left, segmentation.materialized if segmentation else frozenset())
+    segments = with_saving_nodes(capture, outputs, segments, segmentation)
     _reject_recomputed_randomness(capture, list(tangents.values()))
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
     return AppendedBackward(tangents, nodes, segments)
@@ -254,7 +272,7 @@ def _of_one_segment(capture: Capture, gradients: Mapping[Gradient, torch.Tensor]
     return {**{Gradient(Primal(k)): None for k in range(capture.convention.placeholder_count)}, **found}
 
 
-def _with_saving_nodes(
+def with_saving_nodes(
     capture: Capture, outputs: Sequence[Result], segments: Sequence[BackwardSegment], segmentation: Segmentation | None
 ) -> tuple[BackwardSegment, ...]:
     """The segments with what they save in eager."""
@@ -274,7 +292,7 @@ def _with_saving_nodes(
     return tuple(replace(segment, saving=masks) for segment, masks in zip(segments, saving, strict=True))
 
 
-def _segmentation(
+def segmentation_of(
     capture: Capture, outputs: Sequence[Result], views: Sequence[View], grad_segments: int | str
 ) -> Segmentation | None:
     """`None` if it is known at once that the backward is one segment, as it is for one result."""
@@ -331,7 +349,7 @@ def _segments_of_tangents(
     return {tangent: segmentation.segment_of[edges[tangent.of][0]] for tangent in tangents}
 
 
-def _backward_segments(
+def backward_segments(
     entry: Mapping[Tangent, int],
     gradients: Sequence[Gradient],
     left: Sequence[tuple[int, Primal]],
@@ -396,7 +414,7 @@ def _erase_gradients(graph: fx.Graph, forward: set[fx.Node]) -> None:
         torch_compat.erase_with_name(graph, node)
 
 
-def _result(capture: Capture, meta: ViewAndMutationMeta, slot: ForwardResult) -> Result:
+def result_of(capture: Capture, meta: ViewAndMutationMeta, slot: ForwardResult) -> Result:
     match slot:
         case UpdatedInput(index):
             live, carries = capture.arguments[index], meta.inputs[index].carries_gradient
@@ -519,11 +537,11 @@ def autograd_nodes(roots: Iterable[torch.Tensor]) -> list[Any]:
     return list(seen)
 
 
-def _static_inputs(capture: Capture) -> frozenset[int]:
+def static_inputs(capture: Capture) -> frozenset[int]:
     return frozenset(i for i, spec in enumerate(capture.inputs) if isinstance(spec, TensorInput) and spec.is_static)
 
 
-def _mutated_inputs(capture: Capture, meta: ViewAndMutationMeta) -> frozenset[int]:
+def mutated_inputs(capture: Capture, meta: ViewAndMutationMeta) -> frozenset[int]:
     """The primals whose memory the epilogue overwrites."""
     mutated = [index for index, info in enumerate(meta.inputs) if info is not None and info.mutation.data]
     specs = [(index, capture.inputs[index]) for index in mutated]

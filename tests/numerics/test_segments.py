@@ -201,7 +201,7 @@ def layers(x, *weights):
 @pytest.mark.parametrize("segments", [1, 2, 3, 8])
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_how_far_second_derivatives_are_from_eagers(depth, segments, dtype):
-    """What reaches a hidden value in several ways is added up at the inputs: in other last bits, if there is such a value."""
+    """What reaches a hidden value in several ways is added up at the inputs, in other last bits."""
 
     def second(function, of_weights, with_value):
         torch.manual_seed(depth)
