@@ -12,6 +12,7 @@ import contextvars
 import copy
 import enum
 import functools
+import inspect
 import logging
 import math
 import operator
@@ -2727,6 +2728,16 @@ def op_name(op: torch._ops.OpOverload) -> str:
     return op.name()
 
 
+def op_description(op: torch._ops.OpOverload) -> str:
+    """What a graph relies on of an operator, besides what it computes: its signature, what it changes, and its tags."""
+    return f"{op._schema} {sorted(map(str, op.tags))}"
+
+
+def higher_order_named(name: str) -> torch._ops.HigherOrderOperator:
+    """The higher-order operator with this name. Raises AttributeError if there is none."""
+    return getattr(torch.ops.higher_order, name)
+
+
 def op_named(name: str) -> torch._ops.OpOverload:
     """The operator with this name.
 
@@ -3018,11 +3029,23 @@ def inductor_key() -> str | None:
     """What Inductor's code depends on besides the graph, as it is configured now; `None` if that has no stable form."""
     from torch._inductor import config
 
+    if inductor_has_users_lowerings():
+        return None
     values = config.save_config_portable(ignore_private_configs=False)
     values |= {name: getattr(config, name) for name in config._save_config_ignore if name.startswith(INDUCTOR_PASSES)}
     if not all(map(is_stable, values.values())):
         return None
     return repr(sorted((name, stable_text(value)) for name, value in values.items()))
+
+
+def inductor_has_users_lowerings() -> bool:
+    """Whether somebody else than torch has told Inductor how to compile an operator."""
+    lowering = sys.modules.get("torch._inductor.lowering")
+    if lowering is None:  # nobody has told it anything
+        return False
+    plain = (inspect.unwrap(function) for function in lowering.lowerings.values())
+    modules = {getattr(function, "func", function).__module__ for function in plain}
+    return bool(getattr(lowering, "user_lowerings", ())) or not all(name.startswith("torch.") for name in modules)
 
 
 def is_stable(value: Any) -> bool:

@@ -1810,6 +1810,28 @@ def test_a_graph_takes_and_returns_nested_values():
     assert fx.GraphModule(nn.Module(), graph)([1], {"b": 2}) == ([1], {"b": 2})
 
 
+def test_what_is_said_of_an_operator():
+    mutable, plain = (compat.op_description(op) for op in (aten.add_.Tensor, aten.add.Tensor))
+    assert mutable != plain and "Tensor(a!)" in mutable and "pointwise" in plain
+
+
+def test_a_higher_order_operator_by_name():
+    assert compat.higher_order_named("cond") is torch.ops.higher_order.cond
+
+
+def test_a_lowering_of_the_users_own():
+    from torch._inductor import lowering
+
+    assert not compat.inductor_has_users_lowerings() and compat.inductor_key() is not None
+    torch.library.custom_op("aotgrad_tests::lowered", torch.clone, mutates_args=(), schema="(Tensor x) -> Tensor")
+    overload = torch.ops.aotgrad_tests.lowered.default
+    try:
+        lowering.register_lowering(overload)(lambda x: x)
+        assert compat.inductor_has_users_lowerings() and compat.inductor_key() is None
+    finally:
+        lowering.lowerings.pop(overload, None)
+
+
 def symbolic_fake():
     mode = compat.FakeTensorMode(shape_env=compat.ShapeEnv())
     context = compat.StatelessSymbolicContext(dynamic_sizes=[compat.DimDynamic.DYNAMIC] * 2)

@@ -79,7 +79,7 @@ class Artefacts:
 
     def __call__(self, half: GraphHalf, how: str) -> StoredArtefact | None:
         try:
-            graph = write_half(half)
+            graph = write_half(half, of_users=True)
             known = (code_version(), repr(torch_compat.torch_build()), repr(settings()[1:]))
         except (NotPlain, NotStored):
             return None

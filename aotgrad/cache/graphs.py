@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -35,25 +36,59 @@ Origins = Sequence["str | None"]
 """Stack traces of what was traced, by position: graphs refer to them, so that a line that has moved is the one printed."""
 
 
-def write_half(half: GraphHalf, origins: Origins = (), held: Attributes = NOTHING) -> GraphText:
-    """The text of a half. Attributes that are in `held` under the same name are left out.
+def write_half(half: GraphHalf, origins: Origins = (), held: Attributes = NOTHING, of_users: bool = False) -> GraphText:
+    """The text of a half.
+
+    Args:
+        half: what is written.
+        origins: stack traces that the reader has.
+        held: attributes that the reader has under the same name, and which are left out.
+        of_users: whether there may be operators of the user's own.
 
     Raises:
         NotPlain: a node of it has none.
     """
     if isinstance(half, StoredHalf):
         return half.stored
-    nodes = list(half.module.graph.nodes)
-    writer = Writer({node: k for k, node in enumerate(nodes)})
-    rows = [write_node(writer, node) for node in nodes]
-    attributes = {node.target: attribute_of(half.module, node) for node in nodes if node.op == "get_attr"}
+    form = GraphForm(origins, of_users)
+    data = form.of(half.module, held)
+    return GraphText(text_of(data), digest(text_of(what_computes(data))), half.signature, form.is_symbolic)
+
+
+def what_computes(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The form of a graph without what is only said of its nodes."""
     constants = {
-        name: writer.write(constant(name, value)) for name, value in attributes.items() if value is not held.get(name)
+        name: ["graph", what_computes(value[1])] if value[0] == "graph" else value
+        for name, value in form["constants"].items()
     }
-    data = {"nodes": rows, "constants": constants, "storages": writer.storages}
-    computes = text_of(data)
-    metas = list(write_metas(nodes, origins))
-    return GraphText(text_of({**data, "metas": metas}), digest(computes), half.signature, writer.is_symbolic)
+    return {"nodes": form["nodes"], "constants": constants, "storages": form["storages"]}
+
+
+@dataclass
+class GraphForm:
+    """The plain form of a graph and of those inside of it. Arguments as for `write_half`."""
+
+    origins: Origins
+    of_users: bool
+    is_symbolic: bool = False
+
+    def of(self, module: fx.GraphModule, held: Attributes = NOTHING) -> dict[str, Any]:
+        nodes = list(module.graph.nodes)
+        writer = Writer({node: k for k, node in enumerate(nodes)}, self.of_users)
+        rows = [write_node(writer, node) for node in nodes]
+        attributes = {node.target: attribute_of(module, node) for node in nodes if node.op == "get_attr"}
+        kept = {name: value for name, value in attributes.items() if value is not held.get(name)}
+        constants = {name: self.constant(writer, name, value) for name, value in kept.items()}
+        self.is_symbolic |= writer.is_symbolic
+        metas = list(write_metas(nodes, self.origins, self.of_users))
+        return {"nodes": rows, "constants": constants, "storages": writer.storages, "metas": metas}
+
+    def constant(self, writer: Writer, name: str, value: Any) -> list[Any]:
+        if isinstance(value, fx.GraphModule):
+            return ["graph", self.of(value)]
+        if not isinstance(value, torch.Tensor):
+            raise NotPlain(f"the attribute {name} of a graph, which is no tensor")
+        return writer.write(value)
 
 
 def write_node(writer: Writer, node: fx.Node) -> list[Any]:
@@ -63,9 +98,9 @@ def write_node(writer: Writer, node: fx.Node) -> list[Any]:
     return [node.op, node.name, *map(writer.write, (node.target, node.args, node.kwargs)), *value]
 
 
-def write_metas(nodes: Sequence[fx.Node], origins: Origins) -> Iterator[dict[str, Any]]:
+def write_metas(nodes: Sequence[fx.Node], origins: Origins, of_users: bool) -> Iterator[dict[str, Any]]:
     """The rest of what is known of each node. Numbers of autograd nodes are those of a process: they are counted anew."""
-    writer = Writer()
+    writer = Writer(of_users=of_users)
     places = {trace: k for k, trace in reversed(list(enumerate(origins))) if trace}
     numbers: dict[int, int] = {}
     for node in nodes:
@@ -85,31 +120,33 @@ def attribute_of(module: fx.GraphModule, node: fx.Node) -> Any:
     return functools.reduce(getattr, str(node.target).split("."), module)
 
 
-def constant(name: str, value: Any) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor):
-        raise NotPlain(f"the attribute {name} of a graph, which is no tensor")
-    return value
-
-
 def read_graph(text: str, mode: FakeTensorMode, origins: Origins = (), held: Attributes = NOTHING) -> fx.GraphModule:
     """The graph of a text; `held` are the attributes that were left out.
 
     Raises:
         Damaged: it is the text of none.
     """
-    data = json.loads(text)
+    with torch_compat.normal_mode():
+        return read_form(json.loads(text), mode, origins, held)
+
+
+def read_form(data: Mapping[str, Any], mode: FakeTensorMode, origins: Origins, held: Attributes) -> fx.GraphModule:
+    """What `GraphForm` has written. Raises Damaged."""
     graph = fx.Graph()
     nodes: list[fx.Node] = []
-    with torch_compat.normal_mode():
-        reader = Reader(mode, data["storages"], nodes)
-        for (op, name, target, args, kwargs, *value), meta in zip(data["nodes"], data["metas"], strict=True):
-            node = graph.create_node(op, *map(reader.read, (target, args, kwargs)), name=name)
-            if node.name != name:
-                raise Damaged(f"two nodes with the name {name}")
-            node.meta.update(("val", reader.read(each)) for each in value)
-            node.meta.update(read_meta(reader, meta, origins))
-            nodes.append(node)
-        constants = {name: reader.read(value) for name, value in data["constants"].items()}
+    reader = Reader(mode, data["storages"], nodes)
+    for (op, name, target, args, kwargs, *value), meta in zip(data["nodes"], data["metas"], strict=True):
+        node = graph.create_node(op, *map(reader.read, (target, args, kwargs)), name=name)
+        if node.name != name:
+            raise Damaged(f"two nodes with the name {name}")
+        node.meta.update(("val", reader.read(each)) for each in value)
+        node.meta.update(read_meta(reader, meta, origins))
+        nodes.append(node)
+
+    def constant(form: list[Any]) -> Any:
+        return read_form(form[1], mode, origins, NOTHING) if form[0] == "graph" else reader.read(form)
+
+    constants = {name: constant(form) for name, form in data["constants"].items()}
     return LazyGraphModule({**held, **constants}, graph)
 
 

@@ -122,7 +122,7 @@ class HalvesRequest:
 
     def text_of(self, half: GraphHalf) -> GraphText:
         """Raises NotPlain."""
-        return write_half(half, self.origins, self.held)
+        return write_half(half, self.origins, self.held, of_users=True)
 
     def keep(self, forward: GraphText, partition: Partition) -> None:
         """Store what was made, if it can be. `forward` is as the backend got it, the backward as it left that."""
@@ -148,7 +148,7 @@ def joint_key(joint: JointGraph, origins: Origins, held: Mapping[str, torch.Tens
         NotPlain: something in it has no such form.
     """
     writer = Writer()
-    graph = write_half(GraphHalf(joint.module, joint.signature), origins, held)
+    graph = write_half(GraphHalf(joint.module, joint.signature), origins, held, of_users=True)
     inputs = [joint.static_inputs, joint.mutated_inputs, joint.private_inputs]
     rest = [joint.signature, joint.segments, joint.backward_error, *inputs]
     tensors = [[name, str(value.dtype), str(value.device), list(value.shape)] for name, value in held.items()]

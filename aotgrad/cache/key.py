@@ -24,7 +24,7 @@ import aotgrad
 from aotgrad import passes, torch_compat
 from aotgrad.backends.base import Backend
 from aotgrad.cache.graphs import digest, text_of
-from aotgrad.cache.plain import BUILT_IN_NAMESPACES, NotPlain, Writer
+from aotgrad.cache.plain import BUILT_IN_NAMESPACES, HIGHER_ORDER, NotPlain, Writer
 from aotgrad.capture.fake import make_input_specs
 from aotgrad.convention import Dedupe
 from aotgrad.ir import InputHint, TensorInput
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Classes without rules of their own."""
 
-HIGHER_ORDER = frozenset({"tag_activation_checkpoint", "autograd_function_apply"})
+RUN_THROUGH = frozenset({"tag_activation_checkpoint", "autograd_function_apply"})
 """Higher-order operators that a trace runs through, so that nothing is left of them but what their graphs compute."""
 
 TRACED_META = ("recompute", "custom", "ac_graph_id", "has_backward_hook")
@@ -244,7 +244,7 @@ def attribute_key(module: fx.GraphModule, name: str) -> Any:
 def function_key(function: Any) -> str:
     higher_order = torch_compat.higher_order_name(function)
     if higher_order is not None:
-        if higher_order not in HIGHER_ORDER:
+        if higher_order not in RUN_THROUGH | HIGHER_ORDER:
             raise NotStored(f"the graph calls the higher-order operator {higher_order}")
         return higher_order
     name = torch_compat.function_name(function)

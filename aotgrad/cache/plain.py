@@ -2,7 +2,7 @@
 
 In: what plans, signatures and graphs consist of. Out: the same values, or `NotPlain` for what has no such form: functions,
 numbers that depend on data, tensors with values of any size. Reading runs no code of the file's: only the types below are
-made, and only operators of torch's own namespaces are looked up.
+made, and only operators are looked up.
 
     >>> from aotgrad.slots import Primal
     >>> Writer().write((1, Primal(2)))
@@ -32,7 +32,6 @@ from aotgrad import ir, slots, torch_compat
 from aotgrad.cache import entry
 from aotgrad.convention import sharing
 from aotgrad.runtime import plan, steps
-from aotgrad.torch_compat import FakeTensorMode
 
 MOST_CONSTANT_BYTES = 1 << 20
 """Of one tensor whose values are stored."""
@@ -51,6 +50,12 @@ FUNCTIONS: Mapping[str, Callable] = {
     **{function.__name__: function for function in (math.ceil, math.floor, math.trunc)},
 }
 """Functions that a graph calls besides operators: of lists, and of sizes."""
+
+HIGHER_ORDER = frozenset(
+    {"associative_scan", "cond", "invoke_subgraph", "map_impl", "scan", "while_loop"}
+    | {"auto_functionalized", "auto_functionalized_v2", "run_and_save_rng_state", "run_with_rng_state"}
+)
+"""Higher-order operators of torch's own that are given operators, tensors, numbers and graphs, and nothing of a process."""
 
 LIKE_NUMBERS = (type(None), bool, int, float, str)
 
@@ -80,11 +85,13 @@ NAMES = {kind: name for name, kind in TYPES.items()}
 class Writer:
     """Writes values that belong together: `nodes` are the nodes of a graph that they may refer to.
 
-    `storages` are the memory of the tensors so far, [bytes, device]: fakes that share it share it again.
+    `storages` are the memory of the tensors so far, [bytes, device]: fakes that share it share it again. `of_users`: whether
+    operators of the user's own have a form.
     """
 
-    def __init__(self, nodes: Mapping[fx.Node, int] | None = None) -> None:
+    def __init__(self, nodes: Mapping[fx.Node, int] | None = None, of_users: bool = False) -> None:
         self.nodes = nodes or {}
+        self.of_users = of_users
         self.storages: list[list[Any]] = []
         self.numbers: dict[Any, int] = {}
         self.is_symbolic = False
@@ -104,6 +111,8 @@ class Writer:
             return self.object(value)
         if isinstance(value, torch.Tensor):
             return self.tensor(value)
+        if (name := torch_compat.higher_order_name(value)) in HIGHER_ORDER:
+            return ["higher order", name]
         raise NotPlain(f"a {type(value).__module__}.{type(value).__qualname__}")
 
     def items(self, name: str, values: Any) -> list[Any]:
@@ -128,9 +137,11 @@ class Writer:
 
     def operator(self, value: Any) -> list[Any]:
         name = torch_compat.op_name(value)
-        if name.partition("::")[0] not in BUILT_IN_NAMESPACES:
+        if name.partition("::")[0] in BUILT_IN_NAMESPACES:
+            return ["op", name]
+        if not self.of_users:
             raise NotPlain(f"the custom operator {name}")
-        return ["op", name]
+        return ["op of a user", name, torch_compat.op_description(value)]
 
     def object(self, value: Any) -> list[Any]:
         """A dataclass by its fields, an enumeration by its value."""
@@ -236,9 +247,7 @@ def write_expression(expression: sympy.Basic) -> Any:
 class Reader:
     """Reads what a `Writer` wrote. `mode` makes the fakes, `storages` and `nodes` are the writer's, made again."""
 
-    def __init__(
-        self, mode: FakeTensorMode | None, storages: list[list[Any]] | None = None, nodes: list[fx.Node] | None = None
-    ) -> None:
+    def __init__(self, mode: Any, storages: list[list[Any]] | None = None, nodes: list[fx.Node] | None = None) -> None:
         self.mode = mode
         self.nodes = nodes if nodes is not None else []
         self.storages = [torch_compat.meta_storage(self.read(nbytes)) for nbytes, _ in storages or ()]
@@ -269,6 +278,18 @@ class Reader:
         if items[0].partition("::")[0] not in BUILT_IN_NAMESPACES:
             raise Damaged(f"the operator {items[0]}")
         return torch_compat.op_named(items[0])
+
+    def operator_of_user(self, items: list) -> Any:
+        name, description = items
+        found = torch_compat.op_named(name)
+        if torch_compat.op_description(found) != description:
+            raise Damaged(f"the operator {name} has another signature")
+        return found
+
+    def higher_order(self, items: list) -> Any:
+        if items[0] not in HIGHER_ORDER:
+            raise Damaged(f"the operator {items[0]}")
+        return torch_compat.higher_order_named(items[0])
 
     def fake(self, items: list) -> torch.Tensor:
         dtype, size, stride, offset, storage = items
@@ -312,6 +333,8 @@ READERS: Mapping[str, Callable[[Reader, list], Any]] = {
     "torch": lambda reader, items: getattr(torch, items[0]),
     "device": lambda reader, items: torch.device(items[0]),
     "op": Reader.operator,
+    "op of a user": Reader.operator_of_user,
+    "higher order": Reader.higher_order,
     "function": lambda reader, items: FUNCTIONS[items[0]],
     "node": lambda reader, items: reader.nodes[items[0]],
     "fake": Reader.fake,

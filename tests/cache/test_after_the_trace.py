@@ -191,6 +191,67 @@ def test_a_module_and_its_gradients_of_gradients(counted):
     assert counted()["cache_hits"] >= 1
 
 
+# --- Operators of the user's own -------------------------------------------------------------------------------------
+
+
+def operator(name, factor=2.0, changes=()):
+    """`aotgrad_tests::name`, made anew: a product, or one in place."""
+    kind = "(Tensor(a!) x) -> ()" if changes else "(Tensor x) -> Tensor"
+
+    def change(x):
+        x.mul_(factor)
+
+    run = change if changes else lambda x: x * factor
+    made = torch.library.custom_op(f"aotgrad_tests::{name}", run, mutates_args=changes, schema=kind)
+    if not changes:
+        made.register_fake(torch.empty_like)
+        made.register_autograd(lambda ctx, gradient: gradient * factor)
+    return made
+
+
+def compile_with_dynamo(function, backend="aotgrad_eager"):
+    torch._dynamo.reset()
+    x = torch.linspace(-1, 1, 8, requires_grad=True)
+    result = torch.compile(function, backend=backend)(x)
+    result.sum().backward()
+    return x.grad
+
+
+def test_an_operator_of_the_users_own(counted):
+    """Its derivative is in the joint graph; what it computes, it computes when it is called."""
+    x = torch.linspace(-1, 1, 8)
+    for factor, expected in ((2.0, MISS), (2.0, HIT), (3.0, MISS)):
+        twice = operator("factor", factor)
+        torch.testing.assert_close(compile_with_dynamo(lambda x, twice=twice: twice(x).sin()), factor * (factor * x).cos())
+        assert counted() == expected
+
+
+def test_an_operator_that_changes_its_argument(counted):
+    bump = operator("changes", changes=("x",))
+
+    def function(x):
+        y = x.exp()
+        bump(y)
+        return y * x
+
+    x = torch.linspace(-1, 1, 8)
+    for expected in (MISS, HIT):
+        with torch.no_grad():
+            torch._dynamo.reset()
+            torch.testing.assert_close(torch.compile(function, backend="aotgrad_eager")(x), x * x.exp() * 2)
+        assert counted() == expected
+
+
+def test_an_operator_with_another_signature(counted):
+    """Another type of result, and the tags that it has."""
+    for tags, expected in (((), MISS), ((torch.Tag.needs_fixed_stride_order,), MISS), ((), HIT)):
+        with torch.library._scoped_library("aotgrad_scoped", "FRAGMENT") as library:
+            library.define("same(Tensor x) -> Tensor", tags=tags)
+            library.impl("same", lambda x: x.clone(), "CompositeExplicitAutograd")
+            check(lambda x: torch.ops.aotgrad_scoped.same(x.detach()) * x)
+        assert counted() == expected
+
+
 # --- Graph modules, whose graph says what they do --------------------------------------------------------------------
 
 

@@ -171,27 +171,12 @@ def test_another_code_version_and_torch_version(counted, monkeypatch):
 BYPASS = {"cache_bypasses": 1, "compilations": 1}
 
 
-@torch.library.custom_op("aotgrad_tests::cached", mutates_args=())
-def custom(x: torch.Tensor) -> torch.Tensor:
-    return x.clone()
-
-
-@custom.register_fake
-def _(x):
-    return torch.empty_like(x)
-
-
 @dataclasses.dataclass(frozen=True)
 class Nothing:
     name: str = "nothing"
 
     def apply(self, graph):
         return graph
-
-
-def test_a_custom_operator(counted):
-    start(lambda x, y: custom(y).sin().cos() + 1)
-    assert counted() == BYPASS
 
 
 def test_a_graph_that_cannot_be_written_down(counted):
@@ -266,11 +251,11 @@ def test_a_mask_that_is_drawn_again(counted):
         function(x).sum().backward()
         return x.grad
 
-    for _ in range(2):
+    for expected in (MISS, HIT):
         torch._dynamo.reset()
         compiled = torch.compile(network, backend="aotgrad_eager", options={"memory_budget": 0.0})
         assert torch.equal(run(compiled), run(network))
-        assert counted() == {"cache_misses": 1, **BYPASS}
+        assert counted() == expected
 
 
 def test_a_checkpoint_is_stored_and_one_with_a_policy_after_the_trace(counted):

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from functorch.experimental.control_flow import map as functorch_map
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+import aotgrad
 
 from .conftest import compiled
 from .programs import PROGRAMS, outcome, run_in_another_process, run_in_processes
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning"),
+]
 
 MISS, HIT = {"cache_misses": 1, "compilations": 1}, {"cache_hits": 1}
 
@@ -137,8 +146,6 @@ def test_anomaly_mode_names_the_line_as_it_is_now(tmp_path):
 
 
 def test_aot_function_keeps_nothing(folder, counted):
-    import aotgrad
-
     aotgrad.aot_function(lambda x: x.sin(), aotgrad.nop)(torch.ones(2))
     assert not folder.exists() and counted() == {"compilations": 1}
 
@@ -220,3 +227,62 @@ def test_gradients_of_gradients_with_symbolic_sizes(counted):
         for count in (4, 6):
             torch.testing.assert_close(second_order(compiled, count), second_order(function, count))
     assert counted()["cache_hits"] == 1
+
+
+# --- Higher-order operators ------------------------------------------------------------------------------------------
+
+
+@torch.compiler.nested_compile_region
+def region(x):
+    return x.sin() * 2
+
+
+def with_while(x):
+    count, last = while_loop(lambda k, y: k < 3, lambda k, y: (k + 1, y.sin() * 2), (torch.tensor(0), x.detach()))
+    return last + x * count
+
+
+HIGHER_ORDER = {
+    "cond": lambda x: torch.cond(x.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos(), (x,)),
+    "map": lambda x: functorch_map(lambda row: row.sin() * 2, x),
+    "region": lambda x: region(x) + region(x + 1),
+    "scan": lambda x: scan(lambda carry, row: (carry + row.sin(), carry * row), x[0] * 0, x)[1],
+    "associative_scan": lambda x: associative_scan(lambda a, b: a * b + 1, x.sin(), 0, combine_mode="generic"),
+    "while_loop": with_while,
+}
+
+
+@pytest.mark.parametrize("name", HIGHER_ORDER)
+def test_a_graph_with_graphs_inside(name, counted):
+    def gradient(function):
+        x = torch.linspace(-1, 2, 12).view(4, 3).requires_grad_()
+        result = function(x)
+        return [result.detach(), *torch.autograd.grad(result.square().sum(), x)]
+
+    expected = gradient(HIGHER_ORDER[name])
+    for count in (MISS, HIT):
+        for found, wanted in zip(gradient(compiled(HIGHER_ORDER[name])), expected, strict=True):
+            torch.testing.assert_close(found, wanted)
+        assert counted() == count
+
+
+def test_a_branch_that_differs(counted):
+    for factor, expected in ((2, MISS), (3, MISS), (2, HIT)):
+
+        def function(x, factor=factor):
+            return torch.cond(x.sum() > 0, lambda x: x.sin() * factor, lambda x: x.cos(), (x,))
+
+        x = torch.ones(3, requires_grad=True)
+        assert torch.equal(compiled(function)(x), x.sin() * factor)
+        assert counted() == expected
+
+
+def test_inductors_code_for_a_branch_is_found(counted):
+    def run():
+        x = torch.ones(8, requires_grad=True)
+        before = aotgrad.counters["artefact_hits"]
+        compiled(HIGHER_ORDER["cond"], "aotgrad")(x).sum().backward()
+        torch.testing.assert_close(x.grad, 2 * torch.ones(8).cos())
+        return aotgrad.counters["artefact_hits"] - before
+
+    assert (run(), run()) == (0, 2)
