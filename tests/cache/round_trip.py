@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgrad import backends
+from aotgrad import backends, torch_compat
 from aotgrad.cache.entry import StoredPlan
 from aotgrad.cache.key import NotStored
 from aotgrad.cache.plain import NotPlain, Writer
@@ -41,6 +41,7 @@ def compile_and_restore(recipe: Recipe, function, args, hints, known=None, earli
     try:
         if isinstance(made, SmallGraph) or recording.stages.problem or made.capture.trace.constants():
             raise NotStored("small, not plain, or with a tensor that Dynamo would make an input")
+        request = replace(request, mode=torch_compat.fake_mode_of(made.joint.module.graph))  # which has its symbols
         writer = Writer()
         entry = writer.write(request.entry_of(made, recording.stages))
         text = json.dumps({"entry": entry, "storages": writer.storages})
