@@ -48,13 +48,13 @@ def photo_batch(step: int) -> dict[str, Tensor]:
 
 
 def bert() -> nn.Module:
-    config = transformers.BertConfig(**TEXT_SIZES, intermediate_size=32, max_position_embeddings=16)
+    config = transformers.BertConfig(**TEXT_SIZES, intermediate_size=32, max_position_embeddings=256)
     return transformers.BertForMaskedLM(config)
 
 
 def gpt2() -> nn.Module:
     config = transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=16, use_cache=False, **SPECIAL_TOKENS
+        vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=256, use_cache=False, **SPECIAL_TOKENS
     )
     model = transformers.GPT2LMHeadModel(config)
     # Left unset, the model logs inside its forward which loss it falls back to; Dynamo cannot trace the logger.
@@ -63,7 +63,7 @@ def gpt2() -> nn.Module:
 
 
 def llama() -> nn.Module:
-    sizes = {"intermediate_size": 32, "num_key_value_heads": 1, "max_position_embeddings": 16}
+    sizes = {"intermediate_size": 32, "num_key_value_heads": 1, "max_position_embeddings": 256}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT_SIZES, **sizes, use_cache=False))
 
 
