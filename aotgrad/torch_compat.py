@@ -3021,6 +3021,13 @@ def inductor_configured(mode: str, **settings: Any) -> Iterator[None]:
         yield
 
 
+def apart_in_inductors_cache(text: str) -> dict[str, Any]:
+    """Settings under which Inductor's cache keeps a graph apart from an equal one with another `text`."""
+    from torch._inductor import config
+
+    return {"unsafe_marked_cacheable_functions": {**config.unsafe_marked_cacheable_functions, "aotgrad": text}}
+
+
 INDUCTOR_PASSES = ("joint_custom", "pre_grad", "post_grad", "_fuse", "_pre_fusion", "_post_fusion", "cudagraph_policy")
 """The names of settings which may be functions, and which Inductor leaves out where it stores its configuration."""
 

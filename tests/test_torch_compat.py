@@ -21,6 +21,7 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch import nn
 from torch._decomp import core_aten_decompositions
+from torch._dynamo.utils import counters as inductor_counters
 from torch._higher_order_ops.effects import _EffectType as EffectType
 from torch._higher_order_ops.effects import _register_effectful_op
 from torch._inductor.utils import fresh_cache
@@ -1762,6 +1763,21 @@ def test_inductor_compiles_a_graph(fake_mode):
     x = torch.rand(4)
     torch.testing.assert_close(compiled([x])[0], x.sin().cos())
     assert [compat.as_symints(fake_mode, stride) for stride in strides] == [(1,)]
+
+
+@inductor
+def test_equal_graphs_are_apart_in_inductors_cache():
+    """As where one's results are seen by a user and the other's are not: that is no part of its key."""
+    counts = []
+    with fresh_cache():
+        for text in ("seen", "unseen", "seen"):
+            mode = compat.new_fake_mode()
+            module, fake = graph_of_sin_cos(mode)
+            before = inductor_counters["inductor"]["fxgraph_cache_hit"]
+            with compat.inductor_context(mode, "default", **compat.apart_in_inductors_cache(text)):
+                compat.inductor_compile(module, [fake], static_input_idxs=[], **compat.inductor_graph_settings(False))
+            counts.append(inductor_counters["inductor"]["fxgraph_cache_hit"] - before)
+    assert counts == [0, 0, 1]
 
 
 def test_what_torch_compile_was_given():

@@ -21,7 +21,7 @@ from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_in
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
-from aotgrad.slots import Saved, Tangent, UserOutput
+from aotgrad.slots import IntermediateBase, Saved, Tangent, UserOutput
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class InductorBackend:
     def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
         with torch_compat.inductor_configured(self.mode):
             shared = Shared(torch_compat.inductor_uses_cudagraphs())
-        job = Job(forward, "forward", (UserOutput,), {"static_input_idxs": sorted(static_inputs)})
+        job = Job(forward, "forward", (UserOutput, IntermediateBase), {"static_input_idxs": sorted(static_inputs)})
         job.settings["is_inference"] = not differentiable
         compiled = self._compile(job, shared)
         return Compiled(self.name, compiled, InductorBackward(self, shared) if differentiable else None)
@@ -101,7 +101,8 @@ class InductorBackend:
 
     def _make(self, job: Job, shared: Shared) -> Callable:
         module = job.half.module
-        with torch_compat.inductor_context(torch_compat.fake_mode_of(module.graph), self.mode, **job.configuration):
+        settings = {**job.configuration, **torch_compat.apart_in_inductors_cache(repr(job.visible))}
+        with torch_compat.inductor_context(torch_compat.fake_mode_of(module.graph), self.mode, **settings):
             (output,) = module.graph.find_nodes(op="output")
             output.meta["user_visible_output_idxs"] = job.visible
             with kernels_together():

@@ -30,7 +30,6 @@ ROWS = "gets a sparse tensor in rows that requires grad, at whose trace torch ab
 EXPECTED_FAILURES = (
     Failure("addbmm", RanEagerly, "torch's shape function refuses to broadcast what eager lets pass", ("in-place",)),
     Failure("istft", OtherStrides, "a gradient is dense in another order of its dimensions", DYNAMIC),
-    Failure("nn.ConvTranspose2d (training)", OtherStrides, "Inductor lays the output out by itself", ("through Inductor",)),
     Failure("normal_in_place", Refused, "fills a tensor with gaps, which draws in another order", ("non-contiguous",)),
     Failure("sparse_mm_reduce", Refused, ROWS),
     Failure("sparse_sampled_addmm", Refused, ROWS),
