@@ -1729,6 +1729,9 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
                 if op in WITHOUT_FUNCTIONAL_FORM:
                     value = _functional_result(mode, WITHOUT_FUNCTIONAL_FORM[op], classes, (args[1], args[0]), kwargs)
                     op, args, kwargs = torch.ops.aten.copy_.default, (args[0], value), {}
+                if op is torch.ops.aten.uniform_.default and not is_symbolic(args[0]) and not is_dense(args[0]):
+                    value = _drawn_densely(mode, classes, args, kwargs)
+                    op, args, kwargs = torch.ops.aten.copy_.default, (args[0], value), {}
                 if is_foreach(op):
                     return _foreach_in_place(mode, op, classes, args, kwargs or {})
                 return _functional_result(mode, op, classes, args, kwargs)
@@ -1736,6 +1739,13 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             with normal_mode():
                 return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
     return _functional_result(mode, op, classes, args, kwargs)
+
+
+def _drawn_densely(mode: FunctionalTensorMode, classes: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """What `uniform_` writes to a tensor with gaps. Of such a one, torch's shape function gives the strides that its kernel
+    does not give."""
+    dense = _functional_result(mode, torch.ops.aten.clone.default, classes, (args[0],), {})
+    return _functional_result(mode, torch.ops.aten.uniform.default, classes, (dense, *args[1:]), kwargs)
 
 
 def is_foreach(op: torch._ops.OpOverload) -> bool:

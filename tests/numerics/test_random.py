@@ -80,6 +80,19 @@ def input_filled_with_noise(x):
     return x * 2
 
 
+@CASES.add(lambda: (plain(8, 60)[:, ::3],))
+def input_with_gaps_filled_with_noise(x):
+    x.uniform_(-1, 2)
+    return x * 2, x.view_as(x)
+
+
+@CASES.add(lambda: (leaf(8, 60),))
+def columns_filled_with_noise(x):
+    y = x * 2
+    y[:, ::3].uniform_()
+    return y.t()[::2].sin()
+
+
 @CASES.add(lambda: (leaf(4, 8).sigmoid(),))
 def bernoulli_of_probabilities(p):
     return torch.bernoulli(p.detach()) * p
