@@ -134,6 +134,8 @@ _memory_efficient_attention_is_on = torch._C._get_mem_efficient_sdp_enabled
 _math_attention_is_on = torch._C._get_math_sdp_enabled
 _cudnn_attention_is_on = torch._C._get_cudnn_sdp_enabled
 _function_mode_count = torch._C._len_torch_function_stack
+_innermost_transform = torch._C._functorch.peek_interpreter_stack
+_key_is_included = torch._C._dispatch_tls_is_dispatch_key_included
 """Global state that is asked for at every call."""
 
 disable_dynamo = torch._dynamo.disable
@@ -529,9 +531,7 @@ VMAP_MODE = torch._C._dispatch_key_parse("VmapMode")
 
 def transform_is_open() -> bool:
     """Whether this thread is inside a `torch.func` transform or a batched backward."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._dispatch_tls_is_dispatch_key_included(
-        VMAP_MODE
-    )
+    return _innermost_transform() is not None or _key_is_included(VMAP_MODE)
 
 
 def older_vmaps() -> int:

@@ -52,19 +52,19 @@ def load() -> ModuleType | None:
     if content is None:
         return None
     try:
-        return module_of(content, store.folder)
+        return module_of(content)
     except (ImportError, OSError) as error:
         log.warning("the C++ functions in %s are not used, Python takes their place: %s", store.folder, error)
         return None
 
 
-def module_of(content: bytes, folder: Path) -> ModuleType:
-    """Load a library from a file that only exists as long as that takes. Raises ImportError or OSError."""
-    with tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp") as file:
-        file.write(content)
-        file.flush()
-        loader = ExtensionFileLoader(NAME, file.name)
-        spec = importlib.util.spec_from_file_location(NAME, file.name, loader=loader)
+def module_of(content: bytes) -> ModuleType:
+    """Load a library from a file that nobody else can exchange, gone afterwards. Raises ImportError or OSError."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "library.so"
+        path.write_bytes(content)
+        loader = ExtensionFileLoader(NAME, str(path))
+        spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)

@@ -215,13 +215,13 @@ def measure(case: Case, frontend: str, rounds: int) -> Overheads:
     peer, ours = FRONTENDS[frontend]
     with case.mode():
         inputs = case.inputs()
-        sides = {"peer": peer(case, inputs)}
-        for name, library in zip(("ours", "native"), libraries().values(), strict=True):
+        sides, steps = {}, {}
+        in_python, in_c = libraries().values()
+        for name, make, library in (("peer", peer, in_python), ("ours", ours, in_python), ("native", ours, in_c)):
             with using(library):
-                sides[name] = ours(case, inputs)
-        steps = {name: partial(case.step, side.call, [inputs[k] for k in side.order]) for name, side in sides.items()}
-        for step in steps.values():
-            step()
+                sides[name] = make(case, inputs)
+                steps[name] = partial(case.step, sides[name].call, [inputs[k] for k in sides[name].order])
+                steps[name]()
         steps["floor"] = partial(case.step, by_hand(case, sides["ours"]), inputs)
         for name, side in sides.items():
             steps |= {f"{what} of {name}": run for what, run in side.graphs.candidates().items()}

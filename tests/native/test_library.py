@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import operator
 import sys
 import weakref
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+import aotgrad
 from aotgrad import memory, native, torch_compat
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import UnsupportedAliasingError
@@ -296,3 +299,28 @@ def test_nothing_is_kept_alive(library):
     del check
     gc.collect()
     assert kind() is None
+
+
+def product_of_all(*factors):
+    return functools.reduce(operator.mul, factors).sin()
+
+
+@pytest.mark.parametrize("changed", [0, 7, 11])
+def test_a_version_among_many_that_rises_before_a_second_derivative(implementation, changed):
+    """The versions of all inputs are noted in one call: a gradient of a gradient runs the function again from them."""
+
+    def second(function, changes: bool) -> torch.Tensor | str:
+        inputs = [torch.full((2,), 1 + k / 10, dtype=torch.float64, requires_grad=True) for k in range(12)]
+        (gradient,) = torch.autograd.grad(function(*inputs).sum(), inputs[0], create_graph=True)
+        if changes:
+            with torch.no_grad():
+                inputs[changed].add_(1)
+        try:
+            return torch.autograd.grad(gradient.sum(), inputs[1])[0]
+        except RuntimeError as error:
+            return "modified by an inplace operation" in str(error)
+
+    compiled = aotgrad.aot_function(product_of_all, aotgrad.nop)
+    assert second(compiled, True) is second(product_of_all, True) is True
+    torch.testing.assert_close(second(compiled, False), second(product_of_all, False))
+    assert "*versions_of((primals_1, " in compiled.plans()[0].executable.source

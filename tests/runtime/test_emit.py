@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aotgrad.ir import Geometry, ViewReplay, ViewStep
-from aotgrad.runtime.emit import emit, in_grad_mode, op_text, size_expressions, tuple_of
+from aotgrad.runtime.emit import MANY, asked_together, emit, in_grad_mode, op_text, size_expressions, tuple_of
 from aotgrad.runtime.plan import Plan
 from aotgrad.runtime.steps import (
     AsInference,
@@ -56,6 +56,17 @@ def test_forward_under_autocast_that_draws_random_numbers_and_returns_nothing():
     step = Forward(("x",), (), (), autocast=True, random_devices=("cpu",))
     run = ["with disable_autocast():", "below_autograd(forward, inputs)"]
     assert body(step) == ["inputs = [x]", "state = random_state(('cpu',))", *run]
+
+
+def test_versions_of_many_tensors_are_asked_for_together():
+    many = [(f"x{k}", f"x{k}._version") for k in range(MANY)]
+    together = f"*versions_of(({', '.join(name for name, _ in many)}))"
+    few = [("a", "a._version"), ("b", "b._version")]
+    mutated = ("c", "version_c + 1")
+    assert list(asked_together(many)) == [together]
+    assert list(asked_together(many[1:])) == [text for _, text in many[1:]]
+    texts = ["a._version", "b._version", "version_c + 1", together, "None"]
+    assert list(asked_together([*few, mutated, *many, ("n", "None")])) == texts
 
 
 @pytest.mark.parametrize(
