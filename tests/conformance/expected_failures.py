@@ -28,7 +28,7 @@ DYNAMIC = ("dynamic", "dynamic core", "dynamic inductor's")
 ROWS = "gets a sparse tensor in rows that requires grad, at whose trace torch aborts the process"
 
 EXPECTED_FAILURES = (
-    Failure("addbmm", RanEagerly, "eager enlarges the tensor that it writes to, which torch's shape function refuses", ("in-place",)),
+    Failure("addbmm", RanEagerly, "eager enlarges what it writes to, torch's shape function refuses", ("in-place",)),
     Failure("istft", OtherStrides, "a gradient is dense in another order of its dimensions", DYNAMIC),
     Failure("normal_in_place", Refused, "fills a tensor with gaps, which draws in another order", ("non-contiguous",)),
     Failure("sparse_mm_reduce", Refused, ROWS),
