@@ -1623,6 +1623,8 @@ OUT_OF_PLACE = {
 }
 """Changes of a size or stride in place, and the views that show the same."""
 
+RESHAPES = {*OUT_OF_PLACE, torch.Tensor.as_strided_, torch.as_strided_}
+
 
 VIEW_OF_LEAF = "a view of a leaf Variable that requires grad is being used in an in-place operation."
 """Eager's message."""
@@ -1641,9 +1643,9 @@ class ReshapedViews(TorchFunctionMode):
         self.of_leaves = {id(argument) for argument in of_leaves}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in RESHAPES and id(args[0]._base) in self.of_leaves and torch.is_grad_enabled():
+            raise RuntimeError(VIEW_OF_LEAF)
         if function in OUT_OF_PLACE and id(args[0]) not in self.arguments and may_be_swapped(args[0]):
-            if id(args[0]._base) in self.of_leaves and torch.is_grad_enabled():
-                raise RuntimeError(VIEW_OF_LEAF)
             with torch.enable_grad():
                 swap_tensors(args[0], OUT_OF_PLACE[function](*args, **(kwargs or {})))
             torch.autograd.graph.increment_version(args[0])

@@ -51,6 +51,7 @@ from aotgrad.ir import (
     IsInput,
     IsOutput,
     Made,
+    MutationType,
     NonAlias,
     OutputAliasInfo,
     SymOutput,
@@ -136,7 +137,8 @@ class _Outputs:
         self.reject_view_of_a_reshaped_output(position, value)
         if not steps:  # made before the input's size or stride was changed, if it is laid out as the input is now
             return self.alias_before_metadata(position, value, owners)
-        made = Made.BEFORE_WRITES if position in self.capture.older_views else Made.AFTER_CHANGES
+        is_older = position in self.capture.older_views and self.inputs[owner].mutation is not MutationType.METADATA_ONLY
+        made = Made.BEFORE_WRITES if is_older else Made.AFTER_CHANGES
         return AliasOfInput(owner, self.replay(position, value, argument, steps), made)
 
     def histories(self, argument: torch.Tensor) -> set[Any]:
@@ -379,7 +381,8 @@ class _Outputs:
                 f"output {position} shares memory with a tensor of another dtype ({value.dtype} and {base.dtype}), or one "
                 "that is conjugated or negated, in a way that no recorded view explains; return a clone() of it"
             )
-        detached = base.requires_grad and not value.requires_grad
+        of_another = value._base is not None and value._base is not base
+        detached = (base.requires_grad and not value.requires_grad) or (of_another and not base.requires_grad)
         grad_mode = self.grad_mode_for(position, value, base, detached)
         is_alias = value._base is None and not value.requires_grad
         reason = "its recorded chain does not start at the base's current value"

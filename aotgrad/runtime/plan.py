@@ -529,6 +529,7 @@ class _PlanBuilder:
             yield SetVersion(name, info.version_bumps - made)
         if info.mutation.metadata:
             yield UpdateGeometry(name, info.geometry, False if info.hidden_from_autograd else self.node_grad_mode())
+            yield from (view for k, view in self.all_views() if k in self.reshaped_views and view.base == name)
         if copies:
             grad_mode = self.node_grad_mode() if info.carries_gradient else None
             if self.is_written_with_others(index):
@@ -552,7 +553,15 @@ class _PlanBuilder:
 
     def first_views(self) -> Iterator[MakeView]:
         """Views of inputs that changed after the view was made."""
-        return (view for index, view in self.all_views() if is_made_first(self.meta.outputs[index]))
+        first = {k for k, info in enumerate(self.meta.outputs) if is_made_first(info)} - self.reshaped_views
+        return (view for index, view in self.all_views() if index in first)
+
+    @functools.cached_property
+    def reshaped_views(self) -> set[int]:
+        """Those that were made between a change of the input's size or stride, and a write to it."""
+        infos = enumerate(self.meta.outputs)
+        older = [(k, info) for k, info in infos if isinstance(info, AliasOfInput) and info.made is Made.BEFORE_WRITES]
+        return {k for k, info in older if self.meta.inputs[info.index].mutation.metadata}
 
     def outputs(self) -> Iterator[Step]:
         yield from (view for index, view in self.views() if index not in self.made_at)

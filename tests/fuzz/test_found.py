@@ -238,6 +238,18 @@ ALIKE = {
     "a product of unknown sizes is no view": program(
         "v = p0.matmul(p0)\nw = v.squeeze()", "w, v", "x = tensor(2, 2, 2, dtype=torch.int64)", dynamic=True
     ),
+    "a view from between a change of the size and a write": program(
+        "p0.unsqueeze_(0)\nv = p0[:, 0]\np0.div_(2)",
+        "v",
+        "w = tensor(2, 3, requires_grad=True)\ny = w.clone()\nx = y.squeeze(-1)",
+        "backward(o0)",
+    ),
+    "a piece of a detached alias of a result that is transposed then": program(
+        "v = p0.clone()\nu = v.detach()[0]\nv.swapdims_(0, -1)", "v, u", "x = tensor(2)"
+    ),
+    "a view of a view of a leaf that is laid out anew": program(
+        "v = p0[1:]\nv.as_strided_((2,), (1,))", "v.clone()", "w = tensor(4, requires_grad=True)\nx = w.t()"
+    ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
 }
