@@ -1496,6 +1496,8 @@ class AbsoluteGeometry:
         """Raise where an op would use geometry that the graph does not keep; note one that asks for storage offsets."""
         says_where = op in self.STRIDED and len(args) > 3 and args[3] is not None  # it may have asked the tensor
         self.asked_for_offsets |= op in self.ALIGNED or (says_where and not self.makes_arguments)
+        if op is torch.ops.aten.view_as_complex.default and args[0].storage_offset() % 2:  # where it lies in eager
+            raise RuntimeError("Tensor must have a storage_offset divisible by 2")
         if op in self.STRIDED and isinstance(args[0], FunctionalTensor):
             if not is_plain(args[0]):
                 self.note(args[0], self.strided, self.written)

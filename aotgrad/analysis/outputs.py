@@ -373,6 +373,8 @@ class _Outputs:
             steps = (DETACH_STEP, *steps)
         if not shares_version(value, base if counted is None else counted):
             steps = with_own_version(steps, value._base is not None)
+        elif is_reshaped_alias(value, steps):
+            steps = (*steps, DETACH_STEP)
         return replay_of_chain(steps, self.grad_mode_for(position, value, base, detached or detaches(steps)))
 
     def replay_strided(self, position: int, value: torch.Tensor, base: torch.Tensor, geometry: Geometry) -> ViewReplay:
@@ -411,6 +413,13 @@ class _Outputs:
             return None if natural == wanted else wanted
         has_history = value.grad_fn is not None
         return None if natural == has_history else has_history
+
+
+def is_reshaped_alias(value: torch.Tensor, steps: Sequence[ViewStep]) -> bool:
+    """Whether a tensor that was no view (a detached one) had its size or stride changed in place: it still is none."""
+    if value._base is not None or value.requires_grad or value.is_inference() or not steps:
+        return False
+    return steps[-1].op not in (DETACH_STEP.op, torch.ops.aten.view.dtype)
 
 
 def says_it_is_a_view(value: torch.Tensor) -> bool:

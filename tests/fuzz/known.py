@@ -43,6 +43,7 @@ depends on what each op saves of it (docs/gradients.md)."""
 OF_LISTS = (
     r"raised nothing; eager: RuntimeError: one of the variables needed for gradient computation has been modified by an",
     r"raised nothing; eager: RuntimeError: Output \d+ of \w+ is a view and its base or another view of its base has been",
+    r"raised nothing; eager: RuntimeError: A view was created in no_grad mode and its base or another view of its base has",
     r"raised nothing; eager: RuntimeError: Trying to backward through the graph a second time",
     r"raised RuntimeError: one of the variables needed for gradient computation has been modified by an .*; eager: nothing",
 )

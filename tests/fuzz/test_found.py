@@ -250,6 +250,13 @@ ALIKE = {
     "a view of a view of a leaf that is laid out anew": program(
         "v = p0[1:]\nv.as_strided_((2,), (1,))", "v.clone()", "w = tensor(4, requires_grad=True)\nx = w.t()"
     ),
+    "a detached alias that is transposed, and a view of it": program("v = p0.detach()\nv.t_()", "v[:1], v, v.mT", LEAF),
+    "integers in the same memory that are transposed, and a view of them": program(
+        "v = p0.view(torch.int32)\nv.transpose_(0, -1)", "v[:1], v", DATA
+    ),
+    "memory that is not aligned, after a change": program(
+        "p0.relu_()\nv = torch.view_as_complex(p0)", "p0", "x = tensor(5)[1:3]", then="x = tensor(6)[2:4]"
+    ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
 }
