@@ -327,10 +327,16 @@ def eager_dropout(python_kernel: Callable, input: torch.Tensor, p: float, train:
 
 
 def eager_matmul(python_kernel: Callable, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Eager's kernel where sizes are known: the Python kernel gives a view of the product, which is none in eager."""
+    """Eager's kernel where sizes are known: the Python kernel gives a view of the product, which is none in eager.
+
+    Of a vector and a matrix eager squeezes the product in place.
+    """
     if is_symbolic(one) or is_symbolic(other):
         product = python_kernel(one, other)
-        return torch.ops.aten._unsafe_view(product, product.size()) if product._is_view() else product
+        result = torch.ops.aten._unsafe_view(product, product.size()) if product._is_view() else product
+        if one.dim() == 1 and other.dim() == 2:
+            torch.autograd.graph.increment_version(result)
+        return result
     return torch.ops.aten.matmul.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, one, other)
 
 

@@ -328,9 +328,9 @@ class VectorJacobianProduct:
             case UserOutput(index) | ReturnedView(index):
                 return outputs[index]
             case IntermediateBase(index):
-                infos = self.function.meta.outputs
-                member = next(k for k, i in enumerate(infos) if isinstance(i, AliasOfIntermediate) and i.base == index)
-                return outputs[member]._base
+                infos = enumerate(self.function.meta.outputs)
+                members = [outputs[k] for k, info in infos if isinstance(info, AliasOfIntermediate) and info.base == index]
+                return next(member._base for member in members if member._base is not None)  # integers of it have none
         raise AssertionError(slot)
 
     def gradients(

@@ -32,10 +32,11 @@ class NonLeaf(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, primal: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         return torch_compat.same_functional(primal)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
         return gradient
 
 

@@ -257,6 +257,22 @@ ALIKE = {
     "memory that is not aligned, after a change": program(
         "p0.relu_()\nv = torch.view_as_complex(p0)", "p0", "x = tensor(5)[1:3]", then="x = tensor(6)[2:4]"
     ),
+    "a list of which one result is used": program(
+        "v = torch._foreach_add([p0, p1], 1)[1]",
+        "v.clone()",
+        "w = tensor(requires_grad=True)\nx = w.clone()\ny = tensor()",
+        "backward(o0)",
+        call="x, y",
+    ),
+    "second gradients of what integers lie in": program(
+        "v = p0.clone()\nu = v.clone()\nt = v.as_strided(v.shape, v.stride())\ni = t.view(torch.int32)",
+        "i, u, t",
+        "w = tensor(requires_grad=True)\nx = w.clone()",
+        "backward(o1, create_graph=True)",
+    ),
+    "a view of the product of a vector and a matrix": program(
+        "v = p0.matmul(p1)[-1]", "v", "x = tensor(3)\ny = tensor(3, 2)", call="x, y", dynamic=True
+    ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
 }

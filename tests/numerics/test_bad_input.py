@@ -133,6 +133,8 @@ def test_control_flow_on_the_value_of_a_tensor(function) -> None:
     assert DATA_DEPENDENT[function] in error
 
 
+# Eager says so once a process.
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("function", [branch, number, index, loop, asserted], ids=lambda function: function.__name__)
 def test_control_flow_on_values_in_a_plan_with_guards(function, dynamic: bool) -> None:
