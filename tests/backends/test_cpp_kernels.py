@@ -9,7 +9,7 @@ from torch._inductor.utils import fresh_cache
 from aotgrad import torch_compat
 from aotgrad.backends import cpp_kernels
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together, libraries, start_library
-from tests.test_torch_compat import inductor
+from tests.torch_compat.tracing import inductor
 
 TWICE = """
 #include <torch/csrc/inductor/cpp_prefix.h>

@@ -11,7 +11,7 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.backends import inductor as backend
 from aotgrad.backends.wrapper_code import Wrapper, without_compilation
-from tests.test_torch_compat import graph_of_sin_cos, inductor
+from tests.torch_compat.tracing import graph_of_sin_cos, inductor
 
 SOURCE = """\
 import math

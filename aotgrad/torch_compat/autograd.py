@@ -1,0 +1,228 @@
+"""The autograd engine: nodes and edges, what nodes save, what a backward that runs is asked for, and hooks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from aotgrad.torch_compat.memory import has_storage
+
+
+def sequence_nr() -> int:
+    """The number that the next autograd node will get."""
+    return torch.autograd._get_sequence_nr()
+
+
+def node_sequence_nr(grad_fn: Any) -> int:
+    """The number of an autograd node, equal to `sequence_nr()` just before it was made."""
+    return grad_fn._sequence_nr()
+
+
+def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
+    """Where the gradient of a tensor that requires grad arrives: an autograd node and the position of its input."""
+    edge = torch.autograd.graph.get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def pop_hooks(tensor: torch.Tensor) -> list[Callable]:
+    """The gradient hooks of a tensor, which it has no longer."""
+    return _emptied(tensor._backward_hooks)
+
+
+def was_hooked(tensor: torch.Tensor) -> bool:
+    """Whether a further gradient hook goes where a first one is, though the history of the tensor may have changed since."""
+    return tensor._backward_hooks is not None
+
+
+def pop_post_accumulate_hooks(tensor: torch.Tensor) -> list[Callable]:
+    """The hooks that run after a leaf got its gradient, which it has no longer."""
+    return _emptied(tensor._post_accumulate_grad_hooks)
+
+
+def _emptied(hooks: dict[int, Callable] | None) -> list[Callable]:
+    found = list((hooks or {}).values())
+    (hooks or {}).clear()
+    return found
+
+
+def edges_of_running_node() -> tuple[Any, ...]:
+    """The autograd nodes that the node whose backward is running passes gradients to; `None` where none is needed."""
+    return tuple(function for function, _ in torch._C._current_autograd_node().next_functions)
+
+
+def applied(function: type[torch.autograd.Function]) -> Callable:
+    """`function.apply` for calls outside of `torch.func` transforms: it does not look whether one is open."""
+    return super(torch.autograd.Function, function).apply
+
+
+def set_defaults(function: type[torch.autograd.Function], **attributes: Any) -> None:
+    """What each `ctx` of a function has that was not set on it: setting an attribute takes as long as a small op's part."""
+    for name, value in attributes.items():
+        setattr(function._backward_cls, name, value)
+
+
+def graph_is_retained() -> bool:
+    """Inside a backward: whether the graph is kept for another one."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def is_wanted(node: Any) -> bool:
+    """Whether the running backward passes a gradient on to `node`."""
+    if node is None:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # raised for a leaf whose gradient `autograd.grad` captures
+        return True
+
+
+def engine_executes_all_edges() -> bool | None:
+    """Whether the running node passes a gradient on along each of its edges; `None` if one ends at a leaf that
+    `autograd.grad` wants. To find that out takes an exception, longer than all other questions together.
+    """
+    executes = torch._C._will_engine_execute_node
+    try:
+        for node, _ in torch._C._current_autograd_node().next_functions:
+            if node is None or not executes(node):
+                return False
+    except RuntimeError:  # see `is_wanted`
+        return None
+    return True
+
+
+PROBES_PER_EXCEPTION = 10
+"""So many leaves `leaves_wanted` asks in the time that `is_wanted` takes for one that `autograd.grad` wants."""
+
+
+def are_wanted(nodes: Sequence[Any]) -> tuple[bool, ...]:
+    """`is_wanted` for each node. Its exception is slow: few leaves, and many after two exceptions, are asked otherwise."""
+    leaves = [node for node in nodes if hasattr(node, "variable") and has_storage(node.variable)]
+    answers: dict[Any, bool] = {}
+    if len(leaves) > PROBES_PER_EXCEPTION:
+        remaining = iter(leaves)
+        exceptions = 0
+        while exceptions < 2 and (node := next(remaining, None)) is not None:
+            answers[node] = is_wanted(node)
+            exceptions += answers[node]
+        leaves = list(remaining)
+    answers.update(zip(leaves, leaves_wanted(leaves), strict=True))
+    return tuple(answers[node] if node in answers else is_wanted(node) for node in nodes)
+
+
+def leaves_wanted(nodes: Sequence[Any]) -> list[bool]:
+    """`is_wanted` for the nodes of leaves: the node of a view passes a gradient on only if the engine wants it.
+
+    The view is the one that is the fastest to differentiate.
+    """
+    leaves = [node.variable for node in nodes]
+    with torch.enable_grad():
+        views = [leaf.squeeze(0).grad_fn for leaf in leaves]
+    return [view(leaf) is not None for view, leaf in zip(views, leaves, strict=True)]
+
+
+def edge_of(tensor: torch.Tensor) -> Any:
+    """Where the gradient of a tensor enters its graph, which keeps the graph alive and not the tensor."""
+    return torch.autograd.graph.get_gradient_edge(tensor) if tensor.requires_grad else None
+
+
+def is_custom_node(node: Any) -> bool:
+    """Whether an autograd node is that of an `autograd.Function`."""
+    return getattr(node, "_forward_cls", None) is not None
+
+
+def is_refused_by_transforms(node: Any) -> bool:
+    """Whether an autograd node is that of an `autograd.Function` whose forward takes `ctx`."""
+    function = getattr(node, "_forward_cls", None)
+    return function is not None and function.setup_context is torch.autograd.Function.setup_context
+
+
+def saves_a_value(node: Any, saved: Sequence[torch.Tensor] = ()) -> bool:
+    """Whether a node of torch's own saved a tensor, so that it runs only once unless the graph is retained.
+
+    `saved` are those of its tensors that are known. A custom function raises in a second backward only if it asks for what
+    it saved.
+    """
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    return bool(saved) or any(map(functools.partial(_holds_a_tensor, node), _saved_attributes(type(node))))
+
+
+@functools.lru_cache(maxsize=4096)
+def _saved_attributes(kind: type) -> tuple[str, ...]:
+    """The attributes under which nodes of one kind show what they saved: asked for once, not for every node."""
+    return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def _holds_a_tensor(node: Any, name: str) -> bool:
+    try:
+        value = getattr(node, name)
+    except RuntimeError:  # it was changed in place, or freed
+        return True
+    return any(each is not None for each in (value if isinstance(value, (list, tuple)) else (value,)))
+
+
+def saved_tensors(node: Any) -> list[torch.Tensor]:
+    """The strided tensors that a node of torch's own saved, without those that were changed in place since."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return []
+    found = []
+    for name in _saved_attributes(type(node)):
+        with contextlib.suppress(RuntimeError):
+            found += [each for each in pytree.tree_leaves(getattr(node, name)) if has_storage(each)]
+    return found
+
+
+def raise_second_backward() -> None:
+    """Raise what autograd raises in a second backward through a graph that is not retained."""
+    with torch.enable_grad():
+        y = torch.ones(1, requires_grad=True).exp()
+    torch.autograd.grad(y, y.grad_fn.next_functions[0][0].variable)
+    y.grad_fn._saved_result  # noqa: B018
+
+
+def some_saved_tensors(ctx: Any, positions: Sequence[int]) -> list[torch.Tensor]:
+    """Some of the tensors that a custom node saved, none of which is its own output. `ctx.saved_tensors` unpacks all.
+
+    Raises:
+        RuntimeError: eager's, if one of them was changed in place since, or freed.
+    """
+    saved = ctx._raw_saved_tensors if positions else ()
+    return [saved[position].unpack() for position in positions]
+
+
+def unpack_hook(ctx: Any, position: int) -> Callable[[], torch.Tensor] | None:
+    """What makes a saved tensor that a saved-tensor hook has packed, or `None` if none has."""
+    saved = ctx._raw_saved_tensors[position]
+    return None if saved.unpack_hook is None else functools.partial(saved.unpack_hook, saved.data)
+
+
+def release_saved_tensors(ctx: Any) -> None:
+    """Let go of a node's saved tensors now rather than after its backward, unless the graph is retained."""
+    if hasattr(ctx, "maybe_clear_saved_tensors"):
+        ctx.maybe_clear_saved_tensors()
+
+
+@contextlib.contextmanager
+def hidden_saved_tensor_hooks() -> Iterator[None]:
+    """Inside, the caller's saved-tensor hooks do not see what is saved."""
+    hidden = []
+    while (hooks := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
+        hidden.append(hooks)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hidden):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def global_module_hooks() -> list[dict]:
+    """The tables of hooks that every module calls."""
+    module = torch.nn.modules.module
+    names = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return [getattr(module, f"_global_{name}") for name in names]

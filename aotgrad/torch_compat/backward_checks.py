@@ -1,0 +1,70 @@
+"""What autograd nodes do besides computing a gradient, and would not do, or do otherwise, under a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from aotgrad.torch_compat.memory import contiguous_in_order
+
+PHASE = "in the complex case are specified up to multiplication by e^{i phi}. The specified loss function depends on this"
+CHECKED = {"LinalgSvdBackward0": f"svd_backward: The singular vectors {PHASE} phase term, making it ill-defined."}
+"""Autograd nodes that compare values with `allclose` and raise where they differ, and what."""
+
+CHECKED_EIGENVECTORS = {
+    "LinalgEigBackward0": f"linalg_eig_backward: The eigenvectors {PHASE} quantity, so it is ill-defined.",
+    "LinalgEighBackward0": f"linalg_eigh_backward: The eigenvectors {PHASE} quantity, so it is ill-defined.",
+}
+"""Those that do not compare while they are traced."""
+
+
+def check_of_running_node(op: Any) -> str | None:
+    """What eager raises if an op that compares is false in the backward that runs; `None` if it does not check there."""
+    if op is not torch.ops.aten.allclose.default or torch.is_grad_enabled():
+        return None
+    node = torch._C._current_autograd_node()
+    return None if node is None else CHECKED.get(node.name())
+
+
+def assert_close(message: str, one: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8) -> None:
+    """Raise where `torch.allclose` is false, when the graph runs that this is traced into. (`isclose` writes in place.)"""
+    close = (one == other) | ((one - other).abs() <= atol + rtol * other.abs())
+    torch.ops.aten._assert_async.msg(close.all(), message)
+
+
+def check_eigenvectors(node: Any, gradient: torch.Tensor) -> None:
+    """What an autograd node of `CHECKED_EIGENVECTORS` checks of the gradient of its eigenvectors."""
+    vectors = node._saved_eigenvectors
+    phase = (vectors.conj() * gradient).sum(-2).imag
+    assert_close(CHECKED_EIGENVECTORS[node.name()], phase, torch.zeros_like(phase), 1e-2, 1e-2)
+
+
+def keep_check(node: Any) -> Any:
+    """Let an autograd node check as in eager while it is traced; the handle of the hook, `None` where none is needed."""
+    if node.name() not in CHECKED_EIGENVECTORS:
+        return None
+
+    def hook(gradients: tuple) -> None:
+        if gradients[1] is not None and gradients[1].is_complex():
+            with torch.no_grad():
+                check_eigenvectors(node, gradients[1])
+
+    return node.register_prehook(hook)
+
+
+LAID_OUT_AS = {"OrmqrBackward0": "_saved_self"}
+"""Autograd nodes whose first gradient lies in memory as a saved tensor does, though not if it is computed functionally."""
+
+
+def keep_gradient_layout(node: Any) -> Any:
+    """Lay the first gradient of an autograd node out as eager does; the handle of the hook, `None` where none is needed."""
+    if node.name() not in LAID_OUT_AS:
+        return None
+    stride = getattr(node, LAID_OUT_AS[node.name()]).stride()
+
+    def hook(gradients: tuple, _: tuple) -> tuple:
+        first = gradients[0]
+        return (first if first is None else contiguous_in_order(first, stride), *gradients[1:])
+
+    return node.register_hook(hook)

@@ -1,0 +1,85 @@
+"""Dynamo: what it is told, what it knows of the sizes and sources of a graph's inputs, and where it breaks graphs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+
+disable_dynamo = torch._dynamo.disable
+"""Marks a callable that Dynamo must not trace into."""
+
+
+def hidden_from_dynamo(function: Callable) -> Callable:
+    """A function whose frames, and all that are below them, Dynamo leaves alone: it never compiles a part of them.
+
+    It would if somebody calls `autograd.grad` where `torch.compile` has broken a graph. To say so costs a call nothing.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
+
+
+def dims_marked_dynamic(tensor: torch.Tensor) -> frozenset[int]:
+    """The sizes that `torch._dynamo.mark_dynamic` (or `maybe_mark_dynamic`) was called for."""
+    marked = (getattr(tensor, name, ()) for name in ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"))
+    return frozenset(dim for dims in marked for dim in dims)
+
+
+def tracing_context() -> TracingContext | None:
+    """The context that Dynamo opened around a backend call."""
+    return TracingContext.try_get()
+
+
+def dynamo_symbolic_context(context: TracingContext | None, tensor: torch.Tensor) -> Any:
+    """How Dynamo made `tensor` fake, so that the same symbols are used again."""
+    return context.tensor_to_context.get(tensor) if context is not None else None
+
+
+def breaks_dynamos_graph(error: BaseException | None) -> bool:
+    """Whether Dynamo answers this error of a backend with a break of the graph, and not with an error of its own."""
+    from torch._dynamo.exc import exceptions_allowed_to_be_fallback
+
+    return isinstance(error, exceptions_allowed_to_be_fallback)
+
+
+def without_dynamo(function: Callable) -> Callable:
+    """The function or module that `torch.compile` was given, if this is what it returned; else `function` itself."""
+    while True:
+        name = "_orig_mod" if isinstance(function, torch.nn.Module) else "_torchdynamo_orig_callable"
+        original = getattr(function, name, None)
+        if not callable(original):
+            return function
+        function = original
+
+
+@contextlib.contextmanager
+def dynamo_forgets() -> Iterator[None]:
+    """Nothing that Dynamo has compiled before is used inside, nor what it compiles inside afterwards."""
+    torch._dynamo.reset()
+    try:
+        yield
+    finally:
+        torch._dynamo.reset()
+
+
+@contextlib.contextmanager
+def graph_breaks() -> Iterator[list[tuple[Any, str]]]:
+    """Collects where Dynamo breaks graphs inside, and why: the user's innermost frame, if there is one, and the reason."""
+    from torch._dynamo.utils import graph_break_reasons
+
+    before, found = len(graph_break_reasons), []
+    yield found
+    found += [
+        (reason.user_stack[-1] if reason.user_stack else None, reason.reason) for reason in graph_break_reasons[before:]
+    ]
+
+
+def dynamo_source(node: torch.fx.Node) -> str | None:
+    """From where Dynamo reads what it passes for a placeholder: `L['x']`, `L['self']._parameters['weight']`."""
+    argument = node.meta.get("grapharg")
+    return None if argument is None else getattr(argument.source, "name", None)

@@ -1,0 +1,130 @@
+"""Symbolic numbers as expressions: as Python source, as nodes of a graph, and as what another process understands."""
+
+from __future__ import annotations
+
+import functools
+import math
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sympy
+import torch
+import torch.fx as fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+
+def symbolic_text(value: Any) -> tuple[str, list[str]]:
+    """A symbolic number as Python source, and the names of the symbols in it."""
+    return expression_text(value.node.expr)
+
+
+def expression_text(expression: Any) -> tuple[str, list[str]]:
+    """An expression in symbols as Python source, and the names of the symbols in it."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    return PythonPrinter().doprint(expression), sorted(str(symbol) for symbol in expression.free_symbols)
+
+
+@functools.lru_cache(maxsize=4096)
+def compiled_text(text: str) -> types.CodeType:
+    """Python source of an expression, compiled."""
+    return compile(text, "<condition>", "eval")
+
+
+@functools.cache
+def text_namespace() -> dict[str, Any]:
+    """What the source of an expression may call."""
+    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+    return {**SYMPY_INTERP, "math": math}
+
+
+def write_expression(graph: fx.Graph, value: torch.SymInt, node_of: Callable[[Any], fx.Node]) -> Any:
+    """Append the nodes that compute a symbolic number; `node_of` gives the node of each symbol in it."""
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    symbols = {symbol: fx.Proxy(node_of(symbol), tracer) for symbol in value.node.expr.free_symbols}
+    result = sympy_interp(PythonReferenceAnalysis, symbols, value.node.expr)
+    return result.node if isinstance(result, fx.Proxy) else int(result)
+
+
+def is_symbol(value: Any, name: str) -> bool:
+    """Whether a symbolic number is exactly the symbol `name`."""
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and str(value.node.expr) == name
+
+
+def was_symbol(value: Any, name: str) -> bool:
+    """Whether a number was the symbol `name` when it was made, or a bool, for which torch takes the number `name == 1`."""
+    if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return False
+    return str(value.node._expr) == (f"Eq({name}, 1)" if isinstance(value, torch.SymBool) else name)
+
+
+def expression_of(number: Any) -> Any:
+    """A symbolic number as an expression that equal ones have in common, a plain one as it is; adds no guard."""
+    return number.node.expr if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else number
+
+
+def backed_symbols(shape_env: ShapeEnv) -> Mapping[sympy.Symbol, Any]:
+    """The symbols that have a value while tracing, with it."""
+    values = getattr(shape_env, "backed_var_to_val", None)
+    return shape_env.var_to_val if values is None else values
+
+
+def symbolic_state(mode: FakeTensorMode) -> tuple | None:
+    """What is known of the symbols of a trace, as values that mean the same in another process; `None` if it has none.
+
+    Names, where each comes from, values and ranges, equalities, and every condition so far.
+    """
+    env = mode.shape_env
+    if env is None or not (symbols := backed_symbols(env)):
+        return None
+    known = sorted((str(s), sources_of(env, s), str(value), str(env.var_to_range.get(s))) for s, value in symbols.items())
+    return known, sorted((str(s), str(e)) for s, e in env.replacements.items()), [str(g.expr) for g in env.guards]
+
+
+def sources_of(shape_env: ShapeEnv, symbol: sympy.Symbol) -> list[str]:
+    """Where a symbol comes from, as code."""
+    names = [source.name for source in shape_env.var_to_sources.get(symbol, ())]
+    return [name if isinstance(name, str) else name() for name in names]
+
+
+def backed_expression(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Basic | None:
+    """The expression that a symbolic number is; `None` if it depends on data."""
+    expression = number.node.expr
+    is_backed = expression.free_symbols <= backed_symbols(number.node.shape_env).keys()
+    return expression if is_backed else None
+
+
+def symbolic_number(mode: FakeTensorMode, kind: str, expression: sympy.Basic) -> Any:
+    """The symbolic `"int"`, `"float"` or `"bool"` that an expression in the symbols of a trace is."""
+    env = mode.shape_env
+    assert env is not None, "its symbols are known"
+    if kind == "bool":
+        return env.create_symboolnode(expression)
+    value = expression.xreplace(dict(backed_symbols(env)))
+    if kind == "int":
+        return env.create_symintnode(expression, hint=int(value))
+    return env.create_symfloatnode(expression, hint=float(value))
+
+
+def conditions_since(mode: FakeTensorMode, count: int) -> tuple[torch.SymBool, ...]:
+    """The conditions on symbols that a trace assumes, after the first `count`."""
+    env = mode.shape_env
+    return () if env is None else tuple(env.create_symboolnode(guard.expr) for guard in env.guards[count:])
+
+
+@functools.cache
+def expression_types() -> dict[str, type[sympy.Basic]]:
+    """What conditions and sizes are made of, besides symbols and numbers: classes by name."""
+    from torch.utils._sympy import functions
+
+    own = [kind for kind in vars(functions).values() if getattr(kind, "__module__", None) == functions.__name__]
+    own = [kind for kind in own if isinstance(kind, type) and issubclass(kind, sympy.Basic)]
+    plain = [sympy.Add, sympy.Mul, sympy.Pow, sympy.Eq, sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge]
+    logic = [sympy.And, sympy.Or, sympy.Not]
+    return {kind.__name__: kind for kind in (*own, *plain, *logic)}

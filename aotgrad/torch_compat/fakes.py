@@ -1,0 +1,178 @@
+"""Fake tensors: made from real ones, by their metadata, in memory that they share, or as views of one another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
+
+from aotgrad.torch_compat.memory import has_storage
+from aotgrad.torch_compat.shapes import AskingShapeEnv
+from aotgrad.torch_compat.transforms import is_wrapped
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """A fake tensor mode with a fresh shape environment; real tensors met inside the function become constants."""
+    return FakeTensorMode(shape_env=AskingShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
+
+
+class Metadata:
+    """What a fake without symbols is, memory aside. Equal ones are mostly the same object; none is equal to another one."""
+
+    __slots__ = ("described", "device", "dtype", "size", "stride")
+
+    def __init__(self, fake: FakeTensor) -> None:
+        self.size, self.stride, self.dtype = fake.size(), fake.stride(), fake.dtype
+        self.device = fake.fake_device
+        self.described = _extract_tensor_metadata(fake)
+
+
+_MOST_METADATA = 50_000
+_metadata: dict[tuple, Metadata] = {}
+
+
+def metadata_of(value: Any) -> Metadata | None:
+    """The metadata of a fake, `None` if there is something unusual about it."""
+    if type(value) is not FakeTensor or value.layout is not torch.strided or value._has_symbolic_sizes_strides:
+        return None
+    if value.is_conj() or value.is_neg() or value._is_zerotensor() or value.is_quantized or value.requires_grad:
+        return None
+    if value.constant is not None or value.is_inference() or value.real_tensor is not None:
+        return None
+    key = (value.dtype, value.fake_device, value.size(), value.stride(), value.storage_offset())
+    found = _metadata.get(key)
+    if found is None:
+        if len(_metadata) >= _MOST_METADATA:
+            _metadata.clear()
+        found = _metadata[key] = Metadata(value)
+    return found
+
+
+def metadata_of_new(value: Any) -> Metadata | None:
+    """The metadata of a fake that has exactly the memory which `new_fake` gives it, or else `None`."""
+    metadata = metadata_of(value)
+    if metadata is None or value.storage_offset() != 0:
+        return None
+    return metadata if value.untyped_storage().nbytes() == _bytes_spanned(value) else None
+
+
+def new_fake(mode: FakeTensorMode, metadata: Metadata) -> FakeTensor:
+    """A fake with memory of its own."""
+    return _new_fake(mode, metadata.size, metadata.stride, metadata.dtype, metadata.device)
+
+
+def _new_fake(mode: FakeTensorMode, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+    with torch._C._DisableTorchDispatch(), torch._C._DisablePythonDispatcher():
+        return FakeTensor(mode, torch.empty_strided(size, stride, dtype=dtype, device="meta"), device)
+
+
+def is_whole_storage(value: Any) -> bool:
+    """Whether a value is an ordinary real tensor that is no view and has all of its storage."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or not has_storage(value) or value.device.type == "meta":
+        return False
+    if value._base is not None or value.is_conj() or value.is_neg() or value._is_zerotensor() or value.is_inference():
+        return False
+    if value.is_nested or value.is_quantized or value.is_mkldnn or is_wrapped(value) or torch._is_functional_tensor(value):
+        return False
+    return value.storage_offset() == 0 and value.untyped_storage().nbytes() == _bytes_spanned(value)
+
+
+def _bytes_spanned(tensor: torch.Tensor) -> int:
+    """How much memory `empty_strided` allocates for the geometry of a tensor."""
+    if 0 in tensor.size():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def fake_of_whole(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
+    """A detached fake of a tensor that `is_whole_storage`."""
+    return _new_fake(mode, tensor.size(), tensor.stride(), tensor.dtype, tensor.device)
+
+
+def view_of_fake(mode: FakeTensorMode, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What one of `ORDINARY_VIEWS` gives for a fake of `mode`."""
+    with torch._C._DisablePythonDispatcher(), in_kernel_invocation_manager(mode):
+        views = op(*args, **kwargs)
+    device = args[0].fake_device
+    if isinstance(views, torch.Tensor):
+        return FakeTensor(mode, views, device)
+    return type(views)(FakeTensor(mode, view, device) for view in views)
+
+
+def dynamic_fake(mode: FakeTensorMode, tensor: torch.Tensor, dims: Collection[int], index: int) -> FakeTensor:
+    """A fake of `tensor` whose sizes at `dims` are symbolic, except 0 and 1, which stay specialised."""
+    kinds = [DimDynamic.DYNAMIC if dim in dims else DimDynamic.STATIC for dim in range(tensor.dim())]
+    context = StatelessSymbolicContext(dynamic_sizes=kinds)
+    return mode.from_tensor(tensor, static_shapes=False, symbolic_context=context, source=argument_source(index))
+
+
+def symbolic_inputs(mode: FakeTensorMode, values: Sequence[Any]) -> list[Any]:
+    """Fakes whose sizes are symbolic, and symbols for integers. Equal numbers are one symbol; 0 and 1 are none."""
+    return [_symbolic_input(mode, index, value) for index, value in enumerate(values)]
+
+
+def _symbolic_input(mode: FakeTensorMode, index: int, value: Any) -> Any:
+    """See `symbolic_inputs`."""
+    source = argument_source(index)
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * value.dim())
+        return mode.from_tensor(value, static_shapes=False, symbolic_context=context, source=source)
+    if isinstance(value, torch.Tensor):
+        return mode.from_tensor(value, static_shapes=True)
+    if type(value) is not int:
+        return value
+    symbol = mode.shape_env.create_symbol(value, source, DimDynamic.DUCK)
+    return mode.shape_env.create_symintnode(symbol, hint=value, source=source)
+
+
+def detached_fake(fake: FakeTensor) -> FakeTensor:
+    """`fake.detach()` that still knows which symbolic number its `item()` is."""
+    if type(fake) is FakeTensor and fake.layout is torch.strided and getattr(fake, "item_memo", None) is None:
+        return view_of_fake(fake.fake_mode, torch.ops.aten.detach.default, (fake,), {})
+    detached = fake.detach()
+    if getattr(fake, "item_memo", None) is not None:
+        detached.item_memo = fake.item_memo
+    return detached
+
+
+def argument_source(index: int) -> Any:
+    """The name under which the shape environment knows argument `index`."""
+    from torch._dynamo.source import ConstantSource
+
+    return ConstantSource(f"argument_{index}")
+
+
+def mark_parameters(traced: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+    """Make a traced tensor count as `nn.Parameter` for `isinstance` where the real one does."""
+    for value, tensor in zip(traced, tensors, strict=True):
+        if isinstance(tensor, torch.nn.Parameter):
+            value._is_param = True
+
+
+def meta_storage(nbytes: Any) -> torch.UntypedStorage:
+    """Memory that is none, for fakes; its size may be symbolic."""
+    if type(nbytes) is int:
+        return torch.UntypedStorage(nbytes, device="meta")
+    with nbytes.node.shape_env.suppress_guards():
+        return torch.empty((nbytes,), dtype=torch.uint8, device="meta").untyped_storage()
+
+
+def fake_in(
+    mode: FakeTensorMode,
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    device: torch.device,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    offset: Any,
+) -> FakeTensor:
+    """A fake that lies in `storage`, so that it shares memory with others there. Symbolic sizes add no guards."""
+    with contextlib.nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards():
+        meta = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, size, stride)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return FakeTensor(mode, meta, device)

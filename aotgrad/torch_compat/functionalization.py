@@ -1,0 +1,316 @@
+"""The mode that records functionally, with what it lacks of eager's behaviour."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+from aotgrad.torch_compat.contexts import normal_mode
+from aotgrad.torch_compat.functional_tensors import wrapped_result
+from aotgrad.torch_compat.layouts import AbsoluteGeometry, UnsafePieces, kept_layouts
+from aotgrad.torch_compat.memory import is_dense
+from aotgrad.torch_compat.ops import READS_VALUES, OpKind, is_foreach, kind_of_op, unsafe_view, written_arguments
+from aotgrad.torch_compat.recording import DEVICE_OF, is_outside_of_kernels, settle
+from aotgrad.torch_compat.refusals import (
+    REPLACES_STORAGE,
+    memory_key,
+    refuse_differentiable_rows,
+    refuse_empty_dimension,
+    refuse_lossy_cast,
+    refuse_mixed_products,
+    refuse_stale_views,
+    refuse_unrecordable_write,
+    refuse_view_across_gaps,
+)
+from aotgrad.torch_compat.shapes import is_symbolic
+from aotgrad.torch_compat.views import is_view_op
+
+
+class EffectTokens(dict):
+    """The tokens that effectful ops thread through a graph to keep their order; each is made when it is first needed."""
+
+    def __init__(self, make_token: Callable[[], torch.Tensor]) -> None:
+        super().__init__()
+        self._make_token = make_token
+
+    def __contains__(self, effect: object) -> bool:
+        return True
+
+    def __missing__(self, effect: Any) -> torch.Tensor:
+        self[effect] = self._make_token()
+        return self[effect]
+
+
+_PROXY_KEY = torch._C._TorchDispatchModeKey.PROXY
+
+
+_KEEPS_GEOMETRY = frozenset({torch.ops.aten.as_strided.default})
+"""Views that the functional mode looks at."""
+
+
+def functional_mode(
+    make_token: Callable[[], torch.Tensor],
+    reads: ReadsValues | None = None,
+    below: ProxyTorchDispatchMode | None = None,
+    record: Callable[..., Any] | None = None,
+) -> FunctionalTensorMode:
+    """The mode that records functionally.
+
+    `make_token` gives a tracked tensor for effectful ops, `reads` answers those that ask for values. `record(op, args,
+    kwargs, check)` gives the fake results of others, or `NotImplemented` for one that has to go through the mode `below`; it
+    is asked while that mode is on. By default, all have to.
+    """
+    mode = FunctionalTensorMode()
+    mode._reads = reads
+    mode._tokens = EffectTokens(make_token)
+    mode._geometry, mode._pieces = AbsoluteGeometry(), UnsafePieces()
+    mode._below, mode._record, mode._has_reshaped = below, record, False
+    # On the instance: higher-order ops look their rules up by the exact type of the mode.
+    mode.__torch_dispatch__ = types.MethodType(guarded_dispatch, mode)
+    return mode
+
+
+class ReadsValues(Protocol):
+    """Knows what ops that read values return."""
+
+    def wants(self, op: Any, args: tuple) -> bool:
+        """Whether `result` says what an op returns."""
+        ...
+
+    def result(self, op: Any, args: tuple, kwargs: dict[str, Any]) -> Any: ...
+
+
+WITHOUT_FUNCTIONAL_FORM = {torch.ops.aten.polygamma_.default: torch.ops.aten.polygamma.default}
+"""In-place ops `(x, n)` that functionalization takes for custom ones, and what computes `(n, x)` out of place."""
+
+
+COMPUTED_BEFORE_WRITTEN = {
+    torch.ops.aten._native_batch_norm_legit.out: torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten.linalg_lstsq.out: torch.ops.aten.linalg_lstsq.default,
+    torch.ops.aten.nonzero.out: torch.ops.aten.nonzero.default,
+}
+"""Ops that write to `out` as many elements as values say, or to a wrong one, and the ops that compute those."""
+
+
+def computed_and_written(mode: FunctionalTensorMode, op: Any, classes: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What an op of `COMPUTED_BEFORE_WRITTEN` returns: `out`, with the sizes and values of what another op computes."""
+    names = [argument.name for argument in op._schema.arguments if argument.is_out]
+    others = {name: value for name, value in kwargs.items() if name not in names}
+    results = guarded_dispatch(mode, COMPUTED_BEFORE_WRITTEN[op], classes, args, others)
+    outs = [kwargs[name] for name in names]
+    for out, result in zip(outs, results if isinstance(results, (tuple, list)) else [results], strict=True):
+        if any(have != wanted for have, wanted in zip(out.size(), result.size(), strict=False)) or out.dim() != result.dim():
+            guarded_dispatch(mode, torch.ops.aten.resize_.default, classes, (out, result.size()))
+        guarded_dispatch(mode, torch.ops.aten.copy_.default, classes, (out, result))
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Functionalization, with several things of eager's that it lacks.
+
+    A write to a tensor that the function closed over, or to a view of one, is refused: it would happen once, while tracing.
+    What is computed from such tensors alone is functional too. A write does not change how a tensor is laid out. A view of a
+    normal tensor is a normal tensor, in inference mode too. A view keeps the geometry of its base that it was made from, or
+    is refused. So is what depends on the geometry of a value that the graph lays out anew: `as_strided`, and a write to the
+    same memory. And another storage for a tensor. An `expand` to the same size is a plain view: through an `expand`, a write
+    is recorded as a sum of the old value and the difference, which rounds.
+    """
+    if isinstance(op, torch._ops.OpOverload):
+        if op is DEVICE_OF and is_outside_of_kernels(args[0]):
+            return args[0].fake_device
+        if op is torch.ops.aten.expand.default and expands_nothing(*args):
+            op, args = torch.ops.aten.view.default, (args[0], sizes_of_view(*args))
+        if (result := _recorded_at_once(mode, op, args, kwargs or {})) is not NotImplemented:
+            return result
+        if op in REPLACES_STORAGE:
+            raise RuntimeError(REPLACES_STORAGE[op])
+        if op in COMPUTED_BEFORE_WRITTEN:
+            return computed_and_written(mode, op, classes, args, kwargs or {})
+        if op is torch.ops.aten.resize_as_.default:
+            op, args = torch.ops.aten.resize_.default, (args[0], args[1].size())
+        mode._has_reshaped |= torch.Tag.inplace_view in op.tags
+        with torch._C.DisableTorchFunction():  # what is asked here is not what the user's function asks
+            refuse_stale_views(args)
+            refuse_mixed_products(op, args)
+            refuse_empty_dimension(op, args)
+            mode._pieces.check(args)
+            mode._geometry.check(op, args, kwargs or {})
+            if mode._reads is not None and op in READS_VALUES:
+                # of what the function closed over, too: another call reads it again
+                args = pytree.tree_map_only(torch.Tensor, functools.partial(_traced, mode), args)
+                if mode._reads.wants(op, args):
+                    wrap = functools.partial(wrapped_result, mode)
+                    return pytree.tree_map_only(FakeTensor, wrap, mode._reads.result(op, args, kwargs or {}))
+        if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
+            refuse_unrecordable_write(op, args, kwargs or {})
+            refuse_lossy_cast(op, args)
+            with kept_layouts(written_arguments(op, args, kwargs or {})):
+                if op in WITHOUT_FUNCTIONAL_FORM:
+                    value = _functional_result(mode, WITHOUT_FUNCTIONAL_FORM[op], classes, (args[1], args[0]), kwargs)
+                    op, args, kwargs = torch.ops.aten.copy_.default, (args[0], value), {}
+                if op is torch.ops.aten.uniform_.default and not is_symbolic(args[0]) and not is_dense(args[0]):
+                    value = _drawn_densely(mode, classes, args, kwargs)
+                    op, args, kwargs = torch.ops.aten.copy_.default, (args[0], value), {}
+                if is_foreach(op):
+                    return _foreach_in_place(mode, op, classes, args, kwargs or {})
+                return _functional_result(mode, op, classes, args, kwargs)
+        elif torch.is_inference_mode_enabled() and is_view_op(op):
+            with normal_mode():
+                return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
+    return _functional_result(mode, op, classes, args, kwargs)
+
+
+def _drawn_densely(mode: FunctionalTensorMode, classes: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """What `uniform_` writes to a tensor with gaps. Of such a one, torch's shape function gives the strides that its kernel
+    does not give."""
+    dense = _functional_result(mode, torch.ops.aten.clone.default, classes, (args[0],), {})
+    return _functional_result(mode, torch.ops.aten.uniform.default, classes, (dense, *args[1:]), kwargs)
+
+
+ENTANGLED_LIST = "a list of tensors that share memory is changed in place"
+
+
+def _foreach_in_place(
+    mode: FunctionalTensorMode, op: torch._ops.OpOverload, classes: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """A write to each tensor of a list, in order: later ones see writes to memory that they share with earlier ones.
+
+    The kernels raise the versions, as nothing above them does. Where autograd records, such memory is refused: of one node
+    for the whole list, eager's gradients know nothing of the order.
+    """
+    apart = _are_apart(args)
+    if not apart and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in args[0]):
+        raise RuntimeError(ENTANGLED_LIST)
+    calls = [args] if apart else [_at(args, k) for k in range(len(args[0]))]
+    for call in calls:
+        _functional_result(mode, op, classes, call, kwargs)
+        torch.autograd.graph.increment_version(call[0])
+
+
+def _are_apart(lists: Sequence[Any]) -> bool:
+    """Whether no tensor of the first list shares memory with one elsewhere in it, or at another place in another list."""
+    memory = [list(map(memory_key, values)) for values in lists if is_list_of_tensors(values)]
+    places: dict[int, set[int]] = {}
+    for row in memory:
+        for place, key in enumerate(row):
+            places.setdefault(key, set()).add(place)
+    return all(len(places[key]) == 1 for key in memory[0])
+
+
+def _at(args: Sequence[Any], place: int) -> list[Any]:
+    """The arguments of a foreach op for one place of the lists, and of a tensor of numbers that stands for a list."""
+    several = (list, tuple)
+    numbers = [isinstance(arg, torch.Tensor) and arg.dim() == 1 for arg in args]
+    return [
+        arg[place : place + 1] if is_packed or isinstance(arg, several) else arg
+        for arg, is_packed in zip(args, numbers, strict=True)
+    ]
+
+
+def is_list_of_tensors(values: Any) -> bool:
+    return isinstance(values, (list, tuple)) and all(isinstance(value, torch.Tensor) for value in values)
+
+
+def expands_nothing(tensor: torch.Tensor, size: Sequence[Any], *, implicit: bool = False) -> bool:
+    """Whether `expand` repeats no element: the sizes are the same, but for new dimensions of size 1.
+
+    Symbolic sizes are compared with a guard, as `expand` does by itself.
+    """
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    pairs = zip(sizes_of_view(tensor, size), _with_ones(tensor, len(size)), strict=True)
+    return isinstance(tensor, FunctionalTensor) and all(guard_or_false(new == old) for new, old in pairs)
+
+
+def sizes_of_view(tensor: torch.Tensor, size: Sequence[Any]) -> list[Any]:
+    """What `expand` to `size` makes, with the sizes that it leaves in place of -1."""
+    pairs = zip(size, _with_ones(tensor, len(size)), strict=True)
+    return [old if isinstance(new, int) and new == -1 else new for new, old in pairs]
+
+
+def _with_ones(tensor: torch.Tensor, dims: int) -> list[Any]:
+    return [*(1,) * (dims - tensor.dim()), *tensor.size()]
+
+
+def _functional_result(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Any) -> Any:
+    """What functionalization makes of an op; what it computes of constants alone is wrapped, too."""
+    result = FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
+    if isinstance(op, torch._ops.OpOverload):
+        with torch._C.DisableTorchFunction():
+            mode._pieces.note(op, args, kwargs or {}, result)
+            refuse_differentiable_rows(args, result)
+    return result if is_view_op(op) else pytree.tree_map_only(FakeTensor, functools.partial(wrapped_result, mode), result)
+
+
+def _traced(mode: FunctionalTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that is in the graph: the tensor itself, or a copy of a real one."""
+    if isinstance(tensor, FunctionalTensor):
+        return tensor
+    return _functional_result(mode, torch.ops.aten.clone.default, (), (tensor,), {})
+
+
+def _recorded_at_once(mode: FunctionalTensorMode, op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """What `guarded_dispatch` gives, for most ops that neither write nor are refused; `NotImplemented` for others.
+
+    Results are wrapped as by functionalization, which does nothing else with an op that neither writes nor views.
+    """
+    kind = kind_of_op(op)
+    if kind is None or mode._below is None or mode._has_reshaped or torch.is_inference_mode_enabled():
+        return NotImplemented
+    if torch._C._get_dispatch_mode(_PROXY_KEY) is not mode._below:  # the body of a higher-order op is traced elsewhere
+        return NotImplemented
+
+    def check() -> None:
+        refuse_mixed_products(op, args)
+        refuse_empty_dimension(op, args)
+
+    with torch._C.DisableTorchFunction():
+        mode._pieces.check(args)
+        if kind is OpKind.VIEW:
+            return NotImplemented if op in _KEEPS_GEOMETRY else _functional_view(mode, op, args, kwargs)
+        result = mode._record(op, args, kwargs, check)
+        if isinstance(result, FakeTensor):
+            refuse_differentiable_rows(args, result)
+            return wrapped_result(mode, result)
+        if result is NotImplemented:
+            return result
+        parts = type(result)(wrapped_result(mode, part) if isinstance(part, FakeTensor) else part for part in result)
+        mode._pieces.note(op, args, kwargs, parts)
+        return parts
+
+
+def _functional_view(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A view of a functional tensor, or several; records how to make it again."""
+    source = args[0]
+    if type(source) is not FunctionalTensor:
+        return NotImplemented
+    if op is torch.ops.aten.view.default:
+        refuse_view_across_gaps(source, args[1])
+    settle(mode._below.tracer.tensor_tracker, source)
+    functionalize = torch._C.DispatchKey.Functionalize
+    included = torch._C._dispatch_tls_local_include_set() | torch._C.DispatchKeySet(functionalize)
+    excluded = torch._C._dispatch_tls_local_exclude_set().remove(functionalize) - FunctionalTensor._extra_dispatch_keys
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        before = torch._functionalize_enable_reapply_views(True)
+        try:
+            views = op._op_dk(functionalize, source.elem, *args[1:], **kwargs)
+        finally:
+            torch._disable_functionalization()
+            torch._functionalize_enable_reapply_views(before)
+    if isinstance(views, torch.Tensor):
+        return _with_storage_of(source, FunctionalTensor(views, mode), op)
+    return type(views)(_with_storage_of(source, FunctionalTensor(view, mode), op) for view in views)
+
+
+def _with_storage_of(source: torch.Tensor, view: torch.Tensor, op: Any) -> torch.Tensor:
+    if op is not unsafe_view:
+        torch._functionalize_unsafe_set(view, source)
+    return view

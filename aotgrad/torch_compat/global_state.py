@@ -1,0 +1,141 @@
+"""The global state that traces and compiled code depend on, and who watches the ops of a call."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+
+from aotgrad.torch_compat.contexts import (
+    any_autocast_enabled,
+    autocast_state,
+    default_devices,
+    function_modes,
+    only_places_tensors,
+)
+from aotgrad.torch_compat.transforms import transform_is_open
+
+_inference_mode_is_on = torch._C.is_inference_mode_enabled
+_flash_attention_is_on = torch._C._get_flash_sdp_enabled
+_memory_efficient_attention_is_on = torch._C._get_mem_efficient_sdp_enabled
+_math_attention_is_on = torch._C._get_math_sdp_enabled
+_cudnn_attention_is_on = torch._C._get_cudnn_sdp_enabled
+_function_mode_count = torch._C._len_torch_function_stack
+"""Global state that is asked for at every call."""
+
+
+class GlobalState:
+    """The global state that a trace depends on, as it is now; `check()` says whether it is that again.
+
+    Grad mode, inference mode, autocast of every device, default dtype and device, determinism, attention kernels, ...
+    """
+
+    def __init__(self) -> None:
+        from torch._C._dynamo.guards import GlobalStateGuard
+
+        self.native = GlobalStateGuard()
+        self.flags = self.read_flags()
+        self.text = self.describe()
+
+    def check(self) -> bool:
+        return self.native.check() and self.read_flags() == self.flags
+
+    def conditions(self, global_flags: Callable[[], int] | None) -> tuple[dict[str, Any], list[str]]:
+        """`check` as conditions, and the names in them; `global_flags` asks for all flags in one call, see `read_flags`.
+
+        It gives a bit for each, and one more if there is a function mode.
+        """
+        *flags, devices = self.flags
+        if global_flags is None or devices:
+            return {"state_holds": self.check}, ["state_holds()"]
+        bits = sum(flag << k for k, flag in enumerate(flags))
+        return {"native_state": self.native.check, "flags": global_flags}, ["native_state()", f"flags() == {bits}"]
+
+    def in_plain_calls(self, global_flags: Callable[[], int] | None) -> tuple[dict[str, Any], list[str]]:
+        """The same, false also where forward-mode gradients or a function mode watch the call.
+
+        With the keys that `TensorGuard` compares, that is all that `ops_are_observed` looks at.
+        """
+        names, conditions = self.conditions(global_flags)
+        if self.flags[-1]:
+            return names, ["False"]
+        return {**names, "forward_mode": forward_ad}, [*conditions, "forward_mode._current_level < 0"]
+
+    @staticmethod
+    def read_flags() -> tuple:
+        """What the native guard leaves out."""
+        return (
+            _inference_mode_is_on(),
+            _flash_attention_is_on(),
+            _memory_efficient_attention_is_on(),
+            _math_attention_is_on(),
+            _cudnn_attention_is_on(),
+            _function_mode_count() and default_devices(),
+        )
+
+    @staticmethod
+    def describe() -> str:
+        """The current state in words, as far as people change it."""
+        modes = ["grad" if torch.is_grad_enabled() else "no grad"]
+        modes += ["inference"] if torch.is_inference_mode_enabled() else []
+        modes += ["autocast"] if any_autocast_enabled() else []
+        modes += ["deterministic"] if torch.are_deterministic_algorithms_enabled() else []
+        return ", ".join([*modes, f"default dtype {torch.get_default_dtype()}", *default_devices()])
+
+    def reason(self) -> str:
+        """What differs; empty if nothing does."""
+        native = [] if self.native.check() else [str(self.native.reason()).strip()]
+        names = ("inference mode", *(f"{kernel} attention" for kernel in ("flash", "memory-efficient", "math", "cudnn")))
+        flags = zip((*names, "default device"), self.flags, self.read_flags(), strict=True)
+        return ", ".join([*native, *(name for name, before, now in flags if before != now)])
+
+
+def ops_are_observed(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether every op of this call matters to someone: a trace, a mode of the user, `vmap` or `grad`, forward-mode AD."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or transform_is_open()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+        or (torch._C._len_torch_function_stack() and not all(map(only_places_tensors, function_modes())))
+        or not {FunctionalTensor, FakeTensor}.isdisjoint(map(type, tensors))
+    )
+
+
+def global_settings() -> tuple:
+    """The global state that traces and compiled code depend on, as values that mean the same in another process."""
+    backends = torch.backends
+    return (
+        (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), str(torch.get_default_dtype()), default_devices()),
+        tuple((device, on, str(dtype)) for device, on, dtype in autocast_state()),
+        (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        (torch.utils.deterministic.fill_uninitialized_memory, torch.get_float32_matmul_precision()),
+        GlobalState.read_flags()[1:5],
+        (backends.mkldnn.is_available() and backends.mkldnn.enabled, torch.get_num_threads()),
+        (backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic, backends.cudnn.allow_tf32),
+        (backends.cuda.matmul.allow_tf32, backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+        (backends.cuda.matmul.allow_bf16_reduced_precision_reduction, torch.is_autocast_cache_enabled()),
+    )
+
+
+@functools.cache
+def torch_build() -> tuple[str, ...]:
+    """Which torch this is, and on what machine."""
+    gpus = [str(torch.cuda.get_device_properties(k)) for k in range(torch.cuda.device_count())]
+    build = (str(torch.__version__), str(torch.version.git_version), torch.backends.cpu.get_cpu_capability())
+    return (*build, platform.machine(), platform.python_version(), *gpus, *_processor())
+
+
+def _processor() -> list[str]:
+    """What the processor can do, where the system says so."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return sorted({line.strip() for line in file if line.startswith(("flags", "Features", "model name"))})
+    except OSError:
+        return [platform.processor()]

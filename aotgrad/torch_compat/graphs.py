@@ -1,0 +1,62 @@
+"""Graphs of `torch.fx`: the names of their nodes, how their code is called, and what they check."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
+
+from aotgrad.torch_compat.fakes import new_fake_mode
+from aotgrad.torch_compat.shapes import deferred_checks
+
+
+def pass_counts(graphs: Iterable[fx.Graph]) -> set[Any]:
+    """The symbols of how many results of its passes a loop keeps: one at least, its argument if it makes no pass."""
+    loop = torch.ops.higher_order.while_loop_stack_output
+    nodes = (node for graph in graphs for node in graph.nodes if node.target is operator.getitem)
+    return {node.meta["val"].size(0).node.expr for node in nodes if node.args[0].target is loop}
+
+
+def insert_deferred_checks(module: fx.GraphModule) -> None:
+    """Let a traced graph check what torch has assumed of values: ops that raise where it does not hold."""
+    mode = fake_mode_of(module.graph)
+    if mode is not None and deferred_checks(mode):
+        insert_deferred_runtime_asserts(module, mode.shape_env, "checks")
+
+
+def name_of_node(graph: fx.Graph, op: Any) -> str:
+    """What the node of an op is called, before a number makes it unique."""
+    return graph._target_to_str(op.overloadpacket.__name__)
+
+
+def erase_with_name(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase a node so that a later one may have its name."""
+    graph.erase_node(node)
+    graph._graph_namespace._used_names.discard(node.name)
+
+
+def fake_mode_of(graph: fx.Graph) -> FakeTensorMode:
+    """The fake mode of the tensors in a graph; a new one if there are none."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return new_fake_mode()
+
+
+def returns_pytree(graph: fx.Graph, names: Sequence[str], in_spec: pytree.TreeSpec, out_spec: pytree.TreeSpec) -> None:
+    """Let the generated function take and return nested values: `names` are its parameters."""
+    from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+
+    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(list(names), in_spec, out_spec)))
+
+
+def takes_plain_arguments(graph: fx.Graph) -> bool:
+    """Whether the code of a graph takes its placeholders as they are, and returns its output as it is."""
+    return type(graph._codegen) is fx.graph.CodeGen

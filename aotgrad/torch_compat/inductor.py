@@ -1,0 +1,260 @@
+"""Inductor: its settings, its decompositions, and what it compiles a graph to, kept and loaded again."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import enum
+import functools
+import inspect
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+
+def compile_without_workers() -> None:
+    """Inductor compiles in this process only: in a fork, the processes that help the parent are out of reach."""
+    import torch._inductor.config as config
+
+    config.compile_threads = 1
+
+
+def inductor_decompositions() -> Mapping[Any, Callable]:
+    """The ops that Inductor wants taken apart before it sees the graph."""
+    is_first = DECOMPOSITIONS not in sys.modules
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = select_decomp_table()
+    if is_first:
+        _own_decompositions.update(table)
+    return table
+
+
+DECOMPOSITIONS = "torch._inductor.decomposition"
+_own_decompositions: dict[Any, Callable] = {}
+"""Inductor's table as nobody has changed it, if it was imported here."""
+
+
+def names_of_inductor_decompositions() -> list[tuple[str, str]] | None:
+    """Nothing for Inductor's own table, which the version of torch stands for; otherwise as `names_of_decompositions`."""
+    if DECOMPOSITIONS not in sys.modules:
+        return []
+    table = inductor_decompositions()
+    return [] if table == _own_decompositions else names_of_decompositions(table)
+
+
+def names_of_decompositions(table: Mapping[Any, Callable]) -> list[tuple[str, str]] | None:
+    """Operators and what they decompose to, by name; `None` if that is a function of the user's."""
+    names = [(str(op), _decomposition_name(function)) for op, function in table.items()]
+    return None if any(name is None for _, name in names) else sorted(names)
+
+
+def _decomposition_name(function: Any) -> str | None:
+    if isinstance(function, functools.partial):
+        name = _decomposition_name(function.func)
+        return name and f"{name} {function.args} {function.keywords}"
+    if isinstance(function, torch._ops.OpOverload):
+        return str(function)
+    module = getattr(function, "__module__", None) or ""
+    return f"{module}.{function.__qualname__}" if module.partition(".")[0] in ("torch", "aotgrad") else None
+
+
+def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
+    """What Inductor runs on a joint graph before it is partitioned."""
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes
+
+    return _recursive_joint_graph_passes(module)
+
+
+def inductor_compile(module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Callable:
+    """Compile one functional graph; the result takes a list, which it clears."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return compile_fx_inner(module, inputs, **settings)
+
+
+@contextlib.contextmanager
+def inductor_context(fake_mode: FakeTensorMode, mode: str, **settings: Any) -> Iterator[None]:
+    """What Inductor reads from its surroundings: the fake mode, a tracing context, and its configuration.
+
+    Its fallbacks run ops on fake tensors, and constants of the graph are real ones.
+    """
+    from unittest import mock
+
+    from torch._inductor import config, list_mode_options
+    from torch._inductor.virtualized import V
+
+    patches = {} if mode == "default" else list_mode_options(mode)
+    context = TracingContext.try_get() or TracingContext(fake_mode)
+    real_constants = mock.patch.object(fake_mode, "allow_non_fake_inputs", True)
+    with tracing(context), V.set_fake_mode(fake_mode), config.patch({**patches, **settings}), real_constants:
+        yield
+
+
+@contextlib.contextmanager
+def inductor_configured(mode: str, **settings: Any) -> Iterator[None]:
+    """Inductor's configuration for a mode."""
+    from torch._inductor import config, list_mode_options
+
+    with config.patch({**({} if mode == "default" else list_mode_options(mode)), **settings}):
+        yield
+
+
+def apart_in_inductors_cache(text: str) -> dict[str, Any]:
+    """Settings under which Inductor's cache keeps a graph apart from an equal one with another `text`."""
+    from torch._inductor import config
+
+    return {"unsafe_marked_cacheable_functions": {**config.unsafe_marked_cacheable_functions, "aotgrad": text}}
+
+
+INDUCTOR_PASSES = ("joint_custom", "pre_grad", "post_grad", "_fuse", "_pre_fusion", "_post_fusion", "cudagraph_policy")
+"""The names of settings which may be functions, and which Inductor leaves out where it stores its configuration."""
+
+
+def inductor_key() -> str | None:
+    """What Inductor's code depends on besides the graph, as it is configured now; `None` if that has no stable form."""
+    from torch._inductor import config
+
+    if inductor_has_users_lowerings():
+        return None
+    values = config.save_config_portable(ignore_private_configs=False)
+    values |= {name: getattr(config, name) for name in config._save_config_ignore if name.startswith(INDUCTOR_PASSES)}
+    if not all(map(is_stable, values.values())):
+        return None
+    return repr(sorted((name, stable_text(value)) for name, value in values.items()))
+
+
+def inductor_has_users_lowerings() -> bool:
+    """Whether somebody else than torch has told Inductor how to compile an operator."""
+    lowering = sys.modules.get("torch._inductor.lowering")
+    if lowering is None:  # nobody has told it anything
+        return False
+    plain = (inspect.unwrap(function) for function in lowering.lowerings.values())
+    modules = {getattr(function, "func", function).__module__ for function in plain}
+    return bool(getattr(lowering, "user_lowerings", ())) or not all(name.startswith("torch.") for name in modules)
+
+
+def is_stable(value: Any) -> bool:
+    """Whether the text of a value is the same in every process."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(is_stable, value))
+    if isinstance(value, dict):
+        return all(is_stable(key) and is_stable(item) for key, item in value.items())
+    return value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device, enum.Enum))
+
+
+def stable_text(value: Any) -> str:
+    return repr(sorted(map(repr, value))) if isinstance(value, (set, frozenset)) else repr(value)
+
+
+def inductor_dump(compiled: Any) -> bytes | None:
+    """What Inductor made of a graph, as bytes; `None` for what it does not serialise."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if type(compiled) is not CompiledFxGraph:
+        return None
+    stored = copy.copy(compiled)
+    stored.prepare_for_serialization()
+    return pickle.dumps(stored)
+
+
+def inductor_module(compiled: Any) -> types.ModuleType | None:
+    """The module that Inductor's wrapper code became in this process; `None` if it needs more than its text."""
+    from torch._inductor.codecache import PyCodeCache
+
+    bundle = getattr(compiled, "_triton_bundle", None)
+    if bundle is not None and any(vars(bundle).values()):
+        return None
+    modules = (
+        module
+        for module in reversed(PyCodeCache.modules)
+        if getattr(module, "key", None) == getattr(compiled, "cache_key", "")
+    )
+    return next(modules, None)
+
+
+def inductor_load_module(content: bytes, module: types.ModuleType, is_backward: bool) -> Callable:
+    """What `inductor_dump` has written, with its wrapper code as a module already.
+
+    Calling the graph itself would need the parts of Inductor that debug it.
+    """
+    from torch._inductor.output_code import CompiledFxGraphConstants
+    from torch._inductor.utils import BoxedBool
+
+    constants, compiled = CompiledFxGraphConstants(), pickle.loads(content)
+    vars(module).update(constants.unwrap(compiled) or {})
+    compiled.current_callable = module.call
+    compiled.recursively_apply_fns = getattr(module, "recursively_apply_fns", None)
+    compiled.compiled_fn_runner = getattr(module, "runner", None)
+    compiled.post_compile([], constants, {"cudagraphs": BoxedBool(False), "is_backward": is_backward})
+
+    def run(inputs: list) -> Any:
+        return compiled.current_callable(inputs)
+
+    run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+def inductor_load(content: bytes, is_backward: bool) -> Callable:
+    """What `inductor_dump` has written, ready to be called, without CUDA graphs.
+
+    Raises:
+        Exception: of any kind, if it cannot be loaded.
+    """
+    from torch._inductor.codecache import FxGraphCache
+    from torch._inductor.output_code import CompiledFxGraphConstants
+    from torch._inductor.utils import BoxedBool
+
+    constants = CompiledFxGraphConstants()
+    compiled, _ = FxGraphCache.cache_hit_post_compile(pickle.loads(content), {}, constants)
+    if compiled is None:
+        raise FileNotFoundError("the code of a compiled graph")
+    compiled.post_compile([], constants, {"cudagraphs": BoxedBool(False), "is_backward": is_backward})
+    return compiled
+
+
+def inductor_uses_cudagraphs() -> bool:
+    from torch._inductor import config
+
+    return bool(config.triton.cudagraphs)
+
+
+def inductor_graph_settings(cudagraphs: bool) -> dict[str, Any]:
+    """What the forward and the backward of one region share, so that CUDA graphs pair them."""
+    from torch._inductor.compile_fx import _graph_counter
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+
+    return {
+        "graph_id": next(_graph_counter),
+        "boxed_forward_device_index": BoxedDeviceIndex(None),
+        "cudagraphs": BoxedBool(cudagraphs),
+    }
+
+
+@contextlib.contextmanager
+def reported_output_strides() -> Iterator[list[Any]]:
+    """Collects the strides that Inductor gives the outputs of the graphs compiled inside; `None` where unknown."""
+    with TracingContext.report_output_strides() as strides:
+        yield strides
+
+
+def as_symints(fake_mode: FakeTensorMode, strides: Sequence[Any]) -> tuple[Any, ...]:
+    """Reported strides, which are ints or sympy expressions, as numbers of a trace."""
+    return tuple(_as_symint(fake_mode.shape_env, stride) for stride in strides)
+
+
+def _as_symint(shape_env: ShapeEnv, stride: Any) -> Any:
+    if isinstance(stride, (int, torch.SymInt)):
+        return stride
+    if stride.is_number:
+        return int(stride)
+    return shape_env.create_symintnode(stride, hint=int(shape_env.size_hint(stride)))

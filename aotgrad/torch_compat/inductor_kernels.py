@@ -1,0 +1,86 @@
+"""Inductor's kernels in C++: how they are compiled, and where a compiled one is found."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+
+def library_of(kernel: Any) -> tuple[str, str, str] | None:
+    """The module name and the path of the library that a C++ kernel of Inductor's is in, and its own name in there."""
+    module = getattr(kernel, "__self__", None)
+    path = getattr(module, "__file__", None)
+    is_found = isinstance(module, types.ModuleType) and path is not None
+    return (module.__name__, path, kernel.__name__) if is_found else None
+
+
+def kernel_in(module: str, path: str, name: str) -> Callable:
+    """The C++ kernel in a library."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    key = module.rpartition(".")[0]
+    return getattr(CppPythonBindingsCodeCache._load_library_inner(path, key), name)
+
+
+@contextlib.contextmanager
+def cpp_kernels_through(compile_all: Callable[[list[Any]], list[Callable]], kernel: Callable[..., Any]) -> Iterator[None]:
+    """The C++ kernels of each graph that Inductor makes ready here, in this thread, are compiled by `compile_all`.
+
+    Args:
+        compile_all: from the kernels of a graph, as `kernel` made them, to functions.
+        kernel: from types of arguments and a source to an object that stands for the function until it is there.
+    """
+    from unittest import mock
+
+    from torch._inductor.async_compile import AsyncCompile, kernel_code_log
+
+    thread, one_by_one, wait = threading.get_ident(), AsyncCompile.cpp_pybinding, AsyncCompile.wait
+    pending: list[Any] = []
+
+    def collect(self: AsyncCompile, argument_types: list[str], source: str) -> Any:
+        if threading.get_ident() != thread:
+            return one_by_one(self, argument_types, source)
+        kernel_code_log.info("CPP+Bindings Kernel:\n%s", source)
+        pending.append(kernel(tuple(argument_types), source))
+        return pending[-1]
+
+    def compile_pending(self: AsyncCompile, scope: dict[str, Any]) -> None:
+        if threading.get_ident() == thread:
+            made = dict(zip(map(id, pending), compile_all(pending), strict=True))
+            scope.update({name: made[id(value)] for name, value in scope.items() if id(value) in made})
+            pending.clear()
+        wait(self, scope)
+
+    with mock.patch.multiple(AsyncCompile, cpp_pybinding=collect, wait=compile_pending):
+        yield
+
+
+def cpp_compilers() -> int:
+    """How many C++ compilers Inductor runs at once."""
+    from torch._inductor.async_compile import get_compile_threads
+
+    return max(1, get_compile_threads())
+
+
+def submit_cpp() -> Callable | None:
+    """Hands work to another process; `None` where Inductor has none: whoever wants the result does the work."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    return AsyncCompile.submit if cpp_compilers() > 1 else None
+
+
+def start_cpp_kernel(argument_types: Sequence[str], source: str) -> Callable[[], Callable]:
+    """Let Inductor compile one C++ kernel; what is returned waits for it."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    return CppPythonBindingsCodeCache.load_pybinding_async(list(argument_types), source, submit_fn=submit_cpp())
+
+
+def start_cpp_library(source: str) -> Callable[[], types.ModuleType]:
+    """Let Inductor compile a Python module, whose function `PyInit_kernel` makes it; what is returned waits for it."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    return CppPythonBindingsCodeCache.load_async(source, submit_fn=submit_cpp())

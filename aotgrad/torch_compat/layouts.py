@@ -1,0 +1,142 @@
+"""How traced values lie in memory, where the graph may lay them out otherwise than eager does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
+
+from aotgrad.torch_compat.functional_tensors import from_functional, recorded_views
+from aotgrad.torch_compat.memory import contiguous_in_order, is_dense_layout, storage_id, storage_key
+from aotgrad.torch_compat.ops import written_arguments
+from aotgrad.torch_compat.shapes import hints, is_symbolic, known_contiguous, known_equal
+
+
+class AbsoluteGeometry:
+    """Which storages of a trace `as_strided` was used on, and which were written to. Not both, unless it does not matter.
+
+    After a write, the graph has a new contiguous value in place of the old one, which may have had gaps or an offset.
+    """
+
+    STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
+    ALIGNED = (torch.ops.aten.view_as_complex.default, torch.ops.aten.view.dtype)
+
+    def __init__(self) -> None:
+        self.asked_for_offsets = self.makes_arguments = False
+        self.strided: dict[int, torch.UntypedStorage] = {}
+        self.written: dict[int, torch.UntypedStorage] = {}
+
+    def check(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise where an op would use geometry that the graph does not keep; note one that asks for storage offsets."""
+        says_where = op in self.STRIDED and len(args) > 3 and args[3] is not None  # it may have asked the tensor
+        self.asked_for_offsets |= op in self.ALIGNED or (says_where and not self.makes_arguments)
+        if op is torch.ops.aten.view_as_complex.default and args[0].storage_offset() % 2:  # where it lies in eager
+            raise RuntimeError("Tensor must have a storage_offset divisible by 2")
+        if op in self.STRIDED and isinstance(args[0], FunctionalTensor):
+            if not is_plain(args[0]):
+                self.note(args[0], self.strided, self.written)
+        elif op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
+            for value in written_arguments(op, args, kwargs):
+                if isinstance(value, FunctionalTensor):
+                    self.note(value, self.written, self.strided)
+
+    def note(self, value: torch.Tensor, own: dict, other: dict) -> None:
+        storage = value.untyped_storage()
+        if storage._cdata in other:
+            raise RuntimeError("as_strided and a write to the same memory")
+        own[storage._cdata] = storage
+
+
+class UnsafePieces:
+    """Storages of a trace that are the same memory in eager: what `unsafe_split` takes apart, and the pieces.
+
+    For functionalization the pieces are copies. So after a write to one of the two, the other may not be used.
+    """
+
+    SPLITS = (torch.ops.aten.unsafe_split.Tensor, torch.ops.aten.unsafe_split_with_sizes.default)
+
+    def __init__(self) -> None:
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.whole_of: dict[int, int] = {}
+        self.stale: set[int] = set()
+
+    def add(self, whole: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
+        for piece in pieces:
+            self.whole_of[storage_id(piece)] = storage_id(whole)
+            self.storages.update((storage_id(tensor), tensor.untyped_storage()) for tensor in (whole, piece))
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """The wholes that a written tensor is a piece of do not know of it, nor do its own pieces."""
+        key = storage_id(tensor)
+        self.stale.update(self.wholes(key))
+        self.stale.update(piece for piece in self.whole_of if key in self.wholes(piece))
+
+    def wholes(self, key: int) -> Iterator[int]:
+        while (key := self.whole_of.get(key)) is not None:
+            yield key
+
+    def check(self, values: Sequence[Any]) -> None:
+        """Raise for a tensor that would be used without the write that reached its memory in eager."""
+        if self.stale and any(isinstance(v, FunctionalTensor) and storage_key(v) in self.stale for v in values):
+            raise RuntimeError("unsafe_split and a write to the same memory")
+
+    def note(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """An op has run."""
+        if op in self.SPLITS:
+            self.add(args[0], result)
+        elif self.storages and op._schema.is_mutable:
+            for tensor in written_arguments(op, args, kwargs):
+                if tensor.layout is torch.strided:
+                    self.write(tensor)
+
+
+def check_pieces(mode: FunctionalTensorMode, values: Sequence[Any]) -> None:
+    """Raise for a tensor whose memory was changed through a piece that `unsafe_split` made, or the other way round."""
+    mode._pieces.check(values)
+
+
+def asked_for_offsets(mode: FunctionalTensorMode) -> bool:
+    """Whether an op ran in a `functional_mode` that depends on where in its storage a tensor starts."""
+    return mode._geometry.asked_for_offsets
+
+
+@contextlib.contextmanager
+def making_arguments(mode: FunctionalTensorMode) -> Iterator[None]:
+    """Views that are made inside lie where the calling convention says, whatever the offsets of a call are."""
+    mode._geometry.makes_arguments = True
+    try:
+        yield
+    finally:
+        mode._geometry.makes_arguments = False
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a functional tensor is contiguous from the first element of its storage on, and no view."""
+    return known_contiguous(tensor) and not recorded_views(tensor) and known_equal([tensor.storage_offset()], [0])
+
+
+@contextlib.contextmanager
+def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Lay transposed tensors out as they were, after a write inside: the out-of-place form of many ops is contiguous."""
+    functional = (tensor for tensor in written if isinstance(tensor, FunctionalTensor))
+    before = [(tensor, tensor.stride()) for tensor in functional if is_in_another_order(tensor)]
+    yield
+    for tensor, stride in before:
+        value = from_functional(tensor)
+        if not known_equal(value.stride(), stride) and is_dense_layout(hints(tensor.size()), hints(stride)):
+            with disable_functional_mode():
+                torch._functionalize_replace(tensor.elem, contiguous_in_order(value, stride))
+                torch._functionalize_commit_update(tensor.elem)
+                torch._functionalize_sync(tensor.elem)
+
+
+def is_in_another_order(tensor: torch.Tensor) -> bool:
+    """Whether a traced tensor is not contiguous; one of which a size depends on data counts as contiguous."""
+    if not is_symbolic(tensor):
+        return not tensor.is_contiguous()
+    numbers = (*tensor.size(), *tensor.stride())
+    have_hints = all(number.node.has_hint() for number in numbers if isinstance(number, torch.SymInt))
+    return have_hints and not known_contiguous(tensor)

@@ -1,0 +1,137 @@
+"""Storages, version counters and how a tensor lies in its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from aotgrad.torch_compat.contexts import normal_mode
+from aotgrad.torch_compat.shapes import hints
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Equal for two live tensors exactly if they share storage."""
+    return tensor.untyped_storage()._cdata
+
+
+def has_no_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for zeros without holding them, as an undefined tangent of forward mode does."""
+    return tensor._is_zerotensor()
+
+
+def sharing_version(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`tensor` with the version counter of `other`, if the two are the same memory: a write to one is seen at the other."""
+    if tensor is other or tensor.dtype != other.dtype or storage_key(tensor) != storage_key(other):
+        return tensor
+    alias = strided_alias(other, tensor.size(), tensor.stride(), tensor.storage_offset())
+    alias = torch._conj(alias) if alias.is_conj() != tensor.is_conj() else alias
+    return torch._neg_view(alias) if alias.is_neg() != tensor.is_neg() else alias
+
+
+def strided_alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """Other elements of the storage of a tensor, detached, with the same version counter."""
+    version = version_of(tensor)
+    alias = tensor.detach().as_strided_(size, stride, offset)
+    raise_version(tensor, version, 0)
+    return alias
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """The version counter, or `None` for inference tensors, which have none."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The version counters of tensors that have one."""
+    return list(map(_version_getter, tensors))
+
+
+_version_getter = torch.Tensor._version.__get__
+
+
+def raise_version(tensor: torch.Tensor, version: int | None, bumps: int) -> None:
+    """Make the version counter `version + bumps`, as if that many in-place ops had run since."""
+    if version is not None:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version + bumps,))
+
+
+def share_version(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have one version counter: raises it for a moment."""
+    version, before = one._version, other._version
+    raise_version(one, version, 1)
+    shared = other._version != before
+    raise_version(one, version, 0)
+    return shared
+
+
+def flat_alias(tensor: torch.Tensor, start: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """`nbytes` of the storage of a tensor, from its byte `start`, as a flat tensor that autograd knows nothing of."""
+    storage = tensor.untyped_storage()[start : start + nbytes]
+    with torch.no_grad(), normal_mode():
+        return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage)
+
+
+def has_storage(value: Any) -> bool:
+    """Whether a value is a strided tensor."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether several elements are the same memory, by a stride of 0; an empty tensor has none."""
+    steps, sizes = strides(tensor), tensor.size()
+    return 0 in steps and 0 not in sizes and any(step == 0 and size > 1 for size, step in zip(sizes, steps, strict=True))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie next to each other, in any order of the dimensions."""
+    return tensor.layout is torch.strided and is_dense_layout(tensor.size(), tensor.stride())
+
+
+def is_dense_layout(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def byte_range(dense: torch.Tensor) -> tuple[int, int]:
+    start = dense.storage_offset() * dense.element_size()
+    return start, start + dense.numel() * dense.element_size()
+
+
+def contiguous_in_order(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """A copy with the dense strides `stride`."""
+    order = sorted(range(tensor.dim()), key=lambda dim: -hints(stride)[dim])
+    back = sorted(range(tensor.dim()), key=order.__getitem__)
+    return tensor.permute(order).contiguous().permute(back)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """`storage_id`, or the identity of a tensor that has no single storage."""
+    return storage_id(tensor) if tensor.layout is torch.strided else -id(tensor)
+
+
+def strides(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The strides of a strided tensor; none for other layouts."""
+    return tuple(tensor.stride()) if tensor.layout is torch.strided else ()
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def bytes_of(dense: torch.Tensor) -> bytes:
+    """The memory of a dense tensor on the CPU."""
+    flat = dense.as_strided((dense.numel(),), (1,))
+    return bytes(flat.view(torch.uint8).tolist()) if dense.numel() else b""
+
+
+def tensor_of_bytes(data: bytes, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """A tensor with this memory."""
+    if not data:
+        return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=dtype).as_strided(size, stride)

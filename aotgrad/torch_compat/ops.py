@@ -1,0 +1,210 @@
+"""Ops: by name, what they do with memory and values, and those without a public name."""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+unsafe_view = torch.ops.aten._unsafe_view.default
+"""`view` of a tensor that nobody else reads: in its memory, though its schema does not say so."""
+
+zero_without_memory = torch.ops.aten._efficientzerotensor.default
+"""Makes the zeros that forward mode has for an undefined tangent."""
+
+cast = torch.ops.aten._to_copy.default
+"""What `to` is in a graph: a copy with another dtype, device or layout."""
+
+
+class Read(enum.Enum):
+    """What an op tells of the values of its arguments."""
+
+    NUMBER = "a number, which may stay symbolic"
+    ANSWER = "a Python value"
+    SIZES = "the sizes of its results, for which torch has no shape function"
+
+
+READS_VALUES = {
+    torch.ops.aten._local_scalar_dense.default: Read.NUMBER,
+    torch.ops.aten.allclose.default: Read.ANSWER,
+    torch.ops.aten.equal.default: Read.ANSWER,
+    torch.ops.aten.linalg_lstsq.default: Read.SIZES,
+    torch.ops.aten._ctc_loss.default: Read.SIZES,
+    torch.ops.aten._ctc_loss.Tensor: Read.SIZES,
+}
+"""Ops whose result depends on values in a way that a graph does not record."""
+
+
+FOR_INFERENCE_ONLY = frozenset({torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default})
+"""Ops that core ATen's decompositions give another second result, of which their backward would compute nonsense.
+
+The attention weights in place of the logarithms of their sums.
+"""
+
+
+CONJUGATE = torch.ops.aten._conj.default
+NEGATE = torch.ops.aten._neg_view.default
+"""Views that say "the conjugate" or "the negative" of their base, without computing it."""
+
+
+class OpKind(enum.Enum):
+    """What an ordinary op, which writes nothing, does with memory: all of its results are new, or are views."""
+
+    PURE = enum.auto()
+    VIEW = enum.auto()
+
+
+_aten = torch.ops.aten
+
+ORDINARY_VIEWS = frozenset(
+    {
+        *(_aten.alias.default, _aten.as_strided.default, _aten.detach.default, _aten.diagonal.default, _aten.expand.default),
+        *(_aten.permute.default, _aten.select.int, _aten.slice.Tensor, _aten.split.Tensor, _aten.split_with_sizes.default),
+        *(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.t.default, _aten.transpose.int),
+        *(_aten.unbind.int, _aten.unfold.default, _aten.unsqueeze.default, _aten.view.default, unsafe_view),
+    }
+)
+
+
+_UNUSUAL_TAGS = (
+    *(torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view),
+    torch.Tag.needs_exact_strides,
+)
+
+_UNUSUAL = frozenset(
+    {
+        *(_aten.lift.default, _aten.lift_fresh.default, _aten.lift_fresh_copy.default, zero_without_memory),
+        *READS_VALUES,
+    }
+)
+
+
+@functools.lru_cache(maxsize=8192)
+def kind_of_op(op: Any) -> OpKind | None:
+    """`None` for an op that is no ordinary one: it writes, depends on data, is composite, is a user's own, ..."""
+    if op in ORDINARY_VIEWS:
+        return OpKind.VIEW
+    if type(op) is not torch._ops.OpOverload or op.namespace not in ("aten", "prims") or op in _UNUSUAL:
+        return None
+    schema = op._schema
+    aliases = any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
+    if schema.is_mutable or aliases or _is_composite(op) or any(tag in op.tags for tag in _UNUSUAL_TAGS):
+        return None
+    returned = [str(each.type) for each in schema.returns]
+    return OpKind.PURE if returned and set(returned) <= {"Tensor", "Tensor[]", "List[Tensor]"} else None
+
+
+def _is_composite(op: torch._ops.OpOverload) -> bool:
+    """Whether an op is made of others, or (`aten::size`) one of TorchScript only."""
+    key, name = torch._C.DispatchKey.CompositeImplicitAutograd, op.name()
+    if key in op.py_kernels or not torch._C._dispatch_has_kernel(name):
+        return True
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
+def written_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that an op writes to, in lists too."""
+    named = {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)} | dict(kwargs)
+    for argument in op._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            values = pytree.tree_leaves(named.get(argument.name))
+            yield from (value for value in values if isinstance(value, torch.Tensor))
+
+
+def is_foreach(op: torch._ops.OpOverload) -> bool:
+    """Whether an op does the same to each tensor of a list."""
+    return op._schema.name.startswith("aten::_foreach_")
+
+
+def has_registered_effect(target: Any) -> bool:
+    """Whether somebody has registered an effect of a custom op, which may happen at any time."""
+    from torch._higher_order_ops.effects import has_effects
+
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _BUILT_IN_NAMESPACES and has_effects(target)
+
+
+_BUILT_IN_NAMESPACES = frozenset({"aten", "prims", "prim"})
+
+
+def is_effect_wrapper(target: Any) -> bool:
+    return target is torch.ops.higher_order.with_effects
+
+
+def decompositions_of(ops: Sequence[Any]) -> dict[Any, Callable]:
+    """torch's decompositions of some ops, by overload."""
+    from torch._decomp import get_decompositions
+
+    return get_decompositions(ops)
+
+
+def op_name(op: torch._ops.OpOverload) -> str:
+    """`aten::add.Tensor`; without an overload `aten::relu`."""
+    return op.name()
+
+
+def op_description(op: torch._ops.OpOverload) -> str:
+    """What a graph relies on of an operator, besides what it computes: its signature, what it changes, and its tags."""
+    return f"{op._schema} {sorted(map(str, op.tags))}"
+
+
+def higher_order_named(name: str) -> torch._ops.HigherOrderOperator:
+    """The higher-order operator with this name. Raises AttributeError if there is none."""
+    return getattr(torch.ops.higher_order, name)
+
+
+def op_named(name: str) -> torch._ops.OpOverload:
+    """The operator with this name.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+
+
+def function_name(function: Any) -> str | None:
+    """`torch._C._nn.gelu`: where a function of torch's or of Python's own is found; `None` for other functions."""
+    if isinstance(function, torch._ops.OpOverload):
+        return op_name(function)
+    try:
+        name = torch.fx.node._get_qualified_name(function)
+    except (AttributeError, RuntimeError):
+        return None
+    module, *rest = name.split(".")
+    if not rest:
+        return name if getattr(builtins, name, None) is function else None
+    found = sys.modules.get(module) if module in ("torch", "_operator", "math") else None
+    for part in rest:
+        found = getattr(found, part, None)
+    return name if found is function else None
+
+
+def function_named(name: str) -> Callable:
+    """The function that `function_name` gave this name.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    if "::" in name:
+        return op_named(name)
+    module, *rest = name.split(".")
+    return functools.reduce(getattr, rest, sys.modules[module]) if rest else getattr(builtins, name)
+
+
+def higher_order_name(target: Any) -> str | None:
+    """The name of a higher-order operator."""
+    return target.name() if isinstance(target, torch._ops.HigherOrderOperator) else None
+
+
+def replaced_rules() -> list[str]:
+    """The operators of torch whose derivative or definition was replaced by a function in Python."""
+    rules = ("Autograd", "Autocast", "Composite", "Functionalize", "ADInplaceOrView", "Python")
+    names = (name.split("/") for name in torch.library._impls)
+    return sorted(op for library, op, *key in names if library == "aten" and "".join(key).startswith(rules))

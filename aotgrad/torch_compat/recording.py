@@ -1,0 +1,212 @@
+"""The recorder of a trace: which node computes which fake, what a new node is told, and graphs within graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import copy
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.fx.traceback as fx_traceback
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import disable_functional_mode
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    PythonKeyTracer,
+    _MakefxTracer,
+    _ProxyTensor,
+    _set_make_fx_tracer,
+    disable_proxy_modes_tracing,
+    get_proxy_slot,
+)
+from torch.fx.proxy import _COPY_META_FIELDS
+
+from aotgrad.torch_compat.fakes import Metadata, metadata_of
+
+
+class TrackedTensor:
+    """A fake and the node that computes it; `slot` is what torch's recorder keeps of it, made when that asks for it."""
+
+    __slots__ = ("_metadata", "node", "slot", "value")
+
+    def __init__(self, value: torch.Tensor, node: fx.Node, slot: Any = None) -> None:
+        self.value, self.node, self.slot = value, node, slot
+        self._metadata: Any = NotImplemented
+
+    @property
+    def constant(self) -> torch.Tensor | None:
+        return None if self.slot is None else self.slot.constant
+
+    @property
+    def metadata(self) -> Metadata | None:
+        found = self._metadata
+        if found is NotImplemented:
+            found = self._metadata = metadata_of(self.value)
+        return found
+
+
+class TensorTracker:
+    """Which node computes which fake. Torch's recorder uses it as a mapping of tensors to proxies."""
+
+    def __init__(self, tracer: Any) -> None:
+        self._tracer = tracer
+        self._tracked: dict[int, TrackedTensor] = {}  # by identity; an entry keeps its tensor
+
+    def entry(self, value: torch.Tensor) -> TrackedTensor | None:
+        return self._tracked.get(id(value))
+
+    def add(self, value: torch.Tensor, node: fx.Node) -> TrackedTensor:
+        tracked = self._tracked[id(value)] = TrackedTensor(value, node)
+        return tracked
+
+    def settled_value(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake behind a functional tensor, after writes to its memory."""
+        settle(self, tensor)
+        return torch._from_functional_tensor(tensor.elem)
+
+    def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
+        tracked = self._tracked.get(id(tensor))
+        if tracked is None:
+            return default
+        if tracked.slot is None:
+            tracked.slot = _ProxyTensor(fx.Proxy(tracked.node, self._tracer), None)
+        return tracked.slot
+
+    def __getitem__(self, tensor: torch.Tensor) -> Any:
+        if id(tensor) not in self._tracked:
+            raise KeyError(tensor)
+        return self.get(tensor)
+
+    def __contains__(self, tensor: object) -> bool:
+        return id(tensor) in self._tracked
+
+    def __setitem__(self, tensor: torch.Tensor, proxy: Any) -> None:
+        self._tracked[id(tensor)] = TrackedTensor(tensor, proxy.proxy.node, proxy)
+
+
+def settle(tracker: TensorTracker, tensor: torch.Tensor) -> None:
+    """Make a view again whose base was written to; its nodes say what those of the first view say."""
+    if not torch._functionalize_has_data_mutation(tensor.elem):
+        return
+    tracked = tracker.entry(torch._from_functional_tensor(tensor.elem))
+    with contextlib.nullcontext() if tracked is None else _made_again(tracked.node):
+        torch._sync(tensor)
+
+
+DEVICE_OF = torch.ops.prim.device.default
+"""What asks a wrapped tensor for its device, which happens each time that a functional one is made."""
+
+
+def is_outside_of_kernels(value: Any) -> bool:
+    """Whether a value is a fake that says which device it stands for; while its kernels run, it is on the meta device."""
+    return type(value) is FakeTensor and not value.fake_mode.in_kernel_invocation
+
+
+_made_again = getattr(fx_traceback, "set_current_replay_node", contextlib.nullcontext)
+_node_made_again = getattr(fx_traceback, "get_current_replay_node", lambda: None)
+
+
+def copy_current_meta(meta: dict[str, Any], op: Any) -> None:
+    """Give a new node for `op` what every node gets that is made now: what the interpreter of a graph says, say."""
+    current = fx_traceback.current_meta
+    for field in _COPY_META_FIELDS if current else ():
+        if field in current:
+            meta[field] = copy.copy(current[field])
+    if current.get("stack_trace"):
+        meta["stack_trace"] = current["stack_trace"]
+    if (first := _node_made_again()) is not None:
+        meta["is_functional_regenerated"] = True
+        meta.update({field: first.meta[field] for field in ("custom", "stack_trace") if field in first.meta})
+    meta["original_aten"] = _op_taken_apart() or op
+
+
+def _op_taken_apart() -> Any:
+    """The op whose decomposition is being recorded, the outermost one."""
+    found = proxy_tensor.ORIGINAL_ATEN
+    return found.get() if isinstance(found, contextvars.ContextVar) else found
+
+
+def proxy_mode(tracer: PythonKeyTracer, record: Callable[..., Any]) -> ProxyTorchDispatchMode:
+    """The mode that records ops on fakes; asks `record(op, args, kwargs)` first, which may give `NotImplemented`."""
+    mode = ProxyTorchDispatchMode(tracer, "symbolic")
+
+    def dispatch(mode: Any, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op is DEVICE_OF and is_outside_of_kernels(args[0]):
+            return args[0].fake_device
+        if not mode.emulate_precision_casts:
+            with torch._C.DisableTorchFunction():
+                result = record(op, args, kwargs or {})
+            if result is not NotImplemented:
+                return result
+        return ProxyTorchDispatchMode.__torch_dispatch__(mode, op, classes, args, kwargs)
+
+    mode.__torch_dispatch__ = types.MethodType(dispatch, mode)  # on the instance, as below
+    return mode
+
+
+def proxy_node(value: Any, tracer: Any) -> fx.Node | None:
+    """The graph node of a tracked fake tensor or symbolic number, or `None` if the tracer never saw it."""
+    slot = get_proxy_slot(value, tracer, None)
+    if slot is None:
+        return None
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        slot = slot.force() if hasattr(slot, "force") else slot
+        return slot.node
+    return slot.proxy.node
+
+
+def is_constant(value: Any, tracer: Any) -> bool:
+    """Whether a traced tensor has a value while tracing, as one of a few elements has that no input leads to."""
+    slot = get_proxy_slot(value, tracer, None)
+    return value.constant is not None or (slot is not None and slot.constant is not None)
+
+
+def forget_constant(value: Any, tracer: Any) -> None:
+    """Let a fake tensor have no value: what it is computed from may have another one later."""
+    value.constant = None
+    slot = get_proxy_slot(value, tracer, None)
+    if slot is not None:
+        slot.constant = None
+
+
+@contextlib.contextmanager
+def hidden_tracing_modes() -> Iterator[None]:
+    """Leave the proxy and functional modes for a moment: what runs inside is not recorded."""
+    with disable_functional_mode(), disable_proxy_modes_tracing():
+        yield
+
+
+class SubgraphTracer(_MakefxTracer):
+    """Traces subgraphs in the fake mode that is active: some ops call Dynamo, which has one of its own."""
+
+    _given_mode: FakeTensorMode | None = None
+
+    @property
+    def fake_tensor_mode(self) -> FakeTensorMode | None:
+        return torch._guards.active_fake_mode() or self._given_mode
+
+    @fake_tensor_mode.setter
+    def fake_tensor_mode(self, mode: FakeTensorMode | None) -> None:
+        self._given_mode = mode
+
+
+@contextlib.contextmanager
+def subgraphs_are_traced(fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable]) -> Iterator[None]:
+    """Higher-order ops trace the functions that they are given (branches, bodies of loops) into graphs of their own."""
+    tracer = SubgraphTracer(
+        decompositions,
+        "real",
+        _allow_non_fake_inputs=True,
+        pre_dispatch=False,
+        record_module_stack=False,
+        _allow_fake_constant=False,
+        _error_on_data_dependent_ops=True,
+    )
+    tracer.fake_tensor_mode, tracer.fx_tracer = fake_mode, PythonKeyTracer()
+    with _set_make_fx_tracer(tracer):
+        yield

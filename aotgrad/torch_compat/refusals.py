@@ -1,0 +1,207 @@
+"""What eager refuses and functionalization does not see, or cannot record: checks before an op is traced."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from aotgrad.torch_compat.functional_tensors import from_functional
+from aotgrad.torch_compat.memory import byte_range, is_dense, is_expanded, storage_key
+from aotgrad.torch_compat.ops import written_arguments
+from aotgrad.torch_compat.shapes import is_symbolic, known_equal
+from aotgrad.torch_compat.views import is_stale_view
+
+WRITES_TO_EXPANDED = frozenset(
+    {
+        *(torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor, torch.ops.aten.zero_.default),
+        *(torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default, torch.ops.aten.fill_diagonal_.default),
+        *(torch.ops.aten.index_fill_.int_Scalar, torch.ops.aten.index_fill_.int_Tensor),
+        *(torch.ops.aten.masked_fill_.Scalar, torch.ops.aten.masked_fill_.Tensor),
+        *(torch.ops.aten.tril_.default, torch.ops.aten.triu_.default),
+    }
+)
+"""The ops that may change an expanded tensor in eager; the others raise."""
+
+SEVERAL_IN_ONE_PLACE = (
+    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+    "Please clone() the tensor before performing the operation."
+)
+"""Eager's message."""
+
+
+def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise for a write to a tensor that is not traced, or to one of which several elements are the same memory.
+
+    And for `normal_()` of a tensor with gaps: its out-of-place form fills a dense one, in another order (torch, on CPUs).
+    """
+    for value in written_arguments(op, args, kwargs):
+        if not isinstance(value, FunctionalTensor):
+            raise RuntimeError("mutating a non-functional tensor")
+        if value.layout is not torch.strided:
+            raise RuntimeError("mutating a sparse tensor")
+        if is_expanded(value):
+            raise RuntimeError("writing through an expanded tensor" if op in WRITES_TO_EXPANDED else SEVERAL_IN_ONE_PLACE)
+        if op is torch.ops.aten.normal_.default and value.is_cpu and not is_symbolic(value) and not is_dense(value):
+            raise RuntimeError("normal_ of a tensor with gaps")
+        refuse_overlapping_operands(op, value, args)
+
+
+def refuse_overlapping_operands(op: torch._ops.OpOverload, written: torch.Tensor, args: Sequence[Any]) -> None:
+    """Raise eager's error for an operand that shares memory with the tensor written to."""
+    if torch.Tag.pointwise in op.tags or op is torch.ops.aten.copy_.default:
+        collides = partly_overlap
+    elif op in NEVER_FROM_ITSELF:
+        collides = share_elements
+    else:
+        return
+    operands = [
+        other for other in pytree.tree_leaves(args[1:]) if isinstance(other, torch.Tensor) and not is_symbolic(other)
+    ]
+    if not is_symbolic(written) and any(collides(written, other) for other in operands):
+        raise RuntimeError(OVERLAPPING)
+
+
+NEVER_FROM_ITSELF = frozenset(
+    overload
+    for name in (
+        *("index_put_", "_index_put_impl_", "index_add_", "index_copy_", "index_reduce_"),
+        *("scatter_", "scatter_add_", "scatter_reduce_", "put_", "addr_"),
+    )
+    for packet in [getattr(torch.ops.aten, name)]
+    for overload in map(packet.__getattr__, packet.overloads())
+)
+"""In-place ops that refuse an operand with any of the memory that they write to; pointwise ones take the same tensor."""
+
+
+PROMOTING = frozenset(
+    overload
+    for name in ("add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_")
+    for packet in [getattr(torch.ops.aten, name)]
+    for overload in map(packet.__getattr__, packet.overloads())
+)
+"""In-place ops whose out-of-place form may have a dtype that eager does not cast back."""
+
+SMALLEST_OF_KIND = {bool: torch.bool, int: torch.uint8, float: torch.float16, complex: torch.complex32}
+"""Which dtype a number promotes to at least."""
+
+
+def refuse_lossy_cast(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+    """Raise eager's error for an in-place op whose result has a dtype of a higher kind than the tensor written to."""
+    if op not in PROMOTING:
+        return
+    dtypes = [arg.dtype if isinstance(arg, torch.Tensor) else SMALLEST_OF_KIND.get(type(arg), torch.bool) for arg in args]
+    result = functools.reduce(torch.promote_types, dtypes)
+    if not torch.can_cast(result, args[0].dtype):
+        raise RuntimeError(f"result type {result} can't be cast to the desired output type {args[0].dtype}")
+
+
+PRODUCTS = frozenset(
+    {
+        *(torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.mv.default, torch.ops.aten.dot.default),
+        *(torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default, torch.ops.aten.addmv.default),
+    }
+)
+
+
+def refuse_mixed_products(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+    """Raise eager's error for a product of different dtypes, which is found by its kernel only."""
+    if op in PRODUCTS and args[-1].dtype != args[-2].dtype:
+        raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {args[-2].dtype} != {args[-1].dtype}")
+
+
+def refuse_empty_dimension(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+    """Raise eager's error for a maximum over no elements, or an index into none: its kernels find that, if they run."""
+    if op in EXTREMA and is_known_empty(args[0], args[1]):
+        raise IndexError(f"{op.overloadpacket.__name__}(): Expected reduction dim {args[1]} to have non-zero size.")
+    if op is torch.ops.aten.index_select.default and is_known_empty(args[0], args[1]) and args[2].numel():
+        raise RuntimeError("index_select(): self indexing axis dim should be positive")
+    if op is torch.ops.aten.index.Tensor and any(map(functools.partial(misses, args[0], args[1]), range(len(args[1])))):
+        raise IndexError("index is out of bounds for dimension with size 0")
+
+
+def misses(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], dim: int) -> bool:
+    """Whether there is nothing at what the numbers `indices[dim]` stand for; a mask may stand for several dimensions."""
+    if any(index is not None and not index.dtype.is_signed for index in indices):
+        return False
+    return indices[dim] is not None and is_known_empty(tensor, dim) and indices[dim].numel() > 0
+
+
+EXTREMA = frozenset({torch.ops.aten.max.dim, torch.ops.aten.min.dim})
+
+
+def is_known_empty(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether a size of a tensor is 0 for certain."""
+    return tensor.dim() > 0 and known_equal([tensor.size(dim)], [0])
+
+
+OVERLAPPING = (
+    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
+    "Please clone() the tensor before performing the operation."
+)
+"""Eager's message."""
+
+
+def partly_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two dense tensors share memory, but not element by element: what eager refuses in a pointwise write."""
+    return share_elements(one, other) and (byte_range(one) != byte_range(other) or one.stride() != other.stride())
+
+
+def memory_key(tensor: torch.Tensor) -> int:
+    """`storage_key` of a tensor, or of the value of a functional one: an alias of an argument may be another wrapper."""
+    return storage_key(from_functional(tensor) if isinstance(tensor, FunctionalTensor) else tensor)
+
+
+def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two dense tensors have elements in common."""
+    if 0 in (one.numel(), other.numel()) or memory_key(one) != memory_key(other):
+        return False
+    if not (is_dense(one) and is_dense(other)):
+        return False
+    (start, end), (other_start, other_end) = byte_range(one), byte_range(other)
+    return start < other_end and other_start < end
+
+
+def refuse_stale_views(args: Sequence[Any]) -> None:
+    """Raise if a view is used with grad mode on that autograd would give a wrong history."""
+    if torch.is_grad_enabled():
+        for value in pytree.tree_leaves(args):
+            if isinstance(value, FunctionalTensor) and is_stale_view(value):
+                raise RuntimeError("use of a view of a tensor whose metadata was changed")
+
+
+ANOTHER_STORAGE = "a tensor is given another storage"
+
+REPLACES_STORAGE = {
+    torch.ops.aten.set_.default: ANOTHER_STORAGE,
+    torch.ops.aten.set_.source_Storage: ANOTHER_STORAGE,
+    torch.ops.aten.set_.source_Storage_storage_offset: ANOTHER_STORAGE,
+    torch.ops.aten.set_.source_Tensor: ANOTHER_STORAGE,
+    torch.ops.aten.set_.source_Tensor_storage_offset: ANOTHER_STORAGE,
+}
+"""Ops that functionalization cannot record, and what to say of them."""
+
+
+def refuse_view_across_gaps(tensor: torch.Tensor, size: Sequence[Any]) -> None:
+    """Raise eager's error for a tensor that cannot be viewed so, also where a write has laid its value out without gaps."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    if is_symbolic(tensor) or tensor.is_contiguous() or any(isinstance(number, torch.SymInt) for number in size):
+        return
+    with _disable_current_modes():
+        torch.empty_strided(tensor.size(), tensor.stride(), device="meta").view(size)
+
+
+COMPRESSED_LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def refuse_differentiable_rows(args: Sequence[Any], result: Any) -> None:
+    """Raise if autograd is about to give a history to the functional wrapper of such a layout: it aborts the process."""
+    if not isinstance(result, torch.Tensor) or result.layout not in COMPRESSED_LAYOUTS or not torch.is_grad_enabled():
+        return
+    if any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
+        raise RuntimeError("layout_impl is only implemented for other layouts of what requires grad")

@@ -1,0 +1,117 @@
+"""Symbolic sizes: what is asked of them and assumed of them while a function is traced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+
+
+class AskingShapeEnv(ShapeEnv):
+    """A shape environment that asks somebody else where an answer depends on values.
+
+    `answer` takes an expression in symbols and returns its value, or `None`: then the question is an error.
+    """
+
+    answer: Callable[[Any], Any] | None = None
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().evaluate_expr(orig_expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            value = None if self.answer is None else self.answer(orig_expr)
+            if value is None:
+                raise
+            return value
+
+
+@contextlib.contextmanager
+def answered_by(mode: FakeTensorMode, answer: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, `answer` is asked what depends on values; not if the shape environment is Dynamo's, which guards it itself."""
+    env = mode.shape_env
+    if not isinstance(env, AskingShapeEnv):
+        yield
+        return
+    env.answer = answer
+    try:
+        yield
+    finally:
+        env.answer = None
+
+
+def deferred_checks(mode: FakeTensorMode) -> list[Any]:
+    """What torch has assumed of values, in `torch._check` and in ops: expressions in symbols, each of them to be true."""
+    if not isinstance(mode.shape_env, AskingShapeEnv):
+        return []
+    return [check.expr for checks in mode.shape_env.deferred_runtime_asserts.values() for check in checks]
+
+
+def holds_of_counts(expression: Any, counts: Iterable[Any]) -> bool:
+    """Whether an expression in symbols is true if each of `counts` is one at least."""
+    rest = {count: sympy.Symbol(f"rest_of_{count}", integer=True, nonnegative=True) for count in counts}
+    return expression.xreplace({count: 1 + symbol for count, symbol in rest.items()}) == sympy.true
+
+
+def known_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether two lists of (symbolic) numbers are equal for certain; asks without adding a guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return len(left) == len(right) and all(statically_known_true(a == b) for a, b in zip(left, right, strict=True))
+
+
+def known_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether a traced tensor is contiguous for certain; asks without adding a guard."""
+    expected: list[Any] = [1]
+    for size in reversed(tensor.size()[1:]):
+        expected.append(expected[-1] * size)
+    return known_equal(tensor.stride(), expected[::-1][: tensor.dim()])
+
+
+def hints(numbers: Sequence[Any]) -> tuple[int, ...]:
+    """The values that symbolic numbers had while tracing; asks without adding a guard."""
+    return tuple(number.node.hint if isinstance(number, torch.SymInt) else int(number) for number in numbers)
+
+
+def guard_count(value: torch.Tensor) -> int:
+    """How many symbolic guards the trace that `value` belongs to has gathered."""
+    return guards_of_mode(value.fake_mode)
+
+
+def guards_of_mode(mode: FakeTensorMode) -> int:
+    """How many symbolic guards the traces of a mode have gathered."""
+    return 0 if mode.shape_env is None else len(mode.shape_env.guards)
+
+
+def is_symbolic(tensor: torch.Tensor) -> bool:
+    """Whether a size, stride or offset of a traced tensor is symbolic."""
+    return bool(tensor._has_symbolic_sizes_strides)
+
+
+def is_symbolic_value(value: Any) -> bool:
+    """Whether a traced value is a symbolic number or a tensor with a symbolic size."""
+    if isinstance(value, torch.Tensor):
+        return is_symbolic(value)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+NEED_STATIC_SIZES = (
+    "with symbolic sizes/strides",
+    "tried to directly modify sizes for customized tensor",
+    "Expected IntList but got GenericList",
+)
+"""Parts of what torch raises where C++ asks for a size as a plain number, or sets one."""
+
+
+def lacks_shape_function(error: BaseException | None) -> bool:
+    """Whether an error, or what it comes from, says that an op cannot run on fake tensors of symbolic sizes."""
+    from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+    if error is None:
+        return False
+    found = isinstance(error, UnsupportedOperatorException) or any(part in str(error) for part in NEED_STATIC_SIZES)
+    return found or lacks_shape_function(error.__cause__)

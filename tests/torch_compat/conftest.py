@@ -1,0 +1,12 @@
+"""What the feature tests share."""
+
+from __future__ import annotations
+
+import pytest
+
+from aotgrad import torch_compat as compat
+
+
+@pytest.fixture
+def fake_mode():
+    return compat.new_fake_mode()

@@ -1,0 +1,56 @@
+"""Feature tests of `aotgrad/torch_compat/assignments.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from aotgrad import torch_compat as compat
+from tests.torch_compat.tracing import Tracing
+
+
+def test_a_view_that_is_reshaped_in_place_is_another_view_for_autograd(fake_mode):
+    assert issubclass(compat.ReshapedViews, TorchFunctionMode)
+    with pytest.raises(RuntimeError, match=compat.VIEW_OF_LEAF):
+        torch.ones(2, requires_grad=True).view(2).unsqueeze_(0)
+    with Tracing(fake_mode, torch.ones(2, 3)).active() as x:
+        base = x.requires_grad_() * 1
+        row, saved, argument = base[0], base[1], base[:, 0]
+        product = saved * saved
+        assert [compat.may_be_swapped(each) for each in (row, x[0], base.split(1)[0], base, 3)] == [True] + 4 * [False]
+        with compat.ReshapedViews([argument]):
+            assert row.unsqueeze_(0) is row
+            assert saved.unsqueeze_(0) is saved
+            argument.unsqueeze_(0)
+        assert (row.shape, saved.shape, base._version) == ((1, 3), (1, 3), 3)
+        row[0].mul_(2)
+        assert (row.grad_fn.name(), row.shape) == ("UnsqueezeBackward0", (1, 3))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
+def test_views_and_changes_in_place_show_the_same():
+    assert set(compat.OUT_OF_PLACE) < compat.RESHAPES
+    for in_place, view in compat.OUT_OF_PLACE.items():
+        arguments = {"as_strided": ((2,), (1,)), "t": (), "squeeze": (), "unsqueeze": (0,)}.get(view.__name__, (0, 1))
+        x, y = torch.ones(1, 3), torch.ones(1, 3)
+        in_place(x, *arguments)
+        assert view(y, *arguments).shape == x.shape
+
+
+def test_swapped_tensors_are_each_other():
+    x = torch.ones(3)
+    row, other = x[0], x[1:]
+    row.note = 1
+    compat.swap_tensors(row, other)
+    assert (row.shape, other.shape, other.note, hasattr(row, "note")) == ((2,), (), 1, False)
+
+
+def test_an_assignment_of_data_is_refused(fake_mode):
+    assert issubclass(compat.RefusedAssignments, TorchFunctionMode)
+    with Tracing(fake_mode, torch.ones(2)).active() as x, compat.RefusedAssignments():
+        for value in (x, x * 2, torch.ones(2)):
+            with pytest.raises(RuntimeError, match=compat.ANOTHER_STORAGE):
+                value.data = torch.zeros(2)
+        assert x.data.shape == (2,)

@@ -1,0 +1,329 @@
+"""Feature tests of `aotgrad/torch_compat/autograd.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from aotgrad import torch_compat as compat
+
+
+def test_hidden_saved_tensor_hooks_come_back_in_order():
+    seen = []
+
+    def packs(name):
+        return torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(name) or t, lambda t: t)
+
+    x = torch.ones(1, requires_grad=True)
+    with packs("outer"), packs("inner"):
+        with compat.hidden_saved_tensor_hooks():
+            x.sin()
+        assert seen == []
+        x.sin()
+    assert seen == ["inner"]
+
+
+def test_the_hooks_of_all_modules():
+    tables = compat.global_module_hooks()
+    assert [dict(table) for table in tables] == [{}] * 4
+    handle = nn.modules.module.register_module_forward_hook(print)
+    assert list(tables[0].values()) == [print]
+    handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [("all", True), ("one", False), ("both by grad", None), ("through an op", True)]
+)
+def test_engine_executes_all_edges_of_a_node(wanted, expected):
+    answers = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x * y
+
+        @staticmethod
+        def backward(ctx, gradient):
+            answers.append(compat.engine_executes_all_edges())
+            return gradient, gradient
+
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    if wanted == "all":
+        Product.apply(x, y).sum().backward()
+    elif wanted == "one":
+        Product.apply(x, y).sum().backward(inputs=[x])
+    elif wanted == "both by grad":
+        torch.autograd.grad(Product.apply(x, y).sum(), (x, y))
+    else:
+        torch.autograd.grad(Product.apply(x * 2, y * 2).sum(), (x, y))
+    assert answers == [expected]
+
+
+def test_set_defaults_are_attributes_of_every_ctx():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * ctx.factor
+
+    compat.set_defaults(Double, factor=2)
+    x = torch.ones(2, requires_grad=True)
+    y, z = Double.apply(x), Double.apply(x)
+    y.grad_fn.factor = 5
+    assert [torch.autograd.grad(each.sum(), x)[0][0].item() for each in (y, z)] == [5, 2]
+
+
+def test_sequence_numbers_tell_which_op_made_a_node():
+    x = torch.ones(1, requires_grad=True)
+    expected = compat.sequence_nr()
+    first = x.sin()
+    assert compat.node_sequence_nr(first.grad_fn) == expected
+    assert compat.sequence_nr() == expected + 1
+
+
+class Watching(torch.autograd.Function):
+    """Records what the engine says while its backward runs."""
+
+    seen: dict
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        edges = compat.edges_of_running_node()
+        saved = ctx.saved_tensors
+        compat.release_saved_tensors(ctx)
+        Watching.seen = {
+            "wanted": [compat.is_wanted(edge) for edge in edges],
+            "retained": compat.graph_is_retained(),
+            "saved": len(saved),
+        }
+        return grad, grad
+
+
+class Saving(torch.autograd.Function):
+    """Saves its two inputs, and notes what it finds of them in the backward, one by one."""
+
+    found: ClassVar[list] = []
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        for position in range(2):
+            hook = compat.unpack_hook(ctx, position)
+            Saving.found.append(None if hook is None else hook())
+            try:
+                Saving.found += compat.some_saved_tensors(ctx, [position])
+            except RuntimeError as error:
+                Saving.found.append(str(error))
+        return grad, grad
+
+
+def test_saved_tensors_are_unpacked_one_by_one():
+    x, y = torch.ones(1, requires_grad=True), torch.ones(1)
+    result = Saving.apply(x, y)
+    y.add_(1)
+    Saving.found.clear()
+    result.backward()
+    assert Saving.found[:3] == [None, x, None]
+    assert "modified by an inplace operation" in Saving.found[3]
+
+
+def test_a_saved_tensor_shows_its_unpack_hook():
+    x, y = torch.ones(1, requires_grad=True), torch.ones(1)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor + 1, lambda tensor: tensor * 10):
+        result = Saving.apply(x, y)
+    Saving.found.clear()
+    result.backward()
+    assert Saving.found == [20, 20, 20, 20]
+
+
+def test_the_engine_says_which_gradients_it_wants():
+    x, y = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    torch.autograd.grad(Watching.apply(x, y), x)
+    assert Watching.seen["wanted"] == [True, False]
+    Watching.apply(x.sin(), y).backward()
+    assert Watching.seen["wanted"] == [True, True]
+    Watching.apply(x, torch.ones(1)).backward()
+    assert Watching.seen["wanted"] == [True, False]
+
+
+class AskingForMany(torch.autograd.Function):
+    answers: ClassVar[tuple] = ()
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        return inputs[0].clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        edges = compat.edges_of_running_node()
+        assert compat.leaves_wanted(edges[:8]) == [compat.is_wanted(edge) for edge in edges[:8]]
+        AskingForMany.answers = (compat.are_wanted(edges), tuple(map(compat.is_wanted, edges)))
+        return (grad,) * len(edges)
+
+
+@pytest.mark.parametrize("leaves", [8, compat.PROBES_PER_EXCEPTION + 6])
+@pytest.mark.parametrize("wanted", [[], [0], [-3], [0, 3, 4, -2], [1, 2, 6], "all"])
+def test_the_engine_says_the_same_for_many_leaves_at_once(wanted, leaves):
+    inputs = [torch.ones(2, requires_grad=True) for _ in range(leaves)]
+    inputs += [torch.ones(2, requires_grad=True).sin(), torch.ones(2, requires_grad=True).cos(), torch.ones(2)]
+    y = AskingForMany.apply(*inputs)
+    chosen = inputs[:-1] if wanted == "all" else [inputs[k] for k in wanted]
+    if chosen:
+        torch.autograd.grad(y.sum(), chosen, allow_unused=True)
+        expected = tuple(any(one is other for other in chosen) for one in inputs)
+    else:
+        y.sum().backward()
+        expected = (True,) * (leaves + 2) + (False,)
+    assert AskingForMany.answers == (expected, expected)
+
+
+def test_the_engine_says_which_gradients_of_sparse_leaves_it_wants():
+    inputs = [torch.ones(2, requires_grad=True), *(torch.eye(2).to_sparse().requires_grad_() for _ in range(3))]
+
+    class Asking(AskingForMany):
+        @staticmethod
+        def backward(ctx, grad):
+            Asking.answers = compat.are_wanted(compat.edges_of_running_node())
+            return (grad, None, None, None)
+
+    torch.autograd.grad(Asking.apply(*inputs).sum(), inputs[:2], allow_unused=True)
+    assert Asking.answers == (True, True, False, False)
+
+
+def test_a_custom_node_is_made_without_a_look_at_transforms():
+    x, y = torch.ones(1, requires_grad=True), torch.ones(1)
+    result = compat.applied(Saving)(x, y)
+    assert result.grad_fn.name() == Saving.apply(x, y).grad_fn.name()
+
+
+def test_where_a_gradient_arrives():
+    x = torch.ones(2, requires_grad=True)
+    first, second = x.unbind()
+    assert compat.gradient_edge(second) == (first.grad_fn, 1)
+
+
+def test_nodes_that_save_a_value_run_once():
+    x = torch.ones(2, requires_grad=True)
+    for saving in (x.exp(), x * 2, x[torch.tensor([0])], torch.where(x > 0, x, 0.0)):
+        assert compat.saves_a_value(saving.grad_fn)
+        saving.sum().backward()
+        assert compat.saves_a_value(saving.grad_fn)
+        with pytest.raises(RuntimeError, match="a second time"):
+            saving.sum().backward()
+    for free in (x + 2, x.cumsum(0), torch.cat([x, x]), x.mean(), Watching.apply(x, x)):
+        assert not compat.saves_a_value(free.grad_fn)
+    with pytest.raises(RuntimeError, match="a second time"):
+        compat.raise_second_backward()
+    (saved,) = compat.saved_tensors(x.exp().grad_fn)
+    assert compat.has_storage(saved) and not compat.has_storage(torch.ones(2).to_sparse())
+    assert compat.saved_tensors(torch.cat([x, x]).grad_fn) == []
+
+
+def test_hooks_of_a_tensor_are_seen_and_removed():
+    seen = []
+    leaf = torch.ones(2, requires_grad=True)
+    for tensor in (leaf, leaf * 1):
+        assert compat.pop_hooks(tensor) == [] == compat.pop_post_accumulate_hooks(tensor)
+        tensor.register_hook(seen.append)
+        assert compat.pop_hooks(tensor) == [seen.append]
+        tensor.sum().backward()
+    leaf.register_post_accumulate_grad_hook(seen.append)
+    assert compat.pop_post_accumulate_hooks(leaf) == [seen.append]
+    leaf.sum().backward()
+    assert seen == []
+
+
+def test_a_hook_goes_where_the_first_one_is():
+    base = torch.ones(2, requires_grad=True) * 1
+    view = base.view(2, 1)
+    assert not compat.was_hooked(view)
+    seen: list[torch.Tensor] = []
+    view.register_hook(seen.append)
+    base.mul_(2)
+    assert compat.was_hooked(view)
+    view.register_hook(seen.append)
+    view.sum().backward()
+    assert seen == [] and not compat.was_hooked(view)
+
+
+def test_the_engine_says_whether_the_graph_is_retained():
+    x = torch.ones(1, requires_grad=True)
+    z = Watching.apply(x, x)
+    z.backward(retain_graph=True)
+    assert Watching.seen["retained"]
+    z.backward()
+    assert not Watching.seen["retained"]
+
+
+def test_released_tensors_are_gone_only_if_the_graph_is_not_retained():
+    x = torch.ones(1, requires_grad=True)
+    z = Watching.apply(x, x)
+    z.backward(retain_graph=True)
+    z.backward()
+    assert Watching.seen["saved"] == 1
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        z.backward()
+
+
+class TakesContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class SetsContextUp(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def test_functions_that_transforms_refuse():
+    x = torch.ones(2, requires_grad=True)
+    for function, is_refused in ((TakesContext, True), (SetsContextUp, False)):
+        assert compat.is_refused_by_transforms(function.apply(x).grad_fn) is is_refused
+        with pytest.raises(RuntimeError, match="setup_context") if is_refused else contextlib.nullcontext():
+            torch.func.grad(lambda x, function=function: function.apply(x).sum())(x)
+    assert not compat.is_refused_by_transforms((x * 2).grad_fn)
+
+
+def test_nodes_of_autograd_functions():
+    x = torch.ones(2, requires_grad=True)
+    assert [compat.is_custom_node(result.grad_fn) for result in (SetsContextUp.apply(x), x * 2)] == [True, False]
+
+
+def test_an_edge_keeps_the_graph_and_not_the_tensor():
+    x = torch.ones(2, requires_grad=True)
+    result = x * 2
+    edge, alive = compat.edge_of(result), weakref.ref(result)
+    del result
+    assert alive() is None and compat.edge_of(torch.ones(2)) is None
+    assert torch.equal(torch.autograd.grad([edge], x, [torch.ones(2)])[0], 2 * torch.ones(2))

@@ -1,0 +1,117 @@
+"""Feature tests of `aotgrad/torch_compat/dynamo.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from aotgrad import torch_compat as compat
+
+
+def test_disable_dynamo_runs_the_function_as_it_is():
+    traced = []
+
+    @compat.disable_dynamo
+    def hidden(x):
+        traced.append(torch.compiler.is_compiling())
+        return x + 1
+
+    assert torch.compile(lambda x: hidden(x) * 2, backend="eager")(torch.ones(1)).item() == 4
+    assert traced == [False]
+
+
+@pytest.mark.parametrize(
+    ("error", "breaks"), [(DataDependentOutputException("item"), True), (ValueError(), False), (None, False)]
+)
+def test_breaks_dynamos_graph(error, breaks):
+    assert compat.breaks_dynamos_graph(error) == breaks
+
+
+def test_where_dynamo_breaks_graphs_and_what_it_passes():
+    sources = []
+
+    def backend(module, example_inputs):
+        sources.append([compat.dynamo_source(node) for node in module.graph.find_nodes(op="placeholder")])
+        return module.forward
+
+    def function(x, more):
+        x = x + more["w"]
+        torch._dynamo.graph_break()
+        return x * 2
+
+    with compat.dynamo_forgets(), compat.graph_breaks() as breaks:
+        torch.compile(function, backend=backend)(torch.ones(1), {"w": torch.ones(1)})
+    assert sources == [["L['x']", "L['more']['w']"], ["L['x']"]]
+    ((frame, reason),) = breaks
+    assert frame.line == "torch._dynamo.graph_break()" and reason
+    assert compat.dynamo_source(torch.fx.Graph().placeholder("x")) is None
+
+
+def test_dynamo_forgets():
+    compiled = []
+    function = torch.compile(lambda x: x + 1, backend=lambda module, _: compiled.append(module) or module.forward)
+    for _ in range(2):
+        with compat.dynamo_forgets():
+            function(torch.ones(1))
+    assert len(compiled) == 2
+
+
+def test_marked_dimensions():
+    x = torch.ones(2, 3, 4)
+    torch._dynamo.mark_dynamic(x, 1)
+    torch._dynamo.maybe_mark_dynamic(x, 2)
+    assert compat.dims_marked_dynamic(x) == {1, 2}
+    assert compat.dims_marked_dynamic(torch.ones(1)) == frozenset()
+
+
+def test_the_context_that_dynamo_opens_is_found():
+    found = []
+
+    def backend(module, example_inputs):
+        context = compat.tracing_context()
+        found.append((context.fake_mode, compat.dynamo_symbolic_context(context, example_inputs[0])))
+        return module.forward
+
+    assert compat.tracing_context() is None
+    assert compat.dynamo_symbolic_context(None, torch.ones(1)) is None
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    (fake_mode, _) = found[0]
+    assert isinstance(fake_mode, compat.FakeTensorMode)
+
+
+def test_a_tracing_context_can_be_opened(fake_mode):
+    with compat.tracing(compat.TracingContext(fake_mode)):
+        assert compat.tracing_context().fake_mode is fake_mode
+
+
+def test_what_torch_compile_was_given():
+    model = nn.Linear(2, 2)
+    assert compat.without_dynamo(torch.compile(model, backend="eager")) is compat.without_dynamo(model) is model
+    assert compat.without_dynamo(torch.compile(three, backend="eager")) is three
+
+
+def three():
+    return 3
+
+
+def test_frames_that_dynamo_leaves_alone():
+    """A hook is called where Dynamo is active; `autograd.grad` is no part of a graph."""
+
+    def compiled_graphs(hook):
+        graphs = []
+        x = torch.zeros(2, requires_grad=True)
+        x.register_hook(hook)
+        torch._dynamo.reset()
+        outer = torch.compile(lambda: torch.autograd.grad(x.sum(), x), backend=lambda g, _: graphs.append(g) or g.forward)
+        assert torch.equal(outer()[0], torch.ones(2).sin() * 2)
+        return "".join(graph.code for graph in graphs)
+
+    def seen(gradient):
+        return gradient.sin() * 2
+
+    def hidden(gradient):
+        return seen(gradient)
+
+    assert "sin" in compiled_graphs(seen) and "sin" not in compiled_graphs(compat.hidden_from_dynamo(hidden))

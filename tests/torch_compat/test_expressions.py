@@ -1,0 +1,81 @@
+"""Feature tests of `aotgrad/torch_compat/expressions.py`."""
+
+from __future__ import annotations
+
+import torch
+
+from aotgrad import torch_compat as compat
+from tests.torch_compat.tracing import symbolic, symbolic_fake
+
+
+def test_symbolic_numbers_as_source(fake_mode):
+    size = symbolic(fake_mode, 4).size(0)
+    text, (symbol,) = compat.symbolic_text(size * 2 // 3)
+    assert eval(text, {symbol: 4}) == 2
+    assert compat.is_symbol(size, symbol)
+    assert not compat.is_symbol(size * 2, symbol)
+    assert not compat.is_symbol(4, symbol)
+
+
+def test_equal_symbolic_numbers_have_one_expression(fake_mode):
+    value = symbolic(fake_mode, 3, 3)
+    first, second = value.size()
+    assert compat.expression_of(first * 2) == compat.expression_of(2 * first) != compat.expression_of(second * 2)
+    assert compat.expression_of(5) == 5
+    assert compat.guard_count(value) == 0
+
+
+def test_write_expression():
+    mode, graph = compat.new_fake_mode(), torch.fx.Graph()
+    rows, columns = compat.symbolic_inputs(mode, [6, 4])
+    nodes = {str(size.node.expr): graph.placeholder(str(size.node.expr)) for size in (rows, columns)}
+    written = compat.write_expression(graph, rows * 2 + columns // 3, lambda symbol: nodes[str(symbol)])
+    graph.output(written)
+    assert torch.fx.GraphModule({}, graph)(10, 9) == 23
+
+
+def test_a_symbolic_number_is_written_and_made_again():
+    mode, fake = symbolic_fake()
+    (rows, columns) = compat.backed_symbols(mode.shape_env)
+    expression = compat.backed_expression(fake.size(0) * 2 + 1)
+    assert expression == 2 * rows + 1 and type(expression).__name__ in compat.expression_types()
+    made = compat.symbolic_number(mode, "int", expression)
+    assert isinstance(made, torch.SymInt) and compat.hints([made]) == (13,)
+    assert isinstance(compat.symbolic_number(mode, "float", columns / 2), torch.SymFloat)
+    assert compat.guards_of_mode(mode) == 0
+    assert bool(compat.symbolic_number(mode, "bool", rows > 5)) and compat.guards_of_mode(mode) == 1
+    assert [str(each) for each in compat.conditions_since(mode, 0)] == [f"{rows} > 5"] and not compat.conditions_since(
+        mode, 1
+    )
+
+
+def test_what_is_known_of_symbols():
+    assert compat.symbolic_state(compat.new_fake_mode()) is None
+    mode, fake = symbolic_fake()
+    (rows, _) = compat.backed_symbols(mode.shape_env)
+    symbols, equalities, conditions = compat.symbolic_state(mode)
+    assert len(symbols) == 2 and not equalities and not conditions
+    names = {name: (sources, value) for name, sources, value, _ in symbols}
+    assert names[str(rows)] == (compat.sources_of(mode.shape_env, rows), "6")
+    assert fake.size(0) < 100 and compat.symbolic_state(mode) != (symbols, equalities, conditions)
+
+
+def test_a_number_that_depends_on_data_has_no_expression():
+    mode, _ = symbolic_fake()
+    assert compat.backed_expression(mode.shape_env.create_unbacked_symint()) is None
+
+
+def test_a_bool_that_is_read_is_a_comparison_of_a_symbol():
+    mode = compat.new_fake_mode()
+    fake = mode.from_tensor(torch.tensor(True))
+    with mode:
+        assert compat.was_symbol(fake.item(), "u0")
+
+
+def test_the_text_of_an_expression_is_evaluated():
+    mode = compat.new_fake_mode()
+    fake = mode.from_tensor(torch.tensor(3))
+    with mode:
+        text, names = compat.expression_text((fake.item() // 2 + 1).node.expr)
+    assert names == ["u0"]
+    assert eval(compat.compiled_text(text), compat.text_namespace(), {"u0": 7}) == 4

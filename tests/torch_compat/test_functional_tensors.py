@@ -1,0 +1,41 @@
+"""Feature tests of `aotgrad/torch_compat/functional_tensors.py`."""
+
+from __future__ import annotations
+
+import torch
+
+from aotgrad import torch_compat as compat
+from tests.torch_compat.tracing import Tracing
+
+
+def test_same_functional_is_one_value_with_two_histories(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2))
+    with trace.active() as x:
+        same = compat.same_functional(x)
+        x.add_(1)
+        assert compat.proxy_node(compat.from_functional(same), trace.tracer).name == "add"
+    assert (x._version, same._version) == (1, 0)
+
+
+def test_recorded_views_are_applied_to_another_base(fake_mode):
+    with Tracing(fake_mode, torch.ones(3, 4)).active() as x, torch.no_grad():
+        view = x[1:].t()
+        assert len(compat.recorded_views(view)) == 2
+        with compat.disable_functional_mode():
+            again = compat.with_recorded_views(view, torch.ones(20).as_strided((3, 4), (5, 1), 2))
+    assert (again.shape, again.stride(), again.storage_offset()) == ((4, 2), (1, 5), 7)
+
+
+def test_what_is_computed_from_closed_over_tensors_is_functional(fake_mode):
+    trace, real = Tracing(fake_mode, torch.ones(2)), torch.ones(2)
+    with trace.active():
+        assert compat.any_functional([real * 2])
+        assert not compat.any_functional([real[1:]])
+        wrapped = compat.wrapped_result(trace.functional_mode, trace.fake)
+        assert compat.any_functional([wrapped]) and compat.from_functional(wrapped) is trace.fake
+
+
+def test_any_functional_tells_traced_tensors(fake_mode):
+    assert not compat.any_functional([torch.ones(2), 3])
+    with fake_mode, compat.functional_mode(lambda: torch.ones(0)):
+        assert compat.any_functional([3, compat.to_functional(torch.ones(2))])

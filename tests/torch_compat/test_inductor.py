@@ -1,0 +1,127 @@
+"""Feature tests of `aotgrad/torch_compat/inductor.py`."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import torch
+from torch._dynamo.utils import counters as inductor_counters
+from torch._inductor.utils import fresh_cache
+
+from aotgrad import torch_compat as compat
+from tests.torch_compat.tracing import graph_of_sin_cos, inductor
+
+aten = torch.ops.aten
+
+
+def test_compile_without_workers():
+    import torch._inductor.config as config
+
+    with config.patch(compile_threads=7):
+        compat.compile_without_workers()
+        assert config.compile_threads == 1
+
+
+@inductor
+def test_inductor_compiles_a_graph(fake_mode):
+    module, fake = graph_of_sin_cos(fake_mode)
+    with compat.inductor_context(fake_mode, "default"), compat.reported_output_strides() as strides:
+        module = compat.inductor_joint_passes(module)
+        settings = compat.inductor_graph_settings(cudagraphs=compat.inductor_uses_cudagraphs())
+        compiled = compat.inductor_compile(module, [fake], static_input_idxs=[], is_inference=True, **settings)
+    x = torch.rand(4)
+    torch.testing.assert_close(compiled([x])[0], x.sin().cos())
+    assert [compat.as_symints(fake_mode, stride) for stride in strides] == [(1,)]
+
+
+@inductor
+def test_equal_graphs_are_apart_in_inductors_cache():
+    """As where one's results are seen by a user and the other's are not: that is no part of its key."""
+    counts = []
+    with fresh_cache():
+        for text in ("seen", "unseen", "seen"):
+            mode = compat.new_fake_mode()
+            module, fake = graph_of_sin_cos(mode)
+            before = inductor_counters["inductor"]["fxgraph_cache_hit"]
+            with compat.inductor_context(mode, "default", **compat.apart_in_inductors_cache(text)):
+                compat.inductor_compile(module, [fake], static_input_idxs=[], **compat.inductor_graph_settings(False))
+            counts.append(inductor_counters["inductor"]["fxgraph_cache_hit"] - before)
+    assert counts == [0, 0, 1]
+
+
+def test_a_lowering_of_the_users_own():
+    from torch._inductor import lowering
+
+    assert not compat.inductor_has_users_lowerings() and compat.inductor_key() is not None
+    torch.library.custom_op("aotgrad_tests::lowered", torch.clone, mutates_args=(), schema="(Tensor x) -> Tensor")
+    overload = torch.ops.aotgrad_tests.lowered.default
+    try:
+        lowering.register_lowering(overload)(lambda x: x)
+        assert compat.inductor_has_users_lowerings() and compat.inductor_key() is None
+    finally:
+        lowering.lowerings.pop(overload, None)
+
+
+@inductor
+def test_inductor_decompositions_are_a_table():
+    assert aten.silu_backward.default in compat.inductor_decompositions()
+
+
+@inductor
+def test_a_mode_configures_inductor(fake_mode):
+    with compat.inductor_context(fake_mode, "reduce-overhead"):
+        assert compat.inductor_uses_cudagraphs()
+    assert not compat.inductor_uses_cudagraphs()
+
+
+@inductor
+def test_inductors_key_is_that_of_its_configuration():
+    before = compat.inductor_key()
+    assert before is not None and compat.inductor_key() == before
+    with compat.inductor_configured("max-autotune-no-cudagraphs"):
+        assert compat.inductor_key() not in (before, None)
+    with compat.inductor_configured("default", layout_optimization=False):
+        assert compat.inductor_key() not in (before, None)
+    for name in ("post_grad_custom_post_pass", "joint_custom_pre_pass"):
+        assert name.startswith(compat.INDUCTOR_PASSES)
+        with compat.inductor_configured("default", **{name: lambda graph: None}):
+            assert compat.inductor_key() is None
+
+
+def test_what_has_the_same_text_in_every_process():
+    assert compat.is_stable({"a": [1, (None, 2.0)], "b": {"x", "y"}}) and not compat.is_stable([object()])
+    assert compat.stable_text({"b", "a"}) == compat.stable_text({"a", "b"}) and compat.stable_text((1,)) == "(1,)"
+
+
+@inductor
+def test_what_inductor_made_is_loaded_again(fake_mode):
+    module, fake = graph_of_sin_cos(fake_mode)
+    with compat.inductor_context(fake_mode, "default"):
+        made = compat.inductor_compile(module, [fake], static_input_idxs=[], **compat.inductor_graph_settings(False))
+    loaded = compat.inductor_load(compat.inductor_dump(made), is_backward=False)
+    x = torch.rand(4)
+    assert torch.equal(loaded([x.clone()])[0], made([x.clone()])[0])
+    module = types.ModuleType("again")
+    module.call = compat.inductor_module(made).call
+    with_module = compat.inductor_load_module(compat.inductor_dump(made), module, is_backward=False)
+    assert torch.equal(with_module([x.clone()])[0], made([x.clone()])[0])
+    kernel = next(value for name, value in vars(compat.inductor_module(made)).items() if name.startswith("cpp_"))
+    assert compat.kernel_in(*compat.library_of(kernel)) is kernel
+    assert compat.inductor_dump(lambda inputs: inputs) is None
+
+
+@inductor
+def test_the_names_of_decompositions(monkeypatch):
+    table = compat.inductor_decompositions()
+    names = dict(compat.names_of_decompositions(table))
+    assert len(names) == len(table) and names["aten.silu.default"].startswith("torch.")
+    assert compat.names_of_decompositions({torch.ops.aten.sin.default: torch.ops.aten.cos.default}) == [
+        ("aten.sin.default", "aten.cos.default")
+    ]
+    assert compat.names_of_decompositions({torch.ops.aten.sin.default: lambda x: x}) is None
+    assert compat.DECOMPOSITIONS in sys.modules
+    monkeypatch.setattr("aotgrad.torch_compat.inductor._own_decompositions", table)
+    assert compat.names_of_inductor_decompositions() == []
+    monkeypatch.setattr("aotgrad.torch_compat.inductor._own_decompositions", {})
+    assert len(compat.names_of_inductor_decompositions()) == len(table)

@@ -1,0 +1,107 @@
+"""Feature tests of `aotgrad/torch_compat/kernels.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aotgrad import torch_compat as compat
+from tests.torch_compat.tracing import symbolic
+
+aten = torch.ops.aten
+
+
+def test_python_kernels_keep_sizes_symbolic(fake_mode):
+    fake = symbolic(fake_mode, 4, 6)
+    with fake_mode, compat.enable_python_dispatcher():
+        product = torch.matmul(fake, fake.t())
+    assert isinstance(product.size(0), torch.SymInt)
+
+
+def test_dropout_that_drops_nothing_returns_its_input(fake_mode):
+    fake = symbolic(fake_mode, 4)
+    with fake_mode, compat.symbolic_kernels():
+        assert torch.dropout(fake, 0.5, train=False) is fake
+        assert torch.dropout(fake, 0.5, train=True) is not fake
+    assert compat.eager_dropout(None, fake, 0.5, False) is fake
+    with fake_mode, compat.enable_python_dispatcher():
+        assert torch.dropout(fake, 0.5, train=False) is not fake
+
+
+def test_a_product_of_known_sizes_is_no_view(fake_mode):
+    with fake_mode, compat.symbolic_kernels():
+        known = torch.ones(1, 2, 2)
+        assert torch.matmul(known, known)._base is None
+    unknown = symbolic(fake_mode, 3, 4, 4)
+    with fake_mode, compat.symbolic_kernels():
+        product = torch.matmul(unknown, unknown)
+        assert isinstance(product.size(0), torch.SymInt)
+        assert product._base is None
+        assert compat.eager_matmul(lambda x, _: x[1:], unknown, unknown)._base is None
+
+
+def test_replaced_kernels_are_back_after_an_error(fake_mode):
+    kernels = dict(aten.dropout.default.py_kernels)
+    with pytest.raises(ZeroDivisionError), compat.replaced_kernels(aten.dropout.default, lambda *_: 1 / 0):
+        assert aten.dropout.default.py_kernels != kernels
+        with fake_mode, compat.enable_python_dispatcher():
+            torch.dropout(torch.ones(2), 0.5, train=True)
+    assert aten.dropout.default.py_kernels == kernels
+
+
+@pytest.mark.parametrize(("op", "functional"), compat.OUT_IS_LOST, ids=lambda op: op._overloadname)
+def test_out_is_written_to_under_a_dispatch_mode(op, functional):
+    """Torch's own kernel forgets it; an entry whose kernel writes can go."""
+    given = {"out": (0.1,), "out_tol_tensor": (torch.tensor(0.1),)}.get(op._overloadname, ())
+    out = torch.zeros((), dtype=torch.int64)
+    with IgnoreResults():
+        op(torch.eye(3), *given, out=out)
+    assert out == 0
+    compat.written_result(functional, torch.eye(3), *given, out=out)
+    assert out == 3
+
+
+class IgnoreResults(TorchDispatchMode):
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        return op(*args, **(kwargs or {}))
+
+
+def test_a_given_kernel_is_gone_afterwards(fake_mode):
+    op = aten.linalg_matrix_rank.out
+    with compat.given_kernel(op, lambda *_, out: out.add_(1)), compat.enable_python_dispatcher():
+        assert op(torch.eye(3), 0.1, out=torch.zeros((), dtype=torch.int64)) == 1
+    assert not op.py_kernels
+
+
+def test_the_python_dispatcher_is_left():
+    called = []
+
+    def kernel(input, p, train):
+        called.append(p)
+        return input
+
+    with compat.replaced_kernels(aten.dropout.default, lambda python_kernel, *args: kernel(*args)):
+        with compat.enable_python_dispatcher():
+            torch.dropout(torch.ones(2), 0.5, True)
+        with compat.enable_python_dispatcher(), compat.no_python_dispatcher():
+            torch.dropout(torch.ones(2), 0.25, True)
+    assert called == [0.5]
+
+
+def test_the_lengths_of_a_ctc_loss_may_be_numbers():
+    log_probs = torch.randn(5, 2, 4).log_softmax(2)
+    args = (log_probs, torch.ones(2, 3, dtype=torch.int64), (5, 4), (3, 0))
+    for reduction in (0, 1, 2):
+        torch.testing.assert_close(
+            compat.ctc_loss_of_lists(*args, reduction=reduction), aten.ctc_loss.IntList(*args, reduction=reduction)
+        )
+
+
+def test_istft_is_the_kernel_of_eager():
+    window = torch.ones(16)
+    spectrum = torch.stft(torch.randn(40), 16, window=window, return_complex=True)
+    called = []
+    result = compat.eager_istft(lambda *args: called.append(args), spectrum, 16, window=window)
+    assert torch.equal(result, torch.istft(spectrum, 16, window=window))
+    assert called == []

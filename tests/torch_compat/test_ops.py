@@ -1,0 +1,152 @@
+"""Feature tests of `aotgrad/torch_compat/ops.py`."""
+
+from __future__ import annotations
+
+import json
+import operator
+
+import pytest
+import torch
+from torch._decomp import core_aten_decompositions
+from torch._higher_order_ops.effects import _EffectType as EffectType
+from torch._higher_order_ops.effects import _register_effectful_op
+
+from aotgrad import torch_compat as compat
+from tests.torch_compat.tracing import VIEWS_TO_TRY
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("view, lazy", [(compat.CONJUGATE, torch.Tensor.is_conj), (compat.NEGATE, torch.Tensor.is_neg)])
+def test_lazy_views(view, lazy):
+    x = torch.ones(2, dtype=torch.complex64)
+    assert lazy(view(x)) and view(x)._base is x
+
+
+def test_has_registered_effect():
+    library = torch.library.Library("aotgrad_compat", "FRAGMENT")
+    library.define("loud(Tensor x) -> Tensor")
+    op = torch.ops.aotgrad_compat.loud.default
+    assert not compat.has_registered_effect(op)
+    handle = _register_effectful_op("aotgrad_compat::loud", EffectType.ORDERED)
+    assert compat.has_registered_effect(op)
+    handle.destroy()
+    assert not any(map(compat.has_registered_effect, (op, torch.ops.aten.sin.default, torch.sin)))
+
+
+def test_an_unsafe_view_is_in_the_memory_of_its_argument():
+    x = torch.ones(4)
+    assert compat.unsafe_view(x, [2, 2]).data_ptr() == x.data_ptr()
+    assert not compat.is_view_op(compat.unsafe_view)
+
+
+def test_to_becomes_a_cast():
+    assert compat.cast(torch.ones(1), dtype=torch.float64).dtype == torch.float64
+    graph = torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.to(torch.float64))(torch.ones(1)).graph
+    assert [node.target for node in graph.nodes if node.op == "call_function"] == [compat.cast]
+
+
+def test_every_ordinary_view_is_tried():
+    assert VIEWS_TO_TRY.keys() == compat.ORDINARY_VIEWS
+
+
+def test_ordinary_ops_write_nothing_and_are_no_composites():
+    aten = torch.ops.aten
+    assert compat.kind_of_op(aten.mm.default) is compat.kind_of_op(aten.native_layer_norm.default) is compat.OpKind.PURE
+    assert compat.kind_of_op(aten.split.Tensor) is compat.OpKind.VIEW
+    unusual = [
+        aten.size.default,
+        aten.add_.Tensor,
+        aten.add.out,
+        aten.matmul.default,
+        aten.nonzero.default,
+        aten.item.default,
+        aten.t_.default,
+    ]
+    unusual += [aten.lift_fresh.default, aten._local_scalar_dense.default, aten.sym_size.int]
+    unusual += [torch.ops.higher_order.cond, aten.view.dtype, torch.ops.prim.device.default, aten.equal.default]
+    assert [op for op in unusual if compat.kind_of_op(op) is not None] == []
+
+
+def test_decompositions_for_inference_only():
+    """One that gives the same results as the op can go from the table."""
+    (attention,) = compat.FOR_INFERENCE_ONLY
+    x = torch.rand(1, 2, 4, 8)
+    result, logarithms = attention(x, x, x)
+    decomposed, weights = core_aten_decompositions()[attention](x, x, x)
+    torch.testing.assert_close(decomposed, result)
+    assert weights.shape != logarithms.shape
+
+
+def test_effectful_ops_are_wrapped():
+    assert compat.is_effect_wrapper(torch.ops.higher_order.with_effects)
+    assert not compat.is_effect_wrapper(aten.sin.default)
+
+
+def test_what_is_said_of_an_operator():
+    mutable, plain = (compat.op_description(op) for op in (aten.add_.Tensor, aten.add.Tensor))
+    assert mutable != plain and "Tensor(a!)" in mutable and "pointwise" in plain
+
+
+def test_a_higher_order_operator_by_name():
+    assert compat.higher_order_named("cond") is torch.ops.higher_order.cond
+
+
+def test_decompositions_by_overload():
+    assert set(compat.decompositions_of([aten.elu])) >= {aten.elu.default}
+
+
+def test_ops_that_read_values_have_the_tags():
+    tags = {op: op.tags for op in compat.READS_VALUES}
+    sizes = {op for op, read in compat.READS_VALUES.items() if read is compat.Read.SIZES}
+    assert all(torch.Tag.dynamic_output_shape in tags[op] for op in sizes)
+    assert all(torch.Tag.data_dependent_output in tags[op] for op in tags.keys() - sizes)
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.add.Tensor, torch.ops.aten.relu.default, torch.ops.prims.sin.default])
+def test_operators_are_found_by_their_names(op):
+    assert compat.op_named(compat.op_name(op)) is op
+    assert compat.op_name(torch.ops.aten.add.Tensor) == "aten::add.Tensor"
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (torch.relu, "torch.relu"),
+        (torch.nn.functional.gelu, "torch._C._nn.gelu"),
+        (torch.nn.functional.cross_entropy, "torch.nn.functional.cross_entropy"),
+        (operator.add, "_operator.add"),
+        (getattr, "getattr"),
+        (torch.ops.aten.sin.default, "aten::sin"),
+        (lambda x: x, None),
+        (json.dumps, None),
+    ],
+)
+def test_functions_of_torch_and_python_have_names(function, name):
+    assert compat.function_name(function) == name
+    assert name is None or compat.function_named(name) is function
+
+
+def test_a_function_in_the_place_of_one_of_torchs_has_no_name(monkeypatch):
+    original = torch.nn.functional.cross_entropy
+
+    def cross_entropy(*args):
+        return original(*args)
+
+    cross_entropy.__module__, cross_entropy.__qualname__ = "torch.nn.functional", "cross_entropy"
+    assert compat.function_name(cross_entropy) is None
+
+
+def test_the_names_of_higher_order_operators():
+    assert compat.higher_order_name(torch.ops.higher_order.cond) == "cond"
+    assert compat.higher_order_name(torch.relu) is None
+
+
+def test_replaced_rules_of_operators():
+    assert compat.replaced_rules() == []
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("special_i1", lambda x: x, "CompositeExplicitAutograd")
+    try:
+        assert compat.replaced_rules() == ["special_i1"]
+    finally:
+        library._destroy()

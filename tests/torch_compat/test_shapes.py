@@ -1,0 +1,101 @@
+"""Feature tests of `aotgrad/torch_compat/shapes.py`."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from aotgrad import torch_compat as compat
+from aotgrad.errors import CaptureError
+from tests.torch_compat.tracing import symbolic, symbolic_fake
+
+
+def test_dynamic_sizes_are_symbolic_except_zero_and_one(fake_mode):
+    fake = compat.dynamic_fake(fake_mode, torch.ones(2, 3, 1), dims=[0, 2], index=5)
+    assert isinstance(fake.size(0), torch.SymInt)
+    assert (type(fake.size(1)), type(fake.size(2))) == (int, int)
+    assert compat.is_symbolic(fake)
+    assert not compat.is_symbolic(torch.ones(2))
+
+
+def test_symbolic_values(fake_mode):
+    fake = symbolic(fake_mode, 2, 3)
+    assert compat.is_symbolic_value(fake)
+    assert compat.is_symbolic_value(fake.size(0))
+    assert not compat.is_symbolic_value(3)
+    assert not compat.is_symbolic_value(torch.ones(2))
+
+
+def test_questions_about_sizes_add_no_guard(fake_mode):
+    fake = symbolic(fake_mode, 4, 6)
+    rows, columns = fake.size()
+    assert compat.known_equal([rows, 2], [rows, 2])
+    assert not compat.known_equal([rows], [columns])
+    assert compat.known_contiguous(fake)
+    assert not compat.known_contiguous(fake.t())
+    assert compat.hints((rows, 7, columns)) == (4, 7, 6)
+    assert compat.guard_count(fake) == 0
+    assert bool(rows < columns)
+    assert compat.guard_count(fake) == 1
+
+
+def test_holds_of_counts():
+    count, other = sympy.symbols("u0 u1", integer=True)
+    assert compat.holds_of_counts(count >= 1, {count})
+    assert not compat.holds_of_counts(count >= 2, {count})
+    assert not compat.holds_of_counts(other >= 1, {count})
+
+
+def test_an_op_without_a_shape_function():
+    x = torch.ones(3)
+    with pytest.raises(Exception) as raised:
+        make_fx(lambda x: torch.histogram(x, 4), tracing_mode="symbolic")(x)
+    wrapped = CaptureError()
+    wrapped.__cause__ = raised.value
+    assert compat.lacks_shape_function(raised.value) and compat.lacks_shape_function(wrapped)
+    assert not compat.lacks_shape_function(CaptureError())
+
+
+def test_an_op_that_wants_plain_sizes_in_cpp_says_so(fake_mode):
+    x = symbolic(fake_mode, 3)
+    with pytest.raises(RuntimeError, match=compat.NEED_STATIC_SIZES[0]) as raised, fake_mode:
+        torch.cov(torch.ones(2, 3), aweights=x)
+    assert compat.lacks_shape_function(raised.value)
+
+
+def test_a_fake_with_symbolic_sizes_in_memory_of_its_own():
+    mode, fake = symbolic_fake()
+    storage = compat.meta_storage(compat.storage_bytes(fake))
+    made = compat.fake_in(mode, storage, torch.float32, torch.device("cpu"), fake.size(), fake.stride(), 0)
+    assert compat.known_equal(made.size(), fake.size()) and compat.is_symbolic(made) and compat.guards_of_mode(mode) == 0
+
+
+def test_a_shape_environment_asks_what_depends_on_values():
+    mode, asked = compat.new_fake_mode(), []
+    fake = mode.from_tensor(torch.tensor(3))
+    with mode:
+        number = fake.item()
+        with pytest.raises(GuardOnDataDependentSymNode):
+            bool(number > 2)
+        with compat.answered_by(mode, lambda expression: asked.append(str(expression)) or True):
+            assert number > 2
+            assert isinstance(mode.shape_env, compat.AskingShapeEnv)
+        with pytest.raises(GuardOnDataDependentSymNode):
+            bool(number > 2)
+    assert asked == ["u0 > 2"]
+    assert compat.is_symbol(number, "u0")
+    assert compat.was_symbol(number, "u0")
+    assert not compat.was_symbol(3, "u0")
+
+
+def test_what_torch_assumes_of_values_is_listed():
+    mode = compat.new_fake_mode()
+    fake = mode.from_tensor(torch.tensor(3))
+    with mode:
+        number = fake.item()
+        torch._check(number < 5)
+    assert list(map(str, compat.deferred_checks(mode))) == ["u0 < 5"]
+    assert compat.was_symbol(number, "u0")
