@@ -190,6 +190,7 @@ class Capture:
     Of the `outputs`, the function returned the first `returned`. `older_views` are those that are views and older than a
     write to their memory, as all are that were not returned; see `capture/ages.py`.
     `hooked_nodes` are the autograd nodes that hooks of other tensors belong to.
+    `hidden_reshapes` are the inputs whose size or stride was changed in place under `no_grad`.
     `joins` are tensors whose gradients are those of an input; see `capture/joins.py`.
     `values` are what the function, and the backward, asked about values; see `capture/values.py`.
     """
@@ -208,6 +209,7 @@ class Capture:
     output_hooks: tuple[OutputHook, ...] = ()
     older_views: frozenset[int] = frozenset()
     hooked_nodes: frozenset[Any] = frozenset()
+    hidden_reshapes: frozenset[int] = frozenset()
     values: AskedValues | None = None
 
     @property

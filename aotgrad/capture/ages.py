@@ -38,7 +38,8 @@ class NotedViews(TorchFunctionMode):
         if differentiable:
             self.used.update({id(view): (view, view._version) for view in older})
         for view in filter(torch_compat.is_differentiable_view, differentiable):
-            self.made.setdefault(id(view), (weakref.ref(view, self.forget(id(view))), view._version))
+            if id(view) not in self.made or is_seen_reshape(function):
+                self.made[id(view)] = weakref.ref(view, self.forget(id(view))), view._version
         return result
 
     def forget(self, key: int) -> Any:
@@ -47,6 +48,11 @@ class NotedViews(TorchFunctionMode):
     def is_older(self, value: Any) -> bool:
         """Whether a tensor is a view whose memory was written to since, also through itself."""
         return id(value) in self.made and self.made[id(value)][1] != value._version
+
+
+def is_seen_reshape(function: Any) -> bool:
+    """Whether a call changes the size or stride of a view so that its history goes on, and is not made anew."""
+    return function in torch_compat.RESHAPES and torch.is_grad_enabled()
 
 
 def noted(inputs: Sequence[InputSpec]) -> AbstractContextManager[NotedViews | None]:

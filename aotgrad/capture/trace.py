@@ -199,7 +199,7 @@ def capture_function(
         before = tuple(input_state(value) for value in arguments)
         with (
             torch_compat.RefusedAssignments(),
-            torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments)),
+            torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments)) as reshaped,
             NotedHooks(arguments) as noted,
             ages.noted(convention.inputs) as views,
             shared_versions(convention, arguments),
@@ -218,7 +218,7 @@ def capture_function(
     modes = grad_mode_before, grad_mode_after
     joined = joins.positions(joined, arguments)
     hooked = frozenset(noted.nodes)
-    made = (hooks, joined, of_views, older, hooked, values)
+    made = (hooks, joined, of_views, older, hooked, frozenset(reshaped.hidden), values)
     return Capture(trace, convention, primals, arguments, before, outputs, returned, *modes, *made)
 
 
