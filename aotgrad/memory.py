@@ -116,7 +116,8 @@ class Places:
 
 
 def has_address(tensor: Any) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.device.type != "meta"
+    is_strided = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+    return is_strided and tensor.device.type != "meta" and not tensor._is_zerotensor()
 
 
 def reject_foreign_memory(args: Sequence[Any], sharing: MemorySharing) -> None:

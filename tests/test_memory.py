@@ -77,6 +77,7 @@ def test_tensors_that_become_views_again_after_a_hit():
 def test_tensors_without_memory_share_none():
     sparse, meta = torch.eye(2).to_sparse(), torch.ones(4, device="meta")
     tensors = [sparse, meta, torch.ones(4, device="meta"), freed(torch.ones(4)), freed(torch.ones(4)), torch.ones(0), 3]
+    tensors += [torch._efficientzerotensor(4), torch._efficientzerotensor(4)]
     guard = guard_of(tensors, 1, 3, 5)
     assert guard.groups() == []
     assert guard(tensors)
