@@ -43,12 +43,14 @@ class ReshapedViews(TorchFunctionMode):
     """A view whose size or stride is changed in place becomes the view that shows the same, also for autograd.
 
     Autograd makes the history of such a view anew. In eager it does so from where the view lies by then; of a traced tensor
-    it knows only how the view was made. `arguments` are left as they are; `of_leaves` are views of leaves outside.
+    it knows only how the view was made. `arguments` are left as they are: `hidden` are those of which it saw no change.
+    `of_leaves` are views of leaves outside.
     """
 
     def __init__(self, arguments: Sequence[Any], of_leaves: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
-        self.arguments = {id(argument) for argument in arguments}
+        self.arguments = {id(argument): k for k, argument in enumerate(arguments)}
+        self.hidden: set[int] = set()
         self.of_leaves = {id(argument) for argument in of_leaves}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,6 +61,8 @@ class ReshapedViews(TorchFunctionMode):
                 swap_tensors(args[0], OUT_OF_PLACE[function](*args, **(kwargs or {})))
             torch.autograd.graph.increment_version(args[0])
             return args[0]
+        if function in RESHAPES and id(args[0]) in self.arguments and not torch.is_grad_enabled():
+            self.hidden.add(self.arguments[id(args[0])])
         return function(*args, **(kwargs or {}))
 
 

@@ -117,6 +117,20 @@ def written_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Ma
             yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
+def read_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that an op does not write to."""
+    named = {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)} | dict(kwargs)
+    written = {argument.name for argument in op._schema.arguments if argument.alias_info and argument.alias_info.is_write}
+    return [value for name, value in named.items() if name not in written]
+
+
+def overloads(*names: str) -> Iterator[torch._ops.OpOverload]:
+    """Every overload of these aten ops that writes to what it is given."""
+    for packet in (getattr(torch.ops.aten, name) for name in names):
+        found = (getattr(packet, overload) for overload in packet.overloads())
+        yield from (overload for overload in found if overload._schema.is_mutable)
+
+
 def is_foreach(op: torch._ops.OpOverload) -> bool:
     """Whether an op does the same to each tensor of a list."""
     return op._schema.name.startswith("aten::_foreach_")

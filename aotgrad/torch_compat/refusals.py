@@ -12,8 +12,8 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from aotgrad.torch_compat.functional_tensors import from_functional
 from aotgrad.torch_compat.memory import byte_range, is_dense, is_expanded, storage_key
-from aotgrad.torch_compat.ops import written_arguments
-from aotgrad.torch_compat.shapes import is_symbolic, known_equal
+from aotgrad.torch_compat.ops import overloads, read_arguments, written_arguments
+from aotgrad.torch_compat.shapes import has_unknown_sizes, is_symbolic, known_equal
 from aotgrad.torch_compat.views import is_stale_view
 
 WRITES_TO_EXPANDED = frozenset(
@@ -48,42 +48,37 @@ def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any], kw
             raise RuntimeError("writing through an expanded tensor" if op in WRITES_TO_EXPANDED else SEVERAL_IN_ONE_PLACE)
         if op is torch.ops.aten.normal_.default and value.is_cpu and not is_symbolic(value) and not is_dense(value):
             raise RuntimeError("normal_ of a tensor with gaps")
-        refuse_overlapping_operands(op, value, args)
+        refuse_overlapping_operands(op, value, args, kwargs)
 
 
-def refuse_overlapping_operands(op: torch._ops.OpOverload, written: torch.Tensor, args: Sequence[Any]) -> None:
+def refuse_overlapping_operands(
+    op: torch._ops.OpOverload, written: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
     """Raise eager's error for an operand that shares memory with the tensor written to."""
-    if torch.Tag.pointwise in op.tags or op is torch.ops.aten.copy_.default:
+    if torch.Tag.pointwise in op.tags or op in NEVER_FROM_A_PART:
         collides = partly_overlap
     elif op in NEVER_FROM_ITSELF:
         collides = share_elements
     else:
         return
-    operands = [
-        other for other in pytree.tree_leaves(args[1:]) if isinstance(other, torch.Tensor) and not is_symbolic(other)
-    ]
-    if not is_symbolic(written) and any(collides(written, other) for other in operands):
+    operands = pytree.tree_leaves(read_arguments(op, args, kwargs))
+    if any(isinstance(other, torch.Tensor) and collides(written, other) for other in operands):
         raise RuntimeError(OVERLAPPING)
 
 
 NEVER_FROM_ITSELF = frozenset(
-    overload
-    for name in (
+    overloads(
         *("index_put_", "_index_put_impl_", "index_add_", "index_copy_", "index_reduce_"),
         *("scatter_", "scatter_add_", "scatter_reduce_", "put_", "addr_"),
+        *("cat", "gather", "index_select", "stack", "take"),
     )
-    for packet in [getattr(torch.ops.aten, name)]
-    for overload in map(packet.__getattr__, packet.overloads())
 )
-"""In-place ops that refuse an operand with any of the memory that they write to; pointwise ones take the same tensor."""
+"""Ops that refuse an operand with any of the memory that they write to."""
 
+NEVER_FROM_A_PART = frozenset(overloads("copy_", "cumprod", "cumsum", "sort"))
+"""Ops, beside the pointwise ones, that take the tensor that they write to, but no other one with some of its memory."""
 
-PROMOTING = frozenset(
-    overload
-    for name in ("add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_")
-    for packet in [getattr(torch.ops.aten, name)]
-    for overload in map(packet.__getattr__, packet.overloads())
-)
+PROMOTING = frozenset(overloads("add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_"))
 """In-place ops whose out-of-place form may have a dtype that eager does not cast back."""
 
 SMALLEST_OF_KIND = {bool: torch.bool, int: torch.uint8, float: torch.float16, complex: torch.complex32}
@@ -148,7 +143,9 @@ OVERLAPPING = (
 
 def partly_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two dense tensors share memory, but not element by element: what eager refuses in a pointwise write."""
-    return share_elements(one, other) and (byte_range(one) != byte_range(other) or one.stride() != other.stride())
+    if one is other or not share_elements(one, other):
+        return False
+    return byte_range(one) != byte_range(other) or one.stride() != other.stride()
 
 
 def memory_key(tensor: torch.Tensor) -> int:
@@ -157,11 +154,13 @@ def memory_key(tensor: torch.Tensor) -> int:
 
 
 def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two dense tensors have elements in common."""
-    if 0 in (one.numel(), other.numel()) or memory_key(one) != memory_key(other):
+    """Whether a tensor is another one, or both are dense and have elements in common. Of symbolic sizes it is a guard."""
+    if memory_key(one) != memory_key(other) or has_unknown_sizes(one) or has_unknown_sizes(other):
         return False
-    if not (is_dense(one) and is_dense(other)):
+    if 0 in (one.numel(), other.numel()):
         return False
+    if one is other or not (is_dense(one) and is_dense(other)):
+        return one is other
     (start, end), (other_start, other_end) = byte_range(one), byte_range(other)
     return start < other_end and other_start < end
 

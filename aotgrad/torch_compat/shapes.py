@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, free_unbacked_symbols
 
 
 class AskingShapeEnv(ShapeEnv):
@@ -90,6 +90,11 @@ def guards_of_mode(mode: FakeTensorMode) -> int:
 def is_symbolic(tensor: torch.Tensor) -> bool:
     """Whether a size, stride or offset of a traced tensor is symbolic."""
     return bool(tensor._has_symbolic_sizes_strides)
+
+
+def has_unknown_sizes(tensor: torch.Tensor) -> bool:
+    """Whether a size, stride or offset of a traced tensor depends on values."""
+    return is_symbolic(tensor) and bool(free_unbacked_symbols(tensor))
 
 
 def is_symbolic_value(value: Any) -> bool:

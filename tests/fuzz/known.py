@@ -60,7 +60,8 @@ def known_differences(program: Program, round: Round) -> tuple[str, ...]:
     """What may differ in a round of a program: regular expressions of lines."""
     has_budget = "memory_budget" in program.options
     statements = (*round.setup, *program.body)
-    has_hidden_views = any(isinstance(statement, Block) and "no_grad" in statement.context for statement in statements)
+    contexts = (round.context, *(statement.context for statement in statements if isinstance(statement, Block)))
+    has_hidden_views = any("no_grad" in context for context in contexts)
     found = (*KNOWN, *(WITH_A_BUDGET if has_budget else ()), *(LEADING_NOWHERE if has_hidden_views else ()))
     body = source(program.body)
     return (*found, *(OF_LISTS if "_foreach" in body else ()), *(OF_DATA if ".data." in body else ()))

@@ -275,6 +275,34 @@ ALIKE = {
     ),
     "an error after a change": program("p0.add_(1)\np0.split(1)", "p0", "x = tensor()"),
     "an error of another class while tracing": program("p0.t().view(-1)", "p0", DATA),
+    "the gradient of a piece that is laid out anew, of an input that is a view": program(
+        "v = p0.diagonal()\nv.as_strided_((2,), (1,))",
+        "v.clone()",
+        "w = tensor(10, requires_grad=True)\ny = w.clone()\nx = y[1:].view(3, 3)",
+        "backward(o0)",
+    ),
+    "a part of a tensor, put into it by index": program(
+        "p0[torch.tensor([0])] = p0[:1]", "p0", "x = tensor(3)", then="x = tensor(4)", dynamic=True
+    ),
+    "a tensor with gaps, put into itself by index": program("p0[torch.tensor([0, 1, 2])] = p0", "p0", "x = tensor(6)[::2]"),
+    "a result written to a part of what it is computed from": program(
+        "torch.sin(p0[1:], out=p0[:-1])", "p0", "x = tensor(3)"
+    ),
+    "a concatenation written to one of its parts": program("torch.cat([p0[1:], p0[:1]], out=p0)", "p0", "x = tensor(3)"),
+    "zeros without memory beside what is changed": program(
+        "p0.add_(1)",
+        "p0 * p1",
+        "x = tensor(3)\ny = torch._efficientzerotensor(3)",
+        call="x, y",
+        then="x = tensor(3)\ny = torch._efficientzerotensor(3)",
+    ),
+    "a value saved of a view of a leaf, in a call under no_grad": program(
+        "v = p0.view_as(p0)\nwith torch.enable_grad():\n    w = torch.stack([v, v])\n    w.mul_(w)",
+        "w",
+        "x = tensor(3, requires_grad=True)",
+        "backward(o0)",
+        context="torch.no_grad()",
+    ),
 }
 
 
@@ -335,6 +363,25 @@ REFUSED = {
             "p1",
             "x = tensor(2, 2, requires_grad=True) * 1\ny = x.unsqueeze(-1).detach()[0]",
             "backward(x)",
+            call="x, y",
+        ),
+        "UnsupportedMutationError",
+    ),
+    "a view that is changed, and then transposed where autograd does not see it": (
+        program(
+            "p0.masked_fill_(p0 > 0, 2)\nwith torch.no_grad():\n    p0.swapdims_(0, -1)",
+            "p0",
+            "y = tensor(2, 2, requires_grad=True) * 1\nx = y.movedim(0, -1)",
+            "backward(y)",
+        ),
+        "UnsupportedMutationError",
+    ),
+    "a view that is transposed where autograd does not see it, and its base that is changed": (
+        program(
+            "with torch.no_grad():\n    p0.swapdims_(0, -1)\np1.mul_(2)",
+            "p0",
+            "y = tensor(2, 2, requires_grad=True) * 1\nx = y.movedim(0, -1)",
+            "backward(o0)",
             call="x, y",
         ),
         "UnsupportedMutationError",

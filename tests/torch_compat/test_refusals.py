@@ -21,9 +21,23 @@ def test_writes_from_the_memory_that_they_write_to():
     with pytest.raises(RuntimeError, match=compat.OVERLAPPING[:90]):
         x.index_add_(0, first, x[:1])
     with pytest.raises(RuntimeError, match=compat.OVERLAPPING[:90]):
-        compat.refuse_overlapping_operands(aten.index_add_.default, x, (x, 0, first, x[:1]))
-    compat.refuse_overlapping_operands(aten.index_add_.default, x, (x, 0, first, x[:1].clone()))
-    compat.refuse_overlapping_operands(aten.mul_.Tensor, x, (x, x))
+        compat.refuse_overlapping_operands(aten.index_add_.default, x, (x, 0, first, x[:1]), {})
+    compat.refuse_overlapping_operands(aten.index_add_.default, x, (x, 0, first, x[:1].clone()), {})
+    compat.refuse_overlapping_operands(aten.mul_.Tensor, x, (x, x), {})
+
+
+def test_what_is_written_to_part_of_what_is_read():
+    x = torch.arange(4.0)
+    (read,) = compat.read_arguments(aten.sin.out, (x,), {"out": x[1:]})
+    assert read is x
+    assert {aten.sort.values, aten.sort.values_stable} <= {*compat.overloads("sort")} <= compat.NEVER_FROM_A_PART
+    assert aten.sort.default not in compat.NEVER_FROM_A_PART
+    for write in (lambda x: torch.sin(x[1:], out=x[:-1]), lambda x: torch.cumsum(x[1:], 0, out=x[:-1])):
+        with pytest.raises(RuntimeError, match=compat.OVERLAPPING[:90]):
+            write(x)
+    with pytest.raises(RuntimeError, match=compat.OVERLAPPING[:90]):
+        compat.refuse_overlapping_operands(aten.sin.out, x[:-1], (x[1:],), {"out": x[:-1]})
+    compat.refuse_overlapping_operands(aten.cat.out, x[:2], ([x[2:3], x[3:]],), {"out": x[:2]})
 
 
 def test_memory_of_aliases_of_an_argument():

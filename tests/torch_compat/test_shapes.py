@@ -99,3 +99,9 @@ def test_what_torch_assumes_of_values_is_listed():
         torch._check(number < 5)
     assert list(map(str, compat.deferred_checks(mode))) == ["u0 < 5"]
     assert compat.was_symbol(number, "u0")
+
+
+def test_sizes_that_depend_on_values():
+    with compat.FakeTensorMode(shape_env=compat.ShapeEnv(), allow_non_fake_inputs=True) as mode:
+        known = mode.from_tensor(torch.ones(3))
+        assert compat.has_unknown_sizes(torch.nonzero(known)) and not compat.has_unknown_sizes(known)
