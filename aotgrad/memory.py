@@ -117,7 +117,7 @@ class Places:
 
 def has_address(tensor: Any) -> bool:
     is_strided = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
-    return is_strided and tensor.device.type != "meta" and not tensor._is_zerotensor()
+    return is_strided and tensor.device.type != "meta" and not torch_compat.has_no_memory(tensor)
 
 
 def reject_foreign_memory(args: Sequence[Any], sharing: MemorySharing) -> None:
