@@ -8,7 +8,7 @@ the caller's own tensors with whatever transforms have wrapped them: so they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,40 +74,49 @@ def with_views(value: Any, tensors: Sequence[torch.Tensor], made: dict[Call, lis
 
 @dataclass(frozen=True)
 class RawCall:
-    """A call with the tensors that it was given, and which of its results is meant."""
+    """A call with the tensors that it was given, and which of its results is meant.
+
+    `number` counts the calls of the function. `version` is that of the memory of the result, as the call left it.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[tuple, dict[str, Any]]
     grad_mode: bool
     position: int
+    number: int
+    version: int | None
 
 
 class Watched(TorchFunctionMode):
     """Watches a function run, and finds out which of its results are its arguments or views of them.
 
     Raises NotCompiled where it uses a tensor of a transform, or a dual one, that it was not given nor computed. It closed
-    over it: a plan would take it for a constant, and return no derivative.
+    over it: a plan would take it for a constant, and return no derivative. `is_traced`: it becomes a plan. `others` may be
+    used, too.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], is_traced: bool = True, others: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
-        self.known = {id(tensor): tensor for tensor in tensors}
+        self.is_traced, self.number = is_traced, -1
+        self.known = {id(tensor): tensor for tensor in (*tensors, *others)}
         self.arguments = {id(tensor): ViewOfArgument(Argument(k)) for k, tensor in enumerate(tensors)}
         self.memory = set(map(memory_of, tensors))
         self.calls: dict[int, RawCall] = {}
         self.is_changed = False
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.number += 1
         arguments = (args, kwargs or {})
         unknown = (value for value in pytree.tree_leaves(arguments) if id(value) not in self.known)
-        if any(map(torch_compat.is_differentiated, unknown)):
+        if self.is_traced and any(map(torch_compat.is_differentiated, unknown)):
             raise NotCompiled
         result = func(*args, **arguments[1])
         found = pytree.tree_leaves(result)
         self.is_changed |= changes(func) and bool(args) and self.shares_memory(args[0])
         for position, value in enumerate(found):
             if isinstance(value, torch.Tensor) and id(value) not in self.known:
-                self.calls[id(value)] = RawCall(func, arguments, torch.is_grad_enabled(), position)
+                call = RawCall(func, arguments, torch.is_grad_enabled(), position, self.number, version_of_memory(value))
+                self.calls[id(value)] = call
         self.known |= {id(value): value for value in found}
         return result
 
@@ -127,6 +136,18 @@ class Watched(TorchFunctionMode):
             raise NotCompiled
         made: dict[int, Call] = {}
         return pytree.tree_map(lambda leaf: self.view(leaf, made) if self.shares_memory(leaf) else leaf, result)
+
+    def places(self, result: Any) -> tuple[tuple[int, int] | None, ...]:
+        """For each tensor of a result, which call has made it, and which of the tensors that it returned it is.
+
+        `None` for what was changed since then, or came from elsewhere.
+        """
+        return tuple(map(self.place, filter(torch.is_tensor, pytree.tree_leaves(result))))
+
+    def place(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        call = self.calls.get(id(tensor))
+        is_as_made = call is not None and version_of_memory(tensor) == call.version
+        return (call.number, call.position) if is_as_made else None
 
     def are_used(self, views: Sequence[torch.Tensor]) -> bool:
         """Whether anything but views of arguments was computed from one of these: a gradient passes through it, then."""
@@ -152,6 +173,11 @@ class Watched(TorchFunctionMode):
 
 def memory_of(tensor: torch.Tensor) -> int:
     return torch_compat.storage_key(torch_compat.innermost(tensor))
+
+
+def version_of_memory(tensor: torch.Tensor) -> int | None:
+    with torch_compat.unobserved():
+        return torch_compat.version_of(torch_compat.innermost(tensor))
 
 
 def changes(function: Callable) -> bool:

@@ -18,24 +18,26 @@ for runs as it is, op by op under the transforms: see docs/gradients.md.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import torch
 import torch.utils._pytree as pytree
 
-from aotgrad import passes, torch_compat
+from aotgrad import op_table, passes, torch_compat
 from aotgrad.argument_views import NotCompiled, Watched, with_views
 from aotgrad.capture import repeats
 from aotgrad.capture.flatten import Arguments
+from aotgrad.closures import lifted
 from aotgrad.counters import counters
 from aotgrad.errors import AOTGradError
 from aotgrad.guards import structure_key
-from aotgrad.ir import Geometry
+from aotgrad.ir import AliasOfIntermediate, Geometry
 from aotgrad.joint.backward import autograd_nodes
 from aotgrad.jvp import CompiledJvp, reject_aliases
-from aotgrad.slots import UserOutput
+from aotgrad.parts import Given, Part, Place, Placed, completed, only, parts_of, places_in
+from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
 from aotgrad.torch_compat import AutocastState
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CalledRegion:
-    """The function itself. While it is traced, its result has a `ViewOfArgument` for each view of an argument.
+    """The function itself. Its result has a `ViewOfArgument` for each view of an argument.
 
     Attributes:
         state: what it depends on besides its tensors and autocast.
@@ -67,15 +69,42 @@ class CalledRegion:
     def key(self) -> Hashable:
         return (self.state, self.autocast, self.computed)
 
-    def __call__(self, *tensors: torch.Tensor) -> Any:
+    def __call__(self, *tensors: torch.Tensor) -> Placed:
+        return self.called(tensors, {})
+
+    def called(self, tensors: Sequence[torch.Tensor], given: Mapping[Place, torch.Tensor]) -> Placed:
+        """The result, computed from some that are given."""
         tensors = tuple(t.view_as(t) if k in self.computed else t for k, t in enumerate(tensors))
         args, kwargs = self.arguments.rebuild(tensors)
-        with torch_compat.autocast_as(self.autocast):
-            if not self.is_traced:
-                return self.function(*args, **kwargs)
-            with Watched(tensors) as watched:
-                result = self.function(*args, **kwargs)
-        return watched.without_views(result)
+        watched = Watched(tensors, self.is_traced, given.values())
+        with torch_compat.autocast_as(self.autocast), watched, Given(given):
+            result = self.function(*args, **kwargs)
+        result = watched.without_views(result)
+        return Placed(result, watched.places(result))
+
+
+@dataclass(frozen=True)
+class PartRegion:
+    """A part of the function: takes its arguments, and then the results that it is computed from; `places` are theirs."""
+
+    region: CalledRegion
+    part: Part
+    places: tuple[Place, ...]
+
+    is_derivative = False
+
+    @property
+    def key(self) -> Hashable:
+        return (self.region.key, self.part, self.places)
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        count = len(tensors) - len(self.places)
+        given = dict(zip(self.places, tensors[count:], strict=True))
+        result = self.region.called(tensors[:count], given).result
+        found = tensors_of(result)
+        if any(found[k] is not tensor for k, tensor in zip(self.part.given, tensors[count:], strict=True)):
+            raise NotCompiled
+        return only(self.part.results, result)
 
 
 @dataclass(frozen=True)
@@ -165,7 +194,7 @@ CHANGED = (
     "compiled function, between its call and the derivative of a derivative"
 )
 
-Region = Union[CalledRegion, BatchedRegion, BackwardRegion, ForwardRegion]
+Region = Union[CalledRegion, PartRegion, BatchedRegion, BackwardRegion, ForwardRegion]
 
 
 @dataclass(frozen=True)
@@ -223,6 +252,30 @@ class Surroundings:
         arguments = Arguments.of(tuple(tensors), {})
         return PlannedCall(plans, plans.plan_for(region, arguments, 0, state), state, arguments)
 
+    def call(self, region: Region, tensors: Sequence[torch.Tensor]) -> Any:
+        """The result of the function under the transforms that are open.
+
+        Raises:
+            NotCompiled, AOTGradError: there can be no plan.
+        """
+        return with_views(self.invocation(region, tensors).computed(*tensors), tensors)
+
+    def call_in_parts(
+        self, region: CalledRegion, tensors: Sequence[torch.Tensor], parts: Sequence[Part], places: Sequence[Place | None]
+    ) -> Any:
+        """The same, each part with autograd nodes of its own. Errors as for `call`."""
+        values, found = [], {}
+        for part in parts:
+            everything = (*tensors, *(found[position] for position in part.given))
+            of_part = PartRegion(region, part, tuple(places[position] for position in part.given))
+            values.append(self.invocation(of_part, everything).computed(*everything))
+            found.update(zip(part.results, tensors_of(values[-1]), strict=True))
+        return with_views(completed(values[0], found), tensors)
+
+    def invocation(self, region: Region, tensors: Sequence[torch.Tensor]) -> Invocation:
+        tracked = self.tracked(tensors)
+        return Invocation(region, self, tracked, tracked)
+
     def differentiable(self, region: Region, tensors: Sequence[torch.Tensor]) -> list[bool]:
         """Which results of a region require grad; nothing runs.
 
@@ -230,6 +283,14 @@ class Surroundings:
             NotCompiled, AOTGradError: it cannot be traced.
         """
         return self.planned(region, tensors, self.flags).differentiable()
+
+
+class SeveralNodes(NotCompiled):
+    """A function has to be called in parts; `places` are those of its tensors."""
+
+    def __init__(self, parts: Sequence[Part], places: Sequence[Place | None]) -> None:
+        super().__init__()
+        self.parts, self.places = parts, places
 
 
 class PlannedCall(NamedTuple):
@@ -258,17 +319,19 @@ class PlannedCall(NamedTuple):
         """Reject what more than one autograd node stands for in eager, as results here come from one.
 
         Raises:
-            NotCompiled: a result was computed from another one, through which gradients pass; or results can be
-                differentiated one after another, by a backward outside of all transforms.
+            SeveralNodes, NotCompiled: a result was computed from another one, through which gradients pass; or results can
+                be differentiated one after another, by a backward outside of all transforms.
         """
-        joint = getattr(self.stages, "joint", None)
+        stages: Any = self.stages
+        joint = getattr(stages, "joint", None)
         if joint is None:
             raise NotCompiled
-        segments = joint.segments
-        through = [each for segment in segments for each in segment.gradients if isinstance(each.of, UserOutput)]
-        heads = [segment for segment in segments if any(isinstance(tangent.of, UserOutput) for tangent in segment.tangents)]
-        if through or (outside and len(heads) > 1):
-            raise NotCompiled
+        parts = parts_of(joint.segments, slots_of(stages), separate=outside)
+        if len(parts) > 1:
+            places = places_in(self.plan.output.spec)
+            if places is None or not is_pure(stages) or any(places[k] is None for part in parts for k in part.given):
+                raise NotCompiled
+            raise SeveralNodes(parts, places)
 
     def differentiable(self) -> list[bool]:
         """Which results require grad.
@@ -324,9 +387,13 @@ class Invocation:
 
     def apply(self, *tensors: torch.Tensor) -> Any:
         """The result, under the transforms that are open."""
+        return with_views(self.computed(*tensors), tensors)
+
+    def computed(self, *tensors: torch.Tensor) -> Any:
+        """The same, before views of arguments are made."""
         outputs = Transformed.apply(self, *tensors)
         found = [tensors[self.given[k]] if k in self.given else output for k, output in enumerate(outputs)]
-        return with_views(filled(self.result, found), tensors)
+        return filled(self.result, found)
 
     def derived(self, region: Region, **facts: Any) -> Invocation:
         """The call of a derivative of what this one calls."""
@@ -515,6 +582,19 @@ def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return Geometry.of(one) == Geometry.of(other) and one.is_conj() == other.is_conj() and one.is_neg() == other.is_neg()
 
 
+def slots_of(stages: Stages) -> list[ForwardResult]:
+    """Which result of the graph each tensor is that a plan returns."""
+    infos = enumerate(zip(stages.capture.outputs, stages.meta.outputs, strict=True))
+    tensors = ((k, info) for k, (output, info) in infos if isinstance(output, torch.Tensor))
+    return [IntermediateBase(i.base) if isinstance(i, AliasOfIntermediate) else UserOutput(k) for k, i in tensors]
+
+
+def is_pure(stages: Stages) -> bool:
+    """Whether a function may run once for each of its parts: it draws nothing, has no effect, and asks for no values."""
+    called = (node.target for node in stages.capture.trace.graph.nodes if node.op == "call_function")
+    return not (stages.draws or stages.value_guard or any(map(op_table.has_effect, called)))
+
+
 class Hole:
     """Where a result has a tensor."""
 
@@ -564,16 +644,24 @@ def reject_changes(executable: Executable | SmallGraph) -> None:
 
 @dataclass(frozen=True)
 class CompiledTransforms:
-    """Calls of one function inside of transforms; `refused` are the kinds of calls that run the function as it is."""
+    """Calls of one function inside of transforms.
+
+    `refused` are the kinds of calls that run the function as it is, `parts` are those of which each part is a call, with the
+    places of the function's results.
+    """
 
     plans: PlanCache
     derivatives: PlanCache
     flags: PlanCache
     jvp: CompiledJvp
     refused: set[Hashable] = field(default_factory=set)
+    parts: dict[Hashable, tuple[Sequence[Part], Sequence[Place | None]]] = field(default_factory=dict)
 
     def call(self, function: Callable, arguments: Arguments, state: State) -> Any:
         """Call `function` where no plan of its own can be used; see `PlanCache.call`."""
+        function, arguments = lifted(original := function, arguments)
+        if function is not original:
+            state = replace(state, eager=function)
         if torch_compat.only_forward_mode() or not torch_compat.only_transforms(arguments.tensors):
             return self.jvp.call(function, arguments, state)
         key = structure_key(arguments.constants, arguments.spec, (state.value, passes.generation()))
@@ -583,19 +671,16 @@ class CompiledTransforms:
         outside = any(torch_compat.innermost(tensor).requires_grad for tensor in arguments.tensors)
         if (region.key, outside) not in self.refused:
             try:
-                return self.run(region, arguments.tensors, state)
+                result = self.run(region, arguments.tensors, self.surroundings(arguments.tensors, state), outside)
+                counters["transformed"] += 1
+                return result
             except (NotCompiled, AOTGradError):
                 self.refused.add((region.key, outside))
         counters["inlined"] += 1
         return state.eager(*arguments.args, **arguments.kwargs)
 
-    def run(self, region: CalledRegion, tensors: Sequence[torch.Tensor], state: State) -> Any:
-        """The result, computed by plans of what the transforms make of the function.
-
-        Raises:
-            NotCompiled, AOTGradError: there can be no such plan.
-        """
-        surroundings = Surroundings(
+    def surroundings(self, tensors: Sequence[torch.Tensor], state: State) -> Surroundings:
+        return Surroundings(
             self.plans,
             self.derivatives,
             self.flags,
@@ -604,7 +689,19 @@ class CompiledTransforms:
             lambda: state.reread() == state.value,
             tuple(isinstance(tensor, torch.nn.Parameter) for tensor in tensors),
         )
-        tracked = surroundings.tracked(tensors)
-        result = Invocation(region, surroundings, tracked, tracked).apply(*tensors)
-        counters["transformed"] += 1
-        return result
+
+    def run(self, region: CalledRegion, tensors: Sequence[torch.Tensor], surroundings: Surroundings, outside: bool) -> Any:
+        """The result, computed by plans of what the transforms make of the function, or of its parts.
+
+        Raises:
+            NotCompiled, AOTGradError: there can be no such plan.
+        """
+        kind = (region.key, outside, surroundings.tracked(tensors), *((tensor.shape, tensor.dtype) for tensor in tensors))
+        if kind not in self.parts:
+            try:
+                return surroundings.call(region, tensors).result
+            except SeveralNodes as found:
+                if not surroundings.is_unchanged():
+                    raise NotCompiled from found  # each part would change the function's state again
+                self.parts[kind] = (found.parts, found.places)
+        return surroundings.call_in_parts(region, tensors, *self.parts[kind])

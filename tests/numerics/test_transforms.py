@@ -65,6 +65,21 @@ class AsksForParameters(nn.Module):
         return x @ self.weight * (2 if isinstance(self.weight, nn.Parameter) else 1)
 
 
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.weight = nn.Parameter(matrix()), nn.Parameter(vector())
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = (x @ self.trunk).tanh()
+        return hidden * self.weight, hidden.sin()
+
+
+@functools.cache
+def heads() -> nn.Module:
+    return Heads()
+
+
 def to_parameters(compile: Compile, differentiate: Callable) -> list[Any]:
     """Gradients that go on to the parameters, outside of the transform."""
     model = mlp()
@@ -222,6 +237,83 @@ def a_written_view(compile: Compile) -> Any:
     return grad(function)(vector())
 
 
+def one_after_another(compile: Compile) -> Any:
+    x = batch().requires_grad_()
+    one, other = vmap(compile(lambda x: (x.exp(), x.sin())))(x)
+    one.sum().backward()
+    other.sum().backward()
+    return x.grad
+
+
+def with_respect_to_a_result(compile: Compile) -> Any:
+    x = batch().requires_grad_()
+    sines, doubles = vmap(compile(lambda x: ((y := x * 2).sin(), y)))(x)
+    doubles.retain_grad()
+    sines.sum().backward()
+    return doubles.grad, x.grad
+
+
+def through_a_result(compile: Compile, hook: bool = False) -> Any:
+    gradients = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y, z = compile(lambda x: ((y := x.exp()), y.sin() * x))(x)
+        if hook:
+            y.register_hook(lambda gradient: gradient * 3)
+        gradients.append(torch.autograd.grad(z.sum(), y, create_graph=True)[0])
+        return z.sum() + y.prod() + gradients[-1].sum()
+
+    return grad(function)(vector())
+
+
+def loss_and_logits(compile: Compile) -> Any:
+    def function(x: torch.Tensor, w: torch.Tensor) -> dict[str, Any]:
+        logits = x @ w
+        return {"loss": (loss := logits.square().sum(-1).mean()), "logits": logits, "size": len(x), "double": loss * 2}
+
+    model = compile(function)
+
+    def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        result = model(x, w)
+        return result["loss"] * result["size"] + result["double"]
+
+    x, w = batch(), matrix()
+    of_each = vmap(grad(lambda w, x: loss(w, x[None])), (None, 0))(w, x)
+    return grad(loss)(w, x), of_each, hessian(loss)(w, x), jvp(loss, (w, x), (w.cos(), x.cos()))
+
+
+def a_shared_trunk(compile: Compile) -> Any:
+    x = batch().requires_grad_()
+    one, other, third = vmap(compile(lambda x: ((y := x.exp()).sin(), y.cos(), x.sin())))(x)
+    third.sum().backward()
+    one.sum().backward()
+    with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
+        other.sum().backward()
+    return x.grad
+
+
+def views_beside_chained_results(compile: Compile) -> Any:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        (y, view), z = compile(lambda x: (((y := x * 2), x.view(2, 2)), y.cos()))(x)
+        return (y * z).sum() + torch.autograd.grad(z.sum(), y, create_graph=True)[0].sum() + view.trace()
+
+    return vmap(grad(function))(batch())
+
+
+def heads_and_parameters(compile: Compile) -> Any:
+    model = heads()
+    model.zero_grad()
+    call = compile(model)
+    jacobians = vmap(jacrev(lambda x: call(x)))(batch())
+    sum(jacobian.square().sum() for jacobian in jacobians).backward()
+    return jacobians, [rounded(parameter.grad) for parameter in model.parameters()]
+
+
+def rounded(gradient: torch.Tensor) -> torch.Tensor:
+    """Without the last bits, in which gradients of gradients may differ: see docs/gradients.md."""
+    return gradient.round(decimals=12)
+
+
 COMPILED: dict[str, Callable[[Compile], Any]] = {
     "grad": lambda c: grad(c(scalar))(vector()),
     "vjp": lambda c: vjp(c(product), vector(), matrix())[1](vector()),
@@ -290,6 +382,14 @@ COMPILED: dict[str, Callable[[Compile], Any]] = {
     "views of an input": views_of_an_input,
     "a view of an input that is written to": a_written_view,
     "the jacobian of a view of an input": lambda c: jacfwd(c(lambda x: (x.view(2, 2), x.sin())))(vector()),
+    "results that are differentiated one after another": one_after_another,
+    "results that have something in common": a_shared_trunk,
+    "a result that another one is computed from": with_respect_to_a_result,
+    "a gradient of a result": through_a_result,
+    "a hook of a result": lambda c: through_a_result(c, hook=True),
+    "a loss and what it is computed from": loss_and_logits,
+    "views of an input beside results that are computed from each other": views_beside_chained_results,
+    "heads, to parameters": heads_and_parameters,
     "hessians to parameters": lambda c: to_parameters(c, lambda f: vmap(hessian(lambda x: f(x).sum()))(batch())),
 }
 
@@ -356,29 +456,33 @@ def through_a_view(compile: Compile) -> Any:
     return grad(function)(vector())
 
 
-def one_after_another(compile: Compile) -> Any:
+def through_a_changed_result(compile: Compile) -> Any:
+    def double(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        nn.functional.relu(y.view(2, 2), inplace=True)
+        return y, y.sin()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y, sines = compile(double)(x)
+        return torch.autograd.grad(sines.sum(), y, create_graph=True)[0].sum()
+
+    return grad(function)(vector())
+
+
+def chained_pairs(compile: Compile) -> Any:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        one, other = x.exp(), x.sin()
+        return one.cos(), one * other, other.cos()
+
     x = batch().requires_grad_()
-    one, other = vmap(compile(lambda x: (x.exp(), x.sin())))(x)
-    one.sum().backward()
-    other.sum().backward()
+    first, _, last = vmap(compile(function))(x)
+    first.sum().backward()
+    last.sum().backward()
     return x.grad
 
 
-def with_respect_to_a_result(compile: Compile) -> Any:
-    x = batch().requires_grad_()
-    sines, doubles = vmap(compile(lambda x: ((y := x * 2).sin(), y)))(x)
-    doubles.retain_grad()
-    sines.sum().backward()
-    return doubles.grad, x.grad
-
-
 INLINED: dict[str, Callable[[Compile], Any]] = {
-    "a tensor of grad in the closure": lambda c: grad(lambda w: c(lambda x: x * w)(vector()).sum())(vector()),
-    "a tensor of vmap in the closure": lambda c: vmap(lambda w: c(lambda x: x * w)(vector()))(batch()),
-    "a tensor of an outer grad in the closure": lambda c: grad(
-        lambda w: grad(lambda x: c(lambda x: (x * w * x).sum())(x))(vector()).sum()
-    )(vector()),
-    "a dual tensor in the closure": lambda c: jvp(lambda w: c(lambda x: x * w)(w.sin()), (vector(),), (vector(),)),
+    "a list of tensors in the closure": lambda c: grad(lambda w: c(lambda x, ws=[w]: x * ws[0])(vector()).sum())(vector()),
     "an input that is changed": lambda c: vmap(c(changes_its_input))(batch()),
     "an input that is changed, differentiated": written_inside,
     "a result that is a view of an input": written_through_a_view,
@@ -389,8 +493,11 @@ INLINED: dict[str, Callable[[Compile], Any]] = {
         lambda x: x * c(lambda y: nn.functional.dropout(y))(vector()), randomness="different"
     )(batch()),
     "random numbers in a jacfwd": lambda c: jacfwd(c(noisy), randomness="same")(vector()),
-    "results that are differentiated one after another": one_after_another,
-    "a result that another one is computed from": with_respect_to_a_result,
+    "a result that is changed before another one is computed from it": through_a_changed_result,
+    "results of which only neighbours have something in common": chained_pairs,
+    "random numbers in results that are computed from each other": lambda c: grad(
+        lambda x: sum(map(torch.sum, c(lambda x: ((y := nn.functional.dropout(x)), y * y))(x)))
+    )(vector()),
     "functionalize": lambda c: torch.func.functionalize(c(torch.sin))(vector()),
 }
 
@@ -399,6 +506,67 @@ INLINED: dict[str, Callable[[Compile], Any]] = {
 def test_what_no_plan_can_do_runs_as_it_is(name: str) -> None:
     counts = assert_eagers(INLINED[name], compiled)
     assert counts["inlined"] > 0 and counts["transformed"] == 0
+
+
+def in_the_closure_of_a_function(compile: Compile) -> Any:
+    def function(w: torch.Tensor) -> torch.Tensor:
+        def power(x: torch.Tensor, exponent: int) -> torch.Tensor:
+            return x if exponent == 0 else power(x * w, exponent - 1)
+
+        call = compile(lambda x, *, exponent: power(x, exponent).sin().sum())
+        return grad(lambda x: call(x, exponent=2))(vector()).sum() + call(vector(), exponent=1)
+
+    return rounded(grad(function)(vector()))
+
+
+def a_parameter_in_the_closure(compile: Compile) -> Any:
+    w = vector().requires_grad_()
+    result = vmap(compile(lambda x: (x * w).sin()))(batch())
+    result.sum().backward()
+    return result, w.grad
+
+
+CLOSURES: dict[str, Callable[[Compile], Any]] = {
+    "a tensor of grad": lambda c: grad(lambda w: c(lambda x: x * w)(vector()).sum())(vector()),
+    "a tensor of vmap": lambda c: vmap(lambda w: c(lambda x: x * w)(vector()))(batch()),
+    "a tensor of an outer grad": lambda c: grad(lambda w: grad(lambda x: c(lambda x: (x * w * x).sum())(x))(vector()).sum())(
+        vector()
+    ),
+    "a dual tensor": lambda c: jvp(lambda w: c(lambda x: x * w)(w.sin()), (vector(),), (vector(),)),
+    "second order": lambda c: hessian(lambda w: c(lambda x: (x * w).sin().sum())(vector()))(vector()),
+    "in a function that is called": in_the_closure_of_a_function,
+    "a parameter": a_parameter_in_the_closure,
+}
+
+
+@pytest.mark.parametrize("name", CLOSURES)
+def test_what_a_function_closed_over_is_an_argument(name: str) -> None:
+    counts = assert_eagers(CLOSURES[name], compiled)
+    assert counts["inlined"] == counts["fallbacks"] == 0 < counts["misses"]
+
+
+def test_what_a_function_closed_over_is_read_at_every_call() -> None:
+    w = None
+
+    def with_weight(value: torch.Tensor) -> torch.Tensor:
+        nonlocal w
+        w = value
+        return function(vector())
+
+    function = compiled(lambda x: (x * w).sin().sum())
+    before = Counter(aotgrad.counters)
+    for factor in (1, 2, 3):
+        expected = vector() * (vector() ** 2 * factor).cos()
+        assert torch.allclose(grad(with_weight)(vector() * factor), expected)
+    assert (Counter(aotgrad.counters) - before)["misses"] == 1
+
+
+def test_a_derivative_that_runs_as_it_is_leaves_out_views() -> None:
+    def function(compile: Compile) -> Any:
+        _, pull = vjp(compile(lambda x: (x.t(), x.clone().t())), matrix())
+        return pull((matrix().sin().t(), matrix().cos().t()))
+
+    assert assert_eagers(function, compiled)["inlined"] == 1
 
 
 def test_the_first_order_runs_no_product_twice() -> None:
