@@ -514,25 +514,18 @@ class ViewAndMutationMeta:
 
 
 @dataclass(frozen=True)
-class BackwardError:
-    """Why there is no backward, as eager says it, and the results and primals between which one would go."""
-
-    message: str
-    results: tuple[ForwardResult, ...]
-    primals: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class SavingNodes:
     """Nodes of eager's autograd graph that save values, and run in the same backwards.
 
     `reached` are the tangents of a segment that lead to them, `leads` the gradients that they lead to, as bit masks.
-    `values` are the inputs and results of the function in whose memory the saved values lie.
+    `values` are the inputs and results of the function in whose memory the saved values lie. `error` is what a backward
+    through them raises, as eager says it, if the function itself overwrote what they saved.
     """
 
     reached: int
     leads: int
     values: frozenset[Primal | ForwardResult]
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -588,16 +581,14 @@ class JointGraph:
     With `signature.tangents == ()` there is no backward: an inference graph. `static_inputs` are the primals whose
     memory outlives the call at one address (parameters, buffers); `mutated_inputs` those whose data the epilogue
     overwrites, so their old value may not be read after the forward; `private_inputs` those that the caller does not have,
-    so that nobody writes to them. `segments` are the parts of the backward, in the order in which they run. A backward
-    through the results that a `backward_error` names raises; the graph has no gradients of those. `recorded` is the forward
-    as it was traced, if there is a backward.
+    so that nobody writes to them. `segments` are the parts of the backward, in the order in which they run. `recorded` is
+    the forward as it was traced, if there is a backward.
     """
 
     module: fx.GraphModule
     signature: GraphSignature
     static_inputs: frozenset[int]
     mutated_inputs: frozenset[int]
-    backward_error: BackwardError | None = None
     segments: tuple[BackwardSegment, ...] = ()
     private_inputs: frozenset[int] = frozenset()
     recorded: RecordedForward | None = field(default=None, repr=False, compare=False)

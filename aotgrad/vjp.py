@@ -36,7 +36,7 @@ from aotgrad.ir import (
     TensorInput,
     ViewAndMutationMeta,
 )
-from aotgrad.joint.backward import differentiated_as_in_eager
+from aotgrad.joint.backward import differentiated_as_in_eager, failing_nodes, passed_over
 from aotgrad.joint.segments import CutBackward, Detour, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph
@@ -94,6 +94,11 @@ class CapturedFunction:
         slots = [tangent.of for segment in self.segments for tangent in segment.tangents]
         return sorted((slot for slot in slots if not isinstance(slot, Cut)), key=rank)
 
+    @functools.cached_property
+    def failures(self) -> int:
+        """How many nodes of the backward raise, since the function overwrote what they saved."""
+        return sum(nodes.error is not None for segment in self.segments for nodes in segment.saving)
+
     def reject_lost_inputs(self) -> None:
         """Raise if an input that gradients flow to or through is another tensor by now.
 
@@ -103,8 +108,7 @@ class CapturedFunction:
         for index, spec in enumerate(self.capture.inputs):
             if isinstance(spec, MemberInput):
                 self.reject_old_value(index)
-        failing = () if self.joint.backward_error is None else self.joint.backward_error.results
-        for slot in (*self.results, *failing):
+        for slot in self.results:
             if isinstance(slot, UpdatedInput):
                 self.reject_old_value(slot.index)
         for index, info in enumerate(self.meta.inputs):
@@ -422,6 +426,9 @@ def gradients_of_segments(
     """What segments pass on whose tangents are given: the graph is cut as it was when the function was first traced.
 
     `leaving` is where to: what comes behind is not run.
+
+    Raises:
+        HigherOrderError: the function overwrote a value that its backward needs, and autograd does not show where.
     """
     with_grad = [k for k, spec in enumerate(function.capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
     all_edges = {slot: torch_compat.gradient_edge(tensor) for slot, tensor in live.items()}
@@ -430,8 +437,14 @@ def gradients_of_segments(
     detours = [Detour(view, all_edges[view], (edges[base],) if base in edges else ()) for view, base in behind]
     starts = {edge_of(inputs[k]): Primal(k) for k in with_grad}
     starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in joined})
-    segmentation = find_segments(edges, starts, function.grad_segments, detours)
+    failing = passed_over(failing_nodes(live.values())) if function.failures else {}
+    segmentation = find_segments(edges, starts, function.grad_segments, detours, failing)
     assert segmentation is not None, "the function ran otherwise than when it was first traced"
+    if len(segmentation.failures) != function.failures:
+        raise HigherOrderError(
+            "create_graph=True has to know which part of the backward raises since the compiled function changed a saved "
+            "value in place, and autograd does not show it for a view or a custom function; change a clone() of the value"
+        )
     entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
     roots = [GradientEdge(*entries[slot]) for slot in slots]
     ends = [GradientEdge(*edge) for edge, target in segmentation.targets.items() if target in leaving]

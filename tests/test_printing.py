@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotgrad import printing
 from aotgrad.inspect.specs import make_argument
-from aotgrad.ir import BackwardError, Compiled, JointGraph
+from aotgrad.ir import Compiled, JointGraph, SavingNodes
 from aotgrad.printing.graphs import argument_text, body_lines, source_line
 from aotgrad.printing.types import type_text
 from aotgrad.slots import GraphSignature, Primal, UserOutput
@@ -135,11 +136,12 @@ def test_branches_of_control_flow_are_nested_functions():
     assert "cond(gt, true_graph_0, false_graph_0, " in text
 
 
-def test_a_joint_graph_says_why_it_has_no_backward():
-    joint = executable_of(lambda x: x.sin(), "f32[3]").joint
-    error = BackwardError("modified by an inplace operation", (UserOutput(0),), (0,))
-    text = printing.text(JointGraph(joint.module, joint.signature, frozenset(), frozenset(), error))
-    assert text.endswith("a backward through output 0 raises\n    modified by an inplace operation")
+def test_a_joint_graph_says_where_its_backward_raises():
+    joint = executable_of(lambda x: x.sin(), "f32[3] requires_grad").joint
+    (segment,) = joint.segments
+    nodes = SavingNodes(reached=1, leads=1, values=frozenset(), error="modified by an inplace operation")
+    text = printing.text(replace(joint, segments=(replace(segment, saving=(nodes,)),)))
+    assert text.endswith("a backward from output 0 to primal 0 raises\n    modified by an inplace operation")
 
 
 def test_compiled_says_what_is_known_of_the_callables():

@@ -17,7 +17,6 @@ from aotgrad.ir import (
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
     AliasOfOutput,
-    BackwardError,
     ConstantOutput,
     Geometry,
     IsInput,
@@ -299,13 +298,6 @@ def test_a_gradient_has_the_dtype_of_its_primal(product):
     gradient.meta["val"] = gradient.meta["val"].double()
     message = f"gradient of primal 0 is f64[3] ({gradient.name}), the primal is f32[3]"
     assert_broken("joint", joint, message)
-
-
-def test_a_reason_for_no_backward_comes_without_one(product, update):
-    joint = replace(product.joint, backward_error=BackwardError("no", (UserOutput(0),), (0,)))
-    assert_broken("joint", joint, "there is a backward through output 0, and a reason why there is none: no")
-    joint = replace(update.joint, backward_error=BackwardError("no", (UserOutput(9),), (0,)))
-    assert_broken("joint", joint, "the backward through output 9 fails, but the graph returns no output 9")
 
 
 # --- partition -------------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def joint_key(joint: JointGraph, origins: Origins, held: Mapping[str, torch.Tens
     writer = Writer()
     graph = write_half(GraphHalf(joint.module, joint.signature), origins, held, of_users=True)
     inputs = [joint.static_inputs, joint.mutated_inputs, joint.private_inputs]
-    rest = [joint.signature, joint.segments, joint.backward_error, *inputs]
+    rest = [joint.signature, joint.segments, *inputs]
     tensors = [[name, str(value.dtype), str(value.device), list(value.shape)] for name, value in held.items()]
     return [graph.text, list(origins), tags(list(joint.module.graph.nodes)), tensors, [writer.write(each) for each in rest]]
 

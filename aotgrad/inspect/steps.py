@@ -13,7 +13,6 @@ from aotgrad.runtime.steps import (
     AliasBase,
     AsInference,
     Attach,
-    AttachError,
     CallMethod,
     CopyBack,
     Forward,
@@ -59,8 +58,6 @@ def step_text(step: Step) -> str:
             return f"make {name}, which carries a gradient from one backward to the next"
         case Attach():
             return attach_text(step)
-        case AttachError(outputs, _, message):
-            return f"give {listed(outputs)} an autograd node whose backward raises: {message}"
         case AsInference(name):
             return f"make {name} an inference tensor"
         case AliasBase(name, member):

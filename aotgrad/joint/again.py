@@ -124,7 +124,9 @@ def is_plain(capture: Capture, meta: ViewAndMutationMeta) -> bool:
 
 def has_plain_backward(joint: JointGraph) -> bool:
     """Whether a joint graph is one segment that leads to primals only, and nothing in it but random ops runs unasked."""
-    if joint.recorded is None or len(joint.segments) != 1 or joint.backward_error or joint.private_inputs:
+    if joint.recorded is None or len(joint.segments) != 1 or joint.private_inputs:
+        return False
+    if any(nodes.error for nodes in joint.segments[0].saving):
         return False
     if any(gradient.segment is not None or not isinstance(gradient.of, Primal) for gradient in joint.signature.gradients):
         return False

@@ -25,7 +25,6 @@ from torch.autograd.graph import GradientEdge
 from aotgrad import op_table, torch_compat
 from aotgrad.errors import AOTGradError, CaptureError, UnsupportedMutationError
 from aotgrad.ir import (
-    BackwardError,
     BackwardSegment,
     Capture,
     JointGraph,
@@ -38,6 +37,7 @@ from aotgrad.ir import (
     needs_sentinel,
 )
 from aotgrad.joint.segments import (
+    NOTHING_FAILS,
     CutBackward,
     Detour,
     Edge,
@@ -93,7 +93,7 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
     _tag_effects(capture.trace.graph)
     static, mutated = static_inputs(capture), mutated_inputs(capture, meta)
     module, segments = capture.trace.module(), backward.segments
-    return JointGraph(module, signature, static, mutated, backward.error, segments, recorded=recorded)
+    return JointGraph(module, signature, static, mutated, segments, recorded=recorded)
 
 
 def recorded_forward(capture: Capture, results: Sequence[Result]) -> RecordedForward:
@@ -128,7 +128,6 @@ class AppendedBackward:
     tangents: dict[Tangent, torch.Tensor]
     gradients: dict[Gradient, fx.Node | None]
     segments: tuple[BackwardSegment, ...]
-    error: BackwardError | None = None
 
 
 @dataclass(frozen=True)
@@ -174,29 +173,38 @@ def _views_of_member(capture: Capture, index: int) -> Iterator[View]:
 def _append_possible_backward(
     capture: Capture, outputs: Sequence[Result], views: Sequence[View], grad_segments: int | str
 ) -> AppendedBackward:
-    """The backward of the outputs that have one; for the others eager's raises, since a value was overwritten."""
+    """The backward of the outputs; what eager's raises, since the function overwrote a value, is left out of the graph."""
     forward = set(capture.trace.graph.nodes)
-    try:
-        return _with_reads_of_updates(capture, outputs, _append_backward(capture, outputs, views, grad_segments), forward)
-    except AOTGradError:
-        raise
-    except RuntimeError as error:
-        reject_hidden_reshape(error)
-        if OVERWRITTEN not in str(error):
-            raise CaptureError(f"the backward of the function cannot be traced: {error}") from error
-        message = str(error)
-    _erase_gradients(capture.trace.graph, forward)
-    failing = [output for output in outputs if _is_overwritten(capture, output)]
-    others = [output for output in outputs if output not in failing]
-    found = _with_reads_of_updates(capture, others, _append_backward(capture, others, views, grad_segments), forward)
-    slots = tuple(output.slot for output in failing)
-    return replace(found, error=BackwardError(message, slots, tuple(_primals_behind(capture, failing))))
+    failing: dict[Any, str] = {}
+    while True:
+        try:
+            found = _append_backward(capture, outputs, views, grad_segments, failing)
+            return _with_reads_of_updates(capture, outputs, found, forward)
+        except OverwrittenValue as error:
+            _erase_gradients(capture.trace.graph, forward)
+            found = failing_nodes((output.differentiable for output in outputs), failing) or {error.node: str(error)}
+            failing |= passed_over(found)
 
 
-def _primals_behind(capture: Capture, outputs: Sequence[Result]) -> Iterator[int]:
-    """The primals that the backward of some outputs leads to."""
-    leaves = {id(getattr(node, "variable", None)) for node in autograd_nodes(o.differentiable for o in outputs)}
-    return (k for k, primal in enumerate(capture.primals) if id(primal) in leaves)
+class OverwrittenValue(Exception):
+    """An autograd node needs a value that was changed in place after it was saved; the message is eager's."""
+
+    def __init__(self, node: Any, message: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+def failing_nodes(roots: Iterable[torch.Tensor], known: Collection[Any] = ()) -> dict[Any, str]:
+    """The autograd nodes of which it can be seen that a backward raises in them, and what; without those in `known`."""
+    errors = {node: torch_compat.error_of_saved(node) for node in autograd_nodes(roots) if node not in known}
+    return {node: error for node, error in errors.items() if error is not None}
+
+
+def passed_over(failing: dict[Any, str]) -> dict[Any, str]:
+    """The same nodes, which neither raise nor compute anything from now on."""
+    for node in failing:
+        torch_compat.pass_over(node)
+    return failing
 
 
 def reject_hidden_reshape(error: RuntimeError) -> None:
@@ -210,20 +218,6 @@ def reject_hidden_reshape(error: RuntimeError) -> None:
             "a tensor that has a gradient had its size changed in place (t_, unsqueeze_, ...) under no_grad, so that no "
             "gradient fits it; use t(), unsqueeze(), ... instead"
         ) from error
-
-
-def _is_overwritten(capture: Capture, output: Result) -> bool:
-    """Whether the backward of one output raises; leaves the graph as it was."""
-    forward = set(capture.trace.graph.nodes)
-    try:
-        _append_backward(capture, [output], (), 1)
-    except RuntimeError as error:
-        if OVERWRITTEN not in str(error):
-            raise
-        return True
-    finally:
-        _erase_gradients(capture.trace.graph, forward)
-    return False
 
 
 def _with_reads_of_updates(
@@ -241,29 +235,74 @@ def _with_reads_of_updates(
 
 
 def _append_backward(
-    capture: Capture, outputs: Sequence[Result], views: Sequence[View], grad_segments: int | str
+    capture: Capture,
+    outputs: Sequence[Result],
+    views: Sequence[View],
+    grad_segments: int | str,
+    failing: Mapping[Any, str] = NOTHING_FAILS,
 ) -> AppendedBackward:
     if not outputs:
         return AppendedBackward({}, {}, ())
-    segmentation = segmentation_of(capture, outputs, views, grad_segments)
+    segmentation = segmentation_of(capture, outputs, views, grad_segments, failing)
     tangents = {Tangent(result.slot): _add_tangent(capture.trace, k, result) for k, result in enumerate(outputs)}
-    with arrivals(capture.primals) as arrived:
-        if segmentation is None or (segmentation.count == 1 and not segmentation.detours and not capture.joins):
-            found = _gradients(capture, outputs, list(tangents.values()))
-            gradients = {Gradient(Primal(k)): gradient for k, gradient in enumerate(found)}
-            entry, left = dict.fromkeys(tangents, 0), [(0, Primal(k)) for k in arrived]
-        else:
-            cuts, gradients, left = _gradients_of_segments(capture, outputs, tangents, segmentation)
-            tangents = {**tangents, **cuts}
-            if segmentation.count == 1:
-                gradients = _of_one_segment(capture, gradients)
-            entry = _segments_of_tangents(outputs, tangents, segmentation)
-    flowing = [slot for slot, value in gradients.items() if value is not None]
-    segments = backward_segments(entry, flowing, left, segmentation.materialized if segmentation else frozenset())
+    found = _find_gradients(capture, outputs, tangents, segmentation)
+    undefined = _gradients_behind_failures(segmentation, found.gradients)
+    gradients = {**found.gradients, **dict.fromkeys(undefined)}
+    flowing = [slot for slot, value in gradients.items() if value is not None or slot in undefined]
+    materialized = segmentation.materialized if segmentation else frozenset()
+    segments = backward_segments(found.entry, flowing, found.left, materialized)
     segments = with_saving_nodes(capture, outputs, segments, segmentation)
-    _reject_recomputed_randomness(capture, list(tangents.values()))
+    _reject_recomputed_randomness(capture, list(found.tangents.values()))
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
-    return AppendedBackward(tangents, nodes, segments)
+    return AppendedBackward(found.tangents, nodes, segments)
+
+
+@dataclass(frozen=True)
+class FoundGradients:
+    """The tangents of results and cuts, the gradients, the segment that each tangent enters, and in which order segments
+    complete the gradients of primals.
+    """
+
+    tangents: dict[Tangent, torch.Tensor]
+    gradients: dict[Gradient, torch.Tensor | None]
+    entry: dict[Tangent, int]
+    left: list[tuple[int, Primal]]
+
+
+def _find_gradients(
+    capture: Capture,
+    outputs: Sequence[Result],
+    tangents: dict[Tangent, torch.Tensor],
+    segmentation: Segmentation | None,
+) -> FoundGradients:
+    with arrivals(capture.primals) as arrived:
+        if _is_one_piece(segmentation) and not capture.joins:
+            found = enumerate(_gradients(capture, outputs, list(tangents.values())))
+            gradients = {Gradient(Primal(k)): gradient for k, gradient in found}
+            return FoundGradients(tangents, gradients, dict.fromkeys(tangents, 0), [(0, Primal(k)) for k in arrived])
+        cuts, gradients, left = _gradients_of_segments(capture, outputs, tangents, segmentation)
+    if segmentation.count == 1:
+        gradients = _of_one_segment(capture, gradients)
+    entered = {**tangents, **cuts}
+    return FoundGradients(entered, gradients, _segments_of_tangents(outputs, entered, segmentation), left)
+
+
+def _is_one_piece(segmentation: Segmentation | None) -> bool:
+    """Whether one call of the engine gives all gradients."""
+    return segmentation is None or (segmentation.count == 1 and not segmentation.detours)
+
+
+def _gradients_behind_failures(
+    segmentation: Segmentation | None, gradients: Mapping[Gradient, torch.Tensor | None]
+) -> list[Gradient]:
+    """What a failing node leads to and nothing else in its segment: undefined, and who asks for it gets the error."""
+    if segmentation is None:
+        return []
+    failures, is_one = segmentation.failures.items(), segmentation.count == 1
+    found = [(None if is_one else segmentation.segment_of[node], to) for node, each in failures for to in each.targets]
+    pairs = sorted(set(found), key=lambda pair: _rank(Gradient(pair[1], pair[0] or 0)))
+    there = {(gradient.segment, gradient.of) for gradient, value in gradients.items() if value is not None}
+    return [Gradient(target, segment) for segment, target in pairs if (segment, target) not in there]
 
 
 def _of_one_segment(capture: Capture, gradients: Mapping[Gradient, torch.Tensor]) -> dict[Gradient, torch.Tensor | None]:
@@ -293,15 +332,21 @@ def with_saving_nodes(
 
 
 def segmentation_of(
-    capture: Capture, outputs: Sequence[Result], views: Sequence[View], grad_segments: int | str
+    capture: Capture,
+    outputs: Sequence[Result],
+    views: Sequence[View],
+    grad_segments: int | str,
+    failing: Mapping[Any, str] = NOTHING_FAILS,
 ) -> Segmentation | None:
     """`None` if it is known at once that the backward is one segment, as it is for one result."""
-    if len(outputs) == 1 and grad_segments == 1 and not capture.joins and not views:
+    if len(outputs) == 1 and grad_segments == 1 and not capture.joins and not views and not failing:
         return None
+    inputs = _input_edges(capture, outputs)
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
     bases = [tuple(results[base] for base in view.bases if base in results) for view in views]
     detours = [Detour(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
-    return find_segments(results, _input_edges(capture, outputs), grad_segments, detours)
+    found = find_segments(results, inputs, grad_segments, detours, failing)
+    return single_segment(results, inputs, failing) if found is None and failing else found
 
 
 def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Primal]:
@@ -464,9 +509,9 @@ def _gradients(
     reject_foreign_leaves(capture, roots)
     if not outputs or not wanted:
         return gradients
-    with attributed_to_forward(capture.trace, roots, segment_of), eager_dtypes():
-        # Retained: a backward that raises is tried again, output by output.
-        inputs = [*(capture.primals[i] for i in wanted), *ends]
+    inputs = [*(capture.primals[i] for i in wanted), *ends]
+    with attributed_to_forward(capture.trace, roots, segment_of) as last, eager_dtypes(), explained(last):
+        # Retained: a backward that raises is tried again.
         found = torch.autograd.grad(roots, inputs, tangents, retain_graph=True, allow_unused=True)
     for index, gradient in zip(wanted, found, strict=False):
         gradients[index] = gradient
@@ -483,14 +528,14 @@ def eager_dtypes() -> Iterator[None]:
 @contextlib.contextmanager
 def attributed_to_forward(
     trace: OpenTrace, roots: Iterable[torch.Tensor], segment_of: Mapping[Any, int] = NO_SEGMENTS
-) -> Iterator[None]:
+) -> Iterator[LastNode]:
     """While this is open, backward ops carry the origin of the forward op that they differentiate, and their segment."""
-    nodes = autograd_nodes(roots)
-    attributions = [node.register_prehook(_attribution(trace, node, segment_of.get(node))) for node in nodes]
+    nodes, last = autograd_nodes(roots), LastNode()
+    attributions = [node.register_prehook(_attribution(trace, node, segment_of.get(node), last)) for node in nodes]
     handles = [*attributions, *as_in_eager(nodes)]
     trace.attribute_to({})
     try:
-        yield
+        yield last
     finally:
         trace.attribute_to(None)
         for handle in handles:
@@ -514,12 +559,39 @@ def differentiated_as_in_eager(roots: Iterable[torch.Tensor]) -> Iterator[None]:
             handle.remove()
 
 
-def _attribution(trace: OpenTrace, node: Any, segment: int | None) -> Callable[[Any], None]:
+@dataclass
+class LastNode:
+    """The autograd node that a backward runs, or ran last."""
+
+    node: Any = None
+
+
+@contextlib.contextmanager
+def explained(last: LastNode) -> Iterator[None]:
+    """Says why a backward cannot be traced.
+
+    Raises:
+        OverwrittenValue: a value was changed in place after it was saved.
+        UnsupportedMutationError, CaptureError: another reason.
+    """
+    try:
+        yield
+    except AOTGradError:
+        raise
+    except RuntimeError as error:
+        if OVERWRITTEN in str(error):
+            raise OverwrittenValue(last.node, str(error)) from error
+        reject_hidden_reshape(error)
+        raise CaptureError(f"the backward of the function cannot be traced: {error}") from error
+
+
+def _attribution(trace: OpenTrace, node: Any, segment: int | None, last: LastNode) -> Callable[[Any], None]:
     origin = trace.origin_of(torch_compat.node_sequence_nr(node))
     if segment is not None:
         origin = {**origin, "segment": segment}
 
     def attribute(_: Any) -> None:
+        last.node = node
         trace.attribute_to(origin)
 
     return attribute

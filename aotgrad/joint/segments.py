@@ -15,6 +15,9 @@ in which order gradients are summed, and which node is visited twice, are the sa
 A returned view that is made outside of the graph (`Detour`) is no result of it, but gradients leave there, too: the autograd
 nodes of the view pass them on to what it is a view of. So they do at an input of which the call changes the size or strides.
 
+A node that saved a value which the function then overwrote raises in a backward (`Failure`). Nothing is computed behind it:
+its segment has gradients for what it leads to, which are undefined, and raises where one of them is wanted.
+
 The graph is cut while it is traced (`CutBackward`), so that what a node computes is in its segment's part of the FX graph.
 """
 
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -40,6 +43,8 @@ Edge = tuple[Any, int]
 AUTO_SEGMENTS, AUTO_NODES = 8, 64
 """With `grad_segments="auto"`: into how many segments a backward of at least so many autograd nodes is cut."""
 
+NOTHING_FAILS: Mapping[Any, str] = {}
+
 
 @dataclass(frozen=True)
 class Detour:
@@ -54,11 +59,19 @@ class Detour:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """What an autograd node raises in a backward, and the targets behind it."""
+
+    message: str
+    targets: frozenset[GradientTarget]
+
+
+@dataclass(frozen=True)
 class Segmentation:
     """The segment of each autograd node, numbered so that gradients flow to higher numbers, and what edges mean.
 
     `targets` are the edges that a gradient may leave a segment through. `materialized` are segments of a single node that
-    gets zeros for an undefined gradient beside a defined one.
+    gets zeros for an undefined gradient beside a defined one. `failures` are the nodes that raise.
     """
 
     segment_of: Mapping[Any, int]
@@ -66,6 +79,7 @@ class Segmentation:
     count: int
     materialized: frozenset[int]
     detours: frozenset[Edge] = frozenset()
+    failures: Mapping[Any, Failure] = field(default_factory=dict)
 
     def leaves(self, segment: int, edge: Edge) -> bool:
         """Whether a gradient that a node of `segment` passes to `edge` leaves it.
@@ -82,6 +96,7 @@ def find_segments(
     inputs: Mapping[Edge, Primal],
     chunks: int | str,
     detours: Sequence[Detour] = (),
+    failing: Mapping[Any, str] = NOTHING_FAILS,
 ) -> Segmentation | None:
     """The segments of the graph between results and inputs, or `None` if a result is an input: nothing can be cut there.
 
@@ -90,12 +105,13 @@ def find_segments(
         inputs: where the gradients of inputs arrive.
         chunks: into how many segments, one after the other, the work is cut besides.
         detours: where gradients leave the graph for a while; those that no result depends on change nothing.
+        failing: the nodes that raise, and what.
     """
     roots = list(results.values())
     if any(root in inputs for root in roots):
         return None
     detour_at = {detour.edge: detour for detour in detours if detour.edge not in inputs}
-    successors = reachable([node for node, _ in roots], inputs, detour_at)
+    successors = reachable([node for node, _ in roots], inputs, detour_at, failing)
     order = topological_order(successors, successors.__getitem__, lambda node: -torch_compat.node_sequence_nr(node))
     reached = dependence(order, successors, [node for node, _ in roots])
     chunk = chunks_of_equal_length(order, resolved(chunks, len(order)))
@@ -104,15 +120,43 @@ def find_segments(
     keys = {node: (reached[node], chunk[node], level[node], node if node in alone else None) for node in order}
     segment_of = numbered(keys, successors)
     count = len(set(segment_of.values()))
-    targets = targets_of(order, segment_of, results, inputs, detour_at)
+    targets = targets_of([node for node in order if node not in failing], segment_of, results, inputs, detour_at)
     materialized = frozenset(segment_of[node] for node in alone)
-    return Segmentation(segment_of, targets, count, materialized, frozenset(detour_at.keys() & targets.keys()))
+    failures = failures_of(order, failing, {**ends_at(results, detour_at), **inputs})
+    return Segmentation(segment_of, targets, count, materialized, frozenset(detour_at.keys() & targets.keys()), failures)
 
 
-def single_segment(results: Mapping[ForwardResult, Edge], inputs: Mapping[Edge, Primal]) -> Segmentation:
+def single_segment(
+    results: Mapping[ForwardResult, Edge], inputs: Mapping[Edge, Primal], failing: Mapping[Any, str] = NOTHING_FAILS
+) -> Segmentation:
     """Everything in one segment."""
-    successors = reachable([node for node, _ in results.values()], inputs, {})
-    return Segmentation(dict.fromkeys(successors, 0), inputs, 1, frozenset())
+    successors = reachable([node for node, _ in results.values()], inputs, {}, failing)
+    failures = failures_of(successors, failing, inputs)
+    return Segmentation(dict.fromkeys(successors, 0), inputs, 1, frozenset(), failures=failures)
+
+
+def ends_at(results: Mapping[ForwardResult, Edge], detours: Mapping[Edge, Detour]) -> dict[Edge, GradientTarget]:
+    """The edges at which results and views begin; of results with the same edge the first."""
+    views = {edge: detour.slot for edge, detour in detours.items()}
+    return views | {edge: result for result, edge in reversed(results.items())}
+
+
+def failures_of(nodes: Iterable[Any], failing: Mapping[Any, str], ends: Mapping[Edge, GradientTarget]) -> dict[Any, Failure]:
+    """The failing nodes among `nodes`; those of the same backward in the order in which the engine runs them."""
+    found = sorted((node for node in nodes if node in failing), key=lambda node: -torch_compat.node_sequence_nr(node))
+    return {node: Failure(failing[node], frozenset(targets_behind(node, ends))) for node in found}
+
+
+def targets_behind(root: Any, ends: Mapping[Edge, GradientTarget]) -> Iterator[GradientTarget]:
+    """What the gradients that leave an autograd node arrive at first."""
+    seen, stack = {root}, [root]
+    while stack:
+        for edge in edges_of(stack.pop()):
+            if edge in ends:
+                yield ends[edge]
+            elif edge[0] not in seen:
+                seen.add(edge[0])
+                stack.append(edge[0])
 
 
 def nodes_that_get_zeros(order: Sequence[Any], reached: Mapping[Any, int], roots: Sequence[Edge]) -> set[Any]:
@@ -140,17 +184,23 @@ def edges_of(node: Any) -> list[Edge]:
     return [(successor, position) for successor, position in node.next_functions if successor is not None]
 
 
-def reachable(roots: Iterable[Any], inputs: Mapping[Edge, Primal], detours: Mapping[Edge, Detour]) -> dict[Any, list[Any]]:
+def reachable(
+    roots: Iterable[Any],
+    inputs: Mapping[Edge, Primal],
+    detours: Mapping[Edge, Detour],
+    failing: Collection[Any] = (),
+) -> dict[Any, list[Any]]:
     """The nodes that a backward from `roots` visits before it reaches `inputs`, each with those it visits next.
 
-    What it visits outside, on `detours`, is left out.
+    What it visits outside, on `detours`, is left out, and so is what stands behind a failing node.
     """
     successors: dict[Any, list[Any]] = {}
     stack = list(roots)
     while stack:
         node = stack.pop()
         if node not in successors:
-            edges = [onward for edge in edges_of(node) for onward in (detours[edge].bases if edge in detours else (edge,))]
+            left = () if node in failing else edges_of(node)
+            edges = [onward for edge in left for onward in (detours[edge].bases if edge in detours else (edge,))]
             successors[node] = [edge[0] for edge in edges if edge not in inputs]
             stack.extend(successors[node])
     return successors
@@ -312,7 +362,8 @@ def saving_nodes(
         owners: the inputs and results by their storage.
     """
     segment_of = segmentation.segment_of
-    inside = {node: [n for n, _ in edges_of(node) if segment_of.get(n) == segment_of[node]] for node in segment_of}
+    onward = {node: () if node in segmentation.failures else edges_of(node) for node in segment_of}
+    inside = {node: [n for n, _ in onward[node] if segment_of.get(n) == segment_of[node]] for node in segment_of}
     order = topological_order(segment_of, inside.__getitem__, segment_of.__getitem__)
     reached, leads = dict.fromkeys(order, 0), dict.fromkeys(order, 0)
     for segment in segments:
@@ -323,18 +374,22 @@ def saving_nodes(
             reached[successor] |= reached[node]
     bits = [bits_of_targets(segment.gradients) for segment in segments]
     for node in reversed(order):
-        left = {segmentation.targets.get(edge) for edge in edges_of(node) if segmentation.leaves(segment_of[node], edge)}
+        left = {segmentation.targets.get(edge) for edge in onward[node] if segmentation.leaves(segment_of[node], edge)}
+        if node in segmentation.failures:
+            left = segmentation.failures[node].targets
         leads[node] = sum(bits[segment_of[node]].get(target, 0) for target in left)
         for successor in inside[node]:
             leads[node] |= leads[successor]
     found: dict[tuple[int, int, int], set] = {}
-    for node in order:
+    for node in (node for node in order if node not in segmentation.failures):
         saved = torch_compat.saved_tensors(node)
         if torch_compat.saves_a_value(node, saved):
             masks = (segment_of[node], reached[node], leads[node])
             storages = map(torch_compat.storage_id, saved)
             found.setdefault(masks, set()).update(owners[storage] for storage in storages if storage in owners)
-    groups = [(s, SavingNodes(reached, leads, frozenset(values))) for (s, reached, leads), values in sorted(found.items())]
+    raising = segmentation.failures.items()
+    groups = [(segment_of[n], SavingNodes(reached[n], leads[n], frozenset(), each.message)) for n, each in raising]
+    groups += [(s, SavingNodes(reached, leads, frozenset(values))) for (s, reached, leads), values in sorted(found.items())]
     return [tuple(group for s, group in groups if s == number) for number in range(len(segments))]
 
 

@@ -14,7 +14,7 @@ from aotgrad.ir import (
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
     AliasOfOutput,
-    BackwardError,
+    BackwardSegment,
     BaseInfo,
     Capture,
     Compiled,
@@ -222,13 +222,17 @@ def joint_text(joint: JointGraph) -> str:
     }
     name = "joint" if joint.differentiable else "inference"
     text = graph_text(name, joint.module, joint.signature, notes, first_for_backward(joint))
-    error = joint.backward_error
-    return text if error is None else f"{text}\n\n{backward_error_text(error)}"
+    return "\n\n".join([text, *(error for segment in joint.segments for error in errors_text(segment))])
 
 
-def backward_error_text(error: BackwardError) -> str:
-    results = ", ".join(map(str, error.results))
-    return "\n".join([f"a backward through {results} raises", *indented(error.message.splitlines())])
+def errors_text(segment: BackwardSegment) -> Iterator[str]:
+    """Between which results and gradients a backward raises, and what."""
+    for nodes in segment.saving:
+        if nodes.error is not None:
+            tangents = [str(tangent.of) for k, tangent in enumerate(segment.tangents) if nodes.reached >> k & 1]
+            gradients = [str(gradient.of) for k, gradient in enumerate(segment.gradients) if nodes.leads >> k & 1]
+            heading = f"a backward from {', '.join(tangents)} to {', '.join(gradients)} raises"
+            yield "\n".join([heading, *indented(nodes.error.splitlines())])
 
 
 def first_for_backward(joint: JointGraph) -> fx.Node | None:

@@ -119,7 +119,12 @@ class Backward:
     @property
     def whole(self) -> BoxedCallable | None:
         """The compiled graph of the usual case, once it is there, if nothing but the graph has to run in it."""
-        return None if self.watched_inputs else self.variants.run_whole
+        return None if self.watched_inputs or self.failing else self.variants.run_whole
+
+    @functools.cached_property
+    def failing(self) -> tuple[tuple[int, str], ...]:
+        """Those of `saving` that raise, as a bit mask each, and what they raise."""
+        return tuple((1 << k, nodes.error) for k, nodes in enumerate(self.saving) if nodes.error is not None)
 
     @functools.cached_property
     def below_autograd(self) -> Callable[..., Gradients]:
@@ -315,6 +320,8 @@ class Segment(torch.autograd.Function):
         if is_full and plan.whole is not None and not (ctx.ran or ctx.watched_results or is_watched_or_transformed()):
             return run_whole(ctx, plan, tangents, layouts)
         key = plan.full if is_full else variant_key(plan, tangents)
+        if plan.failing:
+            check_overwritten(plan, key)
         if ctx.ran:
             check_second_run(ctx, key)
         if plan.watched_inputs or ctx.watched_results:
@@ -362,21 +369,6 @@ NO_GRADIENTS = (None,) * 5
 """Those of the arguments of `Segment.forward` that stand before its inputs."""
 
 
-class FailingSegment(torch.autograd.Function):
-    """An autograd node whose backward raises what eager's would: a value that it needs was overwritten in the call."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, message: str, outputs: tuple[torch.Tensor, ...], sentinel: torch.Tensor, *inputs: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.message = message
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[Any, ...]:
-        raise RuntimeError(ctx.message)
-
-
 class History(torch.autograd.Function):
     """A stand-in for a tensor that is about to be changed in place: its gradient is that of the tensor as it was."""
 
@@ -410,6 +402,18 @@ def check_second_run(ctx: Any, key: VariantKey) -> None:
     needed = ctx.plan.nodes_run(key)
     if any(needed & ctx.plan.nodes_run(earlier) for earlier in ctx.ran):
         torch_compat.raise_second_backward()
+
+
+def check_overwritten(plan: Backward, key: VariantKey) -> None:
+    """Raise what eager would: a node that runs needs a value which the call itself has overwritten.
+
+    Raises:
+        RuntimeError: as eager's.
+    """
+    run = plan.nodes_run(key)
+    for nodes, message in plan.failing:
+        if run & nodes:
+            raise RuntimeError(message)
 
 
 def check_watched(ctx: Any, key: VariantKey) -> None:

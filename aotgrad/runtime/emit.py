@@ -29,7 +29,6 @@ from aotgrad.runtime.autograd import (
     SENTINEL,
     Backward,
     CallDetails,
-    FailingSegment,
     History,
     Segment,
     stand_in,
@@ -40,7 +39,6 @@ from aotgrad.runtime.steps import (
     AliasBase,
     AsInference,
     Attach,
-    AttachError,
     CallMethod,
     CopyBack,
     Forward,
@@ -94,7 +92,6 @@ def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backw
         "attached_base": attached_base,
         "memory_alias": memory_alias,
         "attach": torch_compat.applied(Segment),
-        "attach_error": torch_compat.applied(FailingSegment),
         "sentinel": SENTINEL,
         "CallDetails": CallDetails,
         "Recomputation": Recomputation,
@@ -193,9 +190,6 @@ class _Emitter:
                 yield f"{step.name} = {step.target}.detach()"
             case KeepHistory():
                 yield from in_grad_mode(step.grad_mode, [f"{step.name} = history_of({step.target})"])
-            case AttachError():
-                call = f"{tuple_of(step.outputs)} = attach_error({', '.join((repr(step.message), *self.node_inputs(step)))})"
-                yield from in_grad_mode(step.grad_mode, [call])
             case SetVersion():
                 yield f"raise_version({step.target}, version_{step.target}, {step.bumps})"
             case StartVersion():
@@ -248,9 +242,6 @@ class _Emitter:
         size, bindings = self.render(step.size)
         yield from bindings
         yield f"{step.name} = stand_in({size}, {step.dtype}, {str(step.device)!r})"
-
-    def node_inputs(self, step: AttachError) -> tuple[str, ...]:
-        return (f"({tuple_of(step.outputs)})", "sentinel", *step.inputs)
 
     def draws_random_numbers(self) -> bool:
         return any(isinstance(step, Forward) and step.random_devices for step in self.plan.steps)

@@ -20,7 +20,6 @@ from aotgrad.ir import (
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
     AliasOfOutput,
-    BackwardError,
     BackwardSegment,
     Capture,
     ConstantOutput,
@@ -51,7 +50,6 @@ from aotgrad.runtime.steps import (
     AliasBase,
     AsInference,
     Attach,
-    AttachError,
     CallMethod,
     CopyBack,
     Forward,
@@ -128,7 +126,6 @@ def result_name(slot: Any) -> str:
 
 class _PlanBuilder:
     def __init__(self, capture: Capture, meta: ViewAndMutationMeta, partition: Partition, joint: JointGraph) -> None:
-        self.error = joint.backward_error
         self.segments = joint.segments
         self.halves = segment_halves(partition.backward, joint.segments) if partition.backward is not None else ()
         self.capture = capture
@@ -196,8 +193,6 @@ class _PlanBuilder:
 
     def attach(self) -> Iterator[Step]:
         """One node a segment; those that run last in a backward are made first."""
-        if self.error is not None:
-            yield self.attach_error(self.error)
         if self.partition.backward is None:
             return
         yield KeepInputs(self.primals, self.mutated(), tuple(self.watched_updates()))
@@ -371,11 +366,6 @@ class _PlanBuilder:
         primals = [gradient.of.index for gradient in self.segments[number].gradients if isinstance(gradient.of, Primal)]
         written = {index for index in primals if number <= self.written_at.get(index, -1)}
         return {index for index in written if not self.meta.inputs[index].hidden_from_autograd}
-
-    def attach_error(self, error: BackwardError) -> AttachError:
-        outputs = tuple(result_name(slot) for slot in error.results)
-        inputs = tuple(self.inputs[index] for index in error.primals)
-        return AttachError(outputs, inputs, error.message, self.node_grad_mode())
 
     def node_grad_mode(self) -> bool | None:
         """Under `no_grad`, only what the function made under `enable_grad` requires grad."""
@@ -749,8 +739,6 @@ def names_read(step: Step) -> tuple[str, ...]:
             return (*step.outputs, *step.inputs, *step.saved, *step.sizes, *(name for name, _ in step.watched_results))
         case KeepInputs():
             return step.primals
-        case AttachError():
-            return (*step.outputs, *step.inputs)
         case AsInference() | StartVersion() | CallMethod():
             return (step.name,)
         case ShareVersion():

@@ -118,16 +118,6 @@ class Attach:
 
 
 @dataclass(frozen=True)
-class AttachError:
-    """Make `outputs` the outputs of an autograd node whose backward raises `message`."""
-
-    outputs: tuple[str, ...]
-    inputs: tuple[str, ...]
-    message: str
-    grad_mode: bool | None
-
-
-@dataclass(frozen=True)
 class ShareVersion:
     """`name` gets the version counter of `saved`: both are views of one value, and writes to it must be noticed."""
 
@@ -243,7 +233,6 @@ Step = Union[
     NoteResults,
     MakeCut,
     Attach,
-    AttachError,
     AsInference,
     AliasBase,
     MakeAlias,

@@ -177,6 +177,32 @@ def saved_tensors(node: Any) -> list[torch.Tensor]:
     return found
 
 
+def error_of_saved(node: Any) -> str | None:
+    """What a node of torch's own raises in a backward, if one of the tensors that it saved was changed in place since."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return None
+    for name in _saved_attributes(type(node)):
+        try:
+            getattr(node, name)
+        except RuntimeError as error:
+            return str(error)
+    return None
+
+
+def pass_over(node: Any) -> None:
+    """From now on a node neither looks at what it saved nor computes anything: all of its gradients are undefined."""
+    for name in _saved_attributes(type(node)):
+        for saved in pytree.tree_leaves(getattr(node, f"_raw{name}")):
+            if isinstance(saved, torch._C._autograd.SavedTensor):
+                saved.register_hooks(_unchanged, _unchanged)
+    node.register_prehook(lambda gradients: (None,) * len(gradients))
+    node.register_hook(lambda gradients, _: (None,) * len(gradients))
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def raise_second_backward() -> None:
     """Raise what autograd raises in a second backward through a graph that is not retained."""
     with torch.enable_grad():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aotgrad import torch_compat
 from aotgrad.ir import BackwardSegment, Compiled, GraphHalf, JointGraph, Partition, ViewAndMutationMeta
 from aotgrad.printing import type_text
-from aotgrad.runtime.steps import Attach, AttachError, Forward, MakeBase, ReturnValue
+from aotgrad.runtime.steps import Attach, Forward, MakeBase, ReturnValue
 from aotgrad.slots import Gradient, Primal, of_kind
 from aotgrad.verify.common import Problems, placeholder_values, results_of, same_slots, slot_list, value_of
 
@@ -113,8 +113,6 @@ def check_steps(executable: Executable) -> Problems:
         yield "the plan attaches the backward to nothing"
     elif partition.backward is not None and len(of_kind(steps, Attach)) != len(executable.joint.segments):
         yield f"the backward has {len(executable.joint.segments)} segments, the plan {len(of_kind(steps, Attach))} nodes"
-    if (executable.joint.backward_error is not None) != bool(of_kind(steps, AttachError)):
-        yield "the error of the backward and the step that raises it do not come together"
 
 
 def check_source(source: str, namespace: dict[str, Any]) -> Problems:

@@ -33,7 +33,6 @@ def check_joint(joint: JointGraph) -> Problems:
     if signature.inputs != expected:
         yield f"the inputs are {slot_list(signature.inputs)}; they must be {slot_list(expected)}"
     yield from check_results(signature)
-    yield from check_backward_error(joint)
     yield from check_functional(joint)
     yield from check_segments(joint)
     types = dict(zip(signature.inputs, placeholder_values(joint.module), strict=True))
@@ -101,18 +100,6 @@ def is_detour(gradient: Gradient, signature: GraphSignature) -> bool:
 def same_set(what: str, found: Sequence[Any], expected: Sequence[Any]) -> Problems:
     if len(found) != len(expected) or set(found) != set(expected):
         yield f"the {what} are {slot_list(found)}; they must be {slot_list(expected)}"
-
-
-def check_backward_error(joint: JointGraph) -> Problems:
-    """Through each result, either a backward or the reason why there is none."""
-    error = joint.backward_error
-    if error is None:
-        return
-    for slot in error.results:
-        if Tangent(slot) in joint.signature.tangents:
-            yield f"there is a backward through {slot}, and a reason why there is none: {error.message}"
-        if slot not in joint.signature.forward_results:
-            yield f"the backward through {slot} fails, but the graph returns no {slot}"
 
 
 def check_functional(joint: JointGraph) -> Problems:

@@ -588,6 +588,20 @@ def gradient_through_an_old_value():
 
 
 @error_case
+def gradient_beside_an_overwritten_value():
+    """A gradient of a gradient beside a value that was overwritten in a view: what exactly raises is not known."""
+
+    def function(x, weight):
+        y = x.clone()
+        y[1:].mul_(y[1:])
+        return y * weight, weight * 3
+
+    x, weight = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    product, _ = aotgrad.aot_function(function, aotgrad.nop)(x, weight)
+    torch.autograd.grad(product.sum(), weight, create_graph=True)
+
+
+@error_case
 def gradient_through_an_effect():
     """A gradient of a gradient needs the result of an effect, which must not happen twice, and was not saved."""
     x = torch.ones(3, requires_grad=True)

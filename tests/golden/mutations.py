@@ -121,6 +121,12 @@ def saved_value_overwritten(x):
     return y
 
 
+@case("joint", args=["f32[3] nonleaf", "f32[3] requires_grad"])
+def gradients_beside_an_overwritten_value(x, weight):
+    """A backward raises where it needs the value that is gone; gradients that are found without it are computed."""
+    return x.mul_(x) * weight
+
+
 @case("capture", "analysis", "joint", "runtime", args=["f32[4]", "view 0 [2][1] 1"])
 def overlapping_inputs(x, part):
     """The second argument is a part of the first one, which changes: the graph gets the memory of both.

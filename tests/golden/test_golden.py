@@ -23,7 +23,10 @@ SOURCE = TESTS.parent / "aotgrad"
 PAIRS = [(folder, case) for case in CASES.values() for folder in case.folders]
 CASE_NAMES = [f"{folder}/{case.name}" for folder, case in PAIRS] + [f"errors/{name}" for name in ERROR_CASES]
 
-RAISES_IN_BACKWARD = {"saved_value_overwritten": RuntimeError}
+RAISES_IN_BACKWARD = {
+    "saved_value_overwritten": RuntimeError,
+    "gradients_beside_an_overwritten_value": RuntimeError,
+}
 SUMMED_IN_ANOTHER_ORDER = {"overlapping_inputs_with_gradients": "three terms meet in the memory that the inputs share"}
 
 

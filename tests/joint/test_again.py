@@ -26,7 +26,7 @@ def described(joint: JointGraph) -> Any:
     outputs = zip(joint.signature.outputs, graph.output_node().args[0], strict=True)
     ops = Counter((str(node.target), str([a for a in node.args if not isinstance(a, torch.fx.Node)])) for node in called)
     flowing = {slot: node is not None for slot, node in outputs}
-    facts = joint.static_inputs, joint.mutated_inputs, joint.backward_error
+    facts = joint.static_inputs, joint.mutated_inputs
     return joint.segments, ops, flowing, joint.signature.tangents, facts
 
 

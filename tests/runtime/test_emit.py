@@ -10,7 +10,6 @@ from aotgrad.runtime.emit import MANY, asked_together, emit, in_grad_mode, op_te
 from aotgrad.runtime.plan import Plan
 from aotgrad.runtime.steps import (
     AsInference,
-    AttachError,
     CopyBack,
     Forward,
     MakeAlias,
@@ -83,7 +82,6 @@ def test_versions_of_many_tensors_are_asked_for_together():
         (MakeAlias("before", "x"), ["before = x.detach()"]),
         (AsInference("x"), ["x = as_inference(x)"]),
         (RestoreGradMode(False), ["set_grad_enabled(False)"]),
-        (AttachError(("y",), ("x",), "no", None), ["y, = attach_error('no', (y,), sentinel, x)"]),
         (view(aten.t.default), ["# why", "out = x.t()"]),
         (view(aten.split.Tensor, 2, item=1), ["# why", "out = aten.split.Tensor(x, 2)[1]"]),
         (view(aten.view.dtype, torch.int32), ["# why", "out = aten.view.dtype(x, torch.int32)"]),

@@ -236,6 +236,30 @@ def test_nodes_that_save_a_value_run_once():
     assert compat.saved_tensors(torch.cat([x, x]).grad_fn) == []
 
 
+def test_a_node_whose_saved_value_was_overwritten_is_seen_and_passed_over():
+    x, w = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    y = x.exp()
+    node = y.grad_fn
+    assert compat.error_of_saved(node) is None
+    y.add_(1)
+    assert "modified by an inplace operation" in compat.error_of_saved(node)
+    compat.pass_over(node)
+    first, second = torch.autograd.grad((y + w).sum(), [x, w], allow_unused=True)
+    assert first is None
+    assert second.tolist() == [1, 1]
+
+
+def test_a_write_to_a_view_that_overwrote_its_own_value_is_passed_over():
+    x = torch.ones(2, requires_grad=True)
+    y = x.clone()
+    view = y[1:]
+    view.mul_(view)
+    assert type(y.grad_fn).__name__ == "CopySlices"
+    assert compat.error_of_saved(y.grad_fn) is None
+    compat.pass_over(y.grad_fn)
+    assert torch.autograd.grad(y.sum(), x, allow_unused=True) == (None,)
+
+
 def test_hooks_of_a_tensor_are_seen_and_removed():
     seen = []
     leaf = torch.ones(2, requires_grad=True)
