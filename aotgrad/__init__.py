@@ -34,7 +34,7 @@ from aotgrad.logs import set_logs
 from aotgrad.options import Options, config
 from aotgrad.options import logs_wanted as _logs_wanted
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
-from aotgrad.plan_cache import last_executed
+from aotgrad.plans import last_executed
 from aotgrad.torch_compat import decompose as pythonkey_decompose
 
 compiled_function, compiled_module = aot_function, aot_module

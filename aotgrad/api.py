@@ -35,7 +35,8 @@ from aotgrad.memory import MemoryGuard
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.pipeline import Executable, SmallGraph
-from aotgrad.plan_cache import PlanCache, State
+from aotgrad.plan_cache import PlanCache
+from aotgrad.plans import State
 from aotgrad.recipe import Recipe
 
 

@@ -20,7 +20,8 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.capture.flatten import Arguments
 from aotgrad.ir import GraphHalf
-from aotgrad.plan_cache import PlanCache, State
+from aotgrad.plan_cache import PlanCache
+from aotgrad.plans import State
 from aotgrad.runtime.anomaly import is_handed_on
 
 

@@ -19,7 +19,8 @@ from torch import nn
 from aotgrad import torch_compat
 from aotgrad.capture.flatten import Arguments, is_size
 from aotgrad.lifting import LiftedModule, ModuleArguments, slots_of
-from aotgrad.plan_cache import CachedPlan, NoPlan, PlanCache, State
+from aotgrad.plan_cache import PlanCache
+from aotgrad.plans import CachedPlan, NoPlan, State
 
 
 class NamedTensor(NamedTuple):

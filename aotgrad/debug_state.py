@@ -15,7 +15,8 @@ from tabulate import tabulate
 
 from aotgrad.ir import GraphHalf
 from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
-from aotgrad.plan_cache import CachedPlan, PlanCache
+from aotgrad.plan_cache import PlanCache
+from aotgrad.plans import CachedPlan
 from aotgrad.printing import graph_text
 from aotgrad.runtime.variants import VariantKey
 

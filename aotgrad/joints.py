@@ -17,7 +17,7 @@ from aotgrad.errors import CaptureError
 from aotgrad.ir import InputHint
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph, TracedJoint, trace_joint
-from aotgrad.plan_cache import CachedPlan, NoPlan
+from aotgrad.plans import CachedPlan, NoPlan
 from aotgrad.recipe import Recipe
 
 

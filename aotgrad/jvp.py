@@ -25,11 +25,12 @@ from aotgrad.capture.flatten import Arguments
 from aotgrad.counters import counters
 from aotgrad.guards import structure_key
 from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias, ViewAndMutationMeta
+from aotgrad.plans import State
 from aotgrad.torch_compat import Dual
 
 if TYPE_CHECKING:
     from aotgrad.pipeline import Executable, SmallGraph
-    from aotgrad.plan_cache import PlanCache, State
+    from aotgrad.plan_cache import PlanCache
 
 
 @dataclass(frozen=True)

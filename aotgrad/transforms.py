@@ -37,12 +37,13 @@ from aotgrad.ir import AliasOfIntermediate, Geometry
 from aotgrad.joint.backward import autograd_nodes
 from aotgrad.jvp import CompiledJvp, reject_aliases
 from aotgrad.parts import Given, Part, Place, Placed, completed, only, parts_of, places_in
+from aotgrad.plans import CachedPlan, NoPlan, Stages, State
 from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
 from aotgrad.torch_compat import AutocastState
 
 if TYPE_CHECKING:
     from aotgrad.pipeline import Executable, SmallGraph
-    from aotgrad.plan_cache import CachedPlan, NoPlan, PlanCache, Stages, State
+    from aotgrad.plan_cache import PlanCache
 
 
 @dataclass(frozen=True)
@@ -245,8 +246,6 @@ class Surroundings:
 
     def planned(self, region: Region, tensors: Sequence[torch.Tensor], plans: PlanCache | None = None) -> PlannedCall:
         """The call of a region's plan, which is made if there is none."""
-        from aotgrad.plan_cache import State
-
         plans = plans or (self.derivatives if region.is_derivative else self.plans)
         state = State(region, region.key, lambda: region.key if self.is_unchanged() else object())
         arguments = Arguments.of(tuple(tensors), {})

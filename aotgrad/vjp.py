@@ -40,7 +40,8 @@ from aotgrad.joint.backward import differentiated_as_in_eager, failing_nodes, pa
 from aotgrad.joint.segments import CutBackward, Detour, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph
-from aotgrad.plan_cache import CachedPlan, NoPlan, PlanCache, State
+from aotgrad.plan_cache import PlanCache
+from aotgrad.plans import CachedPlan, NoPlan, State
 from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.slots import (
     Cut,

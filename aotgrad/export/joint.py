@@ -33,7 +33,8 @@ from aotgrad.passes.checked import CheckedPass
 from aotgrad.passes.rewrite import copy_half
 from aotgrad.pipeline import TracedJoint
 from aotgrad.pipeline import compile_joint as compile_traced
-from aotgrad.plan_cache import CachedPlan, PlanCache
+from aotgrad.plan_cache import PlanCache
+from aotgrad.plans import CachedPlan
 from aotgrad.printing import graph_text
 from aotgrad.recipe import Recipe
 from aotgrad.runtime.recomputation import Gradients

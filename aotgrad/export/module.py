@@ -25,7 +25,8 @@ from aotgrad.lifting import LiftedModule, slots_of
 from aotgrad.options import Options
 from aotgrad.partition import default_partition
 from aotgrad.pipeline import TracedJoint
-from aotgrad.plan_cache import CachedPlan, PlanCache
+from aotgrad.plan_cache import PlanCache
+from aotgrad.plans import CachedPlan
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ from aotgrad.inspect.targets import Target, UsageError
 from aotgrad.native import build as native_build
 from aotgrad.observe import LAST_STAGE, recorded
 from aotgrad.options import Options, native_wanted
-from aotgrad.plan_cache import NoPlan, PlanCache
+from aotgrad.plan_cache import PlanCache
+from aotgrad.plans import NoPlan
 from aotgrad.recipe import PARTITIONERS, Recipe
 
 STAGES = ("capture", "analysis", "joint", "partition", "compiled", LAST_STAGE)

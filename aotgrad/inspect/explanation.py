@@ -44,7 +44,8 @@ from aotgrad.ir import (
 )
 from aotgrad.passes import computes
 from aotgrad.pipeline import Executable, SmallGraph
-from aotgrad.plan_cache import CachedPlan, NoPlan, PlanCache
+from aotgrad.plan_cache import PlanCache
+from aotgrad.plans import CachedPlan, NoPlan
 from aotgrad.printing import type_text
 from aotgrad.printing.graphs import argument_text, results_of
 from aotgrad.printing.stages import input_alias_text, replay_text
