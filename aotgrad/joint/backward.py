@@ -13,6 +13,7 @@ graph and, summed by the engine at run time, tangents.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -550,8 +551,9 @@ def as_in_eager(nodes: Iterable[Any]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def differentiated_as_in_eager(roots: Iterable[torch.Tensor]) -> Iterator[None]:
-    """`as_in_eager` for a backward from `roots`, while this is open."""
-    handles = list(as_in_eager(autograd_nodes(roots)))
+    """`as_in_eager` for a backward from `roots` that is differentiated in turn, while this is open."""
+    nodes = autograd_nodes(roots)
+    handles = [*as_in_eager(nodes), *itertools.chain.from_iterable(map(torch_compat.keep_differentiable, nodes))]
     try:
         yield
     finally:

@@ -76,6 +76,7 @@ from aotgrad.torch_compat.backward_checks import (
     check_eigenvectors,
     check_of_running_node,
     keep_check,
+    keep_differentiable,
     keep_gradient_layout,
 )
 from aotgrad.torch_compat.contexts import (

@@ -53,6 +53,32 @@ def keep_check(node: Any) -> Any:
     return node.register_prehook(hook)
 
 
+def keep_differentiable(node: Any) -> Any:
+    """Let the backward of `eigh` be differentiated under a trace; the handles of hooks.
+
+    Torch writes the gradient of real eigenvalues to the diagonal of a complex matrix, by `diagonal_scatter` under a trace.
+    The derivative of that is complex for its real argument, which is an error: here, it is a term of its own.
+    """
+    if node.name() != "LinalgEighBackward0":
+        return ()
+    left: list[torch.Tensor] = []
+
+    def without_values(gradients: tuple) -> tuple | None:
+        of_values, of_vectors = gradients
+        if of_values is None or of_vectors is None or not of_vectors.is_complex():
+            return None
+        left.append(of_values)
+        return (None, of_vectors)
+
+    def with_values(gradients: tuple, _: tuple) -> tuple | None:
+        if not left:
+            return None
+        vectors = node._saved_eigenvectors
+        return (gradients[0] + (vectors * left.pop().unsqueeze(-2)) @ vectors.mH,)
+
+    return node.register_prehook(without_values), node.register_hook(with_values)
+
+
 LAID_OUT_AS = {"OrmqrBackward0": "_saved_self"}
 """Autograd nodes whose first gradient lies in memory as a saved tensor does, though not if it is computed functionally."""
 

@@ -439,6 +439,8 @@ EIGENVECTORS = {
     "eigh": lambda x: torch.linalg.eigh(x + x.mH)[1],
     "eig": lambda x: torch.linalg.eig(x),
     "svd": lambda x: torch.linalg.svd(x),
+    "left singular vectors": lambda x: torch.linalg.svd(x)[0],
+    "left singular vectors and values": lambda x: torch.linalg.svd(x)[1::-1],
 }
 
 
@@ -464,6 +466,31 @@ def test_second_gradients_of_complex_eigenvectors(function, segments: int, depen
     for each in (function, under_test):
         with pytest.raises(RuntimeError, match="in the complex case are specified up to"):
             second(each)
+
+
+HERMITIAN = {
+    "eigenvectors": lambda x: torch.linalg.eigh(x + x.mH)[1].abs(),
+    "eigenvectors, times two": lambda x: torch.linalg.eigh(x + x.mH)[1] * 2,
+    "both": lambda x: torch.linalg.eigh(x + x.mH),
+}
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("function", HERMITIAN.values(), ids=HERMITIAN)
+def test_third_gradients_of_a_complex_eigh(function, segments: int) -> None:
+    def run(function):
+        torch.manual_seed(0)
+        x = torch.randn(3, 3, dtype=torch.complex128, requires_grad=True)
+        results = function(x)
+        results = [results] if isinstance(results, torch.Tensor) else results
+        found = [sum(result.abs()[0].sum() for result in results)]
+        for _ in range(3):
+            found += torch.autograd.grad(found[-1].abs().square().sum(), x, create_graph=True)
+        return found
+
+    under_test = aotgrad.aot_function(function, aotgrad.nop, options={"grad_segments": segments})
+    for actual, wanted in zip(run(under_test), run(function), strict=True):
+        torch.testing.assert_close(actual, wanted)
 
 
 @pytest.mark.parametrize("segments", [2, 3, 4, 8, "auto"])

@@ -34,6 +34,20 @@ def test_eigenvectors_are_checked_as_in_eager(decompose):
     assert errors[0] is not None
 
 
+def test_the_gradient_of_real_eigenvalues_is_a_term_of_its_own():
+    x = torch.randn(3, 3, dtype=torch.complex128)
+    x = (x + x.mH).requires_grad_()
+    found = []
+    for differentiable in (False, True):
+        values, vectors = torch.linalg.eigh(x)
+        handles = compat.keep_differentiable(vectors.grad_fn) if differentiable else ()
+        assert len(handles) == 2 * differentiable
+        for loss in (values.square().sum() + vectors.abs()[0].sum(), values.sum(), vectors.abs()[0].sum()):
+            found.append(torch.autograd.grad(loss, x, retain_graph=True)[0])
+    assert all(map(torch.allclose, found[:3], found[3:]))
+    assert compat.keep_differentiable(torch.linalg.eig(x)[1].grad_fn) == ()
+
+
 def test_what_svd_asks_in_its_backward_is_known():
     asked = []
 
