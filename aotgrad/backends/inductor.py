@@ -193,19 +193,29 @@ def read(content: bytes, is_backward: bool) -> Callable:
 def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None]) -> None:
     """Give the backward's saved inputs the strides that the forward's outputs have after Inductor's layout choices.
 
-    Not those that are inputs of the forward: the caller's own tensor is saved, not what the graph returns for it.
+    An input of the forward that has others there is a copy: the weight of a convolution, with its channels last.
     """
     primals = {node.name for node in partition.forward.module.graph.find_nodes(op="placeholder")}
     reported = zip(partition.forward.signature.outputs, strides, strict=False)
-    stride_of = {slot: stride for slot, stride in reported if isinstance(slot, Saved) and slot.name not in primals}
+    stride_of = {slot: stride for slot, stride in reported if isinstance(slot, Saved)}
     placeholders = partition.backward.module.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, partition.backward.signature.inputs, strict=True):
         if (reported_stride := stride_of.get(slot)) is None:
             continue
         value = node.meta["val"]
         actual = torch_compat.as_symints(value.fake_mode, reported_stride)
-        if torch_compat.hints(value.stride()) != torch_compat.hints(actual):
+        size, traced, now = map(torch_compat.hints, (value.size(), value.stride(), actual))
+        if differ(size, traced, now) if slot.name in primals else traced != now:
             node.meta["val"] = value.as_strided(value.size(), actual)
+
+
+def differ(size: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether strides differ in a dimension that has more than one position.
+
+    >>> differ((4, 1), (1, 1), (1, 4))
+    False
+    """
+    return any(n != 1 and a != b for n, a, b in zip(size, one, other, strict=True))
 
 
 def copy_expanded_targets(graph: fx.Graph) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aotgrad import native, torch_compat
-from aotgrad.ir import BackwardSegment, BoxedCallable, GraphHalf, SavingNodes
+from aotgrad.ir import BackwardSegment, GraphHalf, SavingNodes
 from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation, check_version
 from aotgrad.runtime.saved import release, release_all, saved_of, unpack, unpack_and_release
@@ -118,8 +118,8 @@ class Backward:
 
     @property
     def whole(self) -> BoxedCallable | None:
-        """The compiled graph of the usual case, once it is there, if nothing but the graph has to run in it."""
-        return None if self.watched_inputs or self.failing else self.variants.run_whole
+        """The compiled graph of the usual case, once it is there, if none of eager's nodes raises in it."""
+        return None if self.failing else self.variants.run_whole
 
     @functools.cached_property
     def failing(self) -> tuple[tuple[int, str], ...]:
@@ -178,8 +178,15 @@ class Backward:
                     answers[position] = True
         return tuple(answers)
 
+    @functools.cached_property
+    def all_nodes(self) -> int:
+        """What `nodes_run` says of a backward with all tangents and all gradients."""
+        return self.nodes_between(bits(self.full.tangents), EVERYTHING)
+
     def nodes_run(self, key: VariantKey) -> int:
         """Which of `saving` run in eager, as a bit mask. Those that lead nowhere do, if all gradients are wanted."""
+        if key is self.full:
+            return self.all_nodes
         return self.nodes_between(bits(key.tangents), EVERYTHING if all(key.gradients) else bits(key.gradients))
 
     def nodes_between(self, tangents: int, gradients: int) -> int:
@@ -317,7 +324,7 @@ class Segment(torch.autograd.Function):
         plan: Backward = ctx.plan
         layouts = ctx.layouts or plan.layouts
         is_full = is_usual(tangents, plan)
-        if is_full and plan.whole is not None and not (ctx.ran or ctx.watched_results or is_watched_or_transformed()):
+        if is_full and plan.whole is not None and not (ctx.ran or is_watched_or_transformed()):
             return run_whole(ctx, plan, tangents, layouts)
         key = plan.full if is_full else variant_key(plan, tangents)
         if plan.failing:
@@ -356,6 +363,8 @@ def is_watched_or_transformed() -> bool:
 
 def run_whole(ctx: Any, plan: Backward, tangents: Sequence[Any], layouts: Sequence[Layout]) -> tuple[Any, ...]:
     """The first backward of a node with all tangents and gradients: the usual case, in which each call of Python counts."""
+    if plan.watched_inputs or ctx.watched_results:
+        check_watched(ctx, plan.full)
     values = [*ctx.sizes, *ctx.saved_tensors] if plan.saves else [*ctx.sizes]
     if not torch_compat.graph_is_retained():
         release_all(ctx, plan.full)
@@ -367,6 +376,9 @@ torch_compat.set_defaults(Segment, sizes=(), layouts=None, watched_results=(), r
 
 NO_GRADIENTS = (None,) * 5
 """Those of the arguments of `Segment.forward` that stand before its inputs."""
+
+LEADING_ARGUMENTS = len(NO_GRADIENTS) + 1
+"""With the sentinel, for nodes that have one."""
 
 
 class History(torch.autograd.Function):

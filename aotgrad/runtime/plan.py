@@ -259,7 +259,7 @@ class _PlanBuilder:
 
         Of an input that the function changes, eager has saved the new value, or else its backward raises anyway.
         """
-        names = {self.saved_updates.get(slot, slot.name) for slot in saved}
+        names = {self.saved_updates.get(slot, slot.name) for slot in saved if slot not in self.laid_out_anew}
         masks = masks_of(saving)
         for index, name in enumerate(self.primals):
             nodes = masks.get(Primal(index), 0) | masks.get(UpdatedInput(index), 0)
@@ -376,7 +376,9 @@ class _PlanBuilder:
         return frozenset(name for name, info in infos if info is not None and info.version_bumps)
 
     def own_name(self, slot: Saved) -> str:
-        """A saved input is saved as the caller's tensor, so that autograd watches its version."""
+        """A saved input is saved as the caller's tensor, so that autograd watches its version; a copy is saved as it is."""
+        if slot in self.laid_out_anew:
+            return result_name(slot)
         if slot.name in self.moved_inputs:
             return f"{slot.name}_before"
         if slot in self.saved_updates:
@@ -384,6 +386,17 @@ class _PlanBuilder:
         if slot in self.saved_bases:
             return f"{self.saved_bases[slot].name}_after"
         return slot.name if slot.name in self.inputs else result_name(slot)
+
+    @functools.cached_property
+    def laid_out_anew(self) -> frozenset[Saved]:
+        """The saved inputs that the backward takes in another layout: copies, which the forward has made for itself."""
+        if self.partition.backward is None:
+            return frozenset()
+        fakes = {name: value for name, value in self.fakes() if name in self.inputs and isinstance(value, torch.Tensor)}
+        placeholders = self.partition.backward.module.graph.find_nodes(op="placeholder")
+        taken = zip(self.partition.backward.signature.inputs, placeholders, strict=True)
+        saved = [(slot, node.meta["val"]) for slot, node in taken if isinstance(slot, Saved) and slot.name in fakes]
+        return frozenset(slot for slot, value in saved if not has_strides_of(value, fakes[slot.name]))
 
     def inference_results(self) -> Iterator[AsInference]:
         """Results made under an inner `inference_mode`."""
@@ -416,7 +429,7 @@ class _PlanBuilder:
         """
         saved = of_kind(self.signature.outputs, Saved)
         for name, info in self.moved_inputs.items():
-            if Saved(name) in saved:
+            if Saved(name) in saved and Saved(name) not in self.laid_out_anew:
                 yield MakeAlias(f"{name}_before", name)
             if info.mutation.metadata and info.hidden_from_autograd:
                 yield UpdateGeometry(name, info.geometry, False)
@@ -661,6 +674,11 @@ class _PlanBuilder:
 def base_of_member(spec: InputSpec, index: int) -> int:
     """The placeholder that input `index` is made of."""
     return spec.base if isinstance(spec, MemberInput) else index
+
+
+def has_strides_of(value: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two traced tensors of one size have the same strides; asks without adding a guard."""
+    return torch_compat.hints(torch_compat.strides(value)) == torch_compat.hints(torch_compat.strides(other))
 
 
 def masks_of(saving: Sequence[SavingNodes]) -> dict[Any, int]:

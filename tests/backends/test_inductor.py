@@ -28,3 +28,36 @@ def test_views_of_a_result_lie_as_in_eager() -> None:
     with fresh_cache():
         compiled = torch.compile(module, backend="aotgrad", options={"min_graph_ops": 0, "cache": False})
         assert compiled(x).stride() == module(x).stride()
+
+
+def two_convolutions(x, first, second):
+    return torch.conv2d(torch.conv2d(x, first).relu(), second).sin()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="Inductor lays out weights anew for oneDNN")
+def test_a_weight_that_the_forward_lays_out_anew_is_saved_as_it_lies_then() -> None:
+    """And watched, as eager watches it: its copy does not change with it."""
+
+    def step(function, changes: bool) -> list[torch.Tensor] | str:
+        torch.manual_seed(0)
+        inputs = [torch.randn(*size, requires_grad=True) for size in ((2, 3, 8, 8), (4, 3, 3, 3), (5, 4, 3, 3))]
+        result = function(*inputs)
+        if changes:
+            with torch.no_grad():
+                inputs[2].mul_(2)
+        try:
+            return torch.autograd.grad(result.sum(), inputs)
+        except RuntimeError as error:
+            return "modified by an inplace operation" in str(error)
+
+    saved: list[torch.Tensor] = []
+    torch._dynamo.reset()
+    with fresh_cache():
+        compiled = torch.compile(two_convolutions, backend="aotgrad", options={"cache": False})
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+            torch.testing.assert_close(step(compiled, False), step(two_convolutions, False))
+        assert step(compiled, True) is step(two_convolutions, True) is True
+        torch.testing.assert_close(step(compiled, False), step(two_convolutions, False))
+    ours, eagers = ([t.stride() for t in some if t.size() == (5, 4, 3, 3)] for some in (saved[:-6], saved[-6:]))
+    assert (ours, eagers) == ([(36, 1, 12, 4)], [(36, 9, 3, 1)])
