@@ -8,7 +8,8 @@ Overhead is the time of the compiled call less that of its graph callables alone
 All sides get the same pass-through compiler. *floor* is a hand-written `torch.autograd.Function` around the same callables
 (without gradients: the callable alone), so what is between the two is what could still go. `aot_function` finds its plan by
 guards, which the peer does not have. aotgrad is measured with its functions in Python, and with those in C++
-(`python -m aotgrad native build`). Behind Dynamo, what a backend returned to it is called: Dynamo's own cost is left out.
+(`python -m aotgrad native build`). Behind Dynamo, what a backend returned to it is called: Dynamo's own cost is left out,
+and so is that of `torch._dynamo.disable`, which it puts around all that it gets, in place of one that is there already.
 Candidates take turns; medians of processor time.
 """
 
@@ -26,6 +27,7 @@ from tabulate import tabulate
 from timing import add_threads, environment, least_seconds, median_seconds
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import innermost_fn
 
 import aotgrad
 from aotgrad.frontends.dynamo import DynamoBackend
@@ -143,7 +145,7 @@ def through_dynamo(backend: Callable[[Recorder], Function], case: Case, inputs: 
     recorder, found, order = Recorder(), [], []
 
     def remember(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Function:
-        found.append(backend(recorder)(module, examples))
+        found.append(innermost_fn(backend(recorder)(module, examples)))
         return torch._dynamo.disable(call_and_note)
 
     def call_and_note(*args: Tensor) -> Any:
