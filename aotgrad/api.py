@@ -21,7 +21,7 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from aotgrad import torch_compat
+from aotgrad import native, torch_compat
 from aotgrad.backends.base import Backend, Compiler, FunctionBackend
 from aotgrad.cache import Restored, StoredSmallGraph, StoringRecipe, compile_through_cache
 from aotgrad.calls import FunctionCalls, ModuleCalls, has_state, module_call, state_of
@@ -209,7 +209,7 @@ def aot_module_simplified(
     return compile_module(mod, args, recipe, stored=bool(recipe.options.cache))
 
 
-def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe, stored: bool = False) -> Callable:
+def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe, stored: bool = False) -> FlatCallable | EagerModule:
     """The compiled flat forward of `mod`, for inputs that a frontend guards; `stored`: through the cache on disk."""
     lifted = LiftedModule(mod)
     tensors = [slot.table[slot.key] for slot in slots_of(mod)]
@@ -263,6 +263,11 @@ class EagerModule(OfModule):
     def original(self) -> nn.Module:
         return self.module
 
+    @property
+    def fastest(self) -> Callable:
+        """What to call in its place."""
+        return self
+
     def __call__(self, *args: Any) -> list[Any]:
         return list(self.module(*args))
 
@@ -285,6 +290,14 @@ class FlatCallable(OfModule):
     @property
     def original(self) -> nn.Module:
         return self.module.module
+
+    @property
+    def fastest(self) -> Callable:
+        """What to call in its place: in the usual case, a function that only looks whether values are transformed."""
+        if self.tensors or self.memory is not None or not self.dedupe.is_identity:
+            return self
+        in_vmap_mode = native.offered("in_vmap_mode", torch_compat.in_vmap_mode)
+        return torch_compat.unless_transformed(self.executable.call, self, in_vmap_mode)
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         values = [*self.tensors, *args]

@@ -45,9 +45,8 @@ class DynamoBackend:
         checked = Options.from_mapping(given)
         recipe = Recipe(self.configured(checked), PARTITIONERS[checked.partitioner], checked)
         try:
-            return torch_compat.disable_dynamo(
-                compile_module(module, example_inputs, recipe, stored=checked.cache is not False)
-            )
+            compiled = compile_module(module, example_inputs, recipe, stored=checked.cache is not False)
+            return torch_compat.disable_dynamo(compiled.fastest)
         except CaptureError as error:
             if torch_compat.breaks_dynamos_graph(error.__cause__):
                 raise error.__cause__ from None

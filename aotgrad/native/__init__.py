@@ -12,6 +12,8 @@ call. What it offers, and what there is without it:
     global_flags      global state that torch's guard leaves out          eight questions in Python
     below_autograd    run a compiled graph                                a context in Python
     versions_of       the versions of many tensors                        one by one
+    attaching         make an autograd node with many inputs              `apply` of the autograd function
+    in_vmap_mode      whether a batched backward is open                  a question to torch
 
 Whoever uses one of them asks here once for each plan, and does not know what it got.
 """

@@ -8,6 +8,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
@@ -306,7 +308,61 @@ PyObject* sharing(PyObject*, PyObject* positions) {
   END_HANDLE_TH_ERRORS
 }
 
+// --- attaching(apply, leading) -> attach(*arguments) -> outputs
+//
+// Applies an autograd function to its first arguments only, and gives its node the edges to the others: torch would take each
+// of them through several lists, tuples and a table of inputs. One of the first ones has to require grad.
+
+struct Attaching {
+  THPObjectPtr apply;
+  Py_ssize_t leading;
+};
+
+// Gives the autograd function that made a tensor more inputs, as if it had been applied to them.
+void add_inputs(PyObject* output, torch::autograd::edge_list&& edges) {
+  THPObjectPtr function(PyObject_GetAttrString(output, "grad_fn"));
+  if (!function) throw python_error();
+  TORCH_CHECK_TYPE(PyObject_TypeCheck(function.get(), &THPFunctionType), "expected a result of an autograd function");
+  auto& is_variable_input = reinterpret_cast<THPFunction*>(function.get())->is_variable_input;
+  is_variable_input.resize(is_variable_input.size() + edges.size(), true);
+  const auto& node = tensor_of(output).grad_fn();
+  for (auto& edge : edges) node->add_next_edge(std::move(edge));
+}
+
+PyObject* attach_all(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  auto& [apply, leading] = state_of<Attaching>(self);
+  TORCH_CHECK_TYPE(count >= leading, "expected ", leading, " arguments or more, got ", count);
+  torch::autograd::edge_list edges;
+  edges.reserve(count - leading);
+  for (Py_ssize_t k = leading; k < count; ++k) {
+    edges.push_back(torch::autograd::impl::gradient_edge(tensor_of(arguments[k])));
+  }
+  THPObjectPtr outputs(PyObject_Vectorcall(apply.get(), arguments, leading, nullptr));
+  if (!outputs) return nullptr;
+  if (at::GradMode::is_enabled()) add_inputs(Items(outputs.get())[0], std::move(edges));
+  return outputs.release();
+  END_HANDLE_TH_ERRORS
+}
+
+auto* attach_function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(attach_all));
+
+PyMethodDef attach_definition = {"attach", attach_function, METH_FASTCALL, "Apply an autograd function to many inputs."};
+
+PyObject* attaching(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject* apply;
+  Py_ssize_t leading;
+  if (!PyArg_ParseTuple(arguments, "On", &apply, &leading)) return nullptr;
+  return function_with(&attach_definition, std::make_unique<Attaching>(Attaching{THPObjectPtr::dup(apply), leading}));
+  END_HANDLE_TH_ERRORS
+}
+
 // --- Functions without a state
+
+PyObject* in_vmap_mode(PyObject*, PyObject*) {
+  return PyBool_FromLong(c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::VmapMode));
+}
 
 PyObject* global_flags(PyObject*, PyObject*) {
   const auto& context = at::globalContext();
@@ -344,6 +400,8 @@ PyMethodDef functions[] = {
     {"tensor_check", tensor_check, METH_VARARGS, "tensor_check(tensors, sizes, strides) -> check(values) -> bool"},
     {"separation", separation, METH_VARARGS, "separation(written, others) -> are_apart(values) -> bool"},
     {"sharing", sharing, METH_O, "sharing(positions) -> pattern(values) -> bytes or None"},
+    {"attaching", attaching, METH_VARARGS, "attaching(apply, leading) -> attach(*arguments) -> outputs"},
+    {"in_vmap_mode", in_vmap_mode, METH_NOARGS, "in_vmap_mode() -> bool"},
     {"global_flags", global_flags, METH_NOARGS, "global_flags() -> int, a bit for each flag"},
     {"below_autograd", below_autograd_function, METH_FASTCALL, "below_autograd(function, value) -> function(value)"},
     {"versions_of", versions_of, METH_O, "versions_of(tensors) -> list of int"},

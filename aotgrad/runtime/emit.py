@@ -26,6 +26,7 @@ from aotgrad.errors import UnsupportedAliasingError
 from aotgrad.ir import BackwardSegment, Compiled, ViewStep, needs_sentinel
 from aotgrad.op_table import VIEW_METHODS
 from aotgrad.runtime.autograd import (
+    LEADING_ARGUMENTS,
     SENTINEL,
     Backward,
     CallDetails,
@@ -92,6 +93,7 @@ def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backw
         "attached_base": attached_base,
         "memory_alias": memory_alias,
         "attach": torch_compat.applied(Segment),
+        "attach_many": native.offered("attaching", applied_to_all)(torch_compat.applied(Segment), LEADING_ARGUMENTS),
         "sentinel": SENTINEL,
         "CallDetails": CallDetails,
         "Recomputation": Recomputation,
@@ -105,6 +107,11 @@ def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backw
     }
     exec(compile(source, f"<aotgrad plan {compiled.backend}>", "exec"), namespace)
     return namespace["call"]
+
+
+def applied_to_all(apply: Callable, leading: int) -> Callable:
+    """`apply` itself: only in C++ there is a faster way to make a node with many inputs."""
+    return apply
 
 
 def make_backwards(
@@ -133,6 +140,21 @@ def versions_read(step: Step) -> tuple[str, ...]:
     return ()
 
 
+BARE = """def call(args):
+    results = below_autograd(forward, args)
+    args.clear()
+    return [*results]
+"""
+
+
+def is_bare(plan: Plan) -> bool:
+    """Whether a call does nothing but run the graph."""
+    if not plan.steps or not isinstance(forward := plan.steps[0], Forward) or forward.autocast or forward.random_devices:
+        return False
+    returned = tuple(step.value for step in plan.steps[1:] if isinstance(step, ReturnValue) and step.is_name)
+    return len(returned) == len(plan.steps) - 1 and forward.inputs == plan.arguments and forward.results == returned
+
+
 class _Emitter:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -143,6 +165,8 @@ class _Emitter:
         self.hooks = 0
 
     def text(self) -> str:
+        if is_bare(self.plan):
+            return BARE
         body = [line for step in self.plan.steps for line in self.lines(step)]
         returned = ", ".join(self.returned(step) for step in self.plan.steps if isinstance(step, ReturnValue))
         unpack = [f"{tuple_of(self.plan.arguments)} = args"] if self.plan.arguments else []
@@ -214,8 +238,10 @@ class _Emitter:
     def attach(self, step: Attach) -> Iterator[str]:
         details = yield from self.details(step)
         arguments = (step.backward, f"({tuple_of(step.outputs)})", f"({tuple_of(step.saved)})", "recomputation", details)
-        inputs = ("sentinel", *step.inputs) if needs_sentinel(len(step.inputs)) else step.inputs
-        call = f"{tuple_of(step.outputs)} = attach({', '.join((*arguments, *inputs))})"
+        has_sentinel = needs_sentinel(len(step.inputs))
+        inputs = ("sentinel", *step.inputs) if has_sentinel else step.inputs
+        attach = "attach_many" if has_sentinel and step.inputs else "attach"
+        call = f"{tuple_of(step.outputs)} = {attach}({', '.join((*arguments, *inputs))})"
         yield from in_grad_mode(step.grad_mode, [call])
 
     def details(self, step: Attach) -> Generator[str, None, str]:

@@ -362,6 +362,7 @@ from aotgrad.torch_compat.transforms import (
     forward_mode_is_open,
     forward_mode_level,
     gradients_inside,
+    in_vmap_mode,
     innermost,
     is_batched,
     is_differentiated,
@@ -378,6 +379,7 @@ from aotgrad.torch_compat.transforms import (
     outside_transforms,
     pack_dual,
     transform_is_open,
+    unless_transformed,
     unpack_dual,
 )
 from aotgrad.torch_compat.views import (

@@ -25,6 +25,11 @@ VMAP_MODE = torch._C._dispatch_key_parse("VmapMode")
 """Set inside the `vmap` that `is_grads_batched=True` makes: an older one than that of `torch.func`."""
 
 
+def in_vmap_mode() -> bool:
+    """Whether this thread is inside a batched backward."""
+    return _key_is_included(VMAP_MODE)
+
+
 def transform_is_open() -> bool:
     """Whether this thread is inside a `torch.func` transform or a batched backward."""
     return _innermost_transform() is not None or _key_is_included(VMAP_MODE)
@@ -44,6 +49,22 @@ def is_transformed(values: Sequence[Any]) -> bool:
     if forward_ad._current_level < 0:
         return False
     return any(isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in values)
+
+
+def unless_transformed(
+    usual: Callable[[list], Any], otherwise: Callable[..., Any], in_vmap_mode: Callable[[], bool]
+) -> Callable[..., Any]:
+    """A function of some values: `usual` of their list, or `otherwise(*values)` where they may be transformed."""
+    innermost_transform = _innermost_transform
+
+    def call(*values: Any) -> Any:
+        if innermost_transform() is not None or in_vmap_mode() or forward_ad._current_level >= 0:
+            return otherwise(*values)
+        taken = [*values]
+        del values  # only the list has them now: each can be freed when it is dead
+        return usual(taken)
+
+    return call
 
 
 def open_transforms() -> tuple[str, ...]:

@@ -264,6 +264,71 @@ def test_running_below_autograd_nests_and_ends_with_an_error(library):
     assert (x * 2).requires_grad
 
 
+class Scaled(torch.autograd.Function):
+    """Hands out one value for many inputs; the gradient of each is the tangent times its number."""
+
+    @staticmethod
+    def forward(ctx, values, *inputs):
+        ctx.save_for_backward(*values)
+        return tuple(value * 2 for value in values)
+
+    @staticmethod
+    def backward(ctx, *tangents):
+        (value,) = ctx.saved_tensors
+        return (None, None, *(value * tangents[0] * number for number in range(4)))
+
+
+def inputs_of_every_kind() -> list[torch.Tensor]:
+    leaf, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    return [leaf, torch.ones(2), other.exp(), (other * 2)[:]]
+
+
+def edges_of(node) -> list:
+    return [None if edge is None else (type(edge).__name__, number) for edge, number in node.next_functions]
+
+
+def test_a_node_gets_its_inputs_afterwards_as_if_it_was_applied_to_them(library):
+    apply = torch_compat.applied(Scaled)
+    start = torch.ones(2, requires_grad=True)
+    results = []
+    for attach in (apply, library.attaching(apply, 2)):
+        inputs = inputs_of_every_kind()
+        (result,) = attach((torch.full((2,), 3.0),), start, *inputs)
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        gradients = torch.autograd.grad(result.sum(), wanted, retain_graph=True)
+        depth = result.grad_fn._sequence_nr() > wanted[-1].grad_fn._sequence_nr()
+        results.append([edges_of(result.grad_fn), depth, *(gradient.tolist() for gradient in gradients)])
+        assert [gradient.tolist() for gradient in torch.autograd.grad(result.sum(), wanted[:1])] == [[0, 0]]
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(result.sum(), wanted)
+    assert results[0] == results[1]
+
+
+def test_a_node_that_is_not_made_gets_no_inputs(library):
+    attach = library.attaching(torch_compat.applied(Scaled), 2)
+    with torch.no_grad():
+        (result,) = attach((torch.ones(2),), torch.ones(2, requires_grad=True), *inputs_of_every_kind())
+    assert result.grad_fn is None
+    with pytest.raises(TypeError, match="expected a tensor"):
+        attach((torch.ones(2),), torch.ones(2, requires_grad=True), 3)
+    with pytest.raises(TypeError, match="expected 2 arguments or more"):
+        attach((torch.ones(2),))
+    with pytest.raises(AttributeError):
+        attach((3.5, "no tensor".nothing), torch.ones(2, requires_grad=True))
+    with pytest.raises(TypeError):
+        library.attaching(len, 1)([torch.ones(2)], *inputs_of_every_kind())
+
+
+def test_whether_a_batched_backward_is_open(library):
+    found = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda _: found.append((library.in_vmap_mode(), torch_compat.in_vmap_mode())))
+    torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True, retain_graph=True)
+    torch.autograd.grad(y.sum(), x)
+    assert found == [(True, True), (False, False)]
+
+
 def test_nothing_is_kept_alive(library):
     """Neither tensors nor lists, by answers or by errors; a class as long as somebody may ask for its tensors."""
 
@@ -299,6 +364,29 @@ def test_nothing_is_kept_alive(library):
     del check
     gc.collect()
     assert kind() is None
+
+
+@pytest.mark.parametrize("retained", [False, True])
+def test_a_node_with_many_inputs_is_that_of_eager(implementation, retained):
+    """It has a sentinel before its inputs: some gradients, all of them, none of an input without, and a second backward."""
+
+    def steps(function) -> list:
+        leaves = [torch.full((2,), 1 + k / 100, requires_grad=k != 5) for k in range(40)]
+        seen: list = []
+        leaves[3].register_hook(lambda gradient: seen.append(gradient.tolist()))
+        inputs = [leaves[0] * 1, *leaves[1:]]
+        result = function(*inputs)
+        (some,) = torch.autograd.grad(result.sum(), leaves[7], retain_graph=True)
+        result.sum().backward(retain_graph=retained)
+        try:
+            result.sum().backward()
+        except RuntimeError as error:
+            seen.append("second time" in str(error))
+        return [some, *(leaf.grad for leaf in leaves), *map(torch.tensor, seen)]
+
+    ours, eagers = steps(aotgrad.aot_function(product_of_all, aotgrad.nop)), steps(product_of_all)
+    assert [value is None for value in ours] == [value is None for value in eagers]
+    torch.testing.assert_close(*([value for value in some if value is not None] for some in (ours, eagers)))
 
 
 def product_of_all(*factors):

@@ -138,8 +138,21 @@ def test_a_plan_without_a_backward_makes_no_autograd_node():
     assert "attach" not in executable_of(lambda x: x.sin(), "f32[2]").source
 
 
+def test_a_plan_that_only_runs_the_graph_hands_on_its_list():
+    executable = executable_of(lambda x, y: (x * y, x + y), "f32[2]", "f32[2]")
+    assert "primals_1" not in executable.source
+    arguments = [torch.full((2,), 3.0), torch.full((2,), 2.0)]
+    assert [result.tolist() for result in executable(arguments)] == [[6, 6], [5, 5]]
+    assert arguments == []
+
+
+@pytest.mark.parametrize("function", [lambda x: (x.sin(), x.view(-1)), lambda x: (x.sin(), None), lambda x: [x.sin()] * 2])
+def test_a_plan_that_does_more_names_what_it_has(function):
+    assert "primals_1, = args" in executable_of(function, "f32[2]").source
+
+
 def test_the_plan_frees_inputs_that_it_does_not_need():
-    assert "del primals_1" in executable_of(lambda x: x.sin(), "f32[2]").source
+    assert "del primals_1" in executable_of(lambda x: (x.sin(), 1), "f32[2]").source
     assert "del" not in executable_of(lambda x: x.add_(1), "f32[2]").source
 
 

@@ -22,6 +22,20 @@ def test_open_transforms_are_seen_from_inside():
     assert compat.open_transforms() == ()
 
 
+def test_what_is_not_transformed_takes_the_usual_way():
+    call = compat.unless_transformed(lambda values: ("usual", len(values)), lambda *values: len(values), compat.in_vmap_mode)
+    x, seen = torch.ones(2, requires_grad=True), []
+    assert call() == ("usual", 0) and call(x, x) == ("usual", 2)
+    with torch.autograd.forward_ad.dual_level():
+        assert call(x, x) == 2
+    torch.func.vmap(lambda row: seen.append(call(row)) or row)(torch.ones(2))
+    y = x * 2
+    y.register_hook(lambda gradient: seen.append((call(gradient), compat.in_vmap_mode())))
+    torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True, retain_graph=True)
+    torch.autograd.grad(y.sum(), x)
+    assert seen == [1, (1, True), (("usual", 1), False)]
+
+
 def test_a_batched_backward_is_an_older_vmap():
     seen = []
 
