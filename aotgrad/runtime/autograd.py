@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aotgrad import native, torch_compat
-from aotgrad.ir import BackwardSegment, GraphHalf, SavingNodes
+from aotgrad.ir import BackwardSegment, BoxedCallable, GraphHalf, SavingNodes
 from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation, check_version
 from aotgrad.runtime.saved import release, release_all, saved_of, unpack, unpack_and_release
