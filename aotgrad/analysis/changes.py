@@ -147,7 +147,7 @@ class Change:
 
     def reshapes_a_view_hidden(self) -> bool:
         """Eager makes its history anew from where it lies by then, whatever else autograd saw."""
-        is_view = self.spec.is_view if isinstance(self.spec, TensorInput) else self.spec.requires_grad
+        is_view = isinstance(self.spec, TensorInput) and self.spec.is_view
         is_partly_seen = not self.is_hidden and self.index in self.capture.hidden_reshapes
         return is_view and self.mutation.metadata and (self.makes_a_history_anew() or is_partly_seen)
 

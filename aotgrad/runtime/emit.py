@@ -137,6 +137,8 @@ def versions_read(step: Step) -> tuple[str, ...]:
             return (step.target,)
         case KeepInputs():
             return tuple(name for name, _ in step.watched)
+        case Attach():
+            return tuple(name for name, *_ in step.watched_members)
     return ()
 
 
@@ -248,6 +250,7 @@ class _Emitter:
         """What of a call no plan can know: symbolic sizes and layouts, and results that are watched."""
         layouts = tuple((layout.size, layout.stride) for layout in step.tangents)
         results = [f"({name}.detach(), {self.version(name)}, {nodes})" for name, nodes in step.watched_results]
+        results += [f"({name}.detach(), version_{name} + {bumps}, {nodes})" for name, nodes, bumps in step.watched_members]
         symbolic = any(torch_compat.is_symbolic_value(number) for layout in layouts for part in layout for number in part)
         if not (results or step.sizes or symbolic):
             return "None"

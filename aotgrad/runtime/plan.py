@@ -231,6 +231,7 @@ class _PlanBuilder:
             grad_mode=self.node_grad_mode(),
             watched_inputs=tuple(self.watched_inputs(segment.saving, saved)),
             watched_results=tuple(self.watched_results(segment.saving, saved)),
+            watched_members=tuple(self.watched_members(segment.saving, saved)),
         )
 
     def own_results(self, segment: BackwardSegment, saved: Sequence[Saved]) -> Iterator[Saved]:
@@ -265,6 +266,17 @@ class _PlanBuilder:
             nodes = masks.get(Primal(index), 0) | masks.get(UpdatedInput(index), 0)
             if nodes and self.meta.inputs[index] is not None and name not in names:
                 yield index, nodes
+
+    def watched_members(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[str, int, int]]:
+        """The inputs in shared memory whose new value eager saves and a segment does not, with the nodes that do."""
+        names = {self.saved_updates[slot] for slot in saved if slot in self.saved_updates}
+        names |= {self.saved_bases[slot].name for slot in saved if slot in self.saved_bases}
+        masks = masks_of(saving)
+        members = ((index, spec) for index, spec in enumerate(self.capture.inputs) if isinstance(spec, MemberInput))
+        for index, spec in members:
+            nodes = masks.get(UpdatedInput(index), 0)
+            if nodes and names.isdisjoint((spec.name, self.inputs[spec.base])):
+                yield spec.name, nodes, self.meta.inputs[index].version_bumps
 
     def watched_updates(self) -> Iterator[tuple[str, int]]:
         """The watched inputs that the function changes, and by how much their version is higher after the call."""
@@ -754,7 +766,8 @@ def names_read(step: Step) -> tuple[str, ...]:
     """The variables that a step uses."""
     match step:
         case Attach():
-            return (*step.outputs, *step.inputs, *step.saved, *step.sizes, *(name for name, _ in step.watched_results))
+            watched = (name for name, *_ in (*step.watched_results, *step.watched_members))
+            return (*step.outputs, *step.inputs, *step.saved, *step.sizes, *watched)
         case KeepInputs():
             return step.primals
         case AsInference() | StartVersion() | CallMethod():

@@ -101,7 +101,8 @@ class Attach:
     """Make `outputs` the outputs of the autograd node of one segment, whose inputs are `inputs`.
 
     `watched_inputs` (by position) and `watched_results` are tensors that eager would save, with a bit mask of the nodes that
-    do: their versions are to stay.
+    do: their versions are to stay. So are `watched_members`, inputs in shared memory that the function changes, with the
+    mask and by how much their version is higher after the call.
     `backward` names what the node runs. `grad_mode` is the mode that the node must be made in, or `None` if the caller's is
     right.
     """
@@ -115,6 +116,7 @@ class Attach:
     grad_mode: bool | None
     watched_inputs: tuple[tuple[int, int], ...] = ()
     watched_results: tuple[tuple[str, int], ...] = ()
+    watched_members: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

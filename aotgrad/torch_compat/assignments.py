@@ -43,7 +43,7 @@ class ReshapedViews(TorchFunctionMode):
     """A view whose size or stride is changed in place becomes the view that shows the same, also for autograd.
 
     Autograd makes the history of such a view anew. In eager it does so from where the view lies by then; of a traced tensor
-    it knows only how the view was made. `arguments` are left as they are: `hidden` are those of which it saw no change.
+    it knows only how the view was made. `hidden` are those of the `arguments` of which autograd did not see the change.
     `of_leaves` are views of leaves outside.
     """
 
@@ -56,13 +56,13 @@ class ReshapedViews(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in RESHAPES and id(args[0]._base) in self.of_leaves and torch.is_grad_enabled():
             raise RuntimeError(VIEW_OF_LEAF)
-        if function in OUT_OF_PLACE and id(args[0]) not in self.arguments and may_be_swapped(args[0]):
+        if function in RESHAPES and id(args[0]) in self.arguments and not torch.is_grad_enabled():
+            self.hidden.add(self.arguments[id(args[0])])
+        if function in OUT_OF_PLACE and may_be_swapped(args[0]):
             with torch.enable_grad():
                 swap_tensors(args[0], OUT_OF_PLACE[function](*args, **(kwargs or {})))
             torch.autograd.graph.increment_version(args[0])
             return args[0]
-        if function in RESHAPES and id(args[0]) in self.arguments and not torch.is_grad_enabled():
-            self.hidden.add(self.arguments[id(args[0])])
         return function(*args, **(kwargs or {}))
 
 

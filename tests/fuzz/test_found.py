@@ -281,6 +281,21 @@ ALIKE = {
         "w = tensor(10, requires_grad=True)\ny = w.clone()\nx = y[1:].view(3, 3)",
         "backward(o0)",
     ),
+    "a view that is unsqueezed and written to in part, and its base": program(
+        "p0.unsqueeze_(0)\np0[0] = 3",
+        "p1 * p1",
+        "w = tensor(3, 2, requires_grad=True)\ny = w * 1\nx = y[0]",
+        "backward(o0)",
+        call="x, y",
+    ),
+    "a saved new value in memory of another dtype that the caller changes": program(
+        "p0.tanh_()",
+        "p1",
+        "w = tensor(3, 2, dtype=torch.complex64, requires_grad=True)\ny = w * 1\nx = y.real",
+        "o0.mul_(2)",
+        "backward(o0)",
+        call="x, y",
+    ),
     "a part of a tensor, put into it by index": program(
         "p0[torch.tensor([0])] = p0[:1]", "p0", "x = tensor(3)", then="x = tensor(4)", dynamic=True
     ),

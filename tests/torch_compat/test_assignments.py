@@ -16,14 +16,16 @@ def test_a_view_that_is_reshaped_in_place_is_another_view_for_autograd(fake_mode
         torch.ones(2, requires_grad=True).view(2).unsqueeze_(0)
     with Tracing(fake_mode, torch.ones(2, 3)).active() as x:
         base = x.requires_grad_() * 1
-        row, saved, argument = base[0], base[1], base[:, 0]
+        row, saved, whole = base[0], base[1], x * 1
         product = saved * saved
         assert [compat.may_be_swapped(each) for each in (row, x[0], base.split(1)[0], base, 3)] == [True] + 4 * [False]
-        with compat.ReshapedViews([argument]):
+        with compat.ReshapedViews([whole, row]) as reshaped:
             assert row.unsqueeze_(0) is row
             assert saved.unsqueeze_(0) is saved
-            argument.unsqueeze_(0)
-        assert (row.shape, saved.shape, base._version) == ((1, 3), (1, 3), 3)
+            with torch.no_grad():
+                whole.t_()
+        assert (row.shape, saved.shape, whole.shape, base._version) == ((1, 3), (1, 3), (3, 2), 2)
+        assert reshaped.hidden == {0}
         row[0].mul_(2)
         assert (row.grad_fn.name(), row.shape) == ("UnsqueezeBackward0", (1, 3))
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
