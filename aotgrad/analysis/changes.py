@@ -128,8 +128,9 @@ class Change:
         return restrided or not torch_compat.known_equal([self.argument.numel()], [math.prod(self.before.geometry.size)])
 
     def writes_and_reshapes_hidden(self) -> bool:
-        """Its gradient has the new size."""
-        return self.mutation is MutationType.DATA_AND_METADATA and self.argument.requires_grad and self.is_hidden
+        """Its gradient has the new size, or, of a view, a history that eager makes anew from where it lies by then."""
+        both = self.mutation is MutationType.DATA_AND_METADATA and self.argument.requires_grad
+        return both and (self.is_hidden or self.index in self.capture.hidden_reshapes)
 
     def writes_where_elements_may_overlap(self) -> bool:
         """A graph computes its elements apart. A member of a group sees a write to another one."""
@@ -146,10 +147,8 @@ class Change:
         return isinstance(self.spec, TensorInput) and self.spec.is_forbidden_after_a_write and self.makes_a_history_anew()
 
     def reshapes_a_view_hidden(self) -> bool:
-        """Eager makes its history anew from where it lies by then, whatever else autograd saw."""
         is_view = isinstance(self.spec, TensorInput) and self.spec.is_view
-        is_partly_seen = not self.is_hidden and self.index in self.capture.hidden_reshapes
-        return is_view and self.mutation.metadata and (self.makes_a_history_anew() or is_partly_seen)
+        return is_view and self.mutation.metadata and self.makes_a_history_anew()
 
 
 def history_of(argument: torch.Tensor) -> Any:

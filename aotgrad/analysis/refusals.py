@@ -70,7 +70,7 @@ REFUSALS = (
     ),
     Refusal(
         Change.writes_and_reshapes_hidden,
-        "input {} requires grad, and both its values and its size or stride are changed in place under no_grad; use t(), "
+        "input {} requires grad, its values are changed in place, and its size or stride under no_grad; use t(), "
         "unsqueeze(), ... instead of t_(), unsqueeze_(), ...",
     ),
     Refusal(

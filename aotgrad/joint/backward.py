@@ -202,9 +202,16 @@ def failing_nodes(roots: Iterable[torch.Tensor], known: Collection[Any] = ()) ->
 
 
 def passed_over(failing: dict[Any, str]) -> dict[Any, str]:
-    """The same nodes, which neither raise nor compute anything from now on."""
-    for node in failing:
-        torch_compat.pass_over(node)
+    """The same nodes, which neither raise nor compute anything from now on.
+
+    Raises:
+        CaptureError: a value was saved when it needed no gradient, and has got one by being overwritten.
+    """
+    for node, message in failing.items():
+        try:
+            torch_compat.pass_over(node)
+        except RuntimeError as error:
+            raise CaptureError(f"the backward of the function cannot be traced: {message}") from error
     return failing
 
 

@@ -194,9 +194,18 @@ def pass_over(node: Any) -> None:
     for name in _saved_attributes(type(node)):
         for saved in pytree.tree_leaves(getattr(node, f"_raw{name}")):
             if isinstance(saved, torch._C._autograd.SavedTensor):
-                saved.register_hooks(_unchanged, _unchanged)
+                _look_away(saved)
     node.register_prehook(lambda gradients: (None,) * len(gradients))
     node.register_hook(lambda gradients, _: (None,) * len(gradients))
+
+
+def _look_away(saved: Any) -> None:
+    """Let a saved tensor no longer be checked for changes; one that was not needed holds nothing."""
+    try:
+        saved.register_hooks(_unchanged, _unchanged)
+    except RuntimeError as error:
+        if "with value None" not in str(error):
+            raise
 
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:

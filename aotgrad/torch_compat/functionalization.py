@@ -226,6 +226,8 @@ def expands_nothing(tensor: torch.Tensor, size: Sequence[Any], *, implicit: bool
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+    if len(size) < tensor.dim():  # an error, which is told by `expand` itself
+        return False
     pairs = zip(sizes_of_view(tensor, size), _with_ones(tensor, len(size)), strict=True)
     return isinstance(tensor, FunctionalTensor) and all(guard_or_false(new == old) for new, old in pairs)
 

@@ -281,6 +281,9 @@ ALIKE = {
         "w = tensor(10, requires_grad=True)\ny = w.clone()\nx = y[1:].view(3, 3)",
         "backward(o0)",
     ),
+    "what needs no gradient of a part overwritten since": program(
+        "v = p0.detach() * 2\nu = v * p0\nv.add_(1)", "u, p0 * 2", f"{LEAF} * 1", "backward(o1)", "backward(o0)"
+    ),
     "a view that is unsqueezed and written to in part, and its base": program(
         "p0.unsqueeze_(0)\np0[0] = 3",
         "p1 * p1",
@@ -381,6 +384,23 @@ REFUSED = {
             call="x, y",
         ),
         "UnsupportedMutationError",
+    ),
+    "an input that is changed, and then unsqueezed where autograd does not see it": (
+        program(
+            "p0.exp_()\nv = p0.view_as(p0)\nwith torch.no_grad():\n    p0.unsqueeze_(0)",
+            "v",
+            "w = tensor(4, requires_grad=True)\nx = w * 1",
+            "g, = gradients([o0, x], [x], retain_graph=True, create_graph=False)",
+        ),
+        "UnsupportedMutationError",
+    ),
+    "a value without gradient that overwrites what its own gradient needs": (
+        program("v = p0.detach() * 2\nv.addcmul_(p0 * 1, v)", "v", f"{LEAF} * 1", "backward(x)"),
+        "CaptureError",
+    ),
+    "a backward whose sizes do not fit": (
+        program("p0.index_add_(0, torch.tensor([0]), p0[0, :1] * 1)", "p0", "x = tensor(3, 2, requires_grad=True) * 1"),
+        "CaptureError",
     ),
     "a view that is changed, and then transposed where autograd does not see it": (
         program(

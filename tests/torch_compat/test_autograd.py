@@ -247,6 +247,9 @@ def test_a_node_whose_saved_value_was_overwritten_is_seen_and_passed_over():
     first, second = torch.autograd.grad((y + w).sum(), [x, w], allow_unused=True)
     assert first is None
     assert second.tolist() == [1, 1]
+    product = torch.ones(2) * x  # saves one of its factors only
+    compat.pass_over(product.grad_fn)
+    assert torch.autograd.grad(product.sum(), x, allow_unused=True) == (None,)
 
 
 def test_a_write_to_a_view_that_overwrote_its_own_value_is_passed_over():
