@@ -68,9 +68,9 @@ class CompiledBatches:
     plans: PlanCache
 
     def __call__(self, half: GraphHalf, values: Sequence[Any]) -> Sequence[torch.Tensor | None]:
-        """The results of `half` for `values`, some of which a transform of `torch.func` has wrapped."""
+        """The results of `half` for `values`, some of which a transform of `torch.func` has wrapped, or are dual numbers."""
         vmap = torch_compat.only_vmap(values)
-        if vmap is None and torch_compat.transform_is_open():
+        if vmap is None and torch_compat.is_transformed(values):
             return BackwardInterpreter(half.module).run(*values)
         graph = BatchedGraph(half, tuple(map(torch_compat.is_batched, values)))
         batches = [vmap.unwrap(value) if vmap and torch_compat.is_batched(value) else value for value in values]

@@ -26,6 +26,7 @@ from aotgrad.counters import counters
 from aotgrad.guards import structure_key
 from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias, ViewAndMutationMeta
 from aotgrad.plans import State
+from aotgrad.runtime.autograd import mark_as_dual
 from aotgrad.torch_compat import Dual
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class CompiledJvp:
             state = replace(state, eager=product)
             results, tangents = self.plans.call(product, Arguments.of(values, {}), static_count=0, state=state)
         leaves, spec = pytree.tree_flatten(results)
+        for value in filter(torch.is_tensor, (*leaves, *tangents)):
+            mark_as_dual(value)
         pairs = zip(leaves, tangents, strict=True)
         result = pytree.tree_unflatten([torch_compat.pack_dual(Dual(*pair), level) for pair in pairs], spec)
         return with_views(result, arguments.tensors)

@@ -132,7 +132,7 @@ class TracedAgain:
 
         It is not if a setting has changed that decides what is traced: saved values are then other ones.
         """
-        with COMPILING, self.state.active():
+        with COMPILING, self.state.active(), torch_compat.outside_transforms():
             tools = self.recipe.toolchain()
             capture = capture_function(self.function, self.stored.convention, self.mode, tools.backend.decompositions())
             traced = joint_of(capture, analyze(capture), tools)

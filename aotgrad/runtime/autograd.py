@@ -335,11 +335,14 @@ class Segment(torch.autograd.Function):
             check_watched(ctx, key)
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
             plan.find_nan(key, [*ctx.sizes, *unpack(ctx, key)], tangents, layouts)
-        if torch.is_grad_enabled() and (ctx.recomputation is not None or plan.nodes_run(key)):
-            gradients = plan.higher_order(recomputation_of(ctx), saved_of(ctx, key), tangents, key.gradients)
+        creates_graph = torch.is_grad_enabled()
+        starts_anew = creates_graph or (ctx.of_dual_numbers and torch_compat.forward_mode_is_open())
+        if starts_anew and (ctx.recomputation is not None or plan.nodes_run(key)):
+            with torch.enable_grad():
+                gradients = plan.higher_order(recomputation_of(ctx), saved_of(ctx, key), tangents, key.gradients)
             release(ctx, key)
-            return (*plan.no_gradients, *gradients)
-        if torch.is_grad_enabled() or torch_compat.any_autocast_enabled() or torch_compat.transform_is_open():
+            return (*plan.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
+        if creates_graph or torch_compat.any_autocast_enabled() or torch_compat.is_transformed(tangents):
             values = [*ctx.sizes, *unpack_and_release(ctx, key)]
             return plan.returned(plan.run_transformed(key, values, tangents, layouts))
         variant = plan.variants.get(key)
@@ -358,6 +361,7 @@ def is_watched_or_transformed() -> bool:
         or torch_compat.any_autocast_enabled()
         or torch.is_anomaly_enabled()
         or torch_compat.transform_is_open()
+        or torch_compat.forward_mode_is_open()
     )
 
 
@@ -372,13 +376,34 @@ def run_whole(ctx: Any, plan: Backward, tangents: Sequence[Any], layouts: Sequen
     return plan.returned(plan.below_autograd(plan.whole, values))
 
 
-torch_compat.set_defaults(Segment, sizes=(), layouts=None, watched_results=(), ran=(), kept=None)
+torch_compat.set_defaults(Segment, sizes=(), layouts=None, watched_results=(), ran=(), kept=None, of_dual_numbers=False)
 
 NO_GRADIENTS = (None,) * 5
 """Those of the arguments of `Segment.forward` that stand before its inputs."""
 
 LEADING_ARGUMENTS = len(NO_GRADIENTS) + 1
 """With the sentinel, for nodes that have one."""
+
+
+def mark_as_dual(result: torch.Tensor) -> None:
+    """Tell the nodes that a call with dual numbers gave its result that it was one.
+
+    As long as the forward-mode level is open, what they have saved is dual in eager, and so are the gradients. These are
+    computed as gradients of gradients are, which start from the inputs.
+    """
+    first = result.grad_fn
+    while first is not None and not is_segment(first) and first.next_functions:
+        first = first.next_functions[0][0]  # the result is a view
+    left = [first]
+    while left:
+        node = left.pop()
+        if is_segment(node) and node.recomputation is first.recomputation and not node.of_dual_numbers:
+            node.of_dual_numbers = True
+            left += [behind for behind, _ in node.next_functions]
+
+
+def is_segment(node: Any) -> bool:
+    return getattr(node, "_forward_cls", None) is Segment
 
 
 class History(torch.autograd.Function):
@@ -440,6 +465,15 @@ def check_watched(ctx: Any, key: VariantKey) -> None:
     for tensor, version, nodes in ctx.watched_results:
         if nodes & run:
             check_version(tensor, version)
+
+
+def detached(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A gradient without history, with its tangent."""
+    if gradient is None:
+        return None
+    dual = torch_compat.unpack_dual(gradient)
+    tangent = None if dual.tangent is None else dual.tangent.detach()
+    return torch_compat.pack_dual(torch_compat.Dual(dual.primal.detach(), tangent), None)
 
 
 def stand_in(size: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

@@ -117,12 +117,13 @@ def are_wanted(nodes: Sequence[Any]) -> tuple[bool, ...]:
 def leaves_wanted(nodes: Sequence[Any]) -> list[bool]:
     """`is_wanted` for the nodes of leaves: the node of a view passes a gradient on only if the engine wants it.
 
-    The view is the one that is the fastest to differentiate.
+    The view is the one that is the fastest to differentiate. Inside of some transforms it has no node.
     """
     leaves = [node.variable for node in nodes]
     with torch.enable_grad():
         views = [leaf.squeeze(0).grad_fn for leaf in leaves]
-    return [view(leaf) is not None for view, leaf in zip(views, leaves, strict=True)]
+    triples = zip(views, leaves, nodes, strict=True)
+    return [is_wanted(node) if view is None else view(leaf) is not None for view, leaf, node in triples]
 
 
 def edge_of(tensor: torch.Tensor) -> Any:

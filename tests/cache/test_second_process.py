@@ -229,6 +229,23 @@ def test_gradients_of_gradients_with_symbolic_sizes(counted):
     assert counted()["cache_hits"] == 1
 
 
+def test_gradients_of_gradients_in_a_vmap(counted):
+    def batched(function):
+        x = torch.linspace(-1, 1, 3, requires_grad=True)
+        y = function(x)
+        gradients = torch.func.vmap(lambda t: torch.autograd.grad(y, x, t, create_graph=True)[0])(torch.eye(3))
+        return gradients, torch.autograd.grad(gradients.sum(), x)[0]
+
+    def function(x):
+        return x.sin() * x.exp()
+
+    for _ in range(2):
+        torch._dynamo.reset()
+        for one, other in zip(batched(torch.compile(function, backend="aotgrad_eager")), batched(function), strict=True):
+            torch.testing.assert_close(one, other)
+    assert counted()["cache_hits"] == 1
+
+
 # --- Higher-order operators ------------------------------------------------------------------------------------------
 
 

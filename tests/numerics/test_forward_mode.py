@@ -98,6 +98,72 @@ def test_reverse_over_forward(name: str) -> None:
     assert_equal(gradients(under_test), gradients(function))
 
 
+def unpacked(gradients) -> list:
+    return [None if each is None else tuple(forward_ad.unpack_dual(each)) for each in gradients]
+
+
+def of_a_result(function, x, w):
+    result = function(forward_ad.make_dual(x, x.cos()), w)
+    return unpacked(torch.autograd.grad(result[0].sum(), [x, w]))
+
+
+def of_a_tangent(function, x, w):
+    result, _ = function(forward_ad.make_dual(x, x.cos()), w)
+    return unpacked(torch.autograd.grad(forward_ad.unpack_dual(result).tangent.sum(), [x, w], create_graph=True))
+
+
+def of_both(function, x, w):
+    result, other = map(forward_ad.unpack_dual, function(forward_ad.make_dual(x, x.cos()), w))
+    found = unpacked(torch.autograd.grad((result.primal * result.tangent).sum(), [x, w], retain_graph=True))
+    (result.primal.square() + other.primal * other.tangent).sum().backward()
+    return found, x.grad, w.grad
+
+
+def of_a_dual_gradient(function, x, w):
+    gradient = forward_ad.make_dual(torch.ones_like(x), x.sin())
+    return unpacked(torch.autograd.grad(function(x, w)[0], [x, w], gradient))
+
+
+def of_a_dual_gradient_of_one(function, x, w):
+    gradient = forward_ad.make_dual(torch.ones_like(x), x.sin())
+    return unpacked(torch.autograd.grad(function(x, w)[1], [x, w], gradient, allow_unused=True, retain_graph=True))
+
+
+def of_a_result_twice(function, x, w):
+    result, _ = function(forward_ad.make_dual(x, x.cos()), w)
+    found = unpacked(torch.autograd.grad(result.sum(), [x, w]))
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(result.sum(), x)
+    return found
+
+
+INSIDE_OF_A_LEVEL = (of_a_result, of_a_tangent, of_both, of_a_dual_gradient, of_a_dual_gradient_of_one, of_a_result_twice)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("backend", ALL)
+@pytest.mark.parametrize("differentiate", INSIDE_OF_A_LEVEL)
+def test_a_backward_inside_of_a_forward_mode_level_has_tangents(differentiate, backend: str, segments: int) -> None:
+    def function(x, w):
+        hidden = (x * w).exp()
+        return hidden.sin(), (x * x).cos()
+
+    def run(function):
+        with forward_ad.dual_level():
+            return differentiate(function, *(tensor.requires_grad_() for tensor in doubles((3,), (3,))))
+
+    assert_equal(run(compiled(function, backend, options={"grad_segments": segments})), run(function))
+
+
+def test_jvp_around_the_backward_of_an_earlier_call() -> None:
+    def run(function):
+        (x,) = (tensor.requires_grad_() for tensor in doubles((3,)))
+        result, ones = function(x), torch.ones(3, dtype=DOUBLE)
+        return torch.func.jvp(lambda v: torch.autograd.grad(result, x, v, retain_graph=True)[0], (ones,), (ones * 2,))
+
+    assert_equal(run(aotgrad.aot_function(lambda x: x.exp().sin(), aotgrad.nop)), run(lambda x: x.exp().sin()))
+
+
 @every_function
 def test_jvp_around_a_compiled_function(name: str) -> None:
     function, *shapes = SMOOTH[name]
