@@ -101,12 +101,18 @@ class Folding:
         return is_creation and is_small(node.meta.get("val"), self.max_elements)
 
     def evaluate(self, node: fx.Node) -> torch.Tensor | None:
-        """What the node computes, or `None` if running it gives something else than was traced."""
+        """What the node computes, or `None` if running it gives something else than was traced, or an error.
+
+        Eager raises that when the op runs, and so does the graph.
+        """
         if is_own_constant(node, self.module):
             return getattr(self.module, ops.arguments(node)[0].target)
         with torch_compat.bare_evaluation():
             args, kwargs = fx.map_arg((node.args, node.kwargs), self.value_of)
-            value = ops.run(node, args, kwargs)
+            try:
+                value = ops.run(node, args, kwargs)
+            except (IndexError, RuntimeError, ValueError):
+                return None
         traced = node.meta["val"]
         agrees = (value.size(), value.stride(), value.dtype) == (traced.size(), traced.stride(), traced.dtype)
         return value if agrees else None

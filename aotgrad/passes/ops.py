@@ -72,6 +72,7 @@ Not `as_strided`, whose offset is absolute, nor the views that read the same byt
 """
 
 DATA_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+MASKS = (torch.bool, torch.uint8)
 
 
 def arguments(node: fx.Node) -> Any:
@@ -126,9 +127,22 @@ def is_pure(node: fx.Node) -> bool:
         return False
     if not is_aten(node.target):
         return op_table.is_getitem(node.target) or op_table.is_symbolic_value(node)
-    if op_table.is_uninitialized(node.target) or any(tag in getattr(node.target, "tags", ()) for tag in DATA_DEPENDENT):
-        return False
-    return not has_effect(node)
+    return not (op_table.is_uninitialized(node.target) or has_size_of_its_own(node) or has_effect(node))
+
+
+def has_size_of_its_own(node: fx.Node) -> bool:
+    """Whether the result is a number read from a tensor, or may have such a size, which no other node has.
+
+    What is indexed by positions has the size of these; only a mask makes a new one.
+    """
+    if node.target is aten.index.Tensor and all(map(has_known_size, (node, *node.all_input_nodes))):
+        return any(index is not None and index.meta["val"].dtype in MASKS for index in arguments(node)[1])
+    return any(tag in getattr(node.target, "tags", ()) for tag in DATA_DEPENDENT)
+
+
+def has_known_size(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not torch_compat.is_symbolic(value)
 
 
 def computes(node: fx.Node) -> bool:

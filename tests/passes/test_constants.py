@@ -20,6 +20,34 @@ def test_what_numbers_make_is_computed_once():
     assert names(joint) == ["add"]
 
 
+def test_what_is_picked_by_positions_is_computed_once_and_by_a_mask_is_not():
+    places, mask = [[0], [2]], [True, False, True]
+    picked = executable_of(lambda x: x + torch.arange(3).exp()[torch.tensor(places)], "f32[2, 1]").joint
+    assert names(picked) == ["add"]
+    masked = executable_of(lambda x: x + torch.arange(3)[torch.tensor(mask)].sum(), "f32[2]").joint
+    assert "index" in names(masked)
+
+
+def test_a_causal_mask_is_a_constant():
+    def function(q, k, v):
+        rows, columns = torch.arange(4)[:, None], torch.arange(4)[None, :]
+        where = torch.zeros(1, 4, dtype=torch.long)
+        allowed = (columns <= rows) & (where[0][rows] == where[0][columns])
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+
+    joint = executable_of(function, *["f32[1, 1, 4, 8] requires_grad"] * 3).joint
+    assert not {"le", "index", "bitwise_and", "where"}.intersection(names(joint))
+    assert_like_eager(function, lambda: (leaf(1, 1, 4, 8), leaf(1, 1, 4, 8), leaf(1, 1, 4, 8)), "nop")
+
+
+@pytest.mark.parametrize("pick", [lambda t, i: t.gather(0, i), lambda t, i: t[i]])
+def test_a_constant_that_cannot_be_computed_raises_when_the_graph_runs(pick):
+    function = lambda x: x + pick(torch.arange(2) * 2, torch.tensor([5]))  # noqa: E731
+    compiled = torch.compile(function, backend="aotgrad_eager", options={"cache": False})
+    with pytest.raises((IndexError, RuntimeError), match="index 5 is out of bounds"):
+        compiled(torch.ones(1))
+
+
 def test_what_is_made_of_numbers_alone_stays_if_nothing_is_computed_from_it():
     assert names(executable_of(lambda x: x + torch.ones(3), "f32[3]").joint) == ["ones", "add"]
 
