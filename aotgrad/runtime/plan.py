@@ -545,12 +545,13 @@ class _PlanBuilder:
         if info.mutation.metadata:
             yield UpdateGeometry(name, info.geometry, False if info.hidden_from_autograd else self.node_grad_mode())
             yield from (view for k, view in self.all_views() if k in self.reshaped_views and view.base == name)
+        among_others = copies and self.is_written_with_others(index)
+        if among_others:
+            yield SetVersion(name, info.version_bumps)
         if copies:
             grad_mode = self.node_grad_mode() if info.carries_gradient else None
-            if self.is_written_with_others(index):
-                yield SetVersion(name, info.version_bumps)
             yield CopyBack(name, result_name(UpdatedInput(index)), through, grad_mode)
-        if sets_version and not sets_before:
+        if among_others or (sets_version and not sets_before):
             yield SetVersion(name, info.version_bumps)
 
     def is_written_with_others(self, index: int) -> bool:

@@ -284,6 +284,13 @@ ALIKE = {
     "what needs no gradient of a part overwritten since": program(
         "v = p0.detach() * 2\nu = v * p0\nv.add_(1)", "u, p0 * 2", f"{LEAF} * 1", "backward(o1)", "backward(o0)"
     ),
+    "one of two views of a hidden tensor that is transposed and written to, and the other one's gradient": program(
+        "p1.transpose_(0, -1)\np1.mul_(p0.sum())",
+        "p0",
+        "w = tensor(3, 2, requires_grad=True)\nz = w * 1\ny = z[1:]\nx = z[:2]",
+        "backward(x)",
+        call="x, y",
+    ),
     "a view that is unsqueezed and written to in part, and its base": program(
         "p0.unsqueeze_(0)\np0[0] = 3",
         "p1 * p1",
