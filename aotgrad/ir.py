@@ -66,7 +66,7 @@ class TensorInput:
 
     `is_static`: a parameter or buffer, whose memory outlives the call at one address. `is_view`: it requires grad, and is a
     view. `is_forbidden_after_a_write`: a view that autograd lets nobody use then. `is_view_of_leaf`: of a leaf that
-    requires grad, so that eager does not let it be changed in place.
+    requires grad, so that eager does not let it be changed in place. `is_converted_view`: of another dtype, or conjugated.
     """
 
     name: str
@@ -76,6 +76,7 @@ class TensorInput:
     is_static: bool
     is_view: bool = field(default=False, kw_only=True)
     is_view_of_leaf: bool = field(default=False, kw_only=True)
+    is_converted_view: bool = field(default=False, kw_only=True)
     is_forbidden_after_a_write: bool = field(default=False, kw_only=True)
 
 

@@ -344,7 +344,8 @@ def facts_needed(executable: Stages, tensors: Sequence[torch.Tensor], changed: C
     absolute = any(map(uses_geometry, executable.plan.steps)) if planned else isinstance(executable, TracedJoint)
     placed = absolute or executable.capture.trace.asks_for_offsets
     offsets = {k for k, tensor in enumerate(tensors) if placed and tensor.layout is torch.strided}
-    kinds = ("is a leaf", "is a view", "is a hooked view", "is a view of a leaf", "is forbidden after a write")
+    views = ("is a view", "is a hooked view", "is a converted view", "is a view of a leaf", "is forbidden after a write")
+    kinds = ("is a leaf", *views)
     return {*((kind, k) for kind in kinds for k in leaves), *(("storage offset", k) for k in offsets)}
 
 

@@ -23,6 +23,7 @@ FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "is a leaf": operator.attrgetter("is_leaf"),
     "is a view": torch_compat.is_differentiable_view,
     "is a hooked view": torch_compat.is_hooked_view,
+    "is a converted view": torch_compat.is_converted_view,
     "is a view of a leaf": torch_compat.is_view_of_leaf,
     "is forbidden after a write": torch_compat.is_forbidden_after_a_write,
     "storage offset": torch.Tensor.storage_offset,

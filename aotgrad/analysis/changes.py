@@ -132,6 +132,11 @@ class Change:
         both = self.mutation is MutationType.DATA_AND_METADATA and self.argument.requires_grad
         return both and (self.is_hidden or self.index in self.capture.hidden_reshapes)
 
+    def writes_and_reshapes_a_converted_view(self) -> bool:
+        """A write comes to its base by the view as it was made."""
+        is_converted = isinstance(self.spec, TensorInput) and self.spec.is_converted_view
+        return is_converted and self.mutation is MutationType.DATA_AND_METADATA
+
     def writes_where_elements_may_overlap(self) -> bool:
         """A graph computes its elements apart. A member of a group sees a write to another one."""
         written = self.mutation.data or (self.version_bumps and not self.mutation.metadata)

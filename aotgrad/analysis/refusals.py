@@ -74,6 +74,11 @@ REFUSALS = (
         "unsqueeze(), ... instead of t_(), unsqueeze_(), ...",
     ),
     Refusal(
+        Change.writes_and_reshapes_a_converted_view,
+        "input {} requires grad and is a view as another dtype, or conjugated, and both its values and its size or stride "
+        "are changed in place; use t(), unsqueeze(), ... instead of t_(), unsqueeze_(), ...",
+    ),
+    Refusal(
         Change.writes_where_elements_may_overlap,
         "input {} is expanded or unfolded, so that several of its elements may be the same memory, and is changed in place; "
         "change the tensor that it was made from, or pass a clone()",

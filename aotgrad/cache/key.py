@@ -178,7 +178,7 @@ def input_key(value: Any, place: Any, hint: InputHint) -> list[Any]:
     geometry = [*map(writer.numbers_of, (place.size(), place.stride())), writer.write(place.storage_offset())]
     flags = [value.requires_grad, value.is_leaf, value.is_conj(), value.is_neg(), value.is_inference()]
     views = [torch_compat.is_differentiable_view(value), torch_compat.is_view_of_leaf(value)]
-    views.append(torch_compat.is_forbidden_after_a_write(value))
+    views += [torch_compat.is_forbidden_after_a_write(value), torch_compat.is_converted_view(value)]
     return [type(value).__name__, str(value.dtype), str(value.device), geometry, flags, views, hint.static]
 
 

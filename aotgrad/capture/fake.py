@@ -62,6 +62,7 @@ def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint, fak
             *(name, fake, arg.requires_grad, arg.is_leaf, hint.static),
             is_view=torch_compat.is_differentiable_view(arg),
             is_view_of_leaf=torch_compat.is_view_of_leaf(arg),
+            is_converted_view=torch_compat.is_converted_view(arg),
             is_forbidden_after_a_write=torch_compat.is_forbidden_after_a_write(arg),
         )
     if isinstance(arg, SYMBOLIC_NUMBERS):

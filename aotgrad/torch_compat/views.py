@@ -62,6 +62,21 @@ def is_view_of_leaf(tensor: torch.Tensor) -> bool:
     return is_differentiable_view(tensor) and tensor._base.requires_grad and tensor._base.is_leaf
 
 
+def is_converted_view(tensor: torch.Tensor) -> bool:
+    """Whether a view has another dtype than its base, or is its conjugate: autograd makes its history anew by these views.
+
+    And so without a change of its size or stride (`t_`, ...) since, where it goes by size and stride otherwise.
+    """
+    if not is_differentiable_view(tensor):
+        return False
+    return kind_of_value(tensor) != kind_of_value(tensor._base)
+
+
+def kind_of_value(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
+    """What the memory of a tensor stands for."""
+    return tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+
 def is_stale_view(tensor: torch.Tensor) -> bool:
     """Whether a view is older than the last change of its base's size or stride (`t_`, `unsqueeze_`, ...).
 

@@ -405,6 +405,15 @@ REFUSED = {
         program("v = p0.detach() * 2\nv.addcmul_(p0 * 1, v)", "v", f"{LEAF} * 1", "backward(x)"),
         "CaptureError",
     ),
+    "a conjugated view that is written to and transposed": (
+        program(
+            "p0.mul_(2)\np0.transpose_(0, -1)",
+            "p0",
+            "w = tensor(3, 2, dtype=torch.complex64, requires_grad=True)\ny = w * 1\nx = y.conj()",
+            "backward(y)",
+        ),
+        "UnsupportedMutationError",
+    ),
     "a backward whose sizes do not fit": (
         program("p0.index_add_(0, torch.tensor([0]), p0[0, :1] * 1)", "p0", "x = tensor(3, 2, requires_grad=True) * 1"),
         "CaptureError",

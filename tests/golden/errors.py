@@ -302,6 +302,17 @@ def view_reshaped_under_no_grad():
 
 
 @error_case
+def converted_view_written_and_reshaped():
+    """The real part of a complex tensor is written to and transposed in place."""
+
+    def function(x):
+        x.mul_(2).t_()
+
+    numbers = torch.ones(2, 3, dtype=torch.complex64, requires_grad=True) * 1
+    aotgrad.aot_function(function, aotgrad.nop)(numbers.real)
+
+
+@error_case
 def swapped_tensors():
     """An input is exchanged for another tensor."""
     aotgrad.aot_function(lambda x: torch.utils.swap_tensors(x, x + 1), aotgrad.nop)(torch.ones(4))

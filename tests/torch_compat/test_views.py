@@ -51,9 +51,20 @@ def test_a_view_of_a_leaf_is_recognised():
     views = (leaf[0], leaf.detach()[0], (leaf * 1)[0], leaf)
     assert [compat.is_view_of_leaf(view) for view in views] == [True, False, False, False]
     assert [compat.is_differentiable_view(view) for view in views] == [True, False, True, False]
+    assert not any(map(compat.is_converted_view, views))
     assert not any(map(compat.is_hooked_view, views))
     views[0].register_hook(lambda gradient: None)
     assert compat.is_hooked_view(views[0])
+
+
+def test_a_write_to_a_converted_view_that_was_transposed_comes_to_its_base_as_it_was_made():
+    numbers = torch.ones(2, 3, dtype=torch.complex64, requires_grad=True) * 1
+    for view in (numbers.real, numbers.conj()):
+        assert compat.is_converted_view(view) and compat.kind_of_value(view) != compat.kind_of_value(numbers)
+    assert not compat.is_converted_view(numbers.t())
+    numbers.real.t_().copy_(torch.ones(3, 2, requires_grad=True))
+    with pytest.raises(RuntimeError, match=r"CopySlices returned an invalid gradient at index 1 - got \[2, 3\]"):
+        numbers.abs().sum().backward()
 
 
 def test_a_view_is_stale_once_its_base_is_transposed_in_place(fake_mode):
