@@ -18,6 +18,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_inputs
+from aotgrad.backends.corrected import CORRECTED
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
@@ -39,8 +40,8 @@ class InductorBackend:
         return 2 if self.mode == "default" else 0
 
     def decompositions(self) -> Mapping[Any, Callable]:
-        """Inductor's, but for `detach`: a replayed view chain must know where it was cut off from autograd."""
-        table = torch_compat.inductor_decompositions()
+        """Inductor's, without wrong ones and `detach`: replayed views must know where they were cut off from autograd."""
+        table = {**torch_compat.inductor_decompositions(), **CORRECTED}
         return {op: function for op, function in table.items() if op is not torch.ops.aten.detach.default}
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:

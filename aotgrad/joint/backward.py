@@ -418,9 +418,19 @@ def backward_segments(
     def of_segment(segment: int) -> BackwardSegment:
         tangents = tuple(tangent for tangent, number in entry.items() if number == segment)
         found = sorted((g for g in gradients if (g.segment or 0) == segment), key=order)
-        return BackwardSegment(tangents, tuple(arranged(found, needs_sentinel(len(found)))), segment in materialized)
+        return BackwardSegment(tangents, tuple(in_engine_order(found)), segment in materialized)
 
     return tuple(map(of_segment, range(max(entry.values()) + 1)))
+
+
+def in_engine_order(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """The order of a node's inputs for which the engine goes on in the order of `gradients`.
+
+    It adds the terms of one sum in the order of the inputs, and queues what the sum goes to at the last one.
+    """
+    last = {gradient.of: gradient for gradient in gradients}
+    earlier = [gradient for gradient in gradients if gradient is not last[gradient.of]]
+    return earlier + arranged(list(last.values()), needs_sentinel(len(gradients)))
 
 
 @contextlib.contextmanager

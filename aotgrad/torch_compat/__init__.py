@@ -215,14 +215,19 @@ from aotgrad.torch_compat.inductor_kernels import (
     submit_cpp,
 )
 from aotgrad.torch_compat.kernels import (
+    DECOMPOSED_OTHERWISE,
     OUT_IS_LOST,
+    ROUNDED_OTHERWISE,
     ctc_loss_of_lists,
+    eager_composite,
     eager_dropout,
-    eager_istft,
     eager_matmul,
+    eager_op,
     given_kernel,
+    is_rounded_otherwise,
     no_python_dispatcher,
     replaced_kernels,
+    single,
     symbolic_kernels,
     written_result,
 )

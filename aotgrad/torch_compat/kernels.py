@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch._dispatch.python import enable_python_dispatcher
 
-from aotgrad.torch_compat.shapes import is_symbolic
+from aotgrad.torch_compat.shapes import is_symbolic, is_symbolic_value
 
 no_python_dispatcher = torch._C._DisablePythonDispatcher
 """Composite ops use their C++ kernels, inside `symbolic_kernels` too."""
@@ -20,21 +23,43 @@ no_python_dispatcher = torch._C._DisablePythonDispatcher
 def symbolic_kernels() -> Iterator[None]:
     """Composite ops use their Python kernels, which keep symbolic sizes symbolic and draw random numbers as eager does.
 
-    Two of them return an alias where eager returns none, or the other way round: replaced inside. So are kernels that do not
-    write to `out` under a dispatch mode.
+    Two of them return an alias where eager returns none, or the other way round, and some round otherwise: replaced inside.
+    So are kernels that do not write to `out` under a dispatch mode.
     """
     with (
         replaced_kernels(torch.ops.aten.dropout.default, eager_dropout),
         replaced_kernels(torch.ops.aten.matmul.default, eager_matmul),
-        replaced_kernels(torch.ops.aten.istft.default, eager_istft),
         contextlib.ExitStack() as stack,
     ):
+        for op in DECOMPOSED_OTHERWISE:
+            stack.enter_context(replaced_kernels(op, functools.partial(eager_op, op)))
+        for op in ROUNDED_OTHERWISE:
+            stack.enter_context(replaced_kernels(op, functools.partial(eager_composite, op)))
         stack.enter_context(given_kernel(torch.ops.aten.ctc_loss.IntList, ctc_loss_of_lists))
         for op, functional in OUT_IS_LOST:
             stack.enter_context(given_kernel(op, functools.partial(written_result, functional)))
         stack.enter_context(enable_python_dispatcher())
         yield
 
+
+DECOMPOSED_OTHERWISE = (
+    torch.ops.aten.multi_margin_loss.default,
+    torch.ops.aten.multilabel_margin_loss_forward.default,  # it reads on behind the -1 that ends a row of targets
+    torch.ops.aten.upsample_bilinear2d.default,
+    torch.ops.aten.upsample_bicubic2d.default,
+)
+"""Ops that have a derivative, and a Python kernel which takes them apart and computes something else or in another order."""
+
+ROUNDED_OTHERWISE = (
+    torch.ops.aten.istft.default,  # the gradient lies otherwise in memory, too
+    torch.ops.aten.upsample_linear1d.vec,
+    torch.ops.aten.upsample_bilinear2d.vec,
+    torch.ops.aten.upsample_trilinear3d.vec,
+    torch.ops.aten.upsample_bicubic2d.vec,
+    torch.ops.aten._upsample_bilinear2d_aa.vec,
+    torch.ops.aten._upsample_bicubic2d_aa.vec,
+)
+"""Composite ops whose Python kernel computes in another order than eager's."""
 
 _rank = torch.ops.aten.linalg_matrix_rank
 
@@ -70,10 +95,9 @@ def given_kernel(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced_kernels(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[None]:
-    """Inside, the Python kernels of a composite op are `kernel`, which gets the one that it replaces first."""
+    """Inside, the Python kernels of an op are `kernel`, which gets the one that it replaces first."""
     kernels = dict(op.py_kernels)
-    replaced = functools.partial(kernel, kernels[torch._C.DispatchKey.CompositeImplicitAutograd])
-    op.py_kernels.update(dict.fromkeys(kernels, replaced))
+    op.py_kernels.update({key: functools.partial(kernel, replaced) for key, replaced in kernels.items()})
     op._dispatch_cache.clear()
     try:
         yield
@@ -101,8 +125,27 @@ def ctc_loss_of_lists(
 
 
 def eager_dropout(python_kernel: Callable, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """The input itself if nothing is dropped; the Python kernel gives a clone."""
-    return python_kernel(input, p, train) if train and p != 0 else input
+    """The input itself if nothing is dropped; the Python kernel gives a clone.
+
+    Its backward multiplies by the exact 1 / (1 - p), eager's on a CPU by what that is in the type of the input.
+    """
+    if not train or p == 0:
+        return input
+    if p == 1 or input.device.type != "cpu" or not is_rounded_otherwise(p, input.dtype):
+        return python_kernel(input, p, train)
+    return input * torch.empty_like(input).bernoulli_(1 - p).div_(1 - p)
+
+
+def is_rounded_otherwise(p: float, dtype: torch.dtype) -> bool:
+    """Whether 1 / (1 - p) is another number when it is computed in `dtype`, and not in double precision."""
+    if dtype in (torch.bfloat16, torch.float16):
+        return math.frexp(1 - p)[0] != 0.5
+    return dtype is torch.float32 and single(1 / single(1 - p)) != single(1 / (1 - p))
+
+
+def single(number: float) -> float:
+    """A number in single precision."""
+    return ctypes.c_float(number).value
 
 
 def eager_matmul(python_kernel: Callable, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -119,8 +162,14 @@ def eager_matmul(python_kernel: Callable, one: torch.Tensor, other: torch.Tensor
     return torch.ops.aten.matmul.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, one, other)
 
 
-def eager_istft(python_kernel: Callable, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Eager's kernel where sizes are known: the gradient through the Python kernel lies otherwise in memory."""
-    if is_symbolic(input):
-        return python_kernel(input, *args, **kwargs)
-    return torch.ops.aten.istft.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, input, *args, **kwargs)
+def eager_op(op: torch._ops.OpOverload, python_kernel: Callable, *args: Any, **kwargs: Any) -> Any:
+    """What an op returns that is not taken apart."""
+    with no_python_dispatcher():
+        return op(*args, **kwargs)
+
+
+def eager_composite(op: torch._ops.OpOverload, python_kernel: Callable, *args: Any, **kwargs: Any) -> Any:
+    """What eager's kernel returns where sizes are known; with symbolic ones the Python kernel's."""
+    if any(map(is_symbolic_value, pytree.tree_leaves((args, kwargs)))):
+        return python_kernel(*args, **kwargs)
+    return eager_op(op, python_kernel, *args, **kwargs)

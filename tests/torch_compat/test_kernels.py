@@ -102,6 +102,24 @@ def test_istft_is_the_kernel_of_eager():
     window = torch.ones(16)
     spectrum = torch.stft(torch.randn(40), 16, window=window, return_complex=True)
     called = []
-    result = compat.eager_istft(lambda *args: called.append(args), spectrum, 16, window=window)
-    assert torch.equal(result, torch.istft(spectrum, 16, window=window))
+    result = compat.eager_composite(
+        aten.istft.default, lambda *args: called.append(args), spectrum, 16, None, None, window, True, False, None, 40, False
+    )
+    assert torch.equal(result, torch.istft(spectrum, 16, window=window, length=40))
     assert called == []
+
+
+def test_some_ops_are_not_taken_apart():
+    """Each has a Python kernel in this version of torch, or else it needs no mention."""
+    for op in (*compat.DECOMPOSED_OTHERWISE, *compat.ROUNDED_OTHERWISE):
+        assert op.py_kernels, op
+    x, target = torch.randn(1, 4), torch.tensor([[3, 0, -1, 1]])
+    op = aten.multilabel_margin_loss_forward.default
+    assert compat.eager_op(op, None, x, target, 1)[0] == torch.nn.functional.multilabel_margin_loss(x, target)
+
+
+def test_what_single_and_half_precision_round_otherwise():
+    assert compat.single(0.1) != 0.1
+    assert compat.single(0.5) == 0.5
+    assert [compat.is_rounded_otherwise(0.15, dtype) for dtype in (torch.float32, torch.float64)] == [True, False]
+    assert [compat.is_rounded_otherwise(p, torch.bfloat16) for p in (0.1, 0.5)] == [True, False]
