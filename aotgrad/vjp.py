@@ -303,7 +303,7 @@ class VectorJacobianProduct:
         with torch.enable_grad():
             inputs = self.protected(primals)
             entered = [entry_of(value) for value in inputs]
-            with joins.collected() as joined, self.again(primals):
+            with joins.collected() as joined, self.again(primals), torch_compat.plain_checkpoints():
                 outputs = self.function.call(*inputs)
             with torch_compat.unobserved():
                 forget_hooks([*inputs, *(output for output in outputs if is_view(output))])

@@ -743,11 +743,19 @@ def parents_first(parents: Sequence[int | None], ages: Sequence[int]) -> list[in
 
 
 def is_random(node: Any) -> bool:
-    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether a node draws random numbers, also if it records the state of the generator before."""
+    op = node.args[0] if is_recorded(node) else node.target
+    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+
+
+def is_recorded(node: Any) -> bool:
+    return node.op == "call_function" and node.target is torch_compat.run_and_save_rng_state
 
 
 def device_type(node: Any) -> str:
+    """Where a random op draws; of one that is recorded, the first result is the state."""
     value = node.meta.get("val")
+    value = value[1] if is_recorded(node) else value
     value = value[0] if isinstance(value, (list, tuple)) else value
     return value.device.type if isinstance(value, torch.Tensor) else "cpu"
 

@@ -96,6 +96,7 @@ from aotgrad.torch_compat.contexts import (
     no_jit_autocast,
     normal_mode,
     only_places_tensors,
+    plain_checkpoints,
     run_below_autograd,
     unobserved,
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._higher_order_ops.wrap as wrapped_regions
 from torch.utils._device import DeviceContext
 
 below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
@@ -129,3 +131,26 @@ def no_jit_autocast() -> Iterator[None]:
 def function_modes_are_defaults() -> bool:
     """Whether no function mode is on but default devices, and no dispatch mode."""
     return not torch._C._len_torch_dispatch_stack() and all(map(only_places_tensors, function_modes()))
+
+
+@contextlib.contextmanager
+def plain_checkpoints() -> Iterator[None]:
+    """In this thread, run what Dynamo keeps as a checkpointed region like any code.
+
+    Torch runs such a region again in one backward only, and a function whose gradients are differentiated has two.
+    """
+    from unittest import mock
+
+    thread, checkpoint = threading.get_ident(), getattr(wrapped_regions, "tag_activation_checkpoint_impl", None)
+    if checkpoint is None:  # torch 2.11 runs it like any code
+        yield
+        return
+
+    def run(region: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return checkpoint(region, *args, **kwargs)
+        with torch.fx.traceback.preserve_node_meta():
+            return torch.fx.Interpreter(region).run(*args)
+
+    with mock.patch.object(wrapped_regions, "tag_activation_checkpoint_impl", run):
+        yield

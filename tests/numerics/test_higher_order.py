@@ -663,3 +663,47 @@ def test_a_gradient_taken_where_dynamo_has_broken_the_graph() -> None:
 
     torch._dynamo.reset()
     assert torch.equal(run(torch.compile(function, backend="aotgrad_eager")), run(function))
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("with_dropout", [False, True])
+def test_a_checkpoint_that_dynamo_keeps(with_dropout: bool, segments: int) -> None:
+    def function(x, w):
+        def region(x):
+            return F.dropout((x * w).exp(), 0.5, with_dropout).sin()
+
+        return torch.utils.checkpoint.checkpoint(region, x, use_reentrant=False) * w
+
+    def run(function):
+        x, w = doubles((3,), (3,))
+        torch.manual_seed(0)
+        found = [function(x, w)]
+        for _ in range(3):
+            found += torch.autograd.grad(found[-1].square().sum(), [x, w], create_graph=True)
+        return found
+
+    torch._dynamo.reset()
+    under_test = torch.compile(function, backend="aotgrad_eager", options={"min_graph_ops": 0, "grad_segments": segments})
+    for actual, wanted in zip(run(under_test), run(function), strict=True):
+        torch.testing.assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize("budget", [0.0, 1.0])
+def test_random_numbers_that_a_memory_budget_draws_again(budget: float) -> None:
+    """What a second-order function draws again starts from the state before the call, if no mask was saved, too."""
+
+    def function(x):
+        return F.dropout(x.exp(), 0.5).sin()
+
+    def run(function):
+        (x,) = doubles((20000,))
+        torch.manual_seed(0)
+        (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        return first, *torch.autograd.grad(first.sum(), x), torch.rand(2)
+
+    with recorded() as stages:
+        found = run(aotgrad.aot_function(function, aotgrad.nop, options={"memory_budget": budget}))
+    forwards = [stage.text for stage in stages if stage.name == "partition"]
+    assert ("run_and_save" in forwards[0]) == (budget == 0.0)
+    for actual, wanted in zip(found, run(function), strict=True):
+        torch.testing.assert_close(actual, wanted)
