@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-from partition_models import EXTRA, MODELS, Captured, joint_graph
+from partition_models import Captured, joint_graph, parser_of
 from tabulate import tabulate
 from torch._functorch import config as peer_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition as peer_partition
@@ -347,10 +347,8 @@ def read_row(entry: dict[str, Any]) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[*MODELS, *EXTRA], default=list(MODELS), help="which models")
+    parser = parser_of(__doc__)
     parser.add_argument("--budgets", nargs="+", type=float, default=list(BUDGETS), help="the peer's budgets")
-    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     parser.add_argument("--json", action="store_true", help="print one line of JSON, for one model")
     args = parser.parse_args()
     if args.json:
@@ -360,7 +358,7 @@ def main() -> None:
     for model in args.only:
         rows += measured_alone(model, args)
         text = markdown(rows)
-        if args.markdown:
+        if args.markdown:  # what there is, should the next one take too long
             args.markdown.write_text(text)
     print(text)
 

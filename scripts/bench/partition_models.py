@@ -10,9 +10,11 @@ sees the graph.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -331,3 +333,18 @@ def joint_graph(name: str) -> Captured:
         compiled(*inputs)
     (captured,) = found
     return captured
+
+
+def parser_of(description: str | None, models: Iterable[str] = MODELS) -> argparse.ArgumentParser:
+    """What the benchmarks of the partitioner have in common on the command line; `models` are the usual ones."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[*MODELS, *EXTRA], default=list(models), help="which models")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
+    return parser
+
+
+def report(text: str, markdown: Path | None) -> None:
+    """Print tables, and write them to a file if there is one."""
+    if markdown:
+        markdown.write_text(text)
+    print(text)

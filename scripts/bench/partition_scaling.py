@@ -7,7 +7,6 @@ the peer's plan keeps (`bytes`), and as much memory at the peak as it needs (`pe
 log(seconds) over log(nodes).
 """
 
-import argparse
 import json
 import math
 import statistics
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from partition import Judge, table
-from partition_models import EXTRA, MODELS, joint_graph
+from partition_models import joint_graph, parser_of, report
 from timing import environment
 
 DEPTHS = ("gpt6", "gpt24", "gpt48", "gpt96", "gpt120")
@@ -87,10 +86,8 @@ def markdown(times: list[Timed], command: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[*MODELS, *EXTRA], default=list(DEPTHS), help="which models")
+    parser = parser_of(__doc__, DEPTHS)
     parser.add_argument("--rounds", type=int, default=2, help="of which the least time counts")
-    parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument("--json", action="store_true", help="print one line of JSON, for one model")
     args = parser.parse_args()
     if args.json:
@@ -98,9 +95,7 @@ def main() -> None:
         return
     times = [each for model in args.only for each in measured_alone(model, args.rounds)]
     text = markdown(times, f"python scripts/bench/{Path(__file__).name} {' '.join(sys.argv[1:])}".strip())
-    if args.markdown:
-        args.markdown.write_text(text)
-    print(text)
+    report(text, args.markdown)
 
 
 if __name__ == "__main__":

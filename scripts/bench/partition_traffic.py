@@ -37,7 +37,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 from partition import BUDGETS, FLOPS_PER_BYTE, MEGABYTE, Judge, Plan, by_budget, geometric_mean, heading, table
-from partition_models import EXTRA, MODELS, Captured, joint_graph
+from partition_models import Captured, joint_graph, parser_of, report
 from torch._inductor import config as inductor_config
 
 from aotgrad import torch_compat
@@ -297,10 +297,8 @@ def rows_of(model: str, args: argparse.Namespace, folder: Path) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[*MODELS, *EXTRA], default=list(MODELS), help="which models")
+    parser = parser_of(__doc__)
     parser.add_argument("--budgets", nargs="+", type=float, default=list(BUDGETS), help="the peer's budgets")
-    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     parser.add_argument("--rows", type=Path, help="keep what is counted in this folder, and go on with what is there")
     parser.add_argument("--into", type=Path, help="append the rows of one model to this file, and print nothing")
     args = parser.parse_args()
@@ -312,9 +310,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         rows = [row for model in args.only for row in rows_of(model, args, folder)]
     text = markdown(rows)
-    if args.markdown:
-        args.markdown.write_text(text)
-    print(text)
+    report(text, args.markdown)
 
 
 if __name__ == "__main__":

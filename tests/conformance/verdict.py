@@ -8,75 +8,63 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 
 @dataclass(frozen=True)
-class Passed:
-    """Every sample does what it does in eager."""
+class Verdict:
+    """One of the classes below; `reason` says what happened."""
 
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Refused:
+class Passed(Verdict):
+    """Every sample does what it does in eager."""
+
+
+class Refused(Verdict):
     """A clear error at compile time says what is not supported."""
 
-    reason: str
 
-
-@dataclass(frozen=True)
-class RanEagerly:
+class RanEagerly(Verdict):
     """A warning says that the original function ran in place of a plan."""
 
-    reason: str
 
-
-@dataclass(frozen=True)
-class OtherStrides:
+class OtherStrides(Verdict):
     """An output or a gradient lies in memory otherwise than in eager; nothing else differs."""
 
-    reason: str
 
-
-@dataclass(frozen=True)
-class Wrong:
+class Wrong(Verdict):
     """Silently wrong: a value, a `None`, a flag, an alias or the state of an argument differs."""
 
-    reason: str
 
-
-@dataclass(frozen=True)
-class Raised:
+class Raised(Verdict):
     """An error that eager does not raise, and that is no refusal."""
 
-    reason: str
 
-
-@dataclass(frozen=True)
-class Crashed:
+class Crashed(Verdict):
     """The process died."""
 
-    reason: str
 
-
-@dataclass(frozen=True)
-class TimedOut:
+class TimedOut(Verdict):
     """It took longer than the time limit."""
 
-    reason: str
 
-
-@dataclass(frozen=True)
-class NotSupported:
+class NotSupported(Verdict):
     """There is nothing to compare: eager raises, or there is no sample for the variant. Not counted."""
 
-    reason: str
 
-
-Verdict = Union[Passed, Refused, RanEagerly, OtherStrides, Wrong, Raised, Crashed, TimedOut, NotSupported]
-
-KINDS = (NotSupported, Passed, OtherStrides, RanEagerly, Refused, Raised, TimedOut, Crashed, Wrong)
+KINDS: tuple[type[Verdict], ...] = (
+    NotSupported,
+    Passed,
+    OtherStrides,
+    RanEagerly,
+    Refused,
+    Raised,
+    TimedOut,
+    Crashed,
+    Wrong,
+)
 """From the best to the worst: a subject's verdict is the worst of its samples'. Where a sample passes, it passes."""
 
 BY_NAME = {kind.__name__: kind for kind in KINDS}
