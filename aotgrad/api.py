@@ -98,9 +98,10 @@ def aot_function(
             return cache.transformed.call(fn, arguments, calls.state())
         return cache.call(fn, arguments, num_params_buffers, calls.state())
 
-    compiled.plan_cache, compiled.plans, compiled.calls = cache, cache.plans, calls
-    compiled.debug_state = functools.partial(debug_state, cache)
-    return compiled
+    function: Any = compiled
+    function.plan_cache, function.plans, function.calls = cache, cache.plans, calls
+    function.debug_state = functools.partial(debug_state, cache)
+    return function
 
 
 def users_backend(

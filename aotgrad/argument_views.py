@@ -146,8 +146,9 @@ class Watched(TorchFunctionMode):
 
     def place(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         call = self.calls.get(id(tensor))
-        is_as_made = call is not None and version_of_memory(tensor) == call.version
-        return (call.number, call.position) if is_as_made else None
+        if call is None or version_of_memory(tensor) != call.version:
+            return None
+        return call.number, call.position
 
     def are_used(self, views: Sequence[torch.Tensor]) -> bool:
         """Whether anything but views of arguments was computed from one of these: a gradient passes through it, then."""

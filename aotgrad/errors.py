@@ -73,5 +73,6 @@ class ContractError(AssertionError):
 
 def add_note(error: BaseException, note: str) -> None:
     """Attach `note` to `error` where the Python version has notes (3.11)."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
+    attach = getattr(error, "add_note", None)
+    if attach is not None:
+        attach(note)

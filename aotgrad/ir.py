@@ -223,6 +223,12 @@ class Capture:
         nodes = (node for node in self.trace.graph.nodes if node.op == "placeholder")
         return tuple(itertools.islice(nodes, self.convention.placeholder_count))
 
+    def fake(self, index: int) -> torch.Tensor:
+        """The fake of an input that is a tensor."""
+        spec = self.inputs[index]
+        assert not isinstance(spec, SymInput), f"input {index} is a number"
+        return spec.fake
+
     def views_made_for(self, index: int) -> int:
         """How many views lead from a placeholder to an argument before the function has run."""
         spec = self.inputs[index]
@@ -496,12 +502,18 @@ class ViewAndMutationMeta:
                 return self.input_behind(output)
         return None
 
+    def info(self, index: int) -> InputAliasInfo:
+        """What happened to an input that is a tensor."""
+        info = self.inputs[index]
+        assert info is not None, f"input {index} is a number"
+        return info
+
     def result_behind(self, index: int) -> ForwardResult | None:
         """The result of the graph that output `index`, a view, is made of; `None` if it is made of an input as it was."""
         match self.outputs[index]:
             case AliasOfInput():
                 k = self.input_behind(index)
-                return UpdatedInput(k) if k is not None and self.inputs[k].mutation.data else None
+                return UpdatedInput(k) if k is not None and self.info(k).mutation.data else None
             case AliasOfIntermediate(base):
                 return IntermediateBase(base)
             case AliasOfIntermediateBaseIsUserOutput(output):

@@ -25,12 +25,11 @@ from aotgrad.capture.flatten import Arguments
 from aotgrad.counters import counters
 from aotgrad.guards import structure_key
 from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias, ViewAndMutationMeta
-from aotgrad.plans import State
+from aotgrad.plans import Stages, State
 from aotgrad.runtime.autograd import mark_as_dual
 from aotgrad.torch_compat import Dual
 
 if TYPE_CHECKING:
-    from aotgrad.pipeline import Executable, SmallGraph
     from aotgrad.plan_cache import PlanCache
 
 
@@ -104,7 +103,7 @@ class CompiledJvp:
 COMPILED_OUTPUTS = (NonAlias, UnsafeViewAlias, SymOutput, ConstantOutput)
 
 
-def reject_aliases(executable: Executable | SmallGraph) -> None:
+def reject_aliases(executable: Stages) -> None:
     """Raises NotCompiled for a jvp whose results are not all fresh, or that changes an input or registers hooks on one."""
     meta: ViewAndMutationMeta = executable.meta
     changes = any(info is not None and info.version_bumps + info.mutation.data for info in meta.inputs)

@@ -22,7 +22,7 @@ class LazyGraphModule(fx.GraphModule):
     def recompile(self) -> Any:
         """Forget the code. Every `fx.GraphModule` has a class of its own, in which `forward` stands once it is generated."""
         if "forward" in vars(type(self)):
-            del type(self).forward
+            del type(self).forward  # pyright: ignore[reportAttributeAccessIssue]: of the class that `fx` made for it
 
     @property
     def forward(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -410,7 +410,8 @@ def is_running_statistic(node: fx.Node, argument: fx.Node) -> bool:
 
 def is_new_statistic(node: fx.Node) -> bool:
     """Whether a node takes an updated statistic from a batch norm."""
-    statistics = STATISTICS.get(op_name(node.args[0].target)) if is_getitem(node.target) else None
+    source: Any = node.args[0] if is_getitem(node.target) else None
+    statistics = None if source is None else STATISTICS.get(op_name(source.target))
     return statistics is not None and node.args[1] in statistics.results
 
 

@@ -23,7 +23,7 @@ from aotgrad.capture.values import ValueReads
 from aotgrad.convention import Dedupe, MemorySharing
 from aotgrad.errors import AOTGradError, CaptureError, UnsupportedAliasingError
 from aotgrad.guards import PlanGuards, structure_key
-from aotgrad.ir import InputHint
+from aotgrad.ir import InputHint, SymInput
 from aotgrad.memory import MemoryGuard
 from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
 from aotgrad.plans import CachedPlan, Stages, State
@@ -218,7 +218,9 @@ def used_again(earlier: Sequence[CachedPlan], dedupe: Dedupe) -> list[Executable
 
 def traced_fake(plan: CachedPlan, position: int) -> torch.Tensor:
     convention = plan.executable.capture.convention
-    return convention.inputs[convention.order[plan.guards.dedupe.positions[position]]].fake
+    spec = convention.inputs[convention.order[plan.guards.dedupe.positions[position]]]
+    assert not isinstance(spec, SymInput), "it stands for a tensor"
+    return spec.fake
 
 
 def differs(fake: torch.Tensor, tensor: torch.Tensor, dim: int) -> bool:
@@ -300,7 +302,7 @@ def check_containers(before: Arguments, after: Arguments) -> None:
 
 def make_guards(executable: Stages, dedupe: Dedupe, tensors: Sequence[torch.Tensor], reads: Reads) -> PlanGuards:
     """The guards of a plan that was just traced for `tensors`."""
-    fakes = [spec.fake for spec, _ in executable.arguments]
+    fakes: list[Any] = [spec.fake for spec, _ in executable.arguments if not isinstance(spec, SymInput)]
     sharing = executable.sharing(tensors)
     changed = {*sharing.mutated, *sharing.bumped}
     wanted = reads.found | facts_needed(executable, tensors, changed)

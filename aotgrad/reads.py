@@ -31,10 +31,12 @@ FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 """What of a tensor the graph does not show, by name, and how to ask for it."""
 
+_TENSOR: Any = torch.Tensor  # of whose properties a type checker knows no `__get__`
+
 GUARDED: dict[Callable, str] = {
-    torch.Tensor.is_leaf.__get__: "is a leaf",
+    _TENSOR.is_leaf.__get__: "is a leaf",
     torch.Tensor.storage_offset: "storage offset",
-    torch.Tensor.grad.__get__: "has a gradient",
+    _TENSOR.grad.__get__: "has a gradient",
 }
 
 

@@ -42,7 +42,6 @@ from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
 from aotgrad.torch_compat import AutocastState
 
 if TYPE_CHECKING:
-    from aotgrad.pipeline import Executable, SmallGraph
     from aotgrad.plan_cache import PlanCache
 
 
@@ -90,7 +89,7 @@ class PartRegion:
 
     region: CalledRegion
     part: Part
-    places: tuple[Place, ...]
+    places: tuple[Any, ...]
 
     is_derivative = False
 
@@ -323,7 +322,7 @@ class PlannedCall(NamedTuple):
         """
         stages: Any = self.stages
         joint = getattr(stages, "joint", None)
-        if joint is None:
+        if joint is None or isinstance(self.plan, NoPlan) or self.plan.output.spec is None:
             raise NotCompiled
         parts = parts_of(joint.segments, slots_of(stages), separate=outside)
         if len(parts) > 1:
@@ -348,7 +347,7 @@ class PlannedCall(NamedTuple):
         Raises:
             NotCompiled, AOTGradError: there is none.
         """
-        if self.stages is None:
+        if isinstance(self.plan, NoPlan):
             return self.plans.run_eagerly(self.plan, self.state, self.arguments)
         return self.plan(self.state, self.arguments)
 
@@ -621,7 +620,7 @@ def replaced(values: Sequence[Any], positions: Sequence[int], others: Sequence[A
     return found
 
 
-def reject_what_transforms_see(executable: Executable | SmallGraph) -> None:
+def reject_what_transforms_see(executable: Stages) -> None:
     """Raises NotCompiled for a function that changes an input or returns an alias.
 
     So it does for an `autograd.Function` that torch refuses inside of transforms: it then raises as in eager. One whose
@@ -635,7 +634,7 @@ def reject_what_transforms_see(executable: Executable | SmallGraph) -> None:
         raise NotCompiled
 
 
-def reject_changes(executable: Executable | SmallGraph) -> None:
+def reject_changes(executable: Stages) -> None:
     """Raises NotCompiled for a function that is not the same when it is run again, as it changes an input."""
     if any(info is not None and info.version_bumps + info.mutation.data for info in executable.meta.inputs):
         raise NotCompiled

@@ -33,15 +33,16 @@ from aotgrad.ir import (
     GraphHalf,
     JointGraph,
     MemberInput,
+    SymInput,
     TensorInput,
     ViewAndMutationMeta,
 )
 from aotgrad.joint.backward import differentiated_as_in_eager, failing_nodes, passed_over
 from aotgrad.joint.segments import CutBackward, Detour, find_segments
 from aotgrad.passes import KnownValues
-from aotgrad.pipeline import Executable, SmallGraph
+from aotgrad.pipeline import Executable
 from aotgrad.plan_cache import PlanCache
-from aotgrad.plans import CachedPlan, NoPlan, State
+from aotgrad.plans import CachedPlan, NoPlan, Stages, State
 from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.slots import (
     Cut,
@@ -125,7 +126,7 @@ class CapturedFunction:
 
     def reusable(self, saved: Collection[Saved]) -> tuple[Saved, ...]:
         """The saved values that are no inputs. None in a symbolic trace: another one has other symbols."""
-        inputs = [spec.fake if isinstance(spec, TensorInput) else spec.value for spec in self.capture.inputs]
+        inputs = [spec.value if isinstance(spec, SymInput) else spec.fake for spec in self.capture.inputs]
         if any(map(torch_compat.is_symbolic_value, inputs)):
             return ()
         names = {spec.name for spec in self.capture.inputs}
@@ -262,12 +263,12 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def compiled_vjp(executable: Executable | SmallGraph) -> Executable:
+def compiled_vjp(executable: Stages) -> Executable:
     assert isinstance(executable, Executable), "vjps are compiled, however small"
     return executable
 
 
-def check_old_values(function: CapturedFunction, executable: Executable | SmallGraph) -> None:
+def check_old_values(function: CapturedFunction, executable: Stages) -> None:
     """An input that the function changed holds its new value by now; raise if the vjp would read it."""
     for index in set(function.mutated_inputs).intersection(compiled_vjp(executable).inputs_read):
         function.reject_old_value(index)

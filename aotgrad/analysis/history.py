@@ -50,7 +50,7 @@ def reject_lost_conjugation(position: int, value: torch.Tensor) -> None:
 
 def stops_before(value: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether the history of a view ends at another leaf than its base."""
-    node = value.grad_fn
+    node: Any = value.grad_fn
     while node is not None and node is not base.grad_fn:
         if hasattr(node, "variable"):
             return node.variable is not base

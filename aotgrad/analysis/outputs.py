@@ -115,9 +115,15 @@ class _Outputs:
             self.reject_hook_on_the_way(position)
         return tuple(self.infos[position] for position in range(len(self.capture.outputs))), tuple(self.bases)
 
+    def info(self, owner: int) -> InputAliasInfo:
+        """What happened to an argument that has memory."""
+        info = self.inputs[owner]
+        assert info is not None, f"input {owner} is a number"
+        return info
+
     # -- outputs that share memory with an input
 
-    def owners(self) -> dict[int, tuple[int, ...]]:
+    def owners(self) -> dict[int | None, tuple[int, ...]]:
         """The arguments that lie in each storage."""
         storages = {k: _storage_or_none(self.capture.arguments[k]) for k in sorted(self.capture.convention.order)}
         groups = group_by_key({k: storage for k, storage in storages.items() if storage is not None})
@@ -137,7 +143,7 @@ class _Outputs:
         self.reject_view_of_a_reshaped_output(position, value)
         if not steps:  # made before the input's size or stride was changed, if it is laid out as the input is now
             return self.alias_before_metadata(position, value, owners)
-        is_older = position in self.capture.older_views and self.inputs[owner].mutation is not MutationType.METADATA_ONLY
+        is_older = position in self.capture.older_views and self.info(owner).mutation is not MutationType.METADATA_ONLY
         made = Made.BEFORE_WRITES if is_older else Made.AFTER_CHANGES
         return AliasOfInput(owner, self.replay(position, value, argument, steps), made)
 
@@ -171,7 +177,7 @@ class _Outputs:
             made_for = self.capture.views_made_for(owner)
             steps = without_prefix(self.steps_from(root, value), self.steps_from(root, argument)[:made_for])
             if steps is not None:
-                reject_order_of_changes(position, steps, value, self.inputs[owner])
+                reject_order_of_changes(position, steps, value, self.info(owner))
                 return AliasOfInput(owner, self.replay(position, value, argument, steps), Made.BEFORE_METADATA)
         raise UnsupportedAliasingError(
             f"output {position} shares memory with input {self.capture.convention.argument_of(owners[0])} in a way that no "
@@ -274,7 +280,7 @@ class _Outputs:
             reject_lost_conjugation(members[0], base)
         own_base = next((p for p in members if self.capture.outputs[p] is base), None)
         if own_base is not None:
-            self.infos[own_base] = NonAlias(base.requires_grad)
+            self.infos[own_base] = NonAlias(self.capture.outputs[own_base].requires_grad)
         else:
             self.bases.append(BaseInfo(base is not None and base.requires_grad, root, base))
         counted = self.most_shared_counter(members) if base is None else base
@@ -435,7 +441,8 @@ def shares_version(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def counts_alone(info: OutputAliasInfo) -> bool:
     """Whether an output is an alias that does not count its versions together with its base."""
-    return hasattr(info, "replay") and DATA_STEP in info.replay.steps
+    replay = getattr(info, "replay", None)
+    return replay is not None and DATA_STEP in replay.steps
 
 
 def reject_order_of_changes(position: int, steps: Sequence[ViewStep], value: torch.Tensor, info: InputAliasInfo) -> None:

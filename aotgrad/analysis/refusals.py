@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aotgrad.analysis.changes import Change
 from aotgrad.errors import EagerError, UnsupportedMutationError
-from aotgrad.ir import Capture, InputAliasInfo, MemberInput, MutationType
+from aotgrad.ir import Capture, InputAliasInfo, InputSpec, MemberInput, MutationType, SymInput
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,9 @@ def refuse_new_history_of_shared_memory(capture: Capture, infos: Sequence[InputA
     first: dict[int, int] = {}
     for argument, index in enumerate(capture.convention.order):
         spec, info = capture.inputs[index], infos[index]
-        if not isinstance(spec, MemberInput) or capture.inputs[spec.base].requires_grad or not info.carries_gradient:
+        if not isinstance(spec, MemberInput) or info is None or not info.carries_gradient:
+            continue
+        if requires_grad(capture.inputs[spec.base]):
             continue
         if (other := first.setdefault(spec.base, argument)) != argument:
             raise UnsupportedMutationError(
@@ -133,13 +135,20 @@ def refuse_moved_history(capture: Capture, infos: Sequence[InputAliasInfo | None
         UnsupportedMutationError: eager makes the history of the other one anew.
     """
     for members in capture.convention.shared_versions:
-        with_grad = [index for index in members if capture.inputs[index].requires_grad]
-        moved = [
-            k for k in with_grad if infos[k].mutation is MutationType.METADATA_ONLY and not infos[k].hidden_from_autograd
-        ]
+        with_grad = [index for index in members if requires_grad(capture.inputs[index])]
+        moved = [k for k in with_grad if (info := infos[k]) is not None and is_moved(info)]
         if moved and len(with_grad) > 1:
             raise UnsupportedMutationError(
                 f"input {capture.convention.argument_of(moved[0])} has its size or stride changed in place (t_, unsqueeze_, "
                 "...), and another input is a view of the same tensor, whose history changes with it; use t(), unsqueeze(), "
                 "..., or pass a clone()"
             )
+
+
+def requires_grad(spec: InputSpec) -> bool:
+    return not isinstance(spec, SymInput) and spec.requires_grad
+
+
+def is_moved(info: InputAliasInfo) -> bool:
+    """Whether autograd saw that the size or stride of an input was changed, and nothing else."""
+    return info.mutation is MutationType.METADATA_ONLY and not info.hidden_from_autograd

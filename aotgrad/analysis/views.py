@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
+from typing import Any
 
 import torch
 import torch.fx as fx
@@ -29,18 +30,19 @@ def parent_in_chain(node: fx.Node) -> tuple[fx.Node, ViewStep] | None:
     """The tensor that `node` is a view of, and the step from there to `node`; `None` if it is no view."""
     if node.op != "call_function":
         return None
-    if node.target is operator.getitem and is_view_op(node.args[0].target):
-        view, item = node.args
-        return view.args[0], _step(view, item)
+    source: Any = node.args[0] if node.args else None
+    if node.target is operator.getitem and is_view_op(source.target):
+        return source.args[0], _step(source, node.args[1])
     if is_view_op(node.target):
-        return node.args[0], _step(node, None)
+        return source, _step(node, None)
     return None
 
 
-def _step(node: fx.Node, item: int | None) -> ViewStep:
+def _step(node: fx.Node, item: Any) -> ViewStep:
+    op: Any = node.target
     args = fx.map_arg(tuple(node.args[1:]), lambda arg: arg.meta["val"])
     kwargs = fx.map_arg(dict(node.kwargs), lambda arg: arg.meta["val"])
-    return ViewStep(node.target, args, tuple(kwargs.items()), item)
+    return ViewStep(op, args, tuple(kwargs.items()), item)
 
 
 def chain_from(node: fx.Node, stops: Collection[fx.Node] = ()) -> tuple[fx.Node, tuple[ViewStep, ...]]:

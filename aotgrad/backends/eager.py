@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.fx as fx
+from torch.fx.graph import CodeGen
 
 from aotgrad.backends.base import FunctionBackend, make_boxed_func
 from aotgrad.backends.in_place import reuse_buffers
@@ -33,7 +34,7 @@ def boxed_code(module: fx.GraphModule) -> BoxedCallable:
     return run
 
 
-class BoxedCodeGen(fx.graph.CodeGen):
+class BoxedCodeGen(CodeGen):
     """Generated code that takes its arguments in one list, which it clears."""
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:

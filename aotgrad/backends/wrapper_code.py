@@ -95,7 +95,8 @@ def without_compilation(source: str) -> tuple[str, list[str]]:
         kernel = kernel_defined(statement)
         names += [kernel] if kernel else []
         if kernel or is_dropped(statement) or ast.unparse(statement) in HARMLESS:
-            lines[statement.lineno - 1 : statement.end_lineno] = [""] * (statement.end_lineno - statement.lineno + 1)
+            end = statement.end_lineno or statement.lineno
+            lines[statement.lineno - 1 : end] = [""] * (end - statement.lineno + 1)
     return "\n".join(lines) + "\n", names
 
 

@@ -55,7 +55,7 @@ def make_arguments(inputs: Sequence[InputSpec], primals: Sequence[Any]) -> list[
     """What the user's function gets for each input."""
     arguments = [make_argument(spec, primal) for spec, primal in zip(inputs, primals, strict=False)]
     families: dict[tuple[int, int], torch.Tensor] = {}
-    for spec in inputs[len(arguments) :]:
+    for spec in (spec for spec in inputs if isinstance(spec, MemberInput)):
         root = arguments[spec.base] if spec.attached else families.get((spec.base, spec.family))
         if root is None:
             root = families[spec.base, spec.family] = torch_compat.same_functional(primals[spec.base])

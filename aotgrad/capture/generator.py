@@ -29,7 +29,7 @@ class WatchedGenerator:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._generator = torch.random.default_generator
+        self._generator = torch.default_generator
         self._thread = threading.get_ident()
         self._graph = graph
         self._saved: list[tuple[torch.Tensor, int | None]] = []

@@ -140,7 +140,9 @@ class Trace:
         torch_compat.track_tensor_tree(base, fx.Proxy(root, self.recorder), constant=None, tracer=self.recorder)
         with torch_compat.disable_functional_mode(), torch.no_grad():
             view = torch_compat.with_recorded_views(value, base)
-        return torch_compat.proxy_node(view, self.recorder)
+        node = torch_compat.proxy_node(view, self.recorder)
+        assert node is not None, "it was recorded just now"
+        return node
 
     def origin_of(self, sequence_nr: int) -> dict[str, Any]:
         return self.recorder.origin_of(sequence_nr)

@@ -22,7 +22,7 @@ from aotgrad import torch_compat
 from aotgrad.convention.geometry import nested, reinterpreted, step, strided
 from aotgrad.convention.sharing import Family, Group, MemorySharing, root_of
 from aotgrad.errors import UnsupportedAliasingError
-from aotgrad.ir import CallingConvention, InputSpec, MemberInput, SyntheticBase, ViewStep
+from aotgrad.ir import CallingConvention, InputSpec, MemberInput, SymInput, SyntheticBase, ViewStep
 from aotgrad.torch_compat import FakeTensorMode
 
 
@@ -93,6 +93,7 @@ def make_members(
                 f"autograd does not let anybody use input {index} then: it is a view made under no_grad, or with others",
             )
         spec, family = inputs[index], family_of[index]
+        assert not isinstance(spec, SymInput), "it has memory"
         members.append(MemberInput(spec.name, spec.fake, spec.requires_grad, base_position, family, is_attached, views))
     return members
 

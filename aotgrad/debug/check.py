@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
@@ -138,8 +138,8 @@ def as_backend(backend: AnyBackend) -> Backend:
     if isinstance(backend, str):
         return registry.get(backend)
     if hasattr(backend, "decompositions"):
-        return backend
-    return FunctionBackend(getattr(backend, "__name__", "user"), backend)
+        return cast(Backend, backend)
+    return FunctionBackend(getattr(backend, "__name__", "user"), cast("Callable[..., Any]", backend))
 
 
 def compile_alone(program: Program, backend: Backend, dynamic: bool = False) -> BoxedCallable:

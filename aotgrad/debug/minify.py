@@ -247,8 +247,9 @@ def with_smaller_sizes(program: Program, fails: Callable[[Program | None], bool]
     """The program with each size as small as it still fails."""
     for size in sizes_of(program):
         for candidate in dict.fromkeys((1, 2, 3, 4, 8, size // 4, size // 2)):
-            if 0 < candidate < size and fails(smaller_program := resized(program, size, candidate)):
-                program = smaller_program
+            tried = resized(program, size, candidate) if 0 < candidate < size else None
+            if tried is not None and fails(tried):
+                program = tried
                 break
     return program
 

@@ -54,7 +54,7 @@ class GraphWriter:
         nodes = joint.module.graph.find_nodes(op="placeholder")
         self.inputs = dict(zip(joint.signature.inputs, nodes, strict=True))
         (output,) = joint.module.graph.find_nodes(op="output")
-        self.results = dict(zip(joint.signature.outputs, output.args[0], strict=True))
+        self.results: dict[Any, Any] = dict(zip(joint.signature.outputs, output.args[0], strict=True))
         self.slots = {node: slot for slot, node in self.inputs.items()}
 
     def placeholder(self, name: str, index: int | None) -> fx.Node:
@@ -109,7 +109,9 @@ class GraphWriter:
     def value(self, node: fx.Node) -> fx.Node:
         """The new node; a tangent is written when the first node reads it."""
         if node not in self.env:
-            self.env[node] = self.tangent(self.slots[node])
+            slot = self.slots[node]
+            assert isinstance(slot, Tangent), "the others are there from the start"
+            self.env[node] = self.tangent(slot)
             self.env[node].meta.setdefault("val", node.meta["val"])
         return self.env[node]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
@@ -147,8 +147,8 @@ def compile_joint(
     """
     backend = FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler)
     recipe = Recipe(backend, partition_fn, options_of(options))
-    changed = CheckedPass(Replacement(joint.module), "joint").apply(copy_of(joint.traced.joint))
-    first_order = FirstOrder(CompiledBatches(PlanCache(recipe, "batched backward")))
+    changed = CheckedPass(cast(Any, Replacement(joint.module)), "joint").apply(copy_of(joint.traced.joint))
+    first_order: Any = FirstOrder(CompiledBatches(PlanCache(recipe, "batched backward")))
     executable = compile_traced(replace(joint.traced, joint=changed), recipe.toolchain(), lambda *_: first_order)
     return CompiledJoint(joint.calls, replace(joint.plan, executable=executable))
 

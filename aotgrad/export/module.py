@@ -150,8 +150,11 @@ class LossCalls(ModuleCalls):
     copies: bool = False
 
     def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
-        function, *rest = super().call_of(args, kwargs)
-        return Call(function if self.loss is None else Differentiated(function, self.loss, self.copies), *rest)
+        call = super().call_of(args, kwargs)
+        if self.loss is None:
+            return call
+        differentiated = Differentiated(call.function, self.loss, self.copies)
+        return Call(differentiated, call.arguments, call.static_count, call.state)
 
 
 @dataclass(frozen=True)

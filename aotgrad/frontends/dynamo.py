@@ -48,8 +48,9 @@ class DynamoBackend:
             compiled = compile_module(module, example_inputs, recipe, stored=checked.cache is not False)
             return torch_compat.disable_dynamo(compiled.fastest)
         except CaptureError as error:
-            if torch_compat.breaks_dynamos_graph(error.__cause__):
-                raise error.__cause__ from None
+            cause = error.__cause__
+            if cause is not None and torch_compat.breaks_dynamos_graph(cause):
+                raise cause from None
             raise
 
     def configured(self, options: Options) -> Backend:

@@ -321,7 +321,7 @@ class _Rows:
     def output_names(self) -> list[str]:
         """`output` for a lone result, else `output[0]`, `output['loss']`, `output.logits`; then views inside."""
         capture = self.executable.capture
-        leaves, _ = pytree.tree_flatten_with_path(self.plan.output.unflatten(range(capture.returned)))
+        leaves, _ = pytree.tree_flatten_with_path(self.plan.output.unflatten(list(range(capture.returned))))
         paths = {leaf: f"output{pytree.keystr(path)}" for path, leaf in leaves}
         names = [paths.get(k, f"output {k}") for k in range(capture.returned)]
         return names + ["(a view inside)"] * (len(capture.outputs) - capture.returned)

@@ -85,7 +85,7 @@ class TensorSpec:
             return math.prod(self.size)
         return 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
 
-    def range(self) -> dict[str, int]:
+    def range(self) -> dict[str, Any]:
         is_number = self.dtype.is_floating_point or self.dtype.is_complex
         return {"low": -1, "high": 1} if is_number else {"low": 0, "high": 2}
 

@@ -87,7 +87,7 @@ def find_function(target: str) -> tuple[Callable[..., Any], ModuleType]:
     return function, module
 
 
-def made(target: str, kind: type[nn.Module]) -> nn.Module:
+def made(target: str, kind: Any) -> nn.Module:
     """A module of a class."""
     try:
         return kind()

@@ -88,7 +88,7 @@ def cut_down(
     capture: Capture, meta: ViewAndMutationMeta, outputs: Sequence[Result], earlier: JointGraph, grad_segments: int | str
 ) -> JointGraph | None:
     """`earlier` without the gradients that the outputs of `capture` do not lead to."""
-    roots = [output.differentiable for output in outputs]
+    roots: list[Any] = [output.differentiable for output in outputs]
     nodes = sorted(autograd_nodes(roots), key=torch_compat.node_sequence_nr, reverse=True)
     if not all(map(is_torchs_own, nodes)) or any(views_outside(capture, meta)):
         return None
@@ -96,13 +96,14 @@ def cut_down(
     segmentation = segmentation_of(capture, outputs, (), grad_segments)
     if segmentation is not None and segmentation.count > 1:
         return None
-    wanted = [Gradient(Primal(k)) for k in order_of_arrival(nodes, capture.primals)]
+    arriving = [Primal(k) for k in order_of_arrival(nodes, capture.primals)]
+    wanted = list(map(Gradient, arriving))
     graph = graph_with(earlier, wanted)
     if graph is None:
         return None
     flowing = [slot for slot in earlier.signature.gradients if slot in wanted]
     entry = dict.fromkeys(earlier.signature.tangents, 0)
-    segments = backward_segments(entry, flowing, [(0, gradient.of) for gradient in wanted], frozenset())
+    segments = backward_segments(entry, flowing, [(0, primal) for primal in arriving], frozenset())
     segments = with_saving_nodes(capture, outputs, segments, segmentation)
     static, mutated = static_inputs(capture), mutated_inputs(capture, meta)
     module = LazyGraphModule(earlier.module, graph)
@@ -139,8 +140,12 @@ def same_inputs(capture: Capture, earlier: Capture) -> bool:
     if len(capture.inputs) != len(earlier.inputs) or capture.convention.order != earlier.convention.order:
         return False
     facts = [[facts_of(spec) for spec in each.inputs] for each in (capture, earlier)]
-    flags = zip(capture.inputs, earlier.inputs, strict=True)
-    return facts[0] == facts[1] and None not in facts[0] and all(a.requires_grad <= b.requires_grad for a, b in flags)
+    return facts[0] == facts[1] and None not in facts[0] and all(map(may_use_again, capture.inputs, earlier.inputs))
+
+
+def may_use_again(spec: Any, earlier: Any) -> bool:
+    """Whether a backward that was traced for the input `earlier` has the gradient that one for `spec` needs, if any."""
+    return spec.requires_grad <= earlier.requires_grad
 
 
 def facts_of(spec: Any) -> Any:
@@ -230,7 +235,8 @@ def order_of_arrival(nodes: Sequence[Any], primals: Sequence[Any]) -> list[int]:
 def graph_with(joint: JointGraph, wanted: Iterable[Gradient]) -> fx.Graph | None:
     """A copy of the graph with some of its gradients; `None` if it has no such one."""
     graph = fx.Graph()
-    results = dict(zip(joint.signature.outputs, graph.graph_copy(joint.module.graph, {}), strict=True))
+    copied: Any = graph.graph_copy(joint.module.graph, {})
+    results = dict(zip(joint.signature.outputs, copied, strict=True))
     if any(results.get(gradient) is None for gradient in wanted):
         return None
     dropped = set(joint.signature.gradients).difference(wanted)
@@ -248,7 +254,9 @@ def narrow_mask(node: fx.Node) -> None:
     position = op_table.position_of_mask(node.target)
     if position is None:
         return
-    taken = {item.args[1] for item in node.users}
-    mask = [asked and k in taken for k, asked in enumerate(node.args[position])]
-    node.args = (*node.args[:position], mask, *node.args[position + 1 :])
+    arguments: list[Any] = list(node.args)
+    users: list[Any] = list(node.users)
+    taken = {item.args[1] for item in users}
+    arguments[position] = [asked and k in taken for k, asked in enumerate(arguments[position])]
+    node.args = tuple(arguments)
     node.meta["val"] = type(node.meta["val"])(v if k in taken else None for k, v in enumerate(node.meta["val"]))

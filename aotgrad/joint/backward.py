@@ -73,7 +73,7 @@ class Result:
 
     slot: ForwardResult
     node: Any
-    differentiable: torch.Tensor | None
+    differentiable: Any
 
 
 def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int | str = 1) -> JointGraph:
@@ -272,7 +272,7 @@ class FoundGradients:
     """
 
     tangents: dict[Tangent, torch.Tensor]
-    gradients: dict[Gradient, torch.Tensor | None]
+    gradients: Mapping[Gradient, torch.Tensor | None]
     entry: dict[Tangent, int]
     left: list[tuple[int, Primal]]
 
@@ -288,6 +288,7 @@ def _find_gradients(
             found = enumerate(_gradients(capture, outputs, list(tangents.values())))
             gradients = {Gradient(Primal(k)): gradient for k, gradient in found}
             return FoundGradients(tangents, gradients, dict.fromkeys(tangents, 0), [(0, Primal(k)) for k in arrived])
+        assert segmentation is not None, "where gradients are joined, it says at which edges"
         cuts, gradients, left = _gradients_of_segments(capture, outputs, tangents, segmentation)
     if segmentation.count == 1:
         gradients = _of_one_segment(capture, gradients)
@@ -313,7 +314,7 @@ def _gradients_behind_failures(
     return [Gradient(target, segment) for segment, target in pairs if (segment, target) not in there]
 
 
-def _of_one_segment(capture: Capture, gradients: Mapping[Gradient, torch.Tensor]) -> dict[Gradient, torch.Tensor | None]:
+def _of_one_segment(capture: Capture, gradients: Mapping[Gradient, Any]) -> dict[Gradient, torch.Tensor | None]:
     """One gradient for each primal, `None` where there is none, and those of views."""
     found = {replace(gradient, segment=None): value for gradient, value in gradients.items()}
     return {**{Gradient(Primal(k)): None for k in range(capture.convention.placeholder_count)}, **found}
@@ -388,7 +389,7 @@ def _gradients_of_segments(
     return cuts, {gradient: terms[gradient] for gradient in sorted(terms, key=_rank)}, list(cut_backward.left)
 
 
-def _rank(gradient: Gradient) -> tuple[int, int, int, int]:
+def _rank(gradient: Gradient) -> tuple[int | None, int, int, int]:
     """Segments in order; of one, the gradients of primals first, then those of results, of views and of cuts."""
     kind = (Primal, UpdatedInput, UserOutput, IntermediateBase, ReturnedView, OldInput, Cut).index(type(gradient.of))
     return gradient.segment, kind, gradient.of.index, gradient.term
@@ -409,7 +410,7 @@ def backward_segments(
     materialized: frozenset[int],
 ) -> tuple[BackwardSegment, ...]:
     """The segments, from the one that each tangent belongs to, and the order in which they complete gradients of primals."""
-    rank = {item: position for position, item in enumerate(left)}
+    rank: dict[Any, int] = {item: position for position, item in enumerate(left)}
 
     def order(gradient: Gradient) -> tuple[bool, int]:
         primal = isinstance(gradient.of, Primal)
@@ -480,7 +481,7 @@ def _erase_gradients(graph: fx.Graph, forward: set[fx.Node]) -> None:
 def result_of(capture: Capture, meta: ViewAndMutationMeta, slot: ForwardResult) -> Result:
     match slot:
         case UpdatedInput(index):
-            live, carries = capture.arguments[index], meta.inputs[index].carries_gradient
+            live, carries = capture.arguments[index], meta.info(index).carries_gradient
         case UserOutput(index):
             live = capture.outputs[index]
             carries = isinstance(live, torch.Tensor) and live.grad_fn is not None

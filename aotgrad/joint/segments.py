@@ -137,8 +137,9 @@ def single_segment(
 
 def ends_at(results: Mapping[ForwardResult, Edge], detours: Mapping[Edge, Detour]) -> dict[Edge, GradientTarget]:
     """The edges at which results and views begin; of results with the same edge the first."""
-    views = {edge: detour.slot for edge, detour in detours.items()}
-    return views | {edge: result for result, edge in reversed(results.items())}
+    views: dict[Edge, GradientTarget] = {edge: detour.slot for edge, detour in detours.items()}
+    views.update((edge, result) for result, edge in reversed(results.items()))
+    return views
 
 
 def failures_of(nodes: Iterable[Any], failing: Mapping[Any, str], ends: Mapping[Edge, GradientTarget]) -> dict[Any, Failure]:
@@ -372,7 +373,7 @@ def saving_nodes(
     for node in order:
         for successor in inside[node]:
             reached[successor] |= reached[node]
-    bits = [bits_of_targets(segment.gradients) for segment in segments]
+    bits: list[Mapping[Any, int]] = [bits_of_targets(segment.gradients) for segment in segments]
     for node in reversed(order):
         left = {segmentation.targets.get(edge) for edge in onward[node] if segmentation.leaves(segment_of[node], edge)}
         if node in segmentation.failures:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -31,7 +30,7 @@ from aotgrad.options import native_wanted
 log = logging.getLogger("aotgrad.native")
 
 
-def offered(name: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+def offered(name: str, otherwise: Any) -> Any:
     """A function of the library, or `otherwise` where there is no library."""
     return getattr(library(), name, otherwise)
 

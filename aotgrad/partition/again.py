@@ -16,7 +16,7 @@ import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
@@ -113,7 +113,7 @@ class Numbers:
                 continue
             is_random = node.op == "call_function" and op_table.is_random(node.target)
             random_ops += is_random
-            arguments = repr(fx.map_arg((node.args, node.kwargs), lambda argument: Number(found[argument])))
+            arguments = repr(fx.map_arg((node.args, node.kwargs), lambda argument: cast(Any, Number(found[argument]))))
             key = identity(analysis, node) or (node.target, arguments, random_ops if is_random else None)
             found[node] = self.known.setdefault(key, len(self.known))
         return found
@@ -131,7 +131,7 @@ def identity(analysis: JointAnalysis, node: fx.Node) -> Any:
     if node in analysis.primals:
         return analysis.primals[node]
     if node.op == "get_attr":
-        return "constant", id(operator.attrgetter(node.target)(analysis.joint.module))
+        return "constant", id(operator.attrgetter(str(node.target))(analysis.joint.module))
     return None if node.op == "call_function" else ("only here", id(node))
 
 
@@ -183,7 +183,8 @@ def positions(partition: Partition, new: NumberedGraph, made: Partition, old: Nu
     returned = {("itself", new.numbers[node]): ~k for k, node in inputs if node not in new.analysis.copied}
     returned |= {old.meaning(slot): position for position, slot in enumerate(made.forward.signature.outputs)}
     wanted = [returned.get(new.meaning(slot)) for slot in partition.forward.signature.outputs]
-    return None if None in wanted else tuple(wanted)
+    found = tuple(position for position in wanted if position is not None)
+    return found if len(found) == len(wanted) else None
 
 
 def lay_out(partition: Partition, made: Partition, outputs: Sequence[int]) -> None:

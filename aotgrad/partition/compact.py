@@ -23,6 +23,7 @@ from aotgrad import op_table
 from aotgrad.partition import costs
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis
+from aotgrad.torch_compat import FakeTensor
 
 SHARE = 0.75  # of a storage: a copy that frees less than a quarter of it is not worth its traffic
 
@@ -133,4 +134,4 @@ def _layouts(value: Any) -> list[tuple[Any, ...]]:
 
 
 def _fake_mode(value: Any) -> Any:
-    return next(v.fake_mode for v in op_table.items_of(value) if isinstance(v, torch.Tensor))
+    return next(v.fake_mode for v in op_table.items_of(value) if isinstance(v, FakeTensor))

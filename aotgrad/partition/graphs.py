@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch.fx as fx
 
@@ -47,8 +48,8 @@ class JointAnalysis:
     position: dict[fx.Node, int]
     primals: dict[fx.Node, Primal]
     tangents: dict[fx.Node, Tangent]
-    results: tuple[object, ...]
-    gradients: tuple[object, ...]
+    results: tuple[Any, ...]
+    gradients: tuple[Any, ...]
     forward: frozenset[fx.Node]
     backward: frozenset[fx.Node]
     unclaimed: frozenset[fx.Node]
@@ -168,7 +169,7 @@ def base_of_each(nodes: Iterable[fx.Node], owners: Collection[fx.Node] = ()) -> 
 
     An item of a tuple of views is a view of what the tuple was cut from; an item of another tuple owns its memory.
     """
-    base: dict[fx.Node, fx.Node] = {}
+    base: dict[Any, fx.Node] = {}
     for node in nodes:
         base[node] = base[node.args[0]] if _aliases_first_argument(node) and node not in owners else node
     return base

@@ -44,8 +44,9 @@ def _of_convolution(node: fx.Node) -> int:
 
 
 def _of_gradients(node: fx.Node) -> int:
-    gradient, x, weight = _tensors(node.args[:3])
-    stride, dilation, (of_input, of_weight, _) = node.args[4], node.args[6], node.args[10]
+    arguments: Any = node.args
+    gradient, x, weight = _tensors(arguments[:3])
+    stride, dilation, (of_input, of_weight, _) = arguments[4], arguments[6], arguments[10]
     if not _is_blocked(x, weight, stride, dilation):
         return 0
     copies = _blocked(gradient) + _blocked(weight, 0, 1)

@@ -6,8 +6,10 @@ with_effects(token, print, "x")        ->      print("x")
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch.fx as fx
+from torch.fx.node import has_side_effect
 
 from aotgrad import torch_compat
 from aotgrad.passes.base import AnyGraph
@@ -27,8 +29,9 @@ class UnwrapEffects:
 
 
 def unwrap(graph: fx.Graph, node: fx.Node) -> None:
-    _, op, *args = node.args
-    fx.node.has_side_effect(op)
+    arguments: Any = node.args
+    _, op, *args = arguments
+    has_side_effect(op)
     with graph.inserting_before(node):
         plain = graph.call_function(op, tuple(args), dict(node.kwargs))
     results = node.meta["val"][1:]

@@ -18,9 +18,9 @@ def keep_input_mutations(joint: JointGraph, meta: ViewAndMutationMeta) -> JointG
     placeholders = dict(enumerate(graph.find_nodes(op="placeholder")))
     kept_slots, kept_nodes = [], []
     for slot, node in zip(joint.signature.outputs, output.args[0], strict=True):
-        only_data = isinstance(slot, UpdatedInput) and meta.inputs[slot.index].mutation is MutationType.DATA
-        if only_data and slot.index in placeholders:
-            append_copy(graph, output, placeholders[slot.index], node)
+        index = slot.index if isinstance(slot, UpdatedInput) else None
+        if index in placeholders and meta.info(index).mutation is MutationType.DATA:
+            append_copy(graph, output, placeholders[index], node)
         else:
             kept_slots.append(slot)
             kept_nodes.append(node)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
@@ -120,7 +120,7 @@ def number_nodes(joint: JointGraph, numbers: Numbering, inputs: Sequence[int]) -
         elif node.op == "call_function":
             is_random = op_table.is_random(node.target)
             random_ops += is_random
-            arguments = fx.map_arg((node.args, node.kwargs), lambda argument: Number(found[argument.name]))
+            arguments = fx.map_arg((node.args, node.kwargs), lambda argument: cast(Any, Number(found[argument.name])))
             key = (node.target, repr(arguments), random_ops if is_random else None)
             if op_table.has_effect(node.target):
                 with_effects[key] += 1

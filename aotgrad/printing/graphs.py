@@ -27,7 +27,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad.printing.types import SYMBOLIC_NUMBERS, type_text
-from aotgrad.slots import GraphSignature, Primal
+from aotgrad.slots import GraphSignature
 
 INDENT = "    "
 FULL_SLICE_END = 2**63 - 1
@@ -37,7 +37,7 @@ def graph_text(
     name: str,
     module: fx.GraphModule,
     signature: GraphSignature,
-    notes: Mapping[Primal, str] | None = None,
+    notes: Mapping[Any, str] | None = None,
     first_for_backward: fx.Node | None = None,
 ) -> str:
     """A graph as a Python function; every argument and result says what it means."""

@@ -116,6 +116,8 @@ def input_note(spec: InputSpec) -> str:
     match spec:
         case SymInput():
             return "a Python number"
+        case MemberInput():
+            return ""
         case SyntheticBase():
             return "synthetic base" + (", requires grad" if spec.requires_grad else "")
         case TensorInput():

@@ -123,6 +123,7 @@ def make_backwards(
     steps = reversed(of_kind(plan.steps, Attach))
     parts = zip(plan.segments, segments, steps, plan.saved_by, strict=bool(plan.segments))
     for number, (half, segment, step, saved_by) in enumerate(parts):
+        assert compiled.compile_backward is not None, "there are segments"
         variants = VariantCache(half, compiled.compile_backward, segment.gradients)
         if symbolic:
             variants.get(variants.full_key())  # now, while guards that this adds are still read

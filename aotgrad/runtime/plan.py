@@ -282,7 +282,7 @@ class _PlanBuilder:
         """The watched inputs that the function changes, and by how much their version is higher after the call."""
         for segment, half in zip(self.segments, self.halves, strict=bool(self.halves)):
             for index, _ in self.watched_inputs(segment.saving, of_kind(half.signature.inputs, Saved)):
-                if bumps := self.meta.inputs[index].version_bumps:
+                if bumps := self.meta.info(index).version_bumps:
                     yield self.primals[index], bumps
 
     def watched_results(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[str, int]]:
@@ -365,7 +365,7 @@ class _PlanBuilder:
 
     def writes_before(self, number: int) -> Iterator[Step]:
         for index in sorted(index for index, first in self.written_at.items() if first == number):
-            yield from self.mutate(index, self.meta.inputs[index])
+            yield from self.mutate(index, self.meta.info(index))
 
     def histories(self) -> Iterator[KeepHistory]:
         """Before versions rise: an input that is a view has another history with every other version."""
@@ -377,7 +377,7 @@ class _PlanBuilder:
         """The inputs that a segment has a gradient for and that have got another history when its node is made."""
         primals = [gradient.of.index for gradient in self.segments[number].gradients if isinstance(gradient.of, Primal)]
         written = {index for index in primals if number <= self.written_at.get(index, -1)}
-        return {index for index in written if not self.meta.inputs[index].hidden_from_autograd}
+        return {index for index in written if not self.meta.info(index).hidden_from_autograd}
 
     def node_grad_mode(self) -> bool | None:
         """Under `no_grad`, only what the function made under `enable_grad` requires grad."""
@@ -418,7 +418,7 @@ class _PlanBuilder:
 
     def custom_views(self) -> Iterator[MakeView]:
         for index, info in enumerate(self.meta.outputs):
-            if isinstance(info, CustomFunctionView) and info.remake is not None:
+            if isinstance(info, CustomFunctionView) and info.index is not None and info.remake is not None:
                 yield MakeView(result_name(UserOutput(index)), self.inputs[info.index], info.remake)
 
     # -- mutated inputs
@@ -467,7 +467,7 @@ class _PlanBuilder:
 
     def can_stand_in(self, node: Any, index: int) -> bool:
         """Whether the input, once written, is laid out as the updated value that the backward was traced with."""
-        info, fake, value = self.meta.inputs[index], self.capture.inputs[index].fake, node.meta["val"]
+        info, fake, value = self.meta.info(index), self.capture.fake(index), node.meta["val"]
         same_layout = torch_compat.known_equal(fake.stride(), value.stride()) and fake.dtype == value.dtype
         return info.mutation is MutationType.DATA and info.version_bumps > 0 and same_layout
 
@@ -479,11 +479,11 @@ class _PlanBuilder:
 
     def rewritten_versions(self) -> Iterator[Step]:
         for name in self.saved_updates.values():
-            yield SetVersion(name, self.meta.inputs[self.inputs.index(name)].version_bumps)
+            yield SetVersion(name, self.meta.info(self.inputs.index(name)).version_bumps)
             yield MakeAlias(f"{name}_after", name)
         for base in self.saved_bases.values():
             member = self.inputs[base.member]
-            yield SetVersion(member, self.meta.inputs[base.member].version_bumps)
+            yield SetVersion(member, self.meta.info(base.member).version_bumps)
             yield AliasBase(f"{base.name}_after", member, base.start_bytes, int(base.fake.numel()))
 
     def started_versions(self) -> Iterator[StartVersion]:
@@ -499,14 +499,14 @@ class _PlanBuilder:
         nodes = self.result_nodes
         bases = {storage_node(nodes[UpdatedInput(i)]): spec.base for i, spec in members if UpdatedInput(i) in nodes}
         found = {slot: bases[nodes[slot]] for slot in of_kind(self.signature.outputs, Saved) if nodes[slot] in bases}
-        specs = {slot: self.capture.inputs[k] for slot, k in found.items()}
-        whole = {slot: base for slot, base in specs.items() if self.is_whole(nodes[slot], base)}
+        specs = [(slot, self.capture.inputs[k]) for slot, k in found.items()]
+        whole = {slot: base for slot, base in specs if isinstance(base, SyntheticBase) and self.is_whole(nodes[slot], base)}
         return {slot: base for slot, base in whole.items() if self.eager_saves(base.member)}
 
     def is_whole(self, node: Any, base: SyntheticBase) -> bool:
         """Whether a value is laid out as the flat base, and the member that it is made of can be aliased as that."""
-        member, value = self.capture.inputs[base.member].fake, node.meta["val"]
-        bumps = self.meta.inputs[base.member].version_bumps
+        member, value = self.capture.fake(base.member), node.meta["val"]
+        bumps = self.meta.info(base.member).version_bumps
         same = value.dtype == base.fake.dtype == member.dtype and value.size() == base.fake.size()
         return bumps > 0 and same and not member.is_conj() and not member.is_neg()
 
@@ -524,7 +524,7 @@ class _PlanBuilder:
     def mutations(self) -> Iterator[Step]:
         """Of the inputs that no segment passes gradients on through."""
         for index, info in enumerate(self.meta.inputs):
-            if index not in self.written_at and is_changed(info):
+            if info is not None and index not in self.written_at and is_changed(info):
                 yield from self.mutate(index, info)
 
     def mutate(self, index: int, info: InputAliasInfo) -> Iterator[Step]:
@@ -577,7 +577,7 @@ class _PlanBuilder:
         """Those that were made between a change of the input's size or stride, and a write to it."""
         infos = enumerate(self.meta.outputs)
         older = [(k, info) for k, info in infos if isinstance(info, AliasOfInput) and info.made is Made.BEFORE_WRITES]
-        return {k for k, info in older if self.meta.inputs[info.index].mutation.metadata}
+        return {k for k, info in older if self.meta.info(info.index).mutation.metadata}
 
     def outputs(self) -> Iterator[Step]:
         yield from (view for index, view in self.views() if index not in self.made_at)
@@ -652,7 +652,7 @@ class _PlanBuilder:
 
     def alias_name(self, index: int) -> str:
         """The variable that holds an output which is an alias."""
-        info = self.meta.outputs[index]
+        info: Any = self.meta.outputs[index]
         return f"output_{index}" if info.replay.steps else self.base_name(info)
 
     def return_value(self, index: int, info: OutputAliasInfo) -> ReturnValue:

@@ -153,9 +153,10 @@ def sources(half: GraphHalf, gradients: Sequence[Gradient]) -> list[fx.Node | No
 
 
 def source(node: fx.Node | None) -> fx.Node | None:
-    while node is not None and (op_table.is_view(node.target) or op_table.is_getitem(node.target)):
-        node = node.args[0]
-    return node
+    found: Any = node
+    while found is not None and (op_table.is_view(found.target) or op_table.is_getitem(found.target)):
+        found = found.args[0]
+    return found
 
 
 def recent(cache: OrderedDict[VariantKey, T], key: VariantKey, make: Callable[[VariantKey], T]) -> T:
@@ -205,7 +206,7 @@ def copy_graph(half: GraphHalf) -> tuple[fx.Graph, dict[Any, fx.Node]]:
     return graph, dict(zip(half.signature.inputs, nodes, strict=True))
 
 
-def keep_outputs(graph: fx.Graph, slots: Sequence[Gradient], wanted: set[Gradient]) -> None:
+def keep_outputs(graph: fx.Graph, slots: Sequence[Any], wanted: set[Gradient]) -> None:
     """Return `None` in place of gradients that are not wanted."""
     (output,) = graph.find_nodes(op="output")
     pairs = zip(slots, output.args[0], strict=True)

@@ -135,7 +135,7 @@ def detached_fake(fake: FakeTensor) -> FakeTensor:
     """`fake.detach()` that still knows which symbolic number its `item()` is."""
     if type(fake) is FakeTensor and fake.layout is torch.strided and getattr(fake, "item_memo", None) is None:
         return view_of_fake(fake.fake_mode, torch.ops.aten.detach.default, (fake,), {})
-    detached = fake.detach()
+    detached: Any = fake.detach()
     if getattr(fake, "item_memo", None) is not None:
         detached.item_memo = fake.item_memo
     return detached
@@ -148,7 +148,7 @@ def argument_source(index: int) -> Any:
     return ConstantSource(f"argument_{index}")
 
 
-def mark_parameters(traced: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+def mark_parameters(traced: Sequence[Any], tensors: Sequence[torch.Tensor | None]) -> None:
     """Make a traced tensor count as `nn.Parameter` for `isinstance` where the real one does."""
     for value, tensor in zip(traced, tensors, strict=True):
         if isinstance(tensor, torch.nn.Parameter):

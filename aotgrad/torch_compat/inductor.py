@@ -53,8 +53,8 @@ def names_of_inductor_decompositions() -> list[tuple[str, str]] | None:
 
 def names_of_decompositions(table: Mapping[Any, Callable]) -> list[tuple[str, str]] | None:
     """Operators and what they decompose to, by name; `None` if that is a function of the user's."""
-    names = [(str(op), _decomposition_name(function)) for op, function in table.items()]
-    return None if any(name is None for _, name in names) else sorted(names)
+    names = [(str(op), name) for op, function in table.items() if (name := _decomposition_name(function)) is not None]
+    return sorted(names) if len(names) == len(table) else None
 
 
 def _decomposition_name(function: Any) -> str | None:
@@ -241,7 +241,7 @@ def inductor_graph_settings(cudagraphs: bool) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def reported_output_strides() -> Iterator[list[Any]]:
+def reported_output_strides() -> Iterator[list[Any] | None]:
     """Collects the strides that Inductor gives the outputs of the graphs compiled inside; `None` where unknown."""
     with TracingContext.report_output_strides() as strides:
         yield strides

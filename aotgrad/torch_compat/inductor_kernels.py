@@ -13,8 +13,9 @@ def library_of(kernel: Any) -> tuple[str, str, str] | None:
     """The module name and the path of the library that a C++ kernel of Inductor's is in, and its own name in there."""
     module = getattr(kernel, "__self__", None)
     path = getattr(module, "__file__", None)
-    is_found = isinstance(module, types.ModuleType) and path is not None
-    return (module.__name__, path, kernel.__name__) if is_found else None
+    if not isinstance(module, types.ModuleType) or path is None:
+        return None
+    return module.__name__, path, kernel.__name__
 
 
 def kernel_in(module: str, path: str, name: str) -> Callable:

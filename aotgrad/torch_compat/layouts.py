@@ -75,8 +75,9 @@ class UnsafePieces:
         self.stale.update(piece for piece in self.whole_of if key in self.wholes(piece))
 
     def wholes(self, key: int) -> Iterator[int]:
-        while (key := self.whole_of.get(key)) is not None:
-            yield key
+        while (whole := self.whole_of.get(key)) is not None:
+            yield whole
+            key = whole
 
     def check(self, values: Sequence[Any]) -> None:
         """Raise for a tensor that would be used without the write that reached its memory in eager."""

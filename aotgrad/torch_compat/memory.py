@@ -30,7 +30,7 @@ def sharing_version(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(alias) if alias.is_neg() != tensor.is_neg() else alias
 
 
-def strided_alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+def strided_alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: Any) -> torch.Tensor:
     """Other elements of the storage of a tensor, detached, with the same version counter."""
     version = version_of(tensor)
     alias = tensor.detach().as_strided_(size, stride, offset)
@@ -66,7 +66,7 @@ def share_version(one: torch.Tensor, other: torch.Tensor) -> bool:
     return shared
 
 
-def flat_alias(tensor: torch.Tensor, start: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+def flat_alias(tensor: torch.Tensor, start: Any, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
     """`nbytes` of the storage of a tensor, from its byte `start`, as a flat tensor that autograd knows nothing of."""
     storage = tensor.untyped_storage()[start : start + nbytes]
     with torch.no_grad(), normal_mode():
@@ -99,7 +99,7 @@ def is_dense_layout(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def byte_range(dense: torch.Tensor) -> tuple[int, int]:
-    start = dense.storage_offset() * dense.element_size()
+    start: Any = dense.storage_offset() * dense.element_size()
     return start, start + dense.numel() * dense.element_size()
 
 

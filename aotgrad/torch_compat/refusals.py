@@ -123,7 +123,8 @@ def misses(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], dim: in
     """Whether there is nothing at what the numbers `indices[dim]` stand for; a mask may stand for several dimensions."""
     if any(index is not None and not index.dtype.is_signed for index in indices):
         return False
-    return indices[dim] is not None and is_known_empty(tensor, dim) and indices[dim].numel() > 0
+    chosen = indices[dim]
+    return chosen is not None and is_known_empty(tensor, dim) and chosen.numel() > 0
 
 
 EXTREMA = frozenset({torch.ops.aten.max.dim, torch.ops.aten.min.dim})

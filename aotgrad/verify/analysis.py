@@ -70,7 +70,8 @@ def check_output_alias(meta: ViewAndMutationMeta, position: int, info: OutputAli
 
 
 def replay_steps(info: OutputAliasInfo) -> tuple[ViewStep, ...]:
-    return info.replay.steps if hasattr(info, "replay") else ()
+    replay = getattr(info, "replay", None)
+    return () if replay is None else replay.steps
 
 
 def check_view_step(step: ViewStep) -> Problems:

@@ -118,6 +118,7 @@ def check_steps(executable: Executable) -> Problems:
 def check_source(source: str, namespace: dict[str, Any]) -> Problems:
     """Every name is a global of the plan, or bound above the line that uses it and not deleted in between."""
     (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef)
     bound = {argument.arg for argument in function.args.args}
     local = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and is_binding(node)}
     for statement in simple_statements(function.body):
@@ -127,7 +128,7 @@ def check_source(source: str, namespace: dict[str, Any]) -> Problems:
         bound = (bound | names_in(statement, ast.Store)) - names_in(statement, ast.Del)
 
 
-def simple_statements(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+def simple_statements(body: Iterable[ast.stmt]) -> Iterator[Any]:
     """The statements in order of execution; of a `with`, what it enters and then its body."""
     for statement in body:
         if isinstance(statement, ast.With):

@@ -38,7 +38,8 @@ def check_joint(joint: JointGraph) -> Problems:
     types = dict(zip(signature.inputs, placeholder_values(joint.module), strict=True))
     for gradient, node in zip(signature.outputs, results_of(joint.module), strict=True):
         if isinstance(gradient, Gradient) and not is_detour(gradient, signature):
-            like = types[gradient.of if isinstance(gradient.of, Primal) else Tangent(gradient.of)]
+            target: Any = gradient.of
+            like = types[target if isinstance(target, Primal) else Tangent(target)]
             yield from check_gradient(gradient, node, like)
 
 
@@ -76,7 +77,8 @@ def check_segments(joint: JointGraph) -> Problems:
         yield from same_set("gradients", signature.gradients, (*map(Gradient, signature.primals), *views))
     elif segments:
         yield from same_set("gradients of segments", [g for s in segments for g in s.gradients], signature.gradients)
-    segment_of = {tangent.of: number for number, segment in enumerate(segments) for tangent in segment.tangents}
+    tangents = [(number, tangent) for number, segment in enumerate(segments) for tangent in segment.tangents]
+    segment_of: dict[Any, int] = {tangent.of: number for number, tangent in tangents}
     for number, segment in enumerate(segments):
         for gradient in segment.gradients:
             if gradient.segment != (number if len(segments) > 1 else None):
