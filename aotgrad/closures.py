@@ -32,7 +32,7 @@ def lifted(function: Callable, arguments: Arguments) -> tuple[Callable, Argument
 class WithClosure:
     """Calls a function with other tensors in its cells, given by their positions."""
 
-    function: types.FunctionType | types.MethodType
+    function: Any
 
     def __call__(self, closed: Mapping[int, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         cells = cells_of(self.function)

@@ -14,7 +14,7 @@ import copy
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
@@ -171,7 +171,7 @@ def draw_graph(
     if ending in (".dot", ".raw"):
         dot.write(f"{base}{ending}")
     else:
-        dot.write(f"{base}{ending}", prog=prog, format=ending.removeprefix("."))
+        dot.write(f"{base}{ending}", prog=cast(Any, prog), format=ending.removeprefix("."))  # pydot takes a list, too
 
 
 def draw_graph_compile(name: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable]:

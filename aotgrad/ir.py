@@ -341,6 +341,12 @@ class InputAliasInfo:
     geometry: Geometry | None
 
     @property
+    def geometry_after(self) -> Geometry:
+        """`geometry` of an input whose metadata was mutated."""
+        assert self.geometry is not None, "its size and stride are what they were"
+        return self.geometry
+
+    @property
     def carries_gradient(self) -> bool:
         """Whether the updated value is a result of the forward that the backward gets a tangent for."""
         return self.mutation.data and not self.hidden_from_autograd and self.requires_grad_after

@@ -171,7 +171,9 @@ class Placed:
     places: tuple[Place | None, ...]
 
 
-pytree.register_pytree_node(Placed, lambda placed: ([placed.result], placed.places), lambda c, places: Placed(*c, places))
+pytree.register_pytree_node(
+    Placed, lambda placed: ([placed.result], placed.places), lambda c, places: Placed(next(iter(c)), places)
+)
 
 
 def places_in(spec: pytree.TreeSpec) -> tuple[Place | None, ...] | None:

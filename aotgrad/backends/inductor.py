@@ -198,12 +198,12 @@ def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None])
     """
     primals = {node.name for node in partition.forward.module.graph.find_nodes(op="placeholder")}
     reported = zip(partition.forward.signature.outputs, strides, strict=False)
-    stride_of: dict[Any, Any] = {slot: stride for slot, stride in reported if isinstance(slot, Saved)}
+    stride_of = {slot: stride for slot, stride in reported if isinstance(slot, Saved)}
     backward = partition.backward
     assert backward is not None, "it gets what the forward returns"
     placeholders = backward.module.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, backward.signature.inputs, strict=True):
-        if (reported_stride := stride_of.get(slot)) is None:
+        if not isinstance(slot, Saved) or (reported_stride := stride_of.get(slot)) is None:
             continue
         value = node.meta["val"]
         actual = torch_compat.as_symints(value.fake_mode, reported_stride)

@@ -97,7 +97,7 @@ def reject_seeding(graph: fx.Graph) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.random.default_generator = watched._generator
+        torch.random.default_generator = watched._generator  # type: ignore[assignment]
     if torch.initial_seed() != seed or not watched.follows_the_graph:
         raise CaptureError(
             "the function seeds the random generator or sets its state; call torch.manual_seed, torch.set_rng_state and "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
@@ -292,6 +292,6 @@ class _ModuleExport:
             parameters_to_mutate=changed(parameters),
             user_inputs_to_mutate=changed([node.name for node in given]),
             in_spec=pytree.tree_flatten((everything, self.kwargs))[1],
-            out_spec=self.plan.output.spec,
+            out_spec=cast(pytree.TreeSpec, self.plan.output.spec),
             backward_signature=backward,
         )

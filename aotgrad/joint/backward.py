@@ -165,7 +165,9 @@ def _updated(capture: Capture, index: int) -> tuple[UpdatedInput, ...]:
 
 def _views_of_member(capture: Capture, index: int) -> Iterator[View]:
     """An input that shares memory has two histories: that of before the first write to the memory, and of after the last."""
-    edge, old = torch_compat.gradient_edge(capture.arguments[index]), capture.before[index].history
+    before = capture.before[index]
+    assert before is not None, "it is a tensor"
+    edge, old = torch_compat.gradient_edge(capture.arguments[index]), before.history
     yield View(UpdatedInput(index), edge, _updated(capture, index))
     if old is not edge[0]:
         yield View(OldInput(index), (old, 0), ())

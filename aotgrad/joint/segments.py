@@ -138,7 +138,7 @@ def single_segment(
 def ends_at(results: Mapping[ForwardResult, Edge], detours: Mapping[Edge, Detour]) -> dict[Edge, GradientTarget]:
     """The edges at which results and views begin; of results with the same edge the first."""
     views: dict[Edge, GradientTarget] = {edge: detour.slot for edge, detour in detours.items()}
-    views.update((edge, result) for result, edge in reversed(results.items()))
+    views.update((edge, result) for result, edge in reversed(list(results.items())))
     return views
 
 

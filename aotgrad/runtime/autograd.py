@@ -11,7 +11,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -391,10 +391,12 @@ def mark_as_dual(result: torch.Tensor) -> None:
     As long as the forward-mode level is open, what they have saved is dual in eager, and so are the gradients. These are
     computed as gradients of gradients are, which start from the inputs.
     """
-    first = result.grad_fn
+    first: Any = result.grad_fn
     while first is not None and not is_segment(first) and first.next_functions:
         first = first.next_functions[0][0]  # the result is a view
-    left = [first]
+    if first is None:
+        return
+    left: list[Any] = [first]
     while left:
         node = left.pop()
         if is_segment(node) and node.recomputation is first.recomputation and not node.of_dual_numbers:
@@ -427,7 +429,7 @@ def recomputation_of(ctx: Any) -> Recomputation:
     """
     if ctx.recomputation is None:
         ctx.saved_tensors  # noqa: B018  (freed: raises eager's message)
-    return ctx.recomputation
+    return cast(Recomputation, ctx.recomputation)
 
 
 def check_second_run(ctx: Any, key: VariantKey) -> None:

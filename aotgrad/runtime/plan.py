@@ -276,7 +276,7 @@ class _PlanBuilder:
         for index, spec in members:
             nodes = masks.get(UpdatedInput(index), 0)
             if nodes and names.isdisjoint((spec.name, self.inputs[spec.base])):
-                yield spec.name, nodes, self.meta.inputs[index].version_bumps
+                yield spec.name, nodes, self.meta.info(index).version_bumps
 
     def watched_updates(self) -> Iterator[tuple[str, int]]:
         """The watched inputs that the function changes, and by how much their version is higher after the call."""
@@ -444,7 +444,7 @@ class _PlanBuilder:
             if Saved(name) in saved and Saved(name) not in self.laid_out_anew:
                 yield MakeAlias(f"{name}_before", name)
             if info.mutation.metadata and info.hidden_from_autograd:
-                yield UpdateGeometry(name, info.geometry, False)
+                yield UpdateGeometry(name, info.geometry_after, False)
             yield SetVersion(name, info.version_bumps)
 
     @functools.cached_property
@@ -543,7 +543,7 @@ class _PlanBuilder:
         if sets_before:
             yield SetVersion(name, info.version_bumps - made)
         if info.mutation.metadata:
-            yield UpdateGeometry(name, info.geometry, False if info.hidden_from_autograd else self.node_grad_mode())
+            yield UpdateGeometry(name, info.geometry_after, False if info.hidden_from_autograd else self.node_grad_mode())
             yield from (view for k, view in self.all_views() if k in self.reshaped_views and view.base == name)
         among_others = copies and self.is_written_with_others(index)
         if among_others:

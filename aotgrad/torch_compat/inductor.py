@@ -241,7 +241,7 @@ def inductor_graph_settings(cudagraphs: bool) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def reported_output_strides() -> Iterator[list[Any] | None]:
+def reported_output_strides() -> Iterator[Any]:
     """Collects the strides that Inductor gives the outputs of the graphs compiled inside; `None` where unknown."""
     with TracingContext.report_output_strides() as strides:
         yield strides
