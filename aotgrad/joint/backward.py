@@ -207,14 +207,33 @@ def passed_over(failing: dict[Any, str]) -> dict[Any, str]:
     """The same nodes, which neither raise nor compute anything from now on.
 
     Raises:
-        CaptureError: a value was saved when it needed no gradient, and has got one by being overwritten.
+        CaptureError: a value was saved when it needed no gradient, and has got one by being overwritten; or a region was
+            checkpointed that changes what it reads.
     """
     for node, message in failing.items():
         try:
             torch_compat.pass_over(node)
         except RuntimeError as error:
+            reject_repeated_change(error)
             raise CaptureError(f"the backward of the function cannot be traced: {message}") from error
     return failing
+
+
+REPEATED_CHANGES = ("mutating a non-functional tensor", "hooks have already been set")
+"""Parts of what torch raises where a checkpointed region runs again: its changes are not traced, its saved values hooked."""
+
+
+def reject_repeated_change(error: RuntimeError) -> None:
+    """Raise if a checkpointed region changes a tensor in place.
+
+    Raises:
+        CaptureError: a backward would change it once more, as eager's does, where nothing may be changed.
+    """
+    if any(part in str(error) for part in REPEATED_CHANGES):
+        raise CaptureError(
+            "torch.utils.checkpoint runs a region again in the backward that changes a tensor in place which it reads (the "
+            "running statistics of a batch norm?), so it would be changed twice; checkpoint outside of the compiled function"
+        ) from error
 
 
 def reject_hidden_reshape(error: RuntimeError) -> None:
@@ -604,6 +623,7 @@ def explained(last: LastNode) -> Iterator[None]:
         if OVERWRITTEN in str(error):
             raise OverwrittenValue(last.node, str(error)) from error
         reject_hidden_reshape(error)
+        reject_repeated_change(error)
         raise CaptureError(f"the backward of the function cannot be traced: {error}") from error
 
 

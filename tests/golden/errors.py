@@ -553,6 +553,21 @@ def checkpoint_with_dropout():
 
 
 @error_case
+def checkpoint_with_batch_norm():
+    """A batch norm in a checkpointed region changes its statistics in the forward, and again in the backward."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.norm, x, use_reentrant=False)
+
+    aotgrad.aot_module(Block(), aotgrad.nop)(torch.ones(3, 4))
+
+
+@error_case
 def detached_alias_that_requires_grad():
     """A detached alias of an input starts a history of its own."""
 
