@@ -76,7 +76,7 @@ def with_views(value: Any, tensors: Sequence[torch.Tensor], made: dict[Call, lis
 class RawCall:
     """A call with the tensors that it was given, and which of its results is meant.
 
-    `number` counts the calls of the function. `version` is that of the memory of the result, as the call left it.
+    `number` counts the calls of the function. `state` is that of the result, as the call left it.
     """
 
     function: Callable[..., Any]
@@ -84,7 +84,7 @@ class RawCall:
     grad_mode: bool
     position: int
     number: int
-    version: int | None
+    state: tuple[Any, ...]
 
 
 class Watched(TorchFunctionMode):
@@ -115,7 +115,7 @@ class Watched(TorchFunctionMode):
         self.is_changed |= changes(func) and bool(args) and self.shares_memory(args[0])
         for position, value in enumerate(found):
             if isinstance(value, torch.Tensor) and id(value) not in self.known:
-                call = RawCall(func, arguments, torch.is_grad_enabled(), position, self.number, version_of_memory(value))
+                call = RawCall(func, arguments, torch.is_grad_enabled(), position, self.number, state_of(value))
                 self.calls[id(value)] = call
         self.known |= {id(value): value for value in found}
         return result
@@ -146,7 +146,7 @@ class Watched(TorchFunctionMode):
 
     def place(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         call = self.calls.get(id(tensor))
-        if call is None or version_of_memory(tensor) != call.version:
+        if call is None or state_of(tensor) != call.state:
             return None
         return call.number, call.position
 
@@ -176,9 +176,10 @@ def memory_of(tensor: torch.Tensor) -> int:
     return torch_compat.storage_key(torch_compat.innermost(tensor))
 
 
-def version_of_memory(tensor: torch.Tensor) -> int | None:
+def state_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The version of a tensor's memory, and its history."""
     with torch_compat.unobserved():
-        return torch_compat.version_of(torch_compat.innermost(tensor))
+        return torch_compat.version_of(torch_compat.innermost(tensor)), tensor.requires_grad, tensor.grad_fn
 
 
 def changes(function: Callable) -> bool:

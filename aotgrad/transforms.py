@@ -588,9 +588,14 @@ def slots_of(stages: Stages) -> list[ForwardResult]:
 
 
 def is_pure(stages: Stages) -> bool:
-    """Whether a function may run once for each of its parts: it draws nothing, has no effect, and asks for no values."""
+    """Whether a function may run once for each of its parts: it draws nothing, has no effect, and asks for no values.
+
+    Nor does it use an `autograd.Function`, which makes other calls under a transform than else.
+    """
     called = (node.target for node in stages.capture.trace.graph.nodes if node.op == "call_function")
-    return not (stages.draws or stages.value_guard or any(map(op_table.has_effect, called)))
+    if stages.draws or stages.value_guard or any(map(op_table.has_effect, called)):
+        return False
+    return not any(map(torch_compat.is_custom_node, autograd_nodes(tensors_of(stages.capture.outputs))))
 
 
 class Hole:

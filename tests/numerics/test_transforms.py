@@ -481,6 +481,14 @@ def chained_pairs(compile: Compile) -> Any:
     return x.grad
 
 
+def through_an_autograd_function(compile: Compile) -> Any:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y, sines = compile(lambda x: ((y := Doubles.apply(x)), y.sin()))(x)
+        return torch.autograd.grad(sines.sum(), y, create_graph=True)[0].sum()
+
+    return grad(function)(vector())
+
+
 INLINED: dict[str, Callable[[Compile], Any]] = {
     "a list of tensors in the closure": lambda c: grad(lambda w: c(lambda x, ws=[w]: x * ws[0])(vector()).sum())(vector()),
     "an input that is changed": lambda c: vmap(c(changes_its_input))(batch()),
@@ -494,6 +502,7 @@ INLINED: dict[str, Callable[[Compile], Any]] = {
     )(batch()),
     "random numbers in a jacfwd": lambda c: jacfwd(c(noisy), randomness="same")(vector()),
     "a result that is changed before another one is computed from it": through_a_changed_result,
+    "a result of an autograd function that another one is computed from": through_an_autograd_function,
     "results of which only neighbours have something in common": chained_pairs,
     "random numbers in results that are computed from each other": lambda c: grad(
         lambda x: sum(map(torch.sum, c(lambda x: ((y := nn.functional.dropout(x)), y * y))(x)))
