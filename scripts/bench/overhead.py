@@ -2,7 +2,7 @@
 
     python scripts/bench/overhead.py
     python scripts/bench/overhead.py --only "3 tensors" --markdown
-    python scripts/bench/overhead.py --parts            where the time of a call without gradients goes
+    python scripts/bench/overhead.py --parts            where the time of a call goes
 
 Overhead is the time of the compiled call less that of its graph callables alone, on the inputs that they had in that call.
 All sides get the same pass-through compiler. *floor* is a hand-written `torch.autograd.Function` around the same callables
@@ -31,6 +31,7 @@ from torch._dynamo.eval_frame import innermost_fn
 
 import aotgrad
 from aotgrad.frontends.dynamo import DynamoBackend
+from aotgrad.torch_compat import applied
 
 Function = Callable[..., Any]
 ROUNDS = 21
@@ -266,13 +267,50 @@ def table_of_parts() -> str:
     return tabulate(rows, headers, "github", disable_numparse=True, colalign=["left", "right", "right"])
 
 
+class Ready(torch.autograd.Function):
+    """An autograd node that computes nothing: its result and its gradients are there already."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[Tensor | None], result: Tensor, *inputs: Tensor) -> tuple[Tensor]:
+        ctx.gradients = gradients
+        return (result,)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> Any:
+        return (None, None, *ctx.gradients)
+
+
+def parts_of_many(count: int) -> dict[str, Callable[[], object]]:
+    """What torch itself needs for an autograd node with many inputs."""
+    sentinel, *inputs = (torch.randn(4, 4, requires_grad=True) for _ in range(count + 1))
+    gradients, attach = (None, *(TANGENT.clone() for _ in inputs)), libraries()["with C++"].attaching(applied(Ready), 3)
+    return {
+        "nothing": list,
+        "`apply` of an autograd function": lambda: Ready.apply(gradients, TANGENT.clone(), sentinel, *inputs),
+        "the same with C++": lambda: attach(gradients, TANGENT.clone(), sentinel, *inputs),
+        "that, and a backward with gradients that are there already": lambda: torch.autograd.backward(
+            attach(gradients, TANGENT.clone(), sentinel, *inputs), (TANGENT,)
+        ),
+    }
+
+
+def table_of_many(counts: Sequence[int] = (100, 1000)) -> str:
+    times: list[list[str]] = []
+    for count in counts:
+        seconds = least_seconds(parts_of_many(count))
+        names = [name for name in seconds if name != "nothing"]
+        times.append([f"{1e6 * (seconds[name] - seconds['nothing']):.0f}" for name in names])
+    headers = ["an autograd node (us)", *(f"{count} parameters" for count in counts)]
+    return tabulate(zip(names, *times, strict=True), headers, "github", colalign=["left", "right", "right"])
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="the cases in whose name one of these is")
     parser.add_argument("--frontends", nargs="+", choices=FRONTENDS, default=list(FRONTENDS))
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples per candidate (default: %(default)s)")
     add_threads(parser)
-    parser.add_argument("--parts", action="store_true", help="the parts of a call without gradients, and nothing else")
+    parser.add_argument("--parts", action="store_true", help="the parts of a call, and nothing else")
     parser.add_argument("--markdown", action="store_true", help="print a table for a document")
     return parser.parse_args()
 
@@ -281,7 +319,7 @@ def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     if arguments.parts:
-        print(f"{environment()}; the least of many samples\n\n{table_of_parts()}")
+        print(f"{environment()}; the least of many samples\n\n{table_of_parts()}\n\n{table_of_many()}")
         return
     print(f"{environment()}; us a call; ratio = aotgrad / peer\n")
     chosen = [case for case in cases() if not arguments.only or any(text in case.name for text in arguments.only)]
