@@ -24,7 +24,7 @@ from aotgrad.cache.store import Store
 from aotgrad.cache.through import RecordingRecipe, Request
 from aotgrad.capture.fake import find_fake_mode
 from aotgrad.counters import counters
-from aotgrad.pipeline import SmallGraph
+from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.recipe import Recipe
 
 totals: Counter[str] = Counter()
@@ -39,8 +39,8 @@ def compile_and_restore(recipe: Recipe, function, args, hints, known=None, earli
     recording = RecordingRecipe.of(request)
     made = compile_as_ever(recording, function, args, hints, None, (), values)
     try:
-        if isinstance(made, SmallGraph) or recording.stages.problem or made.capture.trace.constants():
-            raise NotStored("small, not plain, or with a tensor that Dynamo would make an input")
+        if isinstance(made, SmallGraph) or recording.stages.problem or is_never_stored(made):
+            raise NotStored("small, not plain, or nothing that Dynamo would give to the cache")
         request = replace(request, mode=torch_compat.fake_mode_of(made.joint.module.graph))  # which has its symbols
         writer = Writer()
         entry = writer.write(request.entry_of(made, recording.stages))
@@ -55,6 +55,11 @@ def compile_and_restore(recipe: Recipe, function, args, hints, known=None, earli
     restored = restore(stored, function, recipe, request.mode, ())
     counters["graphs"] = graphs
     return replace(made, call=restored.call, backwards=restored.backwards)
+
+
+def is_never_stored(made: Executable) -> bool:
+    """Whether a plan has constants, which Dynamo makes inputs, or holds for some values only, which Dynamo reads itself."""
+    return bool(made.capture.trace.constants()) or made.value_guard is not None
 
 
 def looks_at_graphs(recipe: Recipe) -> bool:

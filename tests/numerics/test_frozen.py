@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -244,6 +245,7 @@ def test_sizes_that_are_symbolic_are_partitioned_anew() -> None:
     assert len(compiled.plans()) == 2
 
 
+@pytest.mark.skipif(os.environ.get("AOTGRAD_TEST_CACHE") == "1", reason="a forward that was read again is compiled again")
 def test_a_forward_that_inductor_compiled() -> None:
     """What is saved has the layout that Inductor chose, also for another backward."""
 
