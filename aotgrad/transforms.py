@@ -31,7 +31,7 @@ from aotgrad.capture import repeats
 from aotgrad.capture.flatten import Arguments
 from aotgrad.closures import lifted
 from aotgrad.counters import counters
-from aotgrad.errors import AOTGradError
+from aotgrad.errors import AOTGradError, CaptureError
 from aotgrad.guards import structure_key
 from aotgrad.ir import AliasOfIntermediate, Geometry
 from aotgrad.joint.backward import autograd_nodes
@@ -639,6 +639,19 @@ def reject_what_transforms_see(executable: Stages) -> None:
         raise NotCompiled
 
 
+def reject_second_run(state: State, error: Exception) -> None:
+    """Raise if the function, which `error` left without a plan, changed an attribute while it was traced.
+
+    Raises:
+        CaptureError
+    """
+    if state.reread() != state.value:
+        raise CaptureError(
+            "the function changes an attribute of a module or an object that it was given, and runs op by op under the "
+            "transforms of torch.func, so it would do so twice; call it outside of them, or change the attribute there"
+        ) from error
+
+
 def reject_changes(executable: Stages) -> None:
     """Raises NotCompiled for a function that is not the same when it is run again, as it changes an input."""
     if any(info is not None and info.version_bumps + info.mutation.data for info in executable.meta.inputs):
@@ -677,7 +690,8 @@ class CompiledTransforms:
                 result = self.run(region, arguments.tensors, self.surroundings(arguments.tensors, state), outside)
                 counters["transformed"] += 1
                 return result
-            except (NotCompiled, AOTGradError):
+            except (NotCompiled, AOTGradError) as error:
+                reject_second_run(state, error)
                 self.refused.add((region.key, outside))
         counters["inlined"] += 1
         return state.eager(*arguments.args, **arguments.kwargs)

@@ -132,8 +132,13 @@ class CapturedFunction:
         names = {spec.name for spec in self.capture.inputs}
         return tuple(slot for slot in saved if slot.name not in names)
 
-    def known_values(self, names: Sequence[str], position: int) -> KnownValues:
-        """What a vjp knows whose inputs are those of the function, others, and from `position` on the saved values."""
+    def known_values(self, names: Sequence[str], position: int) -> KnownValues | None:
+        """What a vjp knows whose inputs are those of the function, others, and from `position` on the saved values.
+
+        Nothing with symbolic sizes, which are inputs here, and numbers in a vjp.
+        """
+        if not names and self.known is None:
+            return None
         inputs = tuple(range(len(self.capture.inputs)))
         return KnownValues(self.joint, inputs, dict(enumerate(names, position)), self.known)
 
@@ -246,7 +251,7 @@ class PreparedVjp:
     vjp: VectorJacobianProduct
     saved: tuple[Saved, ...]
     state: State
-    known: KnownValues
+    known: KnownValues | None
 
 
 def usable(primal: Any) -> Any:

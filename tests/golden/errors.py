@@ -605,6 +605,20 @@ def new_leaf():
 
 
 @error_case
+def attribute_changed_under_a_transform():
+    """A module that counts its calls, of which there is no plan under `vmap`, as it changes its argument."""
+
+    class Counter(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x.mul_(2)
+
+    torch.vmap(aotgrad.aot_module(Counter(), aotgrad.nop))(torch.ones(2, 3))
+
+
+@error_case
 def gradient_through_an_old_value():
     """A gradient of a gradient needs what an input was before the call changed it."""
     x = torch.ones(4, requires_grad=True)

@@ -380,3 +380,21 @@ def test_a_view_of_what_was_transposed_since_is_refused_for_every_size():
         with pytest.raises(aotgrad.errors.UnsupportedAliasingError, match="had its size or stride changed"):
             aotgrad.aot_function(f, aotgrad.nop, dynamic=dynamic)(x)
     assert x.shape == (3, 4) and x._version == 0
+
+
+@pytest.mark.parametrize("backend", ["aotgrad", "aotgrad_eager"])
+def test_second_gradients_of_symbolic_sizes_behind_dynamo(backend: str) -> None:
+    """Dynamo passes sizes as numbers, which a derivative takes besides the tensors."""
+
+    def function(x, w):
+        return (x @ w).sin() * x.shape[0]
+
+    def second_gradient(f, x, w):
+        (first,) = torch.autograd.grad(f(x, w).sum(), x, create_graph=True)
+        return torch.autograd.grad((first**2).sum(), w)[0]
+
+    torch._dynamo.reset()
+    fast, w = torch.compile(function, backend=backend, dynamic=True), leaf(3, 3, dtype=torch.float64)
+    for size in (4, 7):
+        x = leaf(size, 3, dtype=torch.float64)
+        torch.testing.assert_close(second_gradient(fast, x, w), second_gradient(function, x, w))
