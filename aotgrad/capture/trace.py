@@ -320,6 +320,10 @@ EXPLANATIONS = {
         "a tensor is given another storage, by `x.data = ...` or `x.set_(...)`, at {line}. Use x.copy_(...), or do this "
         "outside of the compiled function"
     ),
+    torch_compat.RESHAPED_CONVERSION: (
+        "a view as another dtype, or conjugated, has its size or stride changed in place, at {line}. Eager's gradients pass "
+        "that change by: use t(), unsqueeze(), ... instead of t_(), unsqueeze_(), ..."
+    ),
     "are out of bounds for storage of size": (
         "a tensor is laid out beyond its memory, by as_strided() or as_strided_(), at {line}. Of an input, a trace knows "
         "the memory up to its last element only: pass the tensor that it is a view of"

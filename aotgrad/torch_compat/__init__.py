@@ -326,6 +326,7 @@ from aotgrad.torch_compat.refusals import (
     PRODUCTS,
     PROMOTING,
     REPLACES_STORAGE,
+    RESHAPED_CONVERSION,
     SEVERAL_IN_ONE_PLACE,
     SMALLEST_OF_KIND,
     WRITES_TO_EXPANDED,

@@ -9,8 +9,8 @@ import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 
-from aotgrad.torch_compat.refusals import ANOTHER_STORAGE
-from aotgrad.torch_compat.views import is_forbidden_after_a_write, is_view_of_leaf
+from aotgrad.torch_compat.refusals import ANOTHER_STORAGE, RESHAPED_CONVERSION
+from aotgrad.torch_compat.views import is_converted_view, is_forbidden_after_a_write, is_view_of_leaf
 
 
 class RefusedAssignments(TorchFunctionMode):
@@ -43,8 +43,9 @@ class ReshapedViews(TorchFunctionMode):
     """A view whose size or stride is changed in place becomes the view that shows the same, also for autograd.
 
     Autograd makes the history of such a view anew. In eager it does so from where the view lies by then; of a traced tensor
-    it knows only how the view was made. `hidden` are those of the `arguments` of which autograd did not see the change.
-    `of_leaves` are views of leaves outside.
+    it knows only how the view was made. Of a view with another dtype than its base, or conjugated, eager knows no more, and
+    its gradients pass the change by: refused. `hidden` are those of the `arguments` of which autograd did not see the
+    change. `of_leaves` are views of leaves outside.
     """
 
     def __init__(self, arguments: Sequence[Any], of_leaves: Sequence[torch.Tensor] = ()) -> None:
@@ -56,6 +57,8 @@ class ReshapedViews(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in RESHAPES and id(args[0]._base) in self.of_leaves and torch.is_grad_enabled():
             raise RuntimeError(VIEW_OF_LEAF)
+        if function in RESHAPES and id(args[0]) not in self.arguments and is_converted_view(args[0]):
+            raise RuntimeError(RESHAPED_CONVERSION)
         if function in RESHAPES and id(args[0]) in self.arguments and not torch.is_grad_enabled():
             self.hidden.add(self.arguments[id(args[0])])
         if function in OUT_OF_PLACE and may_be_swapped(args[0]):

@@ -175,6 +175,7 @@ def refuse_stale_views(args: Sequence[Any]) -> None:
 
 
 ANOTHER_STORAGE = "a tensor is given another storage"
+RESHAPED_CONVERSION = "a converted view is reshaped in place"
 
 REPLACES_STORAGE = {
     torch.ops.aten.set_.default: ANOTHER_STORAGE,

@@ -462,6 +462,14 @@ REFUSED = {
         program("v = p0.as_strided((2,), (1,), 0)\nv.mul_(2)", "p0", "x = tensor(3)[0]"),
         "CaptureError",
     ),
+    "a conjugate that is transposed in place under no_grad": (
+        program(
+            "v = p0.conj()\nwith torch.no_grad():\n    v.t_()",
+            "v",
+            "x = tensor(2, 2, dtype=torch.complex64, requires_grad=True)",
+        ),
+        "CaptureError",
+    ),
     "a view of a tensor that was reshaped since, in the backward": (
         program("v = p0.matmul(p0.t())\np0.unsqueeze_(0)", "v", "x = tensor(3, 2, requires_grad=True) * 1"),
         "CaptureError",

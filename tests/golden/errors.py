@@ -302,6 +302,12 @@ def view_reshaped_under_no_grad():
 
 
 @error_case
+def converted_view_reshaped():
+    """The conjugate of a tensor is transposed in place."""
+    aotgrad.aot_function(lambda x: x.conj().t_(), aotgrad.nop)(torch.ones(2, 3, dtype=torch.complex64, requires_grad=True))
+
+
+@error_case
 def converted_view_written_and_reshaped():
     """The real part of a complex tensor is written to and transposed in place."""
 

@@ -56,3 +56,11 @@ def test_an_assignment_of_data_is_refused(fake_mode):
             with pytest.raises(RuntimeError, match=compat.ANOTHER_STORAGE):
                 value.data = torch.zeros(2)
         assert x.data.shape == (2,)
+
+
+def test_a_converted_view_is_not_reshaped():
+    x = torch.ones(2, 3, dtype=torch.complex64, requires_grad=True)
+    for view in (x.conj(), x.real):
+        with compat.ReshapedViews([]), pytest.raises(RuntimeError, match=compat.RESHAPED_CONVERSION), torch.no_grad():
+            view.t_()
+        assert view.shape == (2, 3)
