@@ -176,7 +176,11 @@ def _views_of_member(capture: Capture, index: int) -> Iterator[View]:
 def _append_possible_backward(
     capture: Capture, outputs: Sequence[Result], views: Sequence[View], grad_segments: int | str
 ) -> AppendedBackward:
-    """The backward of the outputs; what eager's raises, since the function overwrote a value, is left out of the graph."""
+    """The backward of the outputs; what eager's raises, since the function overwrote a value, is left out of the graph.
+
+    Raises:
+        CaptureError: it cannot be left out.
+    """
     forward = set(capture.trace.graph.nodes)
     failing: dict[Any, str] = {}
     while True:
@@ -185,6 +189,11 @@ def _append_possible_backward(
             return _with_reads_of_updates(capture, outputs, found, forward)
         except OverwrittenValue as error:
             _erase_gradients(capture.trace.graph, forward)
+            if error.node in failing:
+                raise CaptureError(
+                    "a value is changed in place that the backward of an op on a list (torch._foreach_add, ...) needs, and of "
+                    "such ops autograd does not show what they saved; change a clone() of it"
+                ) from error
             found = failing_nodes((output.differentiable for output in outputs), failing) or {error.node: str(error)}
             failing |= passed_over(found)
 

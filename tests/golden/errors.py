@@ -302,6 +302,18 @@ def view_reshaped_under_no_grad():
 
 
 @error_case
+def value_of_a_list_changed():
+    """An op on a list has saved a value that is changed afterwards."""
+
+    def function(x):
+        (product,) = torch._foreach_mul([x], [x])
+        x.add_(1)
+        return product
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3, requires_grad=True) * 1)
+
+
+@error_case
 def converted_view_reshaped():
     """The conjugate of a tensor is transposed in place."""
     aotgrad.aot_function(lambda x: x.conj().t_(), aotgrad.nop)(torch.ones(2, 3, dtype=torch.complex64, requires_grad=True))
