@@ -191,8 +191,8 @@ def _append_possible_backward(
             _erase_gradients(capture.trace.graph, forward)
             if error.node in failing:
                 raise CaptureError(
-                    "a value is changed in place that the backward of an op on a list (torch._foreach_add, ...) needs, and of "
-                    "such ops autograd does not show what they saved; change a clone() of it"
+                    "a value is changed in place that the backward of an op on a list (torch._foreach_add, ...) needs, and "
+                    "of such ops autograd does not show what they saved; change a clone() of it"
                 ) from error
             found = failing_nodes((output.differentiable for output in outputs), failing) or {error.node: str(error)}
             failing |= passed_over(found)
