@@ -639,7 +639,7 @@ def reject_what_transforms_see(executable: Stages) -> None:
         raise NotCompiled
 
 
-def reject_second_run(state: State, error: Exception) -> None:
+def reject_changed_state(state: State, error: Exception) -> None:
     """Raise if the function, which `error` left without a plan, changed an attribute while it was traced.
 
     Raises:
@@ -691,7 +691,7 @@ class CompiledTransforms:
                 counters["transformed"] += 1
                 return result
             except (NotCompiled, AOTGradError) as error:
-                reject_second_run(state, error)
+                reject_changed_state(state, error)
                 self.refused.add((region.key, outside))
         counters["inlined"] += 1
         return state.eager(*arguments.args, **arguments.kwargs)

@@ -185,8 +185,8 @@ def _append_possible_backward(
     failing: dict[Any, str] = {}
     while True:
         try:
-            found = _append_backward(capture, outputs, views, grad_segments, failing)
-            return _with_reads_of_updates(capture, outputs, found, forward)
+            appended = _append_backward(capture, outputs, views, grad_segments, failing)
+            return _with_reads_of_updates(capture, outputs, appended, forward)
         except OverwrittenValue as error:
             _erase_gradients(capture.trace.graph, forward)
             if error.node in failing:
@@ -224,8 +224,12 @@ def passed_over(failing: dict[Any, str]) -> dict[Any, str]:
             torch_compat.pass_over(node)
         except RuntimeError as error:
             reject_repeated_change(error)
-            raise CaptureError(f"the backward of the function cannot be traced: {message}") from error
+            raise untraceable(message) from error
     return failing
+
+
+def untraceable(reason: object) -> CaptureError:
+    return CaptureError(f"the backward of the function cannot be traced: {reason}")
 
 
 REPEATED_CHANGES = ("mutating a non-functional tensor", "hooks have already been set")
@@ -633,7 +637,7 @@ def explained(last: LastNode) -> Iterator[None]:
             raise OverwrittenValue(last.node, str(error)) from error
         reject_hidden_reshape(error)
         reject_repeated_change(error)
-        raise CaptureError(f"the backward of the function cannot be traced: {error}") from error
+        raise untraceable(error) from error
 
 
 def _attribution(trace: OpenTrace, node: Any, segment: int | None, last: LastNode) -> Callable[[Any], None]:

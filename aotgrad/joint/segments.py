@@ -122,7 +122,7 @@ def find_segments(
     count = len(set(segment_of.values()))
     targets = targets_of([node for node in order if node not in failing], segment_of, results, inputs, detour_at)
     materialized = frozenset(segment_of[node] for node in alone)
-    failures = failures_of(order, failing, {**ends_at(results, detour_at), **inputs})
+    failures = failures_of(order, failing, {**ends_at(results, detour_at), **inputs}) if failing else {}
     return Segmentation(segment_of, targets, count, materialized, frozenset(detour_at.keys() & targets.keys()), failures)
 
 
