@@ -15,20 +15,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
 from torch import nn
 
 from aotgrad import native, torch_compat
-from aotgrad.backends.base import Backend, Compiler, FunctionBackend
+from aotgrad.backends import registry
+from aotgrad.backends.base import AnyBackend, Backend, Compiler, FunctionBackend
 from aotgrad.cache import Restored, StoredSmallGraph, StoringRecipe, compile_through_cache
 from aotgrad.calls import FunctionCalls, ModuleCalls, has_state, module_call, state_of
 from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
 from aotgrad.debug_state import debug_state
-from aotgrad.errors import CaptureError
+from aotgrad.errors import BackendError, CaptureError
 from aotgrad.ir import InputHint
 from aotgrad.lifting import LiftedModule, slots_of
 from aotgrad.memory import MemoryGuard
@@ -42,7 +43,7 @@ from aotgrad.recipe import Recipe
 
 def aot_function(
     fn: Callable,
-    fw_compiler: Compiler,
+    fw_compiler: AnyBackend,
     bw_compiler: Compiler | None = None,
     partition_fn: Callable = min_cut_rematerialization_partition,
     decompositions: Mapping[Any, Callable] | None = None,
@@ -57,7 +58,8 @@ def aot_function(
 
     Args:
         fn: takes and returns pytrees of tensors; other leaves are constants of the plan.
-        fw_compiler: `(fx.GraphModule, example_inputs) -> callable` for the forward graph.
+        fw_compiler: `(fx.GraphModule, example_inputs) -> callable` for the forward graph; or a backend for all graphs, by
+            its name (`"inductor"`) or itself.
         bw_compiler: the same for the backward graph; `fw_compiler` if `None`.
         partition_fn: splits the joint graph, `(joint_module, joint_inputs, *, num_fwd_outputs) -> (forward, backward)`.
         decompositions: op overload -> function, applied while tracing.
@@ -105,13 +107,27 @@ def aot_function(
 
 
 def users_backend(
-    fw_compiler: Compiler,
+    fw_compiler: AnyBackend,
     bw_compiler: Compiler | None,
     inference_compiler: Compiler | None,
     decompositions: Mapping[Any, Callable] | None,
-) -> FunctionBackend:
-    """The backend of a user's compilers. What they make is not kept on disk, so nothing there depends on them."""
-    return FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler, decompositions or {}, key="")
+) -> Backend:
+    """A backend as it is, or that of a user's compilers. What these make is not kept on disk, so no entry depends on them.
+
+    Raises:
+        BackendError: there is no backend of that name, or it is given together with compilers or decompositions.
+    """
+    if not registry.is_backend(fw_compiler):
+        compiler = cast(Compiler, fw_compiler)
+        return FunctionBackend("user", compiler, bw_compiler, inference_compiler, decompositions or {}, key="")
+    backend = registry.as_backend(fw_compiler)
+    others = {"bw_compiler": bw_compiler, "inference_compiler": inference_compiler, "decompositions": decompositions}
+    if given := [name for name, value in others.items() if value is not None]:
+        raise BackendError(
+            f"fw_compiler is the backend {backend.name!r}, which compiles all graphs and has decompositions of its own; "
+            f"leave out {', '.join(given)}, or register a backend of your own with aotgrad.backends.register"
+        )
+    return backend
 
 
 def recipe_of(backend: Backend, partition_fn: Callable, options: Options) -> Recipe:
@@ -184,7 +200,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 def aot_module_simplified(
     mod: nn.Module,
     args: Sequence[Any],
-    fw_compiler: Compiler,
+    fw_compiler: AnyBackend,
     bw_compiler: Compiler | None = None,
     partition_fn: Callable = min_cut_rematerialization_partition,
     decompositions: Mapping[Any, Callable] | None = None,

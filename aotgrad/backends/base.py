@@ -83,6 +83,10 @@ class Backend(Protocol):
         ...
 
 
+AnyBackend = str | Backend | Compiler
+"""What users name a backend by: the name that it is registered under, itself, or a compiler of one graph."""
+
+
 @dataclass(frozen=True)
 class FunctionBackend:
     """A backend made of plain functions `(gm, example_inputs) -> callable`. They get every graph: whoever wrote them

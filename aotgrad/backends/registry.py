@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
-from aotgrad.backends.base import Backend, Compiler, FunctionBackend
+from aotgrad.backends.base import AnyBackend, Backend, Compiler, FunctionBackend
 from aotgrad.backends.eager import eager
 from aotgrad.backends.inductor import inductor
 from aotgrad.backends.interpreter import interpreter
@@ -53,6 +53,25 @@ def get(name: str) -> Backend:
     if name not in _BACKENDS:
         raise BackendError(f"no backend {name!r}; registered are {', '.join(sorted(_BACKENDS))}")
     return _BACKENDS[name]
+
+
+def is_backend(backend: AnyBackend) -> bool:
+    """Whether this names or is a backend; else it is a compiler of one graph."""
+    return isinstance(backend, str) or hasattr(backend, "decompositions")
+
+
+def as_backend(backend: AnyBackend) -> Backend:
+    """The backend of a name, of a compiler, or itself.
+
+    Raises:
+        BackendError: there is none of that name.
+    """
+    if isinstance(backend, str):
+        return get(backend)
+    if is_backend(backend):
+        return cast(Backend, backend)
+    compiler = cast(Compiler, backend)
+    return FunctionBackend(getattr(compiler, "__name__", "user"), compiler)
 
 
 def names() -> list[str]:

@@ -8,21 +8,20 @@ In: a module of functional ops, inputs, and a backend. Out: how it fails, or `No
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.fx as fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from aotgrad import torch_compat
-from aotgrad.backends import Backend, FunctionBackend, registry
+from aotgrad.backends.base import AnyBackend, Backend
+from aotgrad.backends.registry import as_backend
 from aotgrad.debug.programs import Program, copied, copy_module, with_inputs
 from aotgrad.ir import BoxedCallable, GraphHalf, Partition
 from aotgrad.slots import GraphSignature, Primal, UserOutput
-
-AnyBackend = str | Backend | Callable[..., Any]
 
 TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 TOLERANCE = 1e-4
@@ -127,19 +126,6 @@ NOISE = 10
 def in_double_precision(value: Any) -> Any:
     is_float = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
     return value.double() if is_float else value
-
-
-def as_backend(backend: AnyBackend) -> Backend:
-    """The backend of a name, of a compiler, or itself.
-
-    Raises:
-        BackendError: there is none of that name.
-    """
-    if isinstance(backend, str):
-        return registry.get(backend)
-    if hasattr(backend, "decompositions"):
-        return cast(Backend, backend)
-    return FunctionBackend(getattr(backend, "__name__", "user"), cast("Callable[..., Any]", backend))
 
 
 def compile_alone(program: Program, backend: Backend, dynamic: bool = False) -> BoxedCallable:

@@ -21,9 +21,10 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch import nn
 
-from aotgrad.backends.base import Backend, WrappedBackend
+from aotgrad.backends.base import AnyBackend, Backend, WrappedBackend
+from aotgrad.backends.registry import as_backend
 from aotgrad.calls import calls_of
-from aotgrad.debug.check import AnyBackend, Failure, as_backend, failure_of
+from aotgrad.debug.check import Failure, failure_of
 from aotgrad.debug.isolation import failure_apart
 from aotgrad.debug.programs import (
     Program,

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad.debug.check import AnyBackend, Failure
+from aotgrad.backends.base import AnyBackend
+from aotgrad.debug.check import Failure
 from aotgrad.debug.programs import Program
 
 MOST_ELEMENTS = 64

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import aotgrad
+from aotgrad.backends import registry
 from aotgrad.errors import BackendError, OptionError
 
 from .against_eager import AOT, COMPILERS, assert_like_eager, compiled, leaf, non_leaf, plain
@@ -665,3 +666,18 @@ def test_a_backend_must_have_a_compiler() -> None:
 def test_the_compilers_under_test_are_the_backends_own() -> None:
     assert aotgrad.backends.get("eager").fw_compiler is COMPILERS["eager"]
     assert aotgrad.backends.get("interpreter").fw_compiler is COMPILERS["interpreter"]
+
+
+def test_a_backend_is_given_by_its_name_or_itself() -> None:
+    x, wanted = torch.ones(3, requires_grad=True), torch.ones(3).sin() * 2
+    for backend in ("eager", "inductor", registry.get("interpreter")):
+        compiled = aotgrad.aot_function(lambda x: x.sin() * 2, backend)
+        torch.testing.assert_close(compiled(x), wanted)
+        assert compiled.plans()[0].executable.compiled.backend == (backend if isinstance(backend, str) else "interpreter")
+
+
+@pytest.mark.parametrize("more", ["bw_compiler", "inference_compiler", "decompositions"])
+def test_a_backend_takes_no_compilers_beside_it(more: str) -> None:
+    given = {} if more == "decompositions" else aotgrad.nop
+    with pytest.raises(BackendError, match=f"leave out {more}"):
+        aotgrad.aot_function(torch.sin, "inductor", **{more: given})
