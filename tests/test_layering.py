@@ -21,6 +21,7 @@ SHARED = (
     "options",
     "overlap",
     "slots",
+    "symbols",
     "torch_compat",
     "value_guards",
 )

@@ -32,8 +32,8 @@ from aotgrad.partition import costs, random_state, schedule
 from aotgrad.partition.compact import compacted, dense_copy, retrace
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis, inputs_closure
-from aotgrad.partition.symbols import bound_symbol, symbols_of
 from aotgrad.slots import Saved, SavedSymInt, backward_signature, forward_signature
+from aotgrad.symbols import bound_symbol, symbols_of
 
 
 def split(analysis: JointAnalysis, decision: Decision, collectives_first: bool = False) -> Partition:
@@ -51,10 +51,12 @@ def split(analysis: JointAnalysis, decision: Decision, collectives_first: bool =
         needed = needed_in_backward(analysis, decision)
     kept = {node: decision.saved[node] for node in analysis.in_order(decision.saved) if node in needed}
     kept = {**kept, **_sizes_to_bind(analysis, kept)}
+    sizes = _sizes_to_read(analysis, kept)
     states = [node for node in analysis.in_order(decision.again) if op_table.is_random(node.target) and node in needed]
     compact = decision.compact or frozenset()
     crossing = [_Crossing(node, _slot(analysis, node, compact), node in compact) for node in analysis.in_order(kept)]
     crossing += [_Crossing(node, Saved(random_state.state_name(node)), is_state=True) for node in states]
+    crossing += sizes
     slots = [value.slot for value in crossing]
     signature = analysis.joint.signature
     order = analysis.in_order(analysis.backward)
@@ -90,6 +92,8 @@ def _describe(analysis: JointAnalysis, value: _Crossing, reason: str | None) -> 
     if value.is_state:
         why = f"needed to run {value.node.name} again in the backward; the state that it drew from"
         return SavedValue(value.slot, random_state.state_bytes(value.node), why, source_line(value.node))
+    if value.dim is not None:
+        return SavedValue(value.slot, 0, "a size of the backward's inputs", source_line(value.node))
     assert reason is not None, "every saved value has a reason"
     held = costs.dense_bytes(value.value) if value.is_slice else costs.held_bytes(analysis, value.node)
     return SavedValue(value.slot, held, reason, source_line(value.node))
@@ -110,7 +114,8 @@ def source_line(node: fx.Node) -> str | None:
 
 @dataclass(frozen=True)
 class _Crossing:
-    """What the halves exchange: a value of the joint graph, a copy of it, or the state that a random op drew from.
+    """What the halves exchange: a value of the joint graph, a copy of it, its size along a dimension, or the state that a
+    random op drew from.
 
     `slot` says what it is called on both sides.
     """
@@ -119,12 +124,15 @@ class _Crossing:
     slot: Saved | SavedSymInt
     is_slice: bool = False
     is_state: bool = False
+    dim: int | None = None
 
     @property
     def value(self) -> Any:
         """The traced value that crosses."""
         if self.is_state:
             return random_state.placeholder_value(self.node)
+        if self.dim is not None:
+            return self.node.meta["val"].shape[self.dim]
         return dense_copy(self.node.meta["val"]) if self.is_slice else self.node.meta.get("val")
 
 
@@ -181,6 +189,20 @@ def _sizes_to_bind(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> dict[fx
     return sizes
 
 
+def _sizes_to_read(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> list[_Crossing]:
+    """Sizes of primals to save for symbols in the shapes of the backward's inputs that no number of the graph is."""
+    inputs = [*saved, *analysis.tangents]
+    bound = {bound_symbol(node.meta.get("val")) for node in inputs}
+    missing = {symbol for node in inputs for symbol in symbols_of(node.meta.get("val"))} - bound
+    found: dict[object, _Crossing] = {}
+    for primal in analysis.primals if missing else ():
+        value = primal.meta.get("val")
+        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if (symbol := bound_symbol(size)) in missing:
+                found.setdefault(symbol, _Crossing(primal, SavedSymInt(f"size_{dim}_of_{primal.name}"), dim=dim))
+    return list(found.values())
+
+
 # --- The two graphs --------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +220,9 @@ def _forward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.Gr
     def handed_out(value: _Crossing) -> fx.Node:
         if value.is_state:
             return states[value.node]
+        if value.dim is not None:
+            arguments = (env[value.node], value.dim)
+            return _call(graph, torch.ops.aten.sym_size.int, arguments, value.value, value.slot.name)
         if value.is_slice:
             return _insert_dense_copy(env[value.node], value)
         copied = value.node in analysis.copied
@@ -214,8 +239,10 @@ def _backward_module(analysis: JointAnalysis, crossing: list[_Crossing], order: 
     env: dict[fx.Node, fx.Node] = {}
     states: dict[fx.Node, fx.Node] = {}
     for value in _in_signature_order(crossing, tensors_first=False):
-        given = states if value.is_state else env
-        given[value.node] = _placeholder(graph, value)
+        placeholder = _placeholder(graph, value)
+        if value.dim is None:
+            given = states if value.is_state else env
+            given[value.node] = placeholder
     for node in analysis.tangents:
         env[node] = _placeholder(graph, _Crossing(node, Saved(node.name)))
     of_slices = _views_of(analysis, {value.node for value in crossing if value.is_slice})
@@ -252,7 +279,7 @@ def _copy_node(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, fx.Node], t
 
 def _placeholder(graph: fx.Graph, value: _Crossing) -> fx.Node:
     placeholder = graph.placeholder(value.slot.name)
-    meta = {} if value.is_state else value.node.meta
+    meta = {} if value.is_state or value.dim is not None else value.node.meta
     placeholder.meta = {**meta, "val": value.value, "partitioner_tag": "is_backward"}
     return placeholder
 

@@ -13,7 +13,7 @@ import torch.fx as fx
 from aotgrad import op_table
 from aotgrad.ir import BackwardSegment, GraphHalf
 from aotgrad.lazy_module import LazyGraphModule
-from aotgrad.runtime.variants import copy_graph, remove_dead_code
+from aotgrad.runtime.variants import copy_graph, needed_inputs, remove_dead_code
 from aotgrad.slots import GraphSignature, Tangent
 
 
@@ -34,7 +34,7 @@ def segment_half(backward: GraphHalf, segment: BackwardSegment, number: int) -> 
     erase_dependents(graph, [placeholders[slot] for slot in others])
     erase_effects(graph, number)
     remove_dead_code(graph)
-    own = [slot for slot, node in placeholders.items() if node.users or slot in segment.tangents]
+    own = needed_inputs(placeholders, segment.tangents)
     for slot in placeholders.keys() - set(own):
         graph.erase_node(placeholders[slot])
     return GraphHalf(LazyGraphModule(backward.module, graph), GraphSignature(tuple(own), segment.gradients))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
 from aotgrad.slots import Gradient, GraphSignature
+from aotgrad.symbols import bound_symbol, symbols_of
 
 T = TypeVar("T")
 
@@ -190,11 +191,19 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
     remove_undefined(graph, undefined, [placeholders[slot] for slot in tangents])
     keep_outputs(graph, full.signature.outputs, wanted)
     remove_dead_code(graph)
-    inputs = [slot for slot, node in placeholders.items() if node.users]
+    inputs = needed_inputs(placeholders)
     for slot in placeholders.keys() - set(inputs):
         graph.erase_node(placeholders[slot])
     module = LazyGraphModule(full.module, graph)
     return GraphHalf(module, GraphSignature(tuple(inputs), full.signature.outputs))
+
+
+def needed_inputs(placeholders: Mapping[Any, fx.Node], kept: Collection[Any] = ()) -> list[Any]:
+    """The inputs that are read or `kept`, and those that bind the symbols in their sizes, where backends look for them."""
+    values = {slot: node.meta.get("val") for slot, node in placeholders.items()}
+    read = {slot for slot, node in placeholders.items() if node.users or slot in kept}
+    symbols = {symbol for slot in read for symbol in symbols_of(values[slot])}
+    return [slot for slot, value in values.items() if slot in read or bound_symbol(value) in symbols]
 
 
 def copy_graph(half: GraphHalf) -> tuple[fx.Graph, dict[Any, fx.Node]]:

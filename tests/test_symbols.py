@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from aotgrad.partition.symbols import bound_symbol, symbols_of
+from aotgrad.symbols import bound_symbol, symbols_of
 from tests.partition.joints import grad, joint_of
 
 
