@@ -24,8 +24,16 @@ from aotgrad.runtime.steps import Attach
 from aotgrad.runtime.variants import VariantCache, VariantKey, sources
 from aotgrad.slots import Saved, Tangent, of_kind
 
-SENTINEL = torch.zeros((), requires_grad=True)
-SENTINEL_NODE = torch.autograd.graph.get_gradient_edge(SENTINEL).node
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def make_sentinel() -> tuple[torch.Tensor, torch.autograd.graph.Node]:
+    """A leaf and its node, in whichever mode and for whichever default device the package is imported."""
+    leaf = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
+    return leaf, torch.autograd.graph.get_gradient_edge(leaf).node
+
+
+SENTINEL, SENTINEL_NODE = make_sentinel()
 """See `needs_sentinel`."""
 
 EVERYTHING = -1

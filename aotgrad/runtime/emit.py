@@ -162,6 +162,7 @@ class _Emitter:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.fakes = {name: value for name, value in plan.fakes if isinstance(value, torch.Tensor)}
+        self.raised = {step.target for step in of_kind(plan.steps, SetVersion)}
         self.symbols: dict[str, str] = {}
         self.bound: set[str] = set()
         self.constants = 0
@@ -181,9 +182,13 @@ class _Emitter:
         return (f"version_{name} = {self.version(name)}" for name in names)
 
     def version(self, name: str) -> str:
-        """The version of a tensor: asked for by name where the trace knows that it has one, unlike inference tensors."""
+        """The version of a tensor: asked for by name where the trace knows that it has one, unlike inference tensors.
+
+        Dynamo's fake tensors do not tell. One matters that is written without autograd, as inference tensors may be.
+        """
         fake = self.fakes.get(name)
-        return f"version_of({name})" if fake is None or fake.is_inference() else f"{name}._version"
+        may_have_none = fake is None or fake.is_inference() or (name in self.raised and not self.plan.segments)
+        return f"version_of({name})" if may_have_none else f"{name}._version"
 
     def lines(self, step: Step) -> Iterator[str]:
         match step:
