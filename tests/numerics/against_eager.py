@@ -25,17 +25,28 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import aotgrad
+from aotgrad.backends.base import AnyBackend
 from aotgrad.backends.eager import compile_eager
 from aotgrad.backends.interpreter import compile_interpreter
 
-COMPILERS = {"nop": aotgrad.nop, "eager": compile_eager, "interpreter": compile_interpreter}
+COMPILERS: Mapping[str, AnyBackend] = {
+    "nop": aotgrad.nop,
+    "eager": compile_eager,
+    "interpreter": compile_interpreter,
+    "aot_inductor": "inductor",
+}
 DYNAMO_BACKENDS = {"dynamo": "aotgrad_eager", "inductor": "aotgrad"}
 
 AOT = ("nop", "eager", "interpreter")
 """Without Dynamo in front: `aot_function` with each compiler whose results are exact."""
 
-ALL = (*AOT, "dynamo")
+EXACT = (*AOT, "dynamo")
 """Every way whose results are exact."""
+
+THROUGH_INDUCTOR = ("aot_inductor", "inductor")
+"""Inductor compiles the halves: without Dynamo in front, and with it."""
+
+ALL = (*EXACT, *THROUGH_INDUCTOR)
 
 THREE_TERMS = "a gradient of three terms, two of which meet inside the function, is summed in another order"
 """A reason for `gradients_close`."""
@@ -72,10 +83,10 @@ def non_leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def compiled(function: Function, backend: str, *, dynamic: bool = False, **options: Any) -> Function:
     """`function`, compiled the way that `backend` names: a key of `COMPILERS` or `DYNAMO_BACKENDS`."""
+    options["options"] = {"min_graph_ops": 0, **options.get("options", {})}
     if backend in COMPILERS:
         return aotgrad.aot_function(function, COMPILERS[backend], dynamic=dynamic, **options)
     torch._dynamo.reset()
-    options["options"] = {"min_graph_ops": 0, **options.get("options", {})}
     return torch.compile(function, backend=DYNAMO_BACKENDS[backend], fullgraph=True, dynamic=dynamic, **options)
 
 
@@ -92,6 +103,7 @@ def assert_like_eager(
     compilations: int | None = 1,
     gradients_close: str = "",
     values_close: str = "",
+    inductor_rtol: float = 1e-5,
     **options: Any,
 ) -> None:
     """Compare a compiled function with eager.
@@ -110,6 +122,7 @@ def assert_like_eager(
         compilations: how many plans the two calls make; not counted if `None`.
         gradients_close: why the last bits of gradients may differ; without a reason they may not.
         values_close: why the last bits of everything may differ.
+        inductor_rtol: how far Inductor's results may be off; more where eager rounds to half precision between two ops.
         **options: for `aot_function` or `torch.compile`.
     """
     scenario = Scenario(make_args, around, caller, cotangent or random_cotangent)
@@ -118,12 +131,18 @@ def assert_like_eager(
     assert raised is raises, f"eager raised {raised}, the test says {raises}"
     before = aotgrad.counters["compilations"]
     under_test = compiled(function, backend, dynamic=dynamic, **options) if isinstance(backend, str) else backend
-    tolerance = Tolerance.of(gradients_close, values_close or (INDUCTOR if backend == "inductor" else ""))
-    for call in ("first call", "second call"):
-        actual = scenario.run(under_test, seed=1, catch=raised is not None)
-        assert_same(actual, expected, tolerance, f"{call}, {backend}")
+    tolerance = Tolerance.of(gradients_close, values_close or closeness(backend), inductor_rtol)
+    with torch._inductor.config.patch(fallback_random=True):
+        for call in ("first call", "second call"):
+            actual = scenario.run(under_test, seed=1, catch=raised is not None)
+            assert_same(actual, expected, tolerance, f"{call}, {backend}")
     if compilations is not None and "raised in the call" not in expected.facts:
         assert aotgrad.counters["compilations"] - before == compilations
+
+
+def closeness(backend: str | Function) -> str:
+    """Why the values of a way of compiling are not eager's to the last bit; nothing if they are."""
+    return INDUCTOR if backend in THROUGH_INDUCTOR else ""
 
 
 # --- Observing -------------------------------------------------------------------------------------------------------
@@ -333,10 +352,10 @@ class Tolerance:
     values: float
 
     @classmethod
-    def of(cls, gradients_close: str, values_close: str) -> Tolerance:
-        """Nothing may differ without a reason."""
+    def of(cls, gradients_close: str, values_close: str, rtol: float) -> Tolerance:
+        """Nothing may differ without a reason; `rtol` is for values that may."""
         if values_close:
-            return cls(1e-5, 1e-5)
+            return cls(rtol, rtol)
         return cls(1e-6 if gradients_close else 0.0, 0.0)
 
     def rtol(self, name: str) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from .against_eager import AOT, Function, MakeArguments, assert_like_eager
+from .against_eager import ALL, DYNAMO_BACKENDS, EXACT, Function, MakeArguments, assert_like_eager
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Cases:
         make_args: MakeArguments,
         *,
         without_dynamo: str = "",
-        inductor: bool = False,
+        without_inductor: str = "",
         known_difference: str = "",
         **expectations: Any,
     ) -> Callable[[Function], Function]:
@@ -60,11 +60,12 @@ class Cases:
         Args:
             make_args: see `assert_like_eager`.
             without_dynamo: why Dynamo cannot take the function whole, or takes it and differs from eager by itself.
-            inductor: compile it with Inductor too; that takes seconds.
+            without_inductor: why it depends on halves that are eager's.
             known_difference: what is not yet as in eager; the test is expected to fail until it is.
             **expectations: for `assert_like_eager`.
         """
-        backends = (*AOT, *(() if without_dynamo else ("dynamo",)), *(("inductor",) if inductor else ()))
+        ways = EXACT if without_inductor else ALL
+        backends = tuple(way for way in ways if not (without_dynamo and way in DYNAMO_BACKENDS))
 
         def add_function(function: Function) -> Function:
             assert function.__name__ not in {case.name for case in self.cases}

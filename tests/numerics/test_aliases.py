@@ -65,12 +65,12 @@ def row_of_an_input(x):
     return x[1]
 
 
-@CASES.add(lambda: (plain(4, 3),), inductor=True)
+@CASES.add(lambda: (plain(4, 3),))
 def view_of_a_constant(x):
     return x.view(-1), x + 1
 
 
-@CASES.add(lambda: (leaf(4, 3),), inductor=True)
+@CASES.add(lambda: (leaf(4, 3),))
 def several_views_of_an_input(x):
     return x[1], x.t(), x.view(12), x.unsqueeze(0)
 
@@ -331,7 +331,7 @@ def lone_view_of_an_intermediate(x):
     return (x * 2)[1]
 
 
-@CASES.add(lambda: (leaf(4, 3),), inductor=True)
+@CASES.add(lambda: (leaf(4, 3),))
 def two_views_of_an_intermediate(x):
     y = x * 2
     return y[1], y.t()
@@ -343,7 +343,7 @@ def two_views_of_an_intermediate_without_gradient(x):
     return y[1], y.t()
 
 
-@CASES.add(lambda: (leaf(4, 3),), inductor=True)
+@CASES.add(lambda: (leaf(4, 3),))
 def an_intermediate_and_its_view(x):
     y = x * 2
     return y, y[1]

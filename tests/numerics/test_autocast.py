@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from .against_eager import ALL, compiled
+from .against_eager import EXACT, compiled
 
 BF16 = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
 OFF = functools.partial(torch.autocast, "cpu", enabled=False)
@@ -63,7 +63,7 @@ def differentiate(function, around, around_backward, second_order=False):
 @every_function
 @every_mode
 @pytest.mark.parametrize("around_backward", AROUND.values(), ids=AROUND)
-@pytest.mark.parametrize("backend", ALL)
+@pytest.mark.parametrize("backend", EXACT)
 def test_gradients_to_the_bit(function, around, around_backward, backend) -> None:
     """Also where autocast is on around the backward: eager casts the arguments of its products then."""
     expected = differentiate(function, around, around_backward)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from .against_eager import ALL, THREE_TERMS, assert_like_eager, leaf, non_leaf, plain
+from .against_eager import EXACT, THREE_TERMS, assert_like_eager, leaf, non_leaf, plain
 from .cases import Case, Cases
 
 CASES = Cases()
@@ -91,7 +91,7 @@ def scalars_of_other_dtypes(x, y, n):
     return x * y, x * n, y * n
 
 
-@CASES.add(lambda: (leaf(3),))
+@CASES.add(lambda: (leaf(3),), inductor_rtol=2e-2)
 def casts_there_and_back(x):
     return x.double().exp().bfloat16(), x.to(torch.float16).float()
 
@@ -99,7 +99,7 @@ def casts_there_and_back(x):
 # --- Layouts ---------------------------------------------------------------------------------------------------------
 
 
-@CASES.add(lambda: (channels_last(2, 3, 4, 4), leaf(5, 3, 3, 3)), inductor=True)
+@CASES.add(lambda: (channels_last(2, 3, 4, 4), leaf(5, 3, 3, 3)))
 def channels_last_convolution(x, w):
     return nn.functional.conv2d(x, w, padding=1).relu()
 
@@ -211,7 +211,7 @@ DIFFERENTIATED = {
 }
 
 
-@pytest.mark.parametrize("backend", ALL)
+@pytest.mark.parametrize("backend", EXACT)
 @pytest.mark.parametrize("function", DIFFERENTIATED)
 @pytest.mark.parametrize("tangent", TANGENTS)
 def test_tangents_of_any_layout(tangent: str, function: str, backend: str) -> None:

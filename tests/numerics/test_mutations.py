@@ -17,13 +17,13 @@ CASES = Cases()
 # --- Data: the new value is copied into the caller's tensor, and gradients flow through the copy ---------------------
 
 
-@CASES.add(lambda: (plain(3),), inductor=True)
+@CASES.add(lambda: (plain(3),))
 def scale_in_place(x):
     x.mul_(2)
     return x.sin()
 
 
-@CASES.add(lambda: (non_leaf(3),), inductor=True)
+@CASES.add(lambda: (non_leaf(3),))
 def scale_in_place_with_a_gradient(x):
     x.mul_(2)
     return x.sin()
@@ -355,7 +355,7 @@ def transposed_and_starts_to_require_grad(x, w):
 # --- Buffers ---------------------------------------------------------------------------------------------------------
 
 
-@CASES.add(lambda: (leaf(4, 3), plain(3), torch.ones(3), torch.tensor(0)), inductor=True)
+@CASES.add(lambda: (leaf(4, 3), plain(3), torch.ones(3), torch.tensor(0)))
 def batch_norm_statistics(x, mean, var, batches):
     batches.add_(1)
     return nn.functional.batch_norm(x, mean, var, training=True)

@@ -229,7 +229,7 @@ def a_new_leaf_without_a_gradient(x):
     return torch.ones(3), x.sin()
 
 
-@CASES.add(lambda: (leaf(3),), inductor=True)
+@CASES.add(lambda: (leaf(3),))
 def everything_at_once(x):
     y = x * 2
     return {"y": y, "view": y[1:], "in": x, "n": [1, None, y.argmax()], "detached": y.detach()}

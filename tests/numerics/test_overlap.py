@@ -54,8 +54,8 @@ HALVES = (slice(0, 5), slice(3, 8))
 
 # --- Where the inputs lie --------------------------------------------------------------------------------------------
 
-add("halves", lambda: cut(plain(8), *HALVES), inductor=True)
-add("halves_with_gradients", lambda: cut(non_leaf(8), *HALVES), inductor=True)
+add("halves", lambda: cut(plain(8), *HALVES))
+add("halves_with_gradients", lambda: cut(non_leaf(8), *HALVES))
 add("the_whole_first", lambda: (lambda x: (x, x[2:]))(plain(5)))
 add("the_whole_first_with_gradients", lambda: (lambda x: (x, x[2:]))(non_leaf(5)))
 add("the_whole_last_with_gradients", lambda: (lambda x: (x[2:], x))(non_leaf(5)))
