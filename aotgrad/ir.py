@@ -23,6 +23,7 @@ from aotgrad.slots import (
     Gradient,
     GraphSignature,
     IntermediateBase,
+    Memory,
     Primal,
     Saved,
     SavedSymInt,
@@ -257,7 +258,12 @@ class AskedValues(Protocol):
 
 
 class OpenTrace(Protocol):
-    """What later stages need of the trace: its graph, the node of a live tensor, and a way back in."""
+    """What later stages need of the trace: its graph, the node of a live tensor, and a way back in.
+
+    `on_hook` is called with an autograd node and what a hook of it holds, before that runs.
+    """
+
+    on_hook: Callable[[Any, Sequence[Any]], None] | None
 
     @property
     def graph(self) -> fx.Graph: ...
@@ -270,6 +276,8 @@ class OpenTrace(Protocol):
     def active(self) -> AbstractContextManager: ...
 
     def add_placeholder(self, name: str, like: torch.Tensor) -> torch.Tensor: ...
+
+    def add_memory(self, name: str, like: torch.Tensor) -> torch.Tensor: ...
 
     def replayed(self, value: torch.Tensor, root: fx.Node) -> fx.Node: ...
 
@@ -331,7 +339,7 @@ class InputAliasInfo:
 
     `hidden_from_autograd`: the data was changed under `no_grad` or through `detach()`, so its gradient history stays.
     `version_bumps`: by how much eager would have raised its version counter.
-    `geometry`: size, stride and storage offset after a metadata mutation.
+    `geometry`: size, stride and storage offset after a metadata mutation. `changed_later`: a backward changes its data.
     """
 
     mutation: MutationType
@@ -339,6 +347,7 @@ class InputAliasInfo:
     version_bumps: int
     requires_grad_after: bool
     geometry: Geometry | None
+    changed_later: bool = False
 
     @property
     def geometry_after(self) -> Geometry:
@@ -548,6 +557,18 @@ class SavingNodes:
 
 
 @dataclass(frozen=True)
+class ChangedMemory:
+    """What a segment changes in place, and by how much the version counter rises.
+
+    `tangent`: the one of the segment's that it is, if it is one.
+    """
+
+    memory: Memory
+    version_bumps: int
+    tangent: Tangent | None = None
+
+
+@dataclass(frozen=True)
 class BackwardSegment:
     """What one autograd node of the compiled function gets and returns.
 
@@ -556,13 +577,14 @@ class BackwardSegment:
     order of the node's inputs: one for which the engine runs the hooks of leaves as in eager. `materialize`: an undefined
     tangent beside a defined one is zeros, as for a custom function.
     `saving` are eager's nodes in it that save a value: a second backward through one raises, unless the graph was retained,
-    and so does one after the value was changed in place.
+    and so does one after the value was changed in place. `changes`: what its one node changes in place.
     """
 
     tangents: tuple[Tangent, ...]
     gradients: tuple[Gradient, ...]
     materialize: bool = False
     saving: tuple[SavingNodes, ...] = ()
+    changes: tuple[ChangedMemory, ...] = ()
 
     @property
     def has_sentinel(self) -> bool:
@@ -601,7 +623,8 @@ class JointGraph:
     memory outlives the call at one address (parameters, buffers); `mutated_inputs` those whose data the epilogue
     overwrites, so their old value may not be read after the forward; `private_inputs` those that the caller does not have,
     so that nobody writes to them. `segments` are the parts of the backward, in the order in which they run. `recorded` is
-    the forward as it was traced, if there is a backward.
+    the forward as it was traced, if there is a backward. `memory` says which tensors a backward changes in place: inputs,
+    results, and tangents. The autograd nodes that do so are `effects`, by age among all of the function.
     """
 
     module: fx.GraphModule
@@ -611,6 +634,8 @@ class JointGraph:
     segments: tuple[BackwardSegment, ...] = ()
     private_inputs: frozenset[int] = frozenset()
     recorded: RecordedForward | None = field(default=None, repr=False, compare=False)
+    memory: tuple[Primal | ForwardResult | Tangent, ...] = ()
+    effects: frozenset[int] = frozenset()
 
     @property
     def differentiable(self) -> bool:
@@ -648,6 +673,13 @@ class GraphHalf:
 
     module: fx.GraphModule
     signature: GraphSignature
+
+
+def memory_of(half: GraphHalf, segment: BackwardSegment) -> tuple[Memory, ...]:
+    """The memory that the graph of a segment takes, and then what it only changes."""
+    taken = half.signature.memory
+    changed = (change.memory for change in segment.changes if change.tangent is None)
+    return (*taken, *(memory for memory in changed if memory not in taken))
 
 
 @dataclass(frozen=True)

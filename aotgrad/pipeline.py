@@ -42,7 +42,7 @@ from aotgrad.ir import (
     Partition,
     ViewAndMutationMeta,
 )
-from aotgrad.joint import build_joint, joint_again
+from aotgrad.joint import build_joint, joint_again, shared_memory_changes
 from aotgrad.options import Options, budget_of
 from aotgrad.partition import Objective, is_typed, partition_again
 from aotgrad.partition import partition as partition_joint
@@ -50,6 +50,7 @@ from aotgrad.runtime.autograd import Backward
 from aotgrad.runtime.emit import build, emit, make_backwards
 from aotgrad.runtime.plan import Plan, make_plan
 from aotgrad.runtime.recomputation import HigherOrder
+from aotgrad.slots import Primal
 from aotgrad.value_guards import ValueGuard
 
 MakeHigherOrder = Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder]
@@ -220,7 +221,10 @@ def trace_joint(
         meta = analyze(capture)
     tools.observe("capture", capture)
     tools.observe("analysis", meta)
-    return joint_of(capture, meta, tools, known, values, earlier)
+    traced = joint_of(capture, meta, tools, known, values, earlier)
+    if isinstance(traced, TracedJoint) and traced.joint.memory:
+        reject_sharing_with_memory(traced, args)
+    return traced
 
 
 def joint_of(
@@ -252,7 +256,29 @@ def joint_of(
         joint = passes.keep_input_mutations(joint, meta)
     joint = passes.remove_repeated_effects(passes.take_known_values(tools.backend.prepare_joint(joint), known))
     tools.observe("joint", joint)
-    return TracedJoint(capture, meta, joint)
+    return TracedJoint(capture, with_later_changes(meta, joint), joint)
+
+
+def with_later_changes(meta: ViewAndMutationMeta, joint: JointGraph) -> ViewAndMutationMeta:
+    """What is known of the inputs, with those that the backward changes."""
+    changed = {place.index for place in joint.memory if isinstance(place, Primal)}
+    if not changed:
+        return meta
+    infos = [info and replace(info, changed_later=k in changed) for k, info in enumerate(meta.inputs)]
+    return replace(meta, inputs=tuple(infos))
+
+
+def reject_sharing_with_memory(traced: TracedJoint, args: Sequence[Any]) -> None:
+    """Raise if an input that the backward changes shares memory with another one.
+
+    Raises:
+        CaptureError: names the input.
+    """
+    changed = {k for k, (_, info) in enumerate(traced.arguments) if info is not None and info.changed_later}
+    for group in traced.sharing(args).groups:
+        members = {index for index, _ in group.starts}
+        if len(members) > 1 and (found := sorted(members & changed)):
+            raise shared_memory_changes(found[0])
 
 
 def compile_joint(

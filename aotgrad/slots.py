@@ -8,7 +8,8 @@ Graph layouts are made and read in this file only, so no other code counts posit
     joint graph      primals, tangents                   -> updated inputs, user outputs, intermediate bases, gradients
 
 A backward of several segments (`ir.BackwardSegment`) has tangents of cuts too, and gradients of results and cuts. Any may
-have gradients of views that the function returns.
+have gradients of views that the function returns. What a backward changes in place (`Memory`) comes in as a tangent, before
+the others, and goes out as a gradient.
 """
 
 from __future__ import annotations
@@ -90,18 +91,28 @@ class OldInput:
         return f"input {self.index} as it was"
 
 
+@dataclass(frozen=True)
+class Memory:
+    """The `index`-th tensor that a backward changes in place: as a segment finds it, and as it leaves it."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"memory {self.index}"
+
+
 ForwardResult = Union[UpdatedInput, UserOutput, IntermediateBase]
-GradientTarget = Union[Primal, ForwardResult, ReturnedView, OldInput, Cut]
+GradientTarget = Union[Primal, ForwardResult, ReturnedView, OldInput, Cut, Memory]
 
 
 @dataclass(frozen=True)
 class Tangent:
-    """The incoming gradient of one forward result, or of a cut."""
+    """What a backward gets: the incoming gradient of one forward result, or of a cut; or memory as a segment finds it."""
 
-    of: ForwardResult | Cut
+    of: ForwardResult | Cut | Memory
 
     def __str__(self) -> str:
-        return f"tangent of {self.of}"
+        return f"{self.of} as it is" if isinstance(self.of, Memory) else f"tangent of {self.of}"
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,7 @@ class Gradient:
     """The gradient of one primal; the graph returns `None` there if it has none.
 
     In a backward of several segments: one term that `segment` contributes to it, or to the tangent of another segment. To
-    a returned view, too, one term after the other.
+    a returned view, too, one term after the other. Of memory: what the segment leaves there.
     """
 
     of: GradientTarget
@@ -137,6 +148,8 @@ class Gradient:
     term: int = 0
 
     def __str__(self) -> str:
+        if isinstance(self.of, Memory):
+            return f"new value of {self.of}" + ("" if self.segment is None else f" from segment {self.segment}")
         segment = "" if self.segment is None else f" from segment {self.segment}"
         term = f", term {self.term}" if self.term else ""
         return f"gradient of {self.of}{segment}{term}"
@@ -173,8 +186,23 @@ class GraphSignature:
         return of_kind(self.inputs, Tangent)
 
     @property
+    def incoming(self) -> tuple[Tangent, ...]:
+        """The tangents without those of memory."""
+        return tuple(tangent for tangent in self.tangents if not isinstance(tangent.of, Memory))
+
+    @property
+    def memory(self) -> tuple[Memory, ...]:
+        """The memory that comes in."""
+        return tuple(tangent.of for tangent in self.tangents if isinstance(tangent.of, Memory))
+
+    @property
     def gradients(self) -> tuple[Gradient, ...]:
         return of_kind(self.outputs, Gradient)
+
+    @property
+    def outgoing(self) -> tuple[Gradient, ...]:
+        """The gradients without new values of memory."""
+        return tuple(gradient for gradient in self.gradients if not isinstance(gradient.of, Memory))
 
     @property
     def saved(self) -> tuple[Saved | SavedSymInt, ...]:

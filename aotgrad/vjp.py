@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -50,9 +50,11 @@ from aotgrad.slots import (
     Gradient,
     GradientTarget,
     IntermediateBase,
+    Memory,
     Primal,
     ReturnedView,
     Saved,
+    Tangent,
     UpdatedInput,
     UserOutput,
 )
@@ -94,7 +96,7 @@ class CapturedFunction:
     def results(self) -> list[ForwardResult]:
         """The forward results that have tangents, in the order of the tangents."""
         slots = [tangent.of for segment in self.segments for tangent in segment.tangents]
-        return sorted((slot for slot in slots if not isinstance(slot, Cut)), key=rank)
+        return sorted((slot for slot in slots if not isinstance(slot, Cut | Memory)), key=rank)
 
     @functools.cached_property
     def failures(self) -> int:
@@ -116,6 +118,70 @@ class CapturedFunction:
         for index, info in enumerate(self.meta.inputs):
             if info is not None and info.mutation.metadata:
                 self.reject_old_value(index)
+
+    def reject_lost_changes(self) -> None:
+        """Raise if a backward changes something in place that a vjp has not got as an input.
+
+        Raises:
+            HigherOrderError: what it is.
+        """
+        for place in self.joint.memory:
+            if (isinstance(place, Primal) and place.index not in self.mutated_inputs) or isinstance(place, Tangent):
+                continue
+            raise HigherOrderError(
+                f"create_graph=True, and the backward changes {self.name_of(place)} in place, which is computed anew for "
+                "it; change a tensor that is an argument and that the function does not change"
+            )
+
+    def name_of(self, place: Primal | ForwardResult) -> str:
+        if isinstance(place, Primal):
+            return f"input {self.capture.convention.argument_of(place.index)}, which the function has changed, too,"
+        return str(place) if isinstance(place, UserOutput) else "a value that the function has computed"
+
+    @functools.cached_property
+    def changed_later(self) -> dict[int, bool]:
+        """The inputs that a backward changes, and whether the forward reads them, too."""
+        placeholders = self.joint.module.graph.find_nodes(op="placeholder")
+        changed = [place.index for place in self.joint.memory if isinstance(place, Primal)]
+        return {index: op_table.is_read(placeholders[index]) for index in changed}
+
+    def given(self, primals: Sequence[Any], segment: int) -> Iterator[Any]:
+        """The inputs of a call for a vjp of `segment`.
+
+        Raises:
+            HigherOrderError: the segment changes an input to which an earlier backward has given a history.
+        """
+        changed = {self.joint.memory[change.memory.index] for change in self.segments[segment].changes}
+        for index, primal in enumerate(primals):
+            has_history = index in self.changed_later and primal.requires_grad and not self.requires_grad(index)
+            if has_history and Primal(index) in changed:
+                raise HigherOrderError(
+                    f"create_graph=True, and the backward changes input {self.capture.convention.argument_of(index)} in "
+                    "place, which requires grad since an earlier backward has changed it; change it under no_grad"
+                )
+            yield primal.detach() if has_history else usable(primal)
+
+    def requires_grad(self, index: int) -> bool:
+        spec = self.capture.inputs[index]
+        return not isinstance(spec, SymInput) and spec.requires_grad
+
+    def check_unchanged(self, call: Recomputation, needed: Collection[int]) -> None:
+        """Raise if an input whose value the vjp needs is not what it was in the call.
+
+        What only the backward reads and changes is read as it is.
+
+        Raises:
+            RuntimeError: as eager's.
+            HigherOrderError: an earlier backward has changed what the forward has read.
+        """
+        for index, is_read in self.changed_later.items():
+            if is_read and torch_compat.version_of(call.primals[index]) != call.versions[index]:
+                raise HigherOrderError(
+                    f"create_graph=True needs the value that input {self.capture.convention.argument_of(index)} had in the "
+                    "call, and an earlier backward has changed it in place; read a clone() of it in the forward, made "
+                    "outside of the compiled function"
+                )
+        call.check_unchanged(index for index in needed if index not in self.changed_later)
 
     def reject_old_value(self, index: int) -> NoReturn:
         """Raises HigherOrderError: a vjp needs input `index` as it was before the call."""
@@ -194,17 +260,17 @@ class CompiledVjp:
         prepared = self.prepared.get(key)
         if prepared is None:
             prepared = self.prepared[key] = self.prepare(*key, saved)
-        values = (*map(usable, call.primals), *(tangents[k] for k in defined), *present.values())
+        values = (*self.function.given(call.primals, segment), *(tangents[k] for k in defined), *present.values())
         arguments = Arguments.of((*values, *map(detached, map(saved.__getitem__, prepared.saved))), {})
         state = prepared.state
         with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
             plan = self.plan_for(prepared, arguments)
             if isinstance(plan, CachedPlan):
-                call.check_unchanged(compiled_vjp(plan.executable).inputs_read)
+                self.function.check_unchanged(call, compiled_vjp(plan.executable).inputs_read)
                 return plan(state, arguments)
             for index in self.function.needed_old_values:
                 self.function.reject_old_value(index)
-            call.check_unchanged(range(len(call.primals)))
+            self.function.check_unchanged(call, range(len(call.primals)))
             return prepared.vjp(*arguments.args) if plan is None else self.cache.run_eagerly(plan, state, arguments)
 
     def plan_for(self, prepared: PreparedVjp, arguments: Arguments) -> CachedPlan | NoPlan | None:
@@ -235,6 +301,7 @@ class CompiledVjp:
             HigherOrderError: an input that gradients flow through is another tensor by now.
         """
         self.function.reject_lost_inputs()
+        self.function.reject_lost_changes()
         results = tuple(self.function.returned[position] for position in present)
         slots = self.function.reusable(saved)
         names = tuple(slot.name for slot in slots)
@@ -445,7 +512,7 @@ def gradients_of_segments(
     starts = {edge_of(inputs[k]): Primal(k) for k in with_grad}
     starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in joined})
     failing = passed_over(failing_nodes(live.values())) if function.failures else {}
-    segmentation = find_segments(edges, starts, function.grad_segments, detours, failing)
+    segmentation = find_segments(edges, starts, function.grad_segments, detours, failing, function.joint.effects)
     assert segmentation is not None, "the function ran otherwise than when it was first traced"
     if len(segmentation.failures) != function.failures:
         raise HigherOrderError(

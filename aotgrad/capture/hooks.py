@@ -8,6 +8,7 @@ the caller's tensors. There a hook sees what it sees in eager: the whole gradien
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,28 +28,33 @@ class NotedHooks(TorchFunctionMode):
     They are not called where the trace has cut the backward, and no gradient comes.
     """
 
-    def __init__(self, arguments: Sequence[Any]) -> None:
+    def __init__(self, arguments: Sequence[Any], entered: Callable[[Any, Any], None]) -> None:
         super().__init__()
         self.others = {id(argument) for argument in arguments}
         self.nodes: set[Any] = set()
+        self.entered = entered
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.Tensor.register_hook and id(args[0]) not in self.others:
             tensor, hook = args if len(args) == 2 else (*args, kwargs["hook"])
             if not torch_compat.was_hooked(tensor):  # or else asking for its history might make another one
                 self.nodes.add(tensor.grad_fn)
-            return function(tensor, OnGradients(hook))
+            return function(tensor, OnGradients(hook, functools.partial(self.entered, tensor.grad_fn)))
         return function(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
 class OnGradients:
-    """A hook that is not called without a gradient."""
+    """A hook that is not called without a gradient. `entered` is told before what it holds."""
 
     hook: Callable
+    entered: Callable[[Any], None]
 
     def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        return None if gradient is None else self.hook(gradient)
+        if gradient is None:
+            return None
+        self.entered([gradient, *held_by(self.hook)])
+        return self.hook(gradient)
 
 
 def take_hooks(arguments: Sequence[Any]) -> tuple[InputHook, ...]:
@@ -111,10 +117,15 @@ def reject_traced(hook: InputHook | OutputHook) -> None:
 
 def uses_the_trace(hook: Callable) -> bool:
     """Whether a hook holds tensors or autograd nodes of the trace, as far as its closure and arguments show."""
+    return any(torch_compat.is_traced(leaf) or is_node(leaf) for leaf in held_by(hook))
+
+
+def held_by(hook: Callable) -> list[Any]:
+    """What a hook holds, as far as its closure and arguments show."""
     held = [hook, getattr(hook, "__self__", None), *vars(hook).values()] if hasattr(hook, "__dict__") else [hook]
     held += [getattr(hook, name, None) for name in ("__defaults__", "__kwdefaults__", "func", "args", "keywords")]
     held += [cell.cell_contents for cell in getattr(hook, "__closure__", None) or () if not is_empty(cell)]
-    return any(torch_compat.is_traced(leaf) or is_node(leaf) for leaf in pytree.tree_leaves(held))
+    return pytree.tree_leaves(held)
 
 
 def is_empty(cell: Any) -> bool:

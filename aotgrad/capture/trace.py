@@ -46,6 +46,7 @@ class Trace:
             self.make_effect_token, values, self._proxy_mode, direct.of_functional
         )
         self._decompositions = decompositions
+        self.on_hook: Callable[[Any, Sequence[Any]], None] | None = None
 
     @property
     def graph(self) -> fx.Graph:
@@ -96,6 +97,21 @@ class Trace:
             with self.graph.inserting_after(placeholders[-1] if placeholders else None):
                 self._track(fake, self.graph.placeholder(name))
         return torch_compat.to_functional(fake)
+
+    def add_memory(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """A placeholder after the existing ones, for memory that is laid out as `like`; the fake that it is traced with."""
+        value = torch_compat.from_functional(like)
+        with torch_compat.hidden_tracing_modes(), torch.no_grad():
+            fake = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+            placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+            with self.graph.inserting_after(placeholders[-1]):
+                self._track(fake, self.graph.placeholder(name))
+        return fake
+
+    def entered(self, node: Any, held: Sequence[Any]) -> None:
+        """A hook of autograd node `node` is about to run, which holds what is given; `on_hook` is told."""
+        if self.on_hook is not None:
+            self.on_hook(node, held)
 
     def make_effect_token(self) -> torch.Tensor:
         """What effectful ops hang on to while they are recorded; a pass removes it again."""
@@ -202,7 +218,7 @@ def capture_function(
         with (
             torch_compat.RefusedAssignments(),
             torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments)) as reshaped,
-            NotedHooks(arguments) as noted,
+            NotedHooks(arguments, trace.entered) as noted,
             ages.noted(convention.inputs) as views,
             shared_versions(convention, arguments),
             joins.collected() as joined,

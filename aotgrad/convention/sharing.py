@@ -64,7 +64,7 @@ class MemorySharing:
     def of(cls, args: Sequence[Any], infos: Sequence[InputAliasInfo | None]) -> MemorySharing:
         """The sharing that matters to a function which does to `args` what `infos` say."""
         tensors = [(index, info) for index, info in enumerate(infos) if info is not None]
-        mutated = tuple(index for index, info in tensors if info.mutation.data)
+        mutated = tuple(index for index, info in tensors if info.mutation.data or info.changed_later)
         hidden = tuple(index for index, info in tensors if info.mutation.data and info.hidden_from_autograd)
         bumped = tuple(index for index, info in tensors if info.version_bumps)
         return cls.among(args, mutated, hidden, bumped)

@@ -212,11 +212,16 @@ class GraphWriter:
 
 
 def reject_shared_memory(traced: TracedJoint) -> None:
-    """Raise if an input of the graph is not an argument of the function.
+    """Raise if an input of the graph is not an argument of the function, or is changed by a backward.
 
     Raises:
         ExportError
     """
+    if traced.joint.memory:
+        raise ExportError(
+            "the backward changes a tensor in place (an autograd function, or a hook), which one graph of values cannot do; "
+            "do that outside of what is exported, or use export_joint"
+        )
     if any(isinstance(spec, SyntheticBase) for spec in traced.capture.inputs):
         raise ExportError(
             "an argument is changed in place that shares memory with another one, which one graph of separate inputs cannot "

@@ -15,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.fx as fx
+import torch.utils.checkpoint
 from torch.autograd.graph import GradientEdge
 
 from aotgrad import op_table, torch_compat
@@ -37,6 +39,7 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
     needs_sentinel,
 )
+from aotgrad.joint.effects import Effects, Place
 from aotgrad.joint.segments import (
     NOTHING_FAILS,
     CutBackward,
@@ -46,8 +49,10 @@ from aotgrad.joint.segments import (
     arranged,
     ends_without_inputs,
     find_segments,
+    positions_of,
     saving_nodes,
     single_segment,
+    targets_behind,
 )
 from aotgrad.joint.updates import reads_of_updates
 from aotgrad.slots import (
@@ -56,6 +61,7 @@ from aotgrad.slots import (
     Gradient,
     GraphSignature,
     IntermediateBase,
+    Memory,
     OldInput,
     Primal,
     ReturnedView,
@@ -85,7 +91,9 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
         results = [result_of(capture, meta, slot) for slot in meta.forward_results()]
         outputs = [result for result in results if result.differentiable is not None]
         recorded = recorded_forward(capture, results) if outputs else None
-        backward = _append_possible_backward(capture, outputs, list(views_outside(capture, meta)), grad_segments)
+        effects = Effects(capture, meta)
+        backward = _append_possible_backward(capture, outputs, list(views_outside(capture, meta)), grad_segments, effects)
+    results += [Result(slot, node, None) for slot, node in effects.new_results.items()]
     primals = tuple(map(Primal, range(capture.convention.placeholder_count)))
     signature = GraphSignature(
         inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *backward.gradients)
@@ -93,8 +101,10 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
     capture.trace.graph.output([*(result.node for result in results), *backward.gradients.values()])
     _tag_effects(capture.trace.graph)
     static, mutated = static_inputs(capture), mutated_inputs(capture, meta)
+    mutated |= {place.index for place in backward.memory if isinstance(place, Primal)}
     module, segments = capture.trace.module(), backward.segments
-    return JointGraph(module, signature, static, mutated, segments, recorded=recorded)
+    found = {"recorded": recorded, "memory": backward.memory, "effects": backward.effects}
+    return JointGraph(module, signature, static, mutated, segments, **found)
 
 
 def recorded_forward(capture: Capture, results: Sequence[Result]) -> RecordedForward:
@@ -124,11 +134,16 @@ OVERWRITTEN = "modified by an inplace operation"
 
 @dataclass(frozen=True)
 class AppendedBackward:
-    """The live tensor of each tangent, and the node of each gradient or `None`. All empty if there is no backward."""
+    """The live tensor of each tangent, and the node of each gradient or `None`. All empty if there is no backward.
+
+    `memory` and `effects`: see `JointGraph`.
+    """
 
     tangents: dict[Tangent, torch.Tensor]
     gradients: dict[Gradient, fx.Node | None]
     segments: tuple[BackwardSegment, ...]
+    memory: tuple[Place | Tangent, ...] = ()
+    effects: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -174,7 +189,7 @@ def _views_of_member(capture: Capture, index: int) -> Iterator[View]:
 
 
 def _append_possible_backward(
-    capture: Capture, outputs: Sequence[Result], views: Sequence[View], grad_segments: int | str
+    capture: Capture, outputs: Sequence[Result], views: Sequence[View], grad_segments: int | str, effects: Effects
 ) -> AppendedBackward:
     """The backward of the outputs; what eager's raises, since the function overwrote a value, is left out of the graph.
 
@@ -185,8 +200,11 @@ def _append_possible_backward(
     failing: dict[Any, str] = {}
     while True:
         try:
-            appended = _append_backward(capture, outputs, views, grad_segments, failing)
-            return _with_reads_of_updates(capture, outputs, appended, forward)
+            with effects.traced():
+                appended = _append_backward(capture, outputs, views, grad_segments, effects, failing)
+            if not effects.grown:
+                return _with_reads_of_updates(capture, outputs, appended, forward)
+            _erase_gradients(capture.trace.graph, forward)
         except OverwrittenValue as error:
             _erase_gradients(capture.trace.graph, forward)
             if error.node in failing:
@@ -249,6 +267,20 @@ def reject_repeated_change(error: RuntimeError) -> None:
         ) from error
 
 
+def reject_foreign_change(error: RuntimeError) -> None:
+    """Raise if something else than a checkpointed region changes a tensor that the trace knows nothing of.
+
+    Raises:
+        CaptureError: the change would happen once, while tracing.
+    """
+    frames = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    if "mutating a non-functional tensor" in str(error) and torch.utils.checkpoint.__file__ not in frames:
+        raise CaptureError(
+            "the backward of an autograd function, or a hook, changes a tensor in place that is no argument of the compiled "
+            "function; pass it as an argument, so that the change reaches it on every call"
+        ) from error
+
+
 def reject_hidden_reshape(error: RuntimeError) -> None:
     """Raise if a tensor with a history changed its size in place without autograd's knowledge.
 
@@ -281,22 +313,80 @@ def _append_backward(
     outputs: Sequence[Result],
     views: Sequence[View],
     grad_segments: int | str,
+    effects: Effects,
     failing: Mapping[Any, str] = NOTHING_FAILS,
 ) -> AppendedBackward:
     if not outputs:
         return AppendedBackward({}, {}, ())
-    segmentation = segmentation_of(capture, outputs, views, grad_segments, failing)
-    tangents = {Tangent(result.slot): _add_tangent(capture.trace, k, result) for k, result in enumerate(outputs)}
-    found = _find_gradients(capture, outputs, tangents, segmentation)
+    segmentation = segmentation_of(capture, outputs, views, grad_segments, failing, effects.nodes)
+    first = len(effects.cells)
+    tangents = {Tangent(result.slot): _add_tangent(capture.trace, first + k, result) for k, result in enumerate(outputs)}
+    found = _find_gradients(capture, outputs, tangents, segmentation, effects)
+    if segmentation is not None:
+        segmentation, found = _without_idle_segments(capture, segmentation, found)
     undefined = _gradients_behind_failures(segmentation, found.gradients)
+    undefined += _gradients_behind_effects(segmentation, found)
     gradients = {**found.gradients, **dict.fromkeys(undefined)}
     flowing = [slot for slot, value in gradients.items() if value is not None or slot in undefined]
     materialized = segmentation.materialized if segmentation else frozenset()
     segments = backward_segments(found.entry, flowing, found.left, materialized)
-    segments = with_saving_nodes(capture, outputs, segments, segmentation)
+    segments = with_saving_nodes(capture, outputs, segments, segmentation, effects)
     _reject_recomputed_randomness(capture, list(found.tangents.values()))
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
-    return AppendedBackward(found.tangents, nodes, segments)
+    appended = AppendedBackward(found.tangents, nodes, segments)
+    return appended if segmentation is None else _with_effects(capture, appended, segmentation, effects)
+
+
+def _without_idle_segments(
+    capture: Capture, segmentation: Segmentation, found: FoundGradients
+) -> tuple[Segmentation, FoundGradients]:
+    """Leave out segments that no gradient comes to: a custom function returns none for some of its inputs."""
+    alive = sorted(set(found.entry.values()))
+    if len(alive) == segmentation.count:
+        return segmentation, found
+    number = {old: new for new, old in enumerate(alive)}
+    gradients = {replace(slot, segment=number[slot.segment or 0]): value for slot, value in found.gradients.items()}
+    if len(alive) == 1:
+        gradients = _of_one_segment(capture, gradients)
+    entry = {tangent: number[segment] for tangent, segment in found.entry.items()}
+    left = [(number[segment], primal) for segment, primal in found.left if segment in number]
+    return segmentation.renumbered(number), FoundGradients(found.tangents, gradients, entry, left)
+
+
+def _with_effects(
+    capture: Capture, appended: AppendedBackward, segmentation: Segmentation, effects: Effects
+) -> AppendedBackward:
+    """The backward with the memory that its segments change."""
+    placeholders = {capture.trace.node_of(value): tangent for tangent, value in appended.tangents.items()}
+    cells = {Tangent(Memory(k)): cell.tensor for k, cell in enumerate(effects.cells.values())}
+    values: dict[Gradient, fx.Node | None] = {}
+    segments = list(appended.segments)
+    for number, change, value in effects.outcome(placeholders, segmentation.segment_of):
+        values[Gradient(change.memory, number if segmentation.count > 1 else None)] = value
+        segments[number] = replace(segments[number], changes=(*segments[number].changes, change))
+    return AppendedBackward(
+        {**cells, **appended.tangents},
+        {**appended.gradients, **values},
+        tuple(segments),
+        tuple(effects.memory(placeholders)),
+        segmentation.effects,
+    )
+
+
+def _gradients_behind_effects(segmentation: Segmentation | None, found: FoundGradients) -> list[Gradient]:
+    """What a node with effects leads to without a gradient: it runs for the sake of those, too."""
+    if segmentation is None:
+        return []
+    there = {(gradient.segment or 0, gradient.of) for gradient, value in found.gradients.items() if value is not None}
+    entered = {tangent.of for tangent in found.tangents}
+    ends = {edge: to for edge, to in segmentation.targets.items() if isinstance(to, Primal) or to in entered}
+    missing: dict[Gradient, None] = {}
+    for node in segmentation.alone:
+        number = segmentation.segment_of[node]
+        for target in targets_behind(node, ends):
+            if (number, target) not in there:
+                missing[Gradient(target, number if segmentation.count > 1 else None)] = None
+    return list(missing)
 
 
 @dataclass(frozen=True)
@@ -316,14 +406,15 @@ def _find_gradients(
     outputs: Sequence[Result],
     tangents: dict[Tangent, torch.Tensor],
     segmentation: Segmentation | None,
+    effects: Effects,
 ) -> FoundGradients:
     with arrivals(capture.primals) as arrived:
         if _is_one_piece(segmentation) and not capture.joins:
-            found = enumerate(_gradients(capture, outputs, list(tangents.values())))
+            found = enumerate(_gradients(capture, outputs, list(tangents.values()), effects))
             gradients = {Gradient(Primal(k)): gradient for k, gradient in found}
             return FoundGradients(tangents, gradients, dict.fromkeys(tangents, 0), [(0, Primal(k)) for k in arrived])
         assert segmentation is not None, "where gradients are joined, it says at which edges"
-        cuts, gradients, left = _gradients_of_segments(capture, outputs, tangents, segmentation)
+        cuts, gradients, left = _gradients_of_segments(capture, outputs, tangents, segmentation, effects)
     if segmentation.count == 1:
         gradients = _of_one_segment(capture, gradients)
     entered = {**tangents, **cuts}
@@ -355,7 +446,11 @@ def _of_one_segment(capture: Capture, gradients: Mapping[Gradient, Any]) -> dict
 
 
 def with_saving_nodes(
-    capture: Capture, outputs: Sequence[Result], segments: Sequence[BackwardSegment], segmentation: Segmentation | None
+    capture: Capture,
+    outputs: Sequence[Result],
+    segments: Sequence[BackwardSegment],
+    segmentation: Segmentation | None,
+    effects: Effects | None = None,
 ) -> tuple[BackwardSegment, ...]:
     """The segments with what they save in eager."""
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
@@ -368,9 +463,11 @@ def with_saving_nodes(
     arguments = capture.arguments[: len(capture.primals)]
     live += [(Primal(k), value) for values in (arguments, capture.primals) for k, value in enumerate(values)]
     live += [(result.slot, result.differentiable) for result in outputs]
+    if effects is not None:
+        live = [*((cell.place, cell.tensor) for cell in effects.cells.values()), *live]
     with torch_compat.disable_proxy_modes_tracing():  # what is read of a node is a functional tensor
         owners = {torch_compat.storage_id(value): slot for slot, value in live if torch_compat.has_storage(value)}
-        saving = saving_nodes(segmentation, segments, entered, owners)
+        saving = saving_nodes(segmentation, segments, entered, owners, () if effects is None else effects.cells)
     return tuple(replace(segment, saving=masks) for segment, masks in zip(segments, saving, strict=True))
 
 
@@ -380,15 +477,26 @@ def segmentation_of(
     views: Sequence[View],
     grad_segments: int | str,
     failing: Mapping[Any, str] = NOTHING_FAILS,
+    effects: Collection[Any] = (),
 ) -> Segmentation | None:
-    """`None` if it is known at once that the backward is one segment, as it is for one result."""
-    if len(outputs) == 1 and grad_segments == 1 and not capture.joins and not views and not failing:
+    """`None` if it is known at once that the backward is one segment, as it is for one result.
+
+    Raises:
+        CaptureError: a node of `effects` cannot be a segment by itself.
+    """
+    if len(outputs) == 1 and grad_segments == 1 and not capture.joins and not views and not failing and not effects:
         return None
     inputs = _input_edges(capture, outputs)
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
     bases = [tuple(results[base] for base in view.bases if base in results) for view in views]
     detours = [Detour(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
-    found = find_segments(results, inputs, grad_segments, detours, failing)
+    positions = positions_of(effects, results, inputs, detours, failing)
+    found = find_segments(results, inputs, grad_segments, detours, failing, positions)
+    if found is None and effects:
+        raise CaptureError(
+            "the backward of an autograd function, or a hook, changes a tensor in place, and the function returns an input "
+            "as it is, so that its backward cannot be cut into parts; return a view or a clone() of the input"
+        )
     return single_segment(results, inputs, failing) if found is None and failing else found
 
 
@@ -406,18 +514,22 @@ def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Prim
 
 
 def _gradients_of_segments(
-    capture: Capture, outputs: Sequence[Result], tangents: dict[Tangent, torch.Tensor], segmentation: Segmentation
+    capture: Capture,
+    outputs: Sequence[Result],
+    tangents: dict[Tangent, torch.Tensor],
+    segmentation: Segmentation,
+    effects: Effects,
 ) -> tuple[dict[Tangent, torch.Tensor], dict[Gradient, torch.Tensor], list[tuple[int, Primal]]]:
     """The tangents of the cuts, what each segment passes on, and in which order it completes the gradients of primals."""
     cuts: dict[Tangent, torch.Tensor] = {}
 
     def enter(cut: Cut, gradient: torch.Tensor) -> torch.Tensor:
-        name = f"tangents_{len(tangents) + len(cuts) + 1}"
+        name = f"tangents_{len(effects.cells) + len(tangents) + len(cuts) + 1}"
         return cuts.setdefault(Tangent(cut), capture.trace.add_placeholder(name, gradient))
 
     with CutBackward(segmentation, enter) as cut_backward:
         ends = ends_without_inputs(segmentation)
-        _gradients(capture, outputs, list(tangents.values()), ends, segmentation.segment_of)
+        _gradients(capture, outputs, list(tangents.values()), effects, ends, segmentation.segment_of)
     with eager_dtypes(), attributed_to_forward(capture.trace, ()):
         terms = cut_backward.terms()
     return cuts, {gradient: terms[gradient] for gradient in sorted(terms, key=_rank)}, list(cut_backward.left)
@@ -500,7 +612,7 @@ def _reject_recomputed_randomness(capture: Capture, tangents: Sequence[torch.Ten
 
 
 def _erase_gradients(graph: fx.Graph, forward: set[fx.Node]) -> None:
-    """Erase the tangents that are not in `forward`, and what was computed of them.
+    """Erase the tangents that are not in `forward`, what was computed of them, and what would run though nobody needs it.
 
     Other nodes stay, and are dead: saved values that a backward looked at are made again in the graph.
     """
@@ -510,6 +622,9 @@ def _erase_gradients(graph: fx.Graph, forward: set[fx.Node]) -> None:
             erased[node] = None
     for node in reversed(erased):
         torch_compat.erase_with_name(graph, node)
+    for node in reversed(graph.nodes):
+        if node not in forward and not node.users and op_table.is_kept_when_dead(node.target):
+            torch_compat.erase_with_name(graph, node)
 
 
 def result_of(capture: Capture, meta: ViewAndMutationMeta, slot: ForwardResult) -> Result:
@@ -552,6 +667,7 @@ def _gradients(
     capture: Capture,
     outputs: Sequence[Result],
     tangents: Sequence[torch.Tensor],
+    effects: Effects,
     ends: Sequence[GradientEdge] = (),
     segment_of: Mapping[Any, int] = NO_SEGMENTS,
 ) -> list[torch.Tensor | None]:
@@ -563,7 +679,8 @@ def _gradients(
     if not outputs or not wanted:
         return gradients
     inputs = [*(capture.primals[i] for i in wanted), *ends]
-    with attributed_to_forward(capture.trace, roots, segment_of) as last, eager_dtypes(), explained(last):
+    watched = effects.watched(autograd_nodes(roots))
+    with attributed_to_forward(capture.trace, roots, segment_of) as last, watched, eager_dtypes(), explained(last):
         # Retained: a backward that raises is tried again.
         found = torch.autograd.grad(roots, inputs, tangents, retain_graph=True, allow_unused=True)
     for index, gradient in zip(wanted, found, strict=False):
@@ -636,6 +753,7 @@ def explained(last: LastNode) -> Iterator[None]:
         if OVERWRITTEN in str(error):
             raise OverwrittenValue(last.node, str(error)) from error
         reject_hidden_reshape(error)
+        reject_foreign_change(error)
         reject_repeated_change(error)
         raise untraceable(error) from error
 

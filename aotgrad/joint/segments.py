@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -71,7 +71,8 @@ class Segmentation:
     """The segment of each autograd node, numbered so that gradients flow to higher numbers, and what edges mean.
 
     `targets` are the edges that a gradient may leave a segment through. `materialized` are segments of a single node that
-    gets zeros for an undefined gradient beside a defined one. `failures` are the nodes that raise.
+    gets zeros for an undefined gradient beside a defined one. `alone` are the nodes that change tensors in place, each of
+    them a segment, and `effects` their positions by age. `failures` are the nodes that raise.
     """
 
     segment_of: Mapping[Any, int]
@@ -79,7 +80,21 @@ class Segmentation:
     count: int
     materialized: frozenset[int]
     detours: frozenset[Edge] = frozenset()
+    alone: frozenset[Any] = frozenset()
+    effects: frozenset[int] = frozenset()
     failures: Mapping[Any, Failure] = field(default_factory=dict)
+
+    def renumbered(self, number: Mapping[int, int]) -> Segmentation:
+        """The same with other numbers, without the segments that have none."""
+        segment_of = {node: number[segment] for node, segment in self.segment_of.items() if segment in number}
+        return replace(
+            self,
+            segment_of=segment_of,
+            count=len(number),
+            materialized=frozenset(number[segment] for segment in self.materialized if segment in number),
+            alone=self.alone & segment_of.keys(),
+            failures={node: failure for node, failure in self.failures.items() if node in segment_of},
+        )
 
     def leaves(self, segment: int, edge: Edge) -> bool:
         """Whether a gradient that a node of `segment` passes to `edge` leaves it.
@@ -97,6 +112,7 @@ def find_segments(
     chunks: int | str,
     detours: Sequence[Detour] = (),
     failing: Mapping[Any, str] = NOTHING_FAILS,
+    effects: Collection[int] = (),
 ) -> Segmentation | None:
     """The segments of the graph between results and inputs, or `None` if a result is an input: nothing can be cut there.
 
@@ -106,24 +122,53 @@ def find_segments(
         chunks: into how many segments, one after the other, the work is cut besides.
         detours: where gradients leave the graph for a while; those that no result depends on change nothing.
         failing: the nodes that raise, and what.
+        effects: which nodes change tensors in place; see `positions_of`.
     """
     roots = list(results.values())
     if any(root in inputs for root in roots):
         return None
-    detour_at = {detour.edge: detour for detour in detours if detour.edge not in inputs}
+    detour_at = detours_by_edge(detours, inputs)
     successors = reachable([node for node, _ in roots], inputs, detour_at, failing)
+    writing = at_positions(effects, successors)
     order = topological_order(successors, successors.__getitem__, lambda node: -torch_compat.node_sequence_nr(node))
     reached = dependence(order, successors, [node for node, _ in roots])
     chunk = chunks_of_equal_length(order, resolved(chunks, len(order)))
-    alone = nodes_that_get_zeros(order, reached, roots)
+    zeroed = nodes_that_get_zeros(order, reached, roots)
+    alone = zeroed | writing
     level = levels(order, successors, alone)
     keys = {node: (reached[node], chunk[node], level[node], node if node in alone else None) for node in order}
     segment_of = numbered(keys, successors)
     count = len(set(segment_of.values()))
     targets = targets_of([node for node in order if node not in failing], segment_of, results, inputs, detour_at)
-    materialized = frozenset(segment_of[node] for node in alone)
+    custom = (node for node in writing if torch_compat.is_custom_node(node))
+    materialized = frozenset(segment_of[node] for node in (*zeroed, *custom))
     failures = failures_of(order, failing, {**ends_at(results, detour_at), **inputs}) if failing else {}
-    return Segmentation(segment_of, targets, count, materialized, frozenset(detour_at.keys() & targets.keys()), failures)
+    left = frozenset(detour_at.keys() & targets.keys())
+    alone = frozenset(writing)
+    return Segmentation(segment_of, targets, count, materialized, left, alone, frozenset(effects), failures)
+
+
+def detours_by_edge(detours: Sequence[Detour], inputs: Mapping[Edge, Primal]) -> dict[Edge, Detour]:
+    return {detour.edge: detour for detour in detours if detour.edge not in inputs}
+
+
+def positions_of(
+    nodes: Collection[Any],
+    results: Mapping[ForwardResult, Edge],
+    inputs: Mapping[Edge, Primal],
+    detours: Sequence[Detour],
+    failing: Collection[Any],
+) -> frozenset[int]:
+    """Which of the nodes between results and inputs, by age, some are: the same ones whenever the function runs."""
+    if not nodes:
+        return frozenset()
+    found = reachable([node for node, _ in results.values()], inputs, detours_by_edge(detours, inputs), failing)
+    return frozenset(k for k, node in enumerate(sorted(found, key=torch_compat.node_sequence_nr)) if node in nodes)
+
+
+def at_positions(positions: Collection[int], nodes: Collection[Any]) -> set[Any]:
+    """The nodes that `positions_of` has found."""
+    return {sorted(nodes, key=torch_compat.node_sequence_nr)[position] for position in positions}
 
 
 def single_segment(
@@ -355,12 +400,14 @@ def saving_nodes(
     segments: Sequence[BackwardSegment],
     edges: Mapping[Tangent, Edge],
     owners: Mapping[int, Primal | ForwardResult],
+    memory: Collection[int] = (),
 ) -> list[tuple[SavingNodes, ...]]:
     """For each segment, its nodes that save a value; see `BackwardSegment.saving`.
 
     Args:
         edges: where each tangent comes in.
         owners: the inputs and results by their storage.
+        memory: the storages that some node changes: a custom function that has saved one raises, too.
     """
     segment_of = segmentation.segment_of
     onward = {node: () if node in segmentation.failures else edges_of(node) for node in segment_of}
@@ -383,8 +430,8 @@ def saving_nodes(
             leads[node] |= leads[successor]
     found: dict[tuple[int, int, int], set] = {}
     for node in (node for node in order if node not in segmentation.failures):
-        saved = torch_compat.saved_tensors(node)
-        if torch_compat.saves_a_value(node, saved):
+        saved = torch_compat.saved_tensors(node) or saved_memory(node, memory)
+        if saved or torch_compat.saves_a_value(node):
             masks = (segment_of[node], reached[node], leads[node])
             storages = map(torch_compat.storage_id, saved)
             found.setdefault(masks, set()).update(owners[storage] for storage in storages if storage in owners)
@@ -392,6 +439,14 @@ def saving_nodes(
     groups = [(segment_of[n], SavingNodes(reached[n], leads[n], frozenset(), each.message)) for n, each in raising]
     groups += [(s, SavingNodes(reached, leads, frozenset(values))) for (s, reached, leads), values in sorted(found.items())]
     return [tuple(group for s, group in groups if s == number) for number in range(len(segments))]
+
+
+def saved_memory(node: Any, memory: Collection[int]) -> list[torch.Tensor]:
+    """What a custom function has saved of the storages in `memory`."""
+    if not memory or not torch_compat.is_custom_node(node):
+        return []
+    saved = filter(torch_compat.has_storage, torch_compat.saved_by_function(node))
+    return [tensor for tensor in saved if torch_compat.storage_id(tensor) in memory]
 
 
 def bits_of_targets(gradients: Sequence[Gradient]) -> dict[GradientTarget, int]:

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from aotgrad import native, torch_compat
-from aotgrad.ir import BackwardSegment, BoxedCallable, GraphHalf, SavingNodes
+from aotgrad.ir import BackwardSegment, BoxedCallable, ChangedMemory, GraphHalf, SavingNodes, memory_of
 from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation, check_version
 from aotgrad.runtime.saved import release, release_all, saved_of, unpack, unpack_and_release
 from aotgrad.runtime.steps import Attach
 from aotgrad.runtime.variants import VariantCache, VariantKey, sources
-from aotgrad.slots import Saved, Tangent, of_kind
+from aotgrad.slots import Gradient, Saved, of_kind
 
 
 @torch.inference_mode(False)
@@ -66,6 +66,33 @@ class Edges:
 
 
 @dataclass(frozen=True)
+class MemoryWrite:
+    """A write to memory after a graph has run: result `position`, to the tangent or memory `target`; see `ChangedMemory`."""
+
+    position: int
+    target: int
+    is_tangent: bool
+    version_bumps: int
+
+    @classmethod
+    def of(cls, change: ChangedMemory, half: GraphHalf, segment: BackwardSegment) -> MemoryWrite:
+        slots = half.signature.outputs
+        position = next(k for k, slot in enumerate(slots) if isinstance(slot, Gradient) and slot.of == change.memory)
+        if change.tangent is not None:
+            return cls(position, segment.tangents.index(change.tangent), True, change.version_bumps)
+        return cls(position, memory_of(half, segment).index(change.memory), False, change.version_bumps)
+
+    def write(self, results: Gradients, memory: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]) -> None:
+        """Write, and count it as eager does."""
+        target, value = (tangents if self.is_tangent else memory)[self.target], results[self.position]
+        if target is None or value is None:
+            return
+        version = torch_compat.version_of(target)
+        target.detach().copy_(value.detach())
+        torch_compat.raise_version(target, version, self.version_bumps)
+
+
+@dataclass(frozen=True)
 class Backward:
     """What the autograd node of a segment runs: variants of its graph, and for higher orders another function.
 
@@ -73,8 +100,8 @@ class Backward:
     each tangent, `layouts` size and stride, if they are not symbolic. `materialize`: the node gets zeros for undefined
     tangents. `transformed` runs an uncompiled graph. `watched_inputs` (by position) are those that eager saves and the
     segment does not, with the nodes that do, as a bit mask: if one runs, the version must be the same. `saving`: see
-    `BackwardSegment`; `saved_by` are the nodes among them that save each saved tensor, as a bit mask. `needs`
-    and `pending` remember what `needed` and `needed_later` found.
+    `BackwardSegment`; `saved_by` are the nodes among them that save each saved tensor, as a bit mask. `changes` are writes
+    to memory that others see. `needs` and `pending` remember what `needed` and `needed_later` found.
     """
 
     variants: VariantCache
@@ -89,6 +116,7 @@ class Backward:
     has_sentinel: bool
     saving: tuple[SavingNodes, ...]
     saved_by: tuple[int, ...]
+    changes: tuple[MemoryWrite, ...]
     needs: dict[VariantKey, tuple[int, ...] | None] = field(default_factory=dict)
     pending: dict[int, frozenset[int]] = field(default_factory=dict)
     edges: Edges = field(default_factory=Edges)
@@ -107,6 +135,7 @@ class Backward:
         position_of = {output: k for k, output in enumerate(outputs)}
         positions = tuple(position_of[gradient] for gradient in variants.gradients)
         formats = tangent_formats(variants.full)
+        changes = tuple(MemoryWrite.of(change, variants.full, segment) for change in segment.changes)
         of_segment, full = functools.partial(higher_order, number), variants.full_key()
         layouts = tuple((layout.size, layout.stride) for layout in step.tangents)
         return cls(
@@ -122,12 +151,13 @@ class Backward:
             has_sentinel=segment.has_sentinel,
             saving=segment.saving,
             saved_by=saved_by,
+            changes=changes,
         )
 
     @property
     def whole(self) -> BoxedCallable | None:
-        """The compiled graph of the usual case, once it is there, if none of eager's nodes raises in it."""
-        return None if self.failing else self.variants.run_whole
+        """The compiled graph of the usual case, once it is there, if none of eager's nodes raises or writes in it."""
+        return None if self.failing or self.variants.full.signature.memory or self.changes else self.variants.run_whole
 
     @functools.cached_property
     def failing(self) -> tuple[tuple[int, str], ...]:
@@ -158,6 +188,19 @@ class Backward:
             return lambda gradients: (*none, gradients[positions[0]])
         pick = operator.itemgetter(*positions) if positions else lambda gradients: ()
         return lambda gradients: (*none, *pick(gradients))
+
+    def taken(self, memory: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The memory that the graph takes."""
+        return [each.detach() for each in memory[: len(self.variants.full.signature.memory)]]
+
+    def finished(
+        self, results: Gradients, memory: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """What the node returns, after its writes to memory: eager's node does nothing where no gradient arrives."""
+        if self.materialize or any(tangent is not None for tangent in tangents):
+            for change in self.changes:
+                change.write(results, memory, tangents)
+        return self.returned(results)
 
     @functools.cached_property
     def alike(self) -> tuple[tuple[int, ...], ...]:
@@ -267,7 +310,7 @@ class Backward:
     def user_traceback(self, frames: Sequence[str]) -> list[str]:
         """Where a call made its node; see `anomaly.py`."""
         full = self.variants.full
-        return user_traceback(frames, full.module, full.signature.input_position(full.signature.tangents[0]))
+        return user_traceback(frames, full.module, full.signature.input_position(full.signature.incoming[0]))
 
     def find_nan(self, key: VariantKey, saved: Sequence[Any], tangents: Gradients, layouts: Sequence[Layout]) -> None:
         """Raise if a variant makes a NaN; see `anomaly.py`. Inside a transform, tensors have no values to look at."""
@@ -283,8 +326,8 @@ def bits(flags: Iterable[bool]) -> int:
 
 def tangent_formats(half: GraphHalf) -> tuple[tuple[torch.dtype, torch.device], ...]:
     """Dtype and device of each tangent."""
-    slots = zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True)
-    values = [node.meta["val"] for slot, node in slots if isinstance(slot, Tangent)]
+    slots = dict(zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True))
+    values = [slots[slot].meta["val"] for slot in half.signature.incoming]
     return tuple((value.dtype, value.device) for value in values)
 
 
@@ -292,12 +335,14 @@ class CallDetails(NamedTuple):
     """What no plan can know of a call: sizes and layouts that are symbolic, and results that are watched.
 
     `watched_results` are (tensor, version, nodes): tensors that eager saves and the segment does not, with the nodes that
-    do, as a bit mask: if one runs, the version must be the same.
+    do, as a bit mask: if one runs, the version must be the same. `memory` is what a backward reads as it is then, and
+    changes.
     """
 
     sizes: tuple[int, ...]
     layouts: tuple[Layout, ...] | None
     watched_results: tuple[tuple[torch.Tensor, int, int], ...] = ()
+    memory: tuple[torch.Tensor, ...] = ()
 
 
 class Segment(torch.autograd.Function):
@@ -321,7 +366,7 @@ class Segment(torch.autograd.Function):
             ctx.save_for_backward(*saved)
         ctx.plan, ctx.recomputation = plan, recomputation
         if details is not None:
-            ctx.sizes, ctx.layouts, ctx.watched_results = details
+            ctx.sizes, ctx.layouts, ctx.watched_results, ctx.memory = details
         if torch.is_anomaly_enabled():
             ctx.metadata["traceback_"] = plan.user_traceback(ctx.metadata["traceback_"])
         return outputs
@@ -342,7 +387,7 @@ class Segment(torch.autograd.Function):
         if plan.watched_inputs or ctx.watched_results:
             check_watched(ctx, key)
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-            plan.find_nan(key, [*ctx.sizes, *unpack(ctx, key)], tangents, layouts)
+            plan.find_nan(key, [*ctx.sizes, *unpack(ctx, key), *plan.taken(ctx.memory)], tangents, layouts)
         creates_graph = torch.is_grad_enabled()
         starts_anew = creates_graph or (ctx.of_dual_numbers and torch_compat.forward_mode_is_open())
         if starts_anew and (ctx.recomputation is not None or plan.nodes_run(key)):
@@ -351,15 +396,15 @@ class Segment(torch.autograd.Function):
             release(ctx, key)
             return (*plan.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
         if creates_graph or torch_compat.any_autocast_enabled() or torch_compat.is_transformed(tangents):
-            values = [*ctx.sizes, *unpack_and_release(ctx, key)]
-            return plan.returned(plan.run_transformed(key, values, tangents, layouts))
+            values = [*ctx.sizes, *unpack_and_release(ctx, key), *plan.taken(ctx.memory)]
+            return plan.finished(plan.run_transformed(key, values, tangents, layouts), ctx.memory, tangents)
         variant = plan.variants.get(key)
-        values = [*ctx.sizes, *unpack_and_release(ctx, key)]
+        values = [*ctx.sizes, *unpack_and_release(ctx, key), *plan.taken(ctx.memory)]
         ready = map(as_traced, tangents, layouts)
         values += ready if variant.undefined is None else plan.with_zeros(list(ready), layouts)
         with torch_compat.below_autograd():
             gradients = variant(values)
-        return plan.returned(gradients)
+        return plan.finished(gradients, ctx.memory, tangents)
 
 
 def is_watched_or_transformed() -> bool:
@@ -384,7 +429,8 @@ def run_whole(ctx: Any, plan: Backward, tangents: Sequence[Any], layouts: Sequen
     return plan.returned(plan.below_autograd(plan.whole, values))
 
 
-torch_compat.set_defaults(Segment, sizes=(), layouts=None, watched_results=(), ran=(), kept=None, of_dual_numbers=False)
+DEFAULTS: dict[str, Any] = {"sizes": (), "layouts": None, "watched_results": (), "memory": (), "ran": (), "kept": None}
+torch_compat.set_defaults(Segment, **DEFAULTS, of_dual_numbers=False)
 
 NO_GRADIENTS = (None,) * 5
 """Those of the arguments of `Segment.forward` that stand before its inputs."""

@@ -258,12 +258,13 @@ class _Emitter:
         results = [f"({name}.detach(), {self.version(name)}, {nodes})" for name, nodes in step.watched_results]
         results += [f"({name}.detach(), version_{name} + {bumps}, {nodes})" for name, nodes, bumps in step.watched_members]
         symbolic = any(torch_compat.is_symbolic_value(number) for layout in layouts for part in layout for number in part)
-        if not (results or step.sizes or symbolic):
+        if not (results or step.sizes or symbolic or step.memory):
             return "None"
         text, bindings = self.render(layouts)
         yield from bindings
         arguments = [f"({tuple_of(step.sizes)})", text if symbolic else "None"]
-        arguments += [f"({tuple_of(results)})"] if results else []
+        arguments += [f"({tuple_of(results)})"] if results or step.memory else []
+        arguments += [f"({tuple_of(step.memory)})"] if step.memory else []
         return f"CallDetails({', '.join(arguments)})"
 
     def keep_inputs(self, step: KeepInputs) -> str:

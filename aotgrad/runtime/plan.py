@@ -44,6 +44,7 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
     ViewReplay,
     ViewStep,
+    memory_of,
 )
 from aotgrad.runtime.segments import segment_halves
 from aotgrad.runtime.steps import (
@@ -128,6 +129,7 @@ class _PlanBuilder:
     def __init__(self, capture: Capture, meta: ViewAndMutationMeta, partition: Partition, joint: JointGraph) -> None:
         self.segments = joint.segments
         self.halves = segment_halves(partition.backward, joint.segments) if partition.backward is not None else ()
+        self.memory = joint.memory
         self.capture = capture
         self.meta = meta
         self.partition = partition
@@ -221,6 +223,10 @@ class _PlanBuilder:
         own_results = tuple(self.own_results(segment, saved))
         for slot in own_results:
             yield MakeAlias(f"{result_name(slot)}_alias", result_name(slot))
+        memory = {memory.index: self.memory_target(memory.index) for memory in memory_of(half, segment)}
+        for index, target in memory.items():
+            if target not in self.inputs:  # an output must not be held by its own node
+                yield MakeAlias(f"memory_{index}", target)
         yield Attach(
             "backward" if len(self.segments) == 1 else f"backward_{number}",
             outputs=tuple(result_name(tangent.of) for tangent in tangents),
@@ -232,7 +238,13 @@ class _PlanBuilder:
             watched_inputs=tuple(self.watched_inputs(segment.saving, saved)),
             watched_results=tuple(self.watched_results(segment.saving, saved)),
             watched_members=tuple(self.watched_members(segment.saving, saved)),
+            memory=tuple(name if name in self.inputs else f"memory_{index}" for index, name in memory.items()),
         )
+
+    def memory_target(self, index: int) -> str:
+        """The variable that holds memory which a backward changes."""
+        place = self.memory[index]
+        return self.inputs[place.index] if isinstance(place, Primal) else result_name(place)
 
     def own_results(self, segment: BackwardSegment, saved: Sequence[Saved]) -> Iterator[Saved]:
         """The saved values that are results of the segment itself: an alias can be unpacked without the others.
@@ -776,7 +788,7 @@ def names_read(step: Step) -> tuple[str, ...]:
     match step:
         case Attach():
             watched = (name for name, *_ in (*step.watched_results, *step.watched_members))
-            return (*step.outputs, *step.inputs, *step.saved, *step.sizes, *watched)
+            return (*step.outputs, *step.inputs, *step.saved, *step.sizes, *watched, *step.memory)
         case KeepInputs():
             return step.primals
         case AsInference() | StartVersion() | CallMethod():

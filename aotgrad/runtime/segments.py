@@ -14,7 +14,7 @@ from aotgrad import op_table
 from aotgrad.ir import BackwardSegment, GraphHalf
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.runtime.variants import copy_graph, needed_inputs, remove_dead_code
-from aotgrad.slots import GraphSignature, Tangent
+from aotgrad.slots import Gradient, GraphSignature, Tangent
 
 
 def segment_halves(backward: GraphHalf, segments: Sequence[BackwardSegment]) -> tuple[GraphHalf, ...]:
@@ -25,19 +25,23 @@ def segment_halves(backward: GraphHalf, segments: Sequence[BackwardSegment]) -> 
 
 
 def segment_half(backward: GraphHalf, segment: BackwardSegment, number: int) -> GraphHalf:
-    """The part of `backward` that computes the gradients of `segment`. It keeps every tangent of the segment."""
+    """The part of `backward` that computes the gradients of `segment`, and what it leaves in memory.
+
+    It keeps every tangent of the segment.
+    """
     graph, placeholders = copy_graph(backward)
     (output,) = graph.find_nodes(op="output")
     results = dict(zip(backward.signature.outputs, output.args[0], strict=True))
-    output.args = (tuple(results[gradient] for gradient in segment.gradients),)
-    others = [slot for slot in placeholders if isinstance(slot, Tangent) and slot not in segment.tangents]
+    slots = (*segment.gradients, *(Gradient(change.memory, number) for change in segment.changes))
+    output.args = (tuple(results[slot] for slot in slots),)
+    others = [slot for slot in backward.signature.incoming if slot not in segment.tangents]
     erase_dependents(graph, [placeholders[slot] for slot in others])
     erase_effects(graph, number)
     remove_dead_code(graph)
     own = needed_inputs(placeholders, segment.tangents)
     for slot in placeholders.keys() - set(own):
         graph.erase_node(placeholders[slot])
-    return GraphHalf(LazyGraphModule(backward.module, graph), GraphSignature(tuple(own), segment.gradients))
+    return GraphHalf(LazyGraphModule(backward.module, graph), GraphSignature(tuple(own), slots))
 
 
 def erase_dependents(graph: fx.Graph, sources: Sequence[fx.Node]) -> None:

@@ -102,7 +102,8 @@ class Attach:
 
     `watched_inputs` (by position) and `watched_results` are tensors that eager would save, with a bit mask of the nodes that
     do: their versions are to stay. So are `watched_members`, inputs in shared memory that the function changes, with the
-    mask and by how much their version is higher after the call.
+    mask and by how much their version is higher after the call. `memory` is what backwards change in place, as far as this
+    one reads or changes it.
     `backward` names what the node runs. `grad_mode` is the mode that the node must be made in, or `None` if the caller's is
     right.
     """
@@ -117,6 +118,7 @@ class Attach:
     watched_inputs: tuple[tuple[int, int], ...] = ()
     watched_results: tuple[tuple[str, int], ...] = ()
     watched_members: tuple[tuple[str, int, int], ...] = ()
+    memory: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

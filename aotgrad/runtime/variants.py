@@ -20,7 +20,7 @@ from aotgrad import op_table, torch_compat
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
-from aotgrad.slots import Gradient, GraphSignature
+from aotgrad.slots import Gradient, GraphSignature, Memory
 from aotgrad.symbols import bound_symbol, symbols_of
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class VariantCache:
         return self.whole
 
     def full_key(self) -> VariantKey:
-        return VariantKey((True,) * len(self.full.signature.tangents), (True,) * len(self.gradients))
+        return VariantKey((True,) * len(self.full.signature.incoming), (True,) * len(self.gradients))
 
     def make(self, key: VariantKey) -> Variant:
         """Compile the variant of `key`.
@@ -140,7 +140,7 @@ class VariantCache:
         placeholders = dict(
             zip(self.full.signature.inputs, self.full.module.graph.find_nodes(op="placeholder"), strict=True)
         )
-        tangents = dict(zip(self.full.signature.tangents, key.tangents, strict=True))
+        tangents = dict(zip(self.full.signature.incoming, key.tangents, strict=True))
         missing = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
         undefined = undefined_outputs(self.full.module.graph, missing, [placeholders[slot] for slot in tangents])
         return frozenset(k for k, is_undefined in enumerate(undefined) if is_undefined)
@@ -186,7 +186,7 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
     """
     wanted = {gradient for gradient, is_wanted in zip(gradients, key.gradients, strict=True) if is_wanted}
     graph, placeholders = copy_graph(full)
-    tangents = dict(zip(full.signature.tangents, key.tangents, strict=True))
+    tangents = dict(zip(full.signature.incoming, key.tangents, strict=True))
     undefined = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
     remove_undefined(graph, undefined, [placeholders[slot] for slot in tangents])
     keep_outputs(graph, full.signature.outputs, wanted)
@@ -216,10 +216,10 @@ def copy_graph(half: GraphHalf) -> tuple[fx.Graph, dict[Any, fx.Node]]:
 
 
 def keep_outputs(graph: fx.Graph, slots: Sequence[Any], wanted: set[Gradient]) -> None:
-    """Return `None` in place of gradients that are not wanted."""
+    """Return `None` in place of gradients that are not wanted. What is left in memory does not depend on who wants what."""
     (output,) = graph.find_nodes(op="output")
     pairs = zip(slots, output.args[0], strict=True)
-    output.args = (tuple(node if slot in wanted else None for slot, node in pairs),)
+    output.args = (tuple(node if slot in wanted or isinstance(slot.of, Memory) else None for slot, node in pairs),)
 
 
 def remove_dead_code(graph: fx.Graph) -> None:

@@ -231,6 +231,35 @@ def some_saved_tensors(ctx: Any, positions: Sequence[int]) -> list[torch.Tensor]
     return [saved[position].unpack() for position in positions]
 
 
+def saved_by_function(node: Any) -> list[Any]:
+    """What a custom function has saved, without its own outputs, and without what a saved-tensor hook has packed."""
+    if (closure := _closure_of_dynamo(node)) is not None:
+        return [closure["saved_values"][k] for k in closure.get("saved_for_backward_idx", ())]
+    found: list[torch.Tensor] = []
+    for saved in node._raw_saved_tensors:
+        with contextlib.suppress(RuntimeError):
+            found += [saved.unpack()] if saved.unpack_hook is None else []
+    return found
+
+
+def kept_by_function(node: Any) -> list[Any]:
+    """What a custom function keeps as attributes of `ctx`."""
+    if (closure := _closure_of_dynamo(node)) is not None:
+        saved = closure.get("saved_for_backward_idx", ())
+        return [value for k, value in enumerate(closure["saved_values"]) if k not in saved]
+    return pytree.tree_leaves(vars(node))
+
+
+def _closure_of_dynamo(node: Any) -> dict[str, Any] | None:
+    """The variables of the custom function that Dynamo makes of another one; `None` for others."""
+    function = node._forward_cls
+    if function.__name__ != "ApplyTemplate" or not hasattr(function.forward, "__closure__"):
+        return None
+    pairs = zip(function.forward.__code__.co_freevars, function.forward.__closure__ or (), strict=True)
+    found = {name: cell.cell_contents for name, cell in pairs}
+    return found if found.get("saved_values") is not None else None
+
+
 def unpack_hook(ctx: Any, position: int) -> Callable[[], torch.Tensor] | None:
     """What makes a saved tensor that a saved-tensor hook has packed, or `None` if none has."""
     saved = ctx._raw_saved_tensors[position]

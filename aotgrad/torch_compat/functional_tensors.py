@@ -39,6 +39,19 @@ def from_functional(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.from_functional()
 
 
+def replace_value(tensor: torch.Tensor, fake: torch.Tensor) -> None:
+    """Let the whole memory of a functional tensor, which is no view, hold another value, also for its views."""
+    torch._functionalize_replace(tensor.elem, fake)
+    torch._functionalize_commit_update(tensor.elem)
+    torch._sync(tensor)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A functional tensor of which `tensor` is a view, itself none to functionalization; `None` if it is not known."""
+    candidates = (tensor, tensor._base)
+    return next((each for each in candidates if each is not None and not recorded_views(each)), None)
+
+
 def with_recorded_views(tensor: torch.Tensor, base: torch.Tensor, skipped: int = 0) -> torch.Tensor:
     """`base`, viewed as the functional tensor `tensor` views the base of its storage, but for the first `skipped` views."""
     from torch._C import _functionalization
@@ -56,6 +69,11 @@ def recorded_views(tensor: torch.Tensor) -> list[Any]:
 def is_traced(value: Any) -> bool:
     """Whether a value belongs to a trace."""
     return isinstance(value, (FunctionalTensor, FakeTensor))
+
+
+def is_functional(value: Any) -> bool:
+    """Whether a value is a tensor of a trace, as the function sees it."""
+    return isinstance(value, FunctionalTensor)
 
 
 def any_functional(tensors: Sequence[Any]) -> bool:

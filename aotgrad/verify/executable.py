@@ -60,7 +60,7 @@ def check_segments(segments: Sequence[BackwardSegment], halves: Sequence[GraphHa
         return
     for number, (segment, half) in enumerate(zip(segments, halves, strict=True)):
         name = f"segment {number}"
-        yield from same_slots(f"the tangents of the graph of {name}", half.signature.tangents, "its own", segment.tangents)
+        yield from same_slots(f"the tangents of the graph of {name}", half.signature.incoming, "its own", segment.tangents)
         for gradient in segment.gradients:
             if gradient not in half.signature.outputs:
                 yield f"the graph of {name} does not compute the {gradient}"

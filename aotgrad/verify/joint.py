@@ -10,7 +10,7 @@ import torch.fx as fx
 
 from aotgrad.ir import JointGraph
 from aotgrad.printing import type_text
-from aotgrad.slots import Cut, Gradient, GraphSignature, OldInput, Primal, ReturnedView, Tangent, UpdatedInput
+from aotgrad.slots import Cut, Gradient, GraphSignature, Memory, OldInput, Primal, ReturnedView, Tangent, UpdatedInput
 from aotgrad.verify.common import (
     Problems,
     check_graph,
@@ -39,7 +39,9 @@ def check_joint(joint: JointGraph) -> Problems:
     for gradient, node in zip(signature.outputs, results_of(joint.module), strict=True):
         if isinstance(gradient, Gradient) and not is_detour(gradient, signature):
             target: Any = gradient.of
-            like = types[target if isinstance(target, Primal) else Tangent(target)]
+            place = joint.memory[target.index] if isinstance(target, Memory) else None
+            key = target if isinstance(target, Primal) else place if isinstance(place, Tangent) else Tangent(target)
+            like = types[key]
             yield from check_gradient(gradient, node, like)
 
 
@@ -60,7 +62,7 @@ def check_results(signature: GraphSignature) -> Problems:
     yield from without_repeats("result", signature.forward_results)
     yield from without_repeats("tangent", signature.tangents)
     yield from without_repeats("gradient", signature.gradients)
-    for tangent in signature.tangents:
+    for tangent in signature.incoming:
         if tangent.of not in signature.forward_results and not isinstance(tangent.of, Cut):
             yield f"{tangent}: the graph returns no {tangent.of}"
 
@@ -71,12 +73,12 @@ def check_segments(joint: JointGraph) -> Problems:
     A backward of one segment has one gradient a primal; some may be `None`, which are not the segment's.
     """
     signature, segments = joint.signature, joint.segments
-    yield from same_set("tangents of segments", [t for s in segments for t in s.tangents], signature.tangents)
+    yield from same_set("tangents of segments", [t for s in segments for t in s.tangents], signature.incoming)
     if len(segments) == 1:
         views = [gradient for gradient in signature.gradients if is_detour(gradient, signature)]
-        yield from same_set("gradients", signature.gradients, (*map(Gradient, signature.primals), *views))
+        yield from same_set("gradients", signature.outgoing, (*map(Gradient, signature.primals), *views))
     elif segments:
-        yield from same_set("gradients of segments", [g for s in segments for g in s.gradients], signature.gradients)
+        yield from same_set("gradients of segments", [g for s in segments for g in s.gradients], signature.outgoing)
     tangents = [(number, tangent) for number, segment in enumerate(segments) for tangent in segment.tangents]
     segment_of: dict[Any, int] = {tangent.of: number for number, tangent in tangents}
     for number, segment in enumerate(segments):
