@@ -175,7 +175,7 @@ class CapturedFunction:
             HigherOrderError: an earlier backward has changed what the forward has read.
         """
         for index, is_read in self.changed_later.items():
-            if is_read and torch_compat.version_of(call.primals[index]) != call.versions[index]:
+            if is_read and index in needed and torch_compat.version_of(call.primals[index]) != call.versions[index]:
                 raise HigherOrderError(
                     f"create_graph=True needs the value that input {self.capture.convention.argument_of(index)} had in the "
                     "call, and an earlier backward has changed it in place; read a clone() of it in the forward, made "

@@ -340,10 +340,19 @@ def _append_backward(
 def _without_idle_segments(
     capture: Capture, segmentation: Segmentation, found: FoundGradients
 ) -> tuple[Segmentation, FoundGradients]:
-    """Leave out segments that no gradient comes to: a custom function returns none for some of its inputs."""
+    """Leave out segments that no gradient comes to: a custom function returns none for some of its inputs.
+
+    Raises:
+        CaptureError: such a segment changes something in place.
+    """
     alive = sorted(set(found.entry.values()))
     if len(alive) == segmentation.count:
         return segmentation, found
+    if any(segmentation.segment_of[node] not in alive for node in segmentation.alone):
+        raise CaptureError(
+            "the backward of an autograd function changes a tensor in place, and gets no gradient, since that of another one "
+            "returns None; return zeros there"
+        )
     number = {old: new for new, old in enumerate(alive)}
     gradients = {replace(slot, segment=number[slot.segment or 0]): value for slot, value in found.gradients.items()}
     if len(alive) == 1:

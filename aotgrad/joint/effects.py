@@ -215,16 +215,19 @@ class Effects:
 
     def memory(self, tangents: Mapping[fx.Node, Tangent]) -> list[Place | Tangent]:
         """Where each memory is found: the cells, then the gradients that are written to."""
-        written = [tangents[write.to] for write in self.writes if isinstance(write.to, fx.Node)]
+        written = [tangents[write.to] for write in self.writes if write.to in tangents]
         return [*(cell.place for cell in self.cells.values()), *written]
 
     def outcome(
         self, tangents: Mapping[fx.Node, Tangent], segment_of: Mapping[Any, int]
     ) -> Iterator[tuple[int, ChangedMemory, fx.Node]]:
-        """For each write the segment that does it, what it is to, and the new value."""
+        """For each write the segment that does it, what it is to, and the new value.
+
+        The trace runs what stands behind the function's inputs, too, with zeros: another function of which one is a result.
+        """
         numbers: dict[Any, int] = {storage: k for k, storage in enumerate(self.cells)}
         numbers |= {place: k for k, place in enumerate(self.memory(tangents)) if isinstance(place, Tangent)}
-        for write in self.writes:
+        for write in (write for write in self.writes if write.by in segment_of):
             tangent = tangents[write.to] if isinstance(write.to, fx.Node) else None
             memory = Memory(numbers[write.to if tangent is None else tangent])
             yield segment_of[write.by], ChangedMemory(memory, write.version_bumps, tangent), write.value

@@ -221,6 +221,7 @@ def joint_text(joint: JointGraph) -> str:
         **{Primal(i): "parameter or buffer" for i in joint.static_inputs},
         **{Primal(i): "overwritten after the forward" for i in joint.mutated_inputs},
         **{Primal(i): "updated buffer" for i in joint.static_inputs & joint.mutated_inputs},
+        **{place: f"memory {k}, which the backward changes" for k, place in enumerate(joint.memory)},
     }
     name = "joint" if joint.differentiable else "inference"
     text = graph_text(name, joint.module, joint.signature, notes, first_for_backward(joint))

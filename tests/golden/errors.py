@@ -645,6 +645,106 @@ def gradient_through_an_old_value():
     torch.autograd.grad(scale(y[:2], y).sum(), x, create_graph=True)
 
 
+class Counting(torch.autograd.Function):
+    """Counts its backwards in a tensor."""
+
+    @staticmethod
+    def forward(ctx, x, count):
+        ctx.count = count
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.count.add_(1)
+        return gradient * 2, None
+
+
+class Transposing(torch.autograd.Function):
+    """Transposes a tensor in the backward that it has not made."""
+
+    @staticmethod
+    def forward(ctx, x, other):
+        ctx.other = other
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.other.t_()
+        return gradient * 2, None
+
+
+@error_case
+def backward_that_changes_a_closure():
+    """The backward of an autograd function changes a tensor that is no argument."""
+    count = torch.zeros(3)
+    aotgrad.aot_function(lambda x: Counting.apply(x, count), aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def backward_that_changes_shared_memory():
+    """The backward of an autograd function changes an argument that shares memory with another one."""
+    memory = torch.zeros(4)
+    count = aotgrad.aot_function(lambda x, count, other: Counting.apply(x, count) + other, aotgrad.nop)
+    count(torch.ones(3, requires_grad=True), memory[1:], memory[:3])
+
+
+@error_case
+def backward_that_transposes_an_argument():
+    """The backward of an autograd function changes the strides of an argument."""
+    transposing = aotgrad.aot_function(Transposing.apply, aotgrad.nop)
+    transposing(torch.ones(3, requires_grad=True), torch.ones(2, 3))
+
+
+@error_case
+def backward_that_gets_no_gradient():
+    """The backward of an autograd function changes a tensor, and that of another one gives it no gradient."""
+
+    class Ends(Counting):
+        @staticmethod
+        def backward(ctx, gradient):
+            return None, None
+
+    count = aotgrad.aot_function(lambda x, count: Ends.apply(Counting.apply(x.sin(), count), count) + x, aotgrad.nop)
+    count(torch.ones(3, requires_grad=True), torch.zeros(3))
+
+
+@error_case
+def gradient_beside_a_changed_result():
+    """A gradient of a gradient of a function whose backward changes its result."""
+
+    def function(x):
+        count = x.detach() * 2
+        return Counting.apply(x.sin(), count), count
+
+    x = torch.ones(3, requires_grad=True)
+    torch.autograd.grad(aotgrad.aot_function(function, aotgrad.nop)(x)[0].sum(), x, create_graph=True)
+
+
+@error_case
+def gradient_after_a_change_of_what_was_read():
+    """Two gradients of gradients of a function that reads what its backward changes."""
+    x, count = torch.ones(3, requires_grad=True), torch.ones(3)
+    y = aotgrad.aot_function(lambda x, count: Counting.apply((x + count).exp(), count), aotgrad.nop)(x, count)
+    for _ in range(2):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+@error_case
+def gradient_after_a_change_with_a_history():
+    """Two gradients of gradients, of which the first has given a history to what the backward changes."""
+
+    class Summing(Counting):
+        @staticmethod
+        def backward(ctx, gradient):
+            ctx.count.add_(gradient)
+            return gradient * 2, None
+
+    x, count = torch.ones(3, requires_grad=True), torch.ones(3)
+    y = aotgrad.aot_function(lambda x, count: Summing.apply(x.sin(), count).exp(), aotgrad.nop)(x, count)
+    for _ in range(2):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
 @error_case
 def gradient_beside_an_overwritten_value():
     """A gradient of a gradient beside a value that was overwritten in a view: what exactly raises is not known."""

@@ -89,6 +89,26 @@ def shared_memory_in_an_export():
     export_simple(lambda x, y: [x.mul_(2) + y], memory[:4], memory[2:])
 
 
+class Counting(torch.autograd.Function):
+    """Counts its backwards in a tensor."""
+
+    @staticmethod
+    def forward(ctx, weight, count):
+        ctx.count = count
+        return weight * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.count.add_(1)
+        return gradient * 2, None
+
+
+@error_case
+def backward_with_an_effect_in_an_export():
+    """An exported function has a backward that changes an argument."""
+    export(lambda weight, x: (Counting.apply(weight, x).sum(),))
+
+
 @error_case
 def simple_export_of_nested_arguments():
     """The simple form is asked for of a function that takes a list."""

@@ -39,6 +39,24 @@ def custom_function(x):
     return Cube.apply(x)
 
 
+class Recipe(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, history):
+        ctx.history = history
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.history.copy_(torch.maximum(ctx.history, gradient.abs()))
+        return gradient / ctx.history, None
+
+
+@case("joint", "runtime", args=["f32[3] requires_grad", "f32[3]"], helpers=[Recipe])
+def backward_that_changes_a_buffer(x, history):
+    """What a backward changes in place: its node is a segment, which gets the memory as it is then and gives a new value."""
+    return Recipe.apply(x.sin(), history).exp()
+
+
 @case("analysis", "joint", args=["f32[3] requires_grad"], helpers=[ScaledGradientView])
 def custom_function_view(x):
     """A view made by a custom function is returned by the graph: to replay the view op would lose its backward."""
