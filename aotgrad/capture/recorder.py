@@ -52,10 +52,16 @@ class Recorder(PythonKeyTracer):
         if kind != "call_function":
             return node
         if self._attributed is not None:
-            node.meta.update(self._attributed, autograd_backward=True)
+            self._attribute(node)
         else:
             self._record_origin(node)
         return node
+
+    def _attribute(self, node: fx.Node) -> None:
+        """Note that a node is the backward of an op; one that makes again what a checkpoint has dropped is not its own."""
+        node.meta.update(self._attributed or {}, autograd_backward=True)
+        if node.meta.get("own_backward") and torch_compat.saves_in_another_way():
+            del node.meta["own_backward"]
 
     def graphs(self) -> list[fx.Graph]:
         """The graph, and those of the functions that its higher-order ops get."""
@@ -66,7 +72,7 @@ class Recorder(PythonKeyTracer):
         torch_compat.copy_current_meta(node.meta, op)
         if self._attributed is not None:
             node.meta["seq_nr"] = torch_compat.sequence_nr() - 1
-            node.meta.update(self._attributed, autograd_backward=True)
+            self._attribute(node)
         else:
             self._record_origin(node)
 

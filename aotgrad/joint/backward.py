@@ -122,9 +122,9 @@ def recorded_forward(capture: Capture, results: Sequence[Result]) -> RecordedFor
 
 
 def _tag_effects(graph: fx.Graph) -> None:
-    """Tag effects of the backward: one that reads no tangent could as well be one of the forward."""
+    """Tag effects and draws of the backward: one that reads no tangent could as well be one of the forward."""
     for node in graph.nodes:
-        if node.meta.get("autograd_backward") and op_table.has_effect(node.target):
+        if node.meta.get("autograd_backward") and op_table.is_kept_when_dead(node.target):
             node.meta["partitioner_tag"] = "is_backward"
 
 
@@ -612,7 +612,7 @@ def _reject_recomputed_randomness(capture: Capture, tangents: Sequence[torch.Ten
     for node in capture.trace.graph.nodes:
         if dependent.intersection(node.all_input_nodes):
             dependent.add(node)
-        elif node.meta.get("autograd_backward") and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        elif is_of_another_op(node) and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise CaptureError(
                 f"{node.target} runs again while gradients are computed and would draw other numbers than in the forward "
                 "(torch.utils.checkpoint around dropout?); use torch.compile, which keeps such a region as one op, or "
@@ -620,20 +620,23 @@ def _reject_recomputed_randomness(capture: Capture, tangents: Sequence[torch.Ten
             )
 
 
+def is_of_another_op(node: fx.Node) -> bool:
+    """Whether a node of the backward is not what a custom function does there by itself: what it has saved is made again."""
+    return bool(node.meta.get("autograd_backward")) and not node.meta.get("own_backward")
+
+
 def _erase_gradients(graph: fx.Graph, forward: set[fx.Node]) -> None:
     """Erase the tangents that are not in `forward`, what was computed of them, and what would run though nobody needs it.
 
     Other nodes stay, and are dead: saved values that a backward looked at are made again in the graph.
     """
-    erased = dict.fromkeys(node for node in graph.find_nodes(op="placeholder") if node not in forward)
+    made = [node for node in graph.nodes if node not in forward]
+    erased = dict.fromkeys(n for n in made if n.op == "placeholder" or op_table.is_kept_when_dead(n.target))
     for node in graph.nodes:
         if any(source in erased for source in node.all_input_nodes):
             erased[node] = None
-    for node in reversed(erased):
+    for node in (node for node in reversed(graph.nodes) if node in erased):
         torch_compat.erase_with_name(graph, node)
-    for node in reversed(graph.nodes):
-        if node not in forward and not node.users and op_table.is_kept_when_dead(node.target):
-            torch_compat.erase_with_name(graph, node)
 
 
 def result_of(capture: Capture, meta: ViewAndMutationMeta, slot: ForwardResult) -> Result:
@@ -771,6 +774,8 @@ def _attribution(trace: OpenTrace, node: Any, segment: int | None, last: LastNod
     origin = trace.origin_of(torch_compat.node_sequence_nr(node))
     if segment is not None:
         origin = {**origin, "segment": segment}
+    if torch_compat.is_custom_node(node):
+        origin = {**origin, "own_backward": True}
 
     def attribute(_: Any) -> None:
         last.node = node

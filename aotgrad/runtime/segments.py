@@ -56,7 +56,8 @@ def erase_dependents(graph: fx.Graph, sources: Sequence[fx.Node]) -> None:
 
 
 def erase_effects(graph: fx.Graph, number: int) -> None:
-    """Erase the effects of other segments than `number` that no value depends on; they need not read a tangent."""
+    """Erase the effects and draws of other segments than `number`, which need not read a tangent, and what they lead to."""
+    others = {node for node in graph.nodes if node.meta.get("segment", number) != number}
     for node in reversed(graph.nodes):
-        if node.meta.get("segment", number) != number and not node.users and op_table.has_effect(node.target):
+        if node in others and not node.users and node.op != "placeholder":
             graph.erase_node(node)

@@ -63,6 +63,7 @@ from aotgrad.torch_compat.autograd import (
     saved_by_function,
     saved_tensors,
     saves_a_value,
+    saves_in_another_way,
     sequence_nr,
     set_defaults,
     some_saved_tensors,

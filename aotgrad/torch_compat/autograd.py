@@ -272,6 +272,11 @@ def release_saved_tensors(ctx: Any) -> None:
         ctx.maybe_clear_saved_tensors()
 
 
+def saves_in_another_way() -> bool:
+    """Whether saved-tensor hooks are on: so they are while a checkpointed region runs again."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 @contextlib.contextmanager
 def hidden_saved_tensor_hooks() -> Iterator[None]:
     """Inside, the caller's saved-tensor hooks do not see what is saved."""

@@ -444,8 +444,29 @@ class Draws(Function):
         return gradient * torch.rand_like(ctx.buffer), None
 
 
+class DrawsAlone(Draws):
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.buffer.add_(torch.rand(3, 3))
+        return gradient * torch.rand(3, 3), None
+
+
+class OnlyDraws(Draws):
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.rand(3, 3), None
+
+
 def draws(x, buffer):
     return Draws.apply(x.cos(), buffer) * torch.rand_like(x)
+
+
+def draws_alone(x, buffer):
+    return DrawsAlone.apply(x.cos(), buffer) * torch.rand_like(x)
+
+
+def only_draws(x, buffer):
+    return OnlyDraws.apply(x.cos(), buffer) * torch.rand_like(x), OnlyDraws.apply(x.exp(), buffer).sum()
 
 
 @every_backend
@@ -462,8 +483,10 @@ def test_a_hook_writes(function: Callable, use: Use, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["nop", "eager", "dynamo"])
-def test_random_numbers_in_it(backend: str) -> None:
-    assert_alike(draws, retained, x_and_buffer, backend)
+@pytest.mark.parametrize("use", [once, retained, each_result], ids=lambda use: use.__name__)
+@pytest.mark.parametrize("function", [draws, draws_alone, only_draws], ids=lambda f: f.__name__)
+def test_random_numbers_in_it(function: Callable, use: Use, backend: str) -> None:
+    assert_alike(function, use, x_and_buffer, backend)
 
 
 @every_backend
