@@ -194,6 +194,7 @@ class Capture:
     `hooked_nodes` are the autograd nodes that hooks of other tensors belong to.
     `hidden_reshapes` are the inputs whose size or stride was changed in place under `no_grad`.
     `joins` are tensors whose gradients are those of an input; see `capture/joins.py`.
+    `new_leaves` are the inputs that the function has told to require grad.
     `values` are what the function, and the backward, asked about values; see `capture/values.py`.
     """
 
@@ -213,6 +214,7 @@ class Capture:
     hooked_nodes: frozenset[Any] = frozenset()
     hidden_reshapes: frozenset[int] = frozenset()
     values: AskedValues | None = None
+    new_leaves: frozenset[int] = frozenset()
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
@@ -490,6 +492,7 @@ class ViewAndMutationMeta:
     `inputs[k]` is `None` for inputs that are not tensors, and for synthetic bases: their members say what happened.
     `grad_mode_after` is the grad mode that the function left behind, or `None` if it did not change it. `versions` are the
     version counters of results that the function changed in place after it had made them; those of the others are 0.
+    `new_leaves` are the outputs that the function has made, or detached, and then told to require grad.
     """
 
     inputs: tuple[InputAliasInfo | None, ...]
@@ -497,6 +500,7 @@ class ViewAndMutationMeta:
     bases: tuple[BaseInfo, ...]
     grad_mode_after: bool | None
     versions: tuple[tuple[ForwardResult, int], ...] = ()
+    new_leaves: frozenset[int] = frozenset()
 
     def forward_results(self) -> tuple[ForwardResult, ...]:
         """What the forward graph returns, in the order that backends rely on."""

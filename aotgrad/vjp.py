@@ -120,11 +120,16 @@ class CapturedFunction:
                 self.reject_old_value(index)
 
     def reject_lost_changes(self) -> None:
-        """Raise if a backward changes something in place that a vjp has not got as an input.
+        """Raise if a backward changes something in place that a vjp has not got as an input, or ends at what it has not got.
 
         Raises:
             HigherOrderError: what it is.
         """
+        if self.meta.new_leaves or self.capture.new_leaves:
+            raise HigherOrderError(
+                "create_graph=True, and the function makes a leaf that requires grad, which it would make once more; make it "
+                "outside of the compiled function"
+            )
         for place in self.joint.memory:
             if (isinstance(place, Primal) and place.index not in self.mutated_inputs) or isinstance(place, Tangent):
                 continue

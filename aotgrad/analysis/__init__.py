@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aotgrad.analysis.inputs import analyze_inputs
-from aotgrad.analysis.outputs import analyze_outputs
+from aotgrad.analysis.outputs import analyze_outputs, new_leaves
 from aotgrad.analysis.versions import versions_of_results
 from aotgrad.errors import AOTGradError, CaptureError, EagerError
 from aotgrad.ir import Capture, ViewAndMutationMeta
@@ -26,7 +26,8 @@ def analyze(capture: Capture) -> ViewAndMutationMeta:
     except RuntimeError as error:
         raise CaptureError(f"a view of what was changed in place cannot be made again: {error}") from error
     changed = capture.grad_mode_after != capture.grad_mode_before
-    return ViewAndMutationMeta(inputs, outputs, bases, capture.grad_mode_after if changed else None, versions)
+    grad_mode = capture.grad_mode_after if changed else None
+    return ViewAndMutationMeta(inputs, outputs, bases, grad_mode, versions, new_leaves(capture))
 
 
 __all__ = ["analyze"]

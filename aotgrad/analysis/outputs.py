@@ -67,6 +67,14 @@ CONSTANTS = (
 )
 
 
+def new_leaves(capture: Capture) -> frozenset[int]:
+    """The outputs that start a history of their own."""
+    arguments = set(map(id, capture.arguments))
+    outputs = enumerate(capture.outputs[: capture.returned])
+    tensors = ((k, value) for k, value in outputs if torch_compat.is_functional(value) and id(value) not in arguments)
+    return frozenset(k for k, value in tensors if is_new_leaf(value))
+
+
 def analyze_outputs(
     capture: Capture, inputs: Sequence[InputAliasInfo | None]
 ) -> tuple[tuple[OutputAliasInfo, ...], tuple[BaseInfo, ...]]:
@@ -247,11 +255,6 @@ class _Outputs:
     def single(self, position: int) -> OutputAliasInfo:
         value = self.capture.outputs[position]
         reject_lost_conjugation(position, value)
-        if value.requires_grad and value.grad_fn is None and value._base is None:
-            raise UnsupportedOutputError(
-                "an output is a leaf that requires grad and was made inside the function; every call would have to make a "
-                "new one. Make it outside, or return a detached tensor"
-            )
         if value.layout is not torch.strided and value.requires_grad:
             raise UnsupportedOutputError(
                 f"an output that requires grad has the layout {value.layout}; return a dense tensor, or detach() it"
@@ -259,7 +262,8 @@ class _Outputs:
         root, steps = chain_from(self.capture.trace.node_of(value))
         if root.meta["val"].layout is not torch.strided and steps:
             self.reject_alias_of_a_sparse_tensor(position, root)
-        return UnsafeViewAlias(value.requires_grad) if steps else NonAlias(value.requires_grad)
+        has_history = value.requires_grad and not is_new_leaf(value)
+        return UnsafeViewAlias(has_history) if steps else NonAlias(has_history)
 
     def reject_alias_of_a_sparse_tensor(self, position: int, root: fx.Node) -> None:
         """Raise for the values, indices, ... of a sparse tensor that the caller has, too.
@@ -280,7 +284,7 @@ class _Outputs:
             reject_lost_conjugation(members[0], base)
         own_base = next((p for p in members if self.capture.outputs[p] is base), None)
         if own_base is not None:
-            self.infos[own_base] = NonAlias(self.capture.outputs[own_base].requires_grad)
+            self.infos[own_base] = NonAlias(self.capture.outputs[own_base].grad_fn is not None)
         else:
             self.bases.append(BaseInfo(base is not None and base.requires_grad, root, base))
         counted = self.most_shared_counter(members) if base is None else base
@@ -374,7 +378,7 @@ class _Outputs:
 
         An alias by `.data` shows in its version counter, which is not that of `counted`: the base, or what counts with it.
         """
-        detached = base.requires_grad and not value.requires_grad
+        detached = base.requires_grad and (not value.requires_grad or is_new_leaf(value))
         if detached and not detaches(steps):
             steps = (DETACH_STEP, *steps)
         if not shares_version(value, base if counted is None else counted):
@@ -402,7 +406,7 @@ class _Outputs:
         A view made under `no_grad` has no `grad_fn`, although torch reports its base's `requires_grad` for it.
         """
         may_require_grad = base.requires_grad and not detached
-        if value.requires_grad and not may_require_grad:
+        if value.requires_grad and not may_require_grad and not is_new_leaf(value):
             raise UnsupportedAliasingError(
                 f"output {position} requires grad, but shares memory with a tensor that does not (a detached alias on "
                 "which requires_grad_() was called?); return a clone() of it"
@@ -419,6 +423,11 @@ class _Outputs:
             return None if natural == wanted else wanted
         has_history = value.grad_fn is not None
         return None if natural == has_history else has_history
+
+
+def is_new_leaf(value: torch.Tensor) -> bool:
+    """Whether an output that is no input starts a history of its own."""
+    return value.requires_grad and value.grad_fn is None and value._base is None
 
 
 def is_reshaped_alias(value: torch.Tensor, steps: Sequence[ViewStep]) -> bool:

@@ -25,7 +25,7 @@ from aotgrad.capture.hooks import NotedHooks, take_hooks, take_hooks_of_views
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.values import ValueReads
 from aotgrad.errors import AOTGradError, CaptureError, add_note
-from aotgrad.ir import CallingConvention, Capture, InputSpec, MemberInput, SymInput, TensorInput
+from aotgrad.ir import CallingConvention, Capture, InputHook, InputSpec, MemberInput, SymInput, TensorInput
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.torch_compat import FakeTensorMode
 from aotgrad.value_guards import Level
@@ -228,7 +228,8 @@ def capture_function(
         trace.reject_stale_memory([*outputs, *arguments])
         reject_other_generators(trace.graph)
         grad_mode_after = torch.is_grad_enabled()
-        hooks = take_hooks(arguments)
+        new_leaves = inputs_that_come_to_require_grad(convention.inputs, arguments)
+        hooks = (*(InputHook(k, "requires_grad_", ()) for k in sorted(new_leaves)), *take_hooks(arguments))
         of_views = take_hooks_of_views(outputs, arguments)
         returned = len(outputs)
         outputs += tuple(ages.used_views(views, arguments, outputs))
@@ -236,8 +237,18 @@ def capture_function(
     modes = grad_mode_before, grad_mode_after
     joined = joins.positions(joined, arguments)
     hooked = frozenset(noted.nodes)
-    made = (hooks, joined, of_views, older, hooked, frozenset(reshaped.hidden), values)
+    made = (hooks, joined, of_views, older, hooked, frozenset(reshaped.hidden), values, new_leaves)
     return Capture(trace, convention, primals, arguments, before, outputs, returned, *modes, *made)
+
+
+def inputs_that_come_to_require_grad(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> frozenset[int]:
+    """The inputs that are leaves, and require grad now, and did not."""
+    tensors = [(k, spec, value) for k, (spec, value) in enumerate(zip(inputs, arguments, strict=True)) if is_plain(spec)]
+    return frozenset(k for k, spec, value in tensors if value.requires_grad and value.is_leaf and not spec.requires_grad)
+
+
+def is_plain(spec: InputSpec) -> bool:
+    return isinstance(spec, TensorInput)
 
 
 def views_of_leaves(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> list[torch.Tensor]:

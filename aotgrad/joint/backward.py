@@ -157,6 +157,7 @@ class View:
 
 def views_outside(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
     """Returned views, and inputs that the call makes views of what they were: of another size, or of written memory."""
+    yield from new_leaves(capture, meta)
     for index in meta.replayed_views():
         live, inside, base = capture.outputs[index], meta.input_behind(index), meta.result_behind(index)
         bases = () if base is None else (base,)
@@ -171,6 +172,13 @@ def views_outside(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]
             yield from _views_of_member(capture, index)
         elif info.mutation is MutationType.METADATA_ONLY and not info.hidden_from_autograd:
             yield View(UpdatedInput(index), torch_compat.gradient_edge(live), ())
+
+
+def new_leaves(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
+    """The outputs at which gradients end. One object that is returned twice is one leaf."""
+    leaves = {id(capture.outputs[index]): index for index in sorted(meta.new_leaves, reverse=True)}
+    for index in sorted(leaves.values()):
+        yield View(ReturnedView(index), torch_compat.gradient_edge(capture.outputs[index]), ())
 
 
 def _updated(capture: Capture, index: int) -> tuple[UpdatedInput, ...]:
@@ -350,8 +358,8 @@ def _without_idle_segments(
         return segmentation, found
     if any(segmentation.segment_of[node] not in alive for node in segmentation.alone):
         raise CaptureError(
-            "the backward of an autograd function changes a tensor in place, and gets no gradient, since that of another one "
-            "returns None; return zeros there"
+            "the backward of an autograd function changes a tensor in place, and gets no gradient, since that of another "
+            "one returns None; return zeros there"
         )
     number = {old: new for new, old in enumerate(alive)}
     gradients = {replace(slot, segment=number[slot.segment or 0]): value for slot, value in found.gradients.items()}
@@ -664,7 +672,7 @@ def reject_foreign_leaves(capture: Capture, roots: Sequence[torch.Tensor]) -> No
     Raises:
         CaptureError: a tensor that requires grad was closed over, or made inside the function.
     """
-    known = {id(primal) for primal in capture.primals}
+    known = {id(leaf) for leaf in (*capture.primals, *capture.outputs[: capture.returned])}
     for node in autograd_nodes(roots):
         leaf = getattr(node, "variable", None)
         if leaf is not None and id(leaf) not in known:
@@ -684,11 +692,11 @@ def _gradients(
     segment_of: Mapping[Any, int] = NO_SEGMENTS,
 ) -> list[torch.Tensor | None]:
     """One gradient a primal, `None` where there is none. The gradients of `ends` are computed besides."""
-    wanted = [i for i, spec in enumerate(capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
+    wanted = [i for i, primal in enumerate(capture.primals) if isinstance(primal, torch.Tensor) and primal.requires_grad]
     gradients: list[torch.Tensor | None] = [None] * capture.convention.placeholder_count
     roots = [result.differentiable for result in outputs]
     reject_foreign_leaves(capture, roots)
-    if not outputs or not wanted:
+    if not outputs or not (wanted or ends):
         return gradients
     inputs = [*(capture.primals[i] for i in wanted), *ends]
     watched = effects.watched(autograd_nodes(roots))

@@ -305,6 +305,8 @@ class _Emitter:
             lines += [] if views else [f"{step.name} = {base}"]
         yield f"# {step.replay.reason}"
         yield from in_grad_mode(step.replay.grad_mode, [*lines, *self.view_calls(step.name, base, views)])
+        if step.is_leaf:
+            yield f"{step.name}.requires_grad_()"
 
     def view_calls(self, name: str, base: str, views: Sequence[ViewStep]) -> Iterator[str]:
         """The lines that make the views of a chain, one after the other."""

@@ -16,6 +16,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.ir import (
+    GRAPH_OUTPUTS,
     AliasOfInput,
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
@@ -147,6 +148,7 @@ class _PlanBuilder:
             *self.started_versions(),
             *self.inference_results(),
             *self.custom_views(),
+            *self.new_leaves(),
             *self.attach(),
             *self.mutations(),
             *self.outputs(),
@@ -364,9 +366,10 @@ class _PlanBuilder:
         return (target.index for target in targets if isinstance(target, UpdatedInput))
 
     def views_of(self, number: int) -> Iterator[int]:
-        """The returned views that a segment passes gradients on through."""
+        """The returned views that a segment passes gradients on through, without what the graph returns."""
         targets = (gradient.of for gradient in self.segments[number].gradients)
-        return (target.index for target in targets if isinstance(target, ReturnedView))
+        views = (target.index for target in targets if isinstance(target, ReturnedView))
+        return (index for index in views if not isinstance(self.meta.outputs[index], GRAPH_OUTPUTS))
 
     def parents(self, index: int) -> Iterator[int]:
         """A returned view, and the returned views that it is a view of."""
@@ -432,6 +435,12 @@ class _PlanBuilder:
         for index, info in enumerate(self.meta.outputs):
             if isinstance(info, CustomFunctionView) and info.index is not None and info.remake is not None:
                 yield MakeView(result_name(UserOutput(index)), self.inputs[info.index], info.remake)
+
+    def new_leaves(self) -> Iterator[CallMethod]:
+        """Results that start a history of their own."""
+        for index in sorted(self.meta.new_leaves):
+            if isinstance(self.meta.outputs[index], GRAPH_OUTPUTS):
+                yield CallMethod(result_name(UserOutput(index)), "requires_grad_", ())
 
     # -- mutated inputs
 
@@ -644,7 +653,8 @@ class _PlanBuilder:
         parents = [info.output if isinstance(info, AliasOfOutput) else None for info in infos]
         for index in parents_first(parents, [age(value) for value in self.capture.outputs]):
             if (replay := replay_of(infos[index])) is not None and replay.steps:
-                yield index, MakeView(f"output_{index}", self.base_name(infos[index]), replay)
+                is_leaf = index in self.meta.new_leaves
+                yield index, MakeView(f"output_{index}", self.base_name(infos[index]), replay, is_leaf=is_leaf)
 
     def views(self) -> Iterator[tuple[int, MakeView]]:
         """Those that are made after the graph has run and inputs have their new geometry."""
@@ -665,7 +675,7 @@ class _PlanBuilder:
     def alias_name(self, index: int) -> str:
         """The variable that holds an output which is an alias."""
         info: Any = self.meta.outputs[index]
-        return f"output_{index}" if info.replay.steps else self.base_name(info)
+        return f"output_{index}" if isinstance(info, GRAPH_OUTPUTS) or info.replay.steps else self.base_name(info)
 
     def return_value(self, index: int, info: OutputAliasInfo) -> ReturnValue:
         match info:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch.fx as fx
 
-from aotgrad import op_table
 from aotgrad.ir import BackwardSegment, GraphHalf
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.runtime.variants import copy_graph, needed_inputs, remove_dead_code

@@ -208,12 +208,16 @@ class Pieces:
 
 @dataclass(frozen=True)
 class MakeView:
-    """`name` = the views of `replay`, applied to `base`. With `pieces`, its first steps run once for several views."""
+    """`name` = the views of `replay`, applied to `base`. With `pieces`, its first steps run once for several views.
+
+    `is_leaf`: it then requires grad, as the start of a history.
+    """
 
     name: str
     base: str
     replay: ViewReplay
     pieces: Pieces | None = None
+    is_leaf: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,187 @@
+"""Tensors that a function tells to require grad: what it has made, or detached, and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.numerics.against_eager import AOT
+from tests.numerics.test_backward_effects import assert_alike
+
+# Dynamo breaks the graph at these, and eager does them: there is nothing to compile.
+every_backend = pytest.mark.parametrize("backend", AOT)
+
+
+def made(x, y):
+    z = (x.detach() * 2).requires_grad_()
+    return z, z * y + x
+
+
+def made_and_alone(x, y):
+    return (x.detach() * 2).requires_grad_(), x * y
+
+
+def made_of_nothing(x, y):
+    z = torch.ones(3, requires_grad=True)
+    return z, z.sin() * x, z.cos() * y
+
+
+def detached(x, y):
+    z = x.detach().requires_grad_()
+    return z, (z * y).sum(), x * 2
+
+
+def detached_and_viewed(x, y):
+    z = x.detach().requires_grad_()
+    return z, z[1:], z[1:] * y[1:]
+
+
+def detached_from_an_intermediate(x, y):
+    h = x * y
+    z = h.detach().requires_grad_()
+    return h, z, z.exp() * h
+
+
+def detached_from_what_is_changed(x, y):
+    y.mul_(2)
+    z = y.detach().requires_grad_()
+    return z * x, z
+
+
+def two_of_them(x, y):
+    z, w = (x.detach() * 2).requires_grad_(), y.detach().requires_grad_()
+    return z, w, z * w, w.sin(), z
+
+
+def used_again_and_again(x, y):
+    z = (x.detach() * 2).requires_grad_()
+    return z, z.sin() + z.cos() * y, z.exp() * z, z.tanh() + z
+
+
+def under_no_grad(x, y):
+    with torch.no_grad():
+        z = (x * 2).requires_grad_()
+    return z, z * y
+
+
+FUNCTIONS = (
+    made,
+    made_and_alone,
+    made_of_nothing,
+    detached,
+    detached_and_viewed,
+    detached_from_an_intermediate,
+    detached_from_what_is_changed,
+    two_of_them,
+    used_again_and_again,
+    under_no_grad,
+)
+
+
+def told(x, y):
+    return x.requires_grad_() * y
+
+
+def told_in_the_middle(x, y):
+    before = x.sin()
+    x.requires_grad_()
+    return before * x.cos() * y, before.exp()
+
+
+def told_and_returned(x, y):
+    x.requires_grad_()
+    return x, x * y, x.sum()
+
+
+def told_and_not_used(x, y):
+    x.requires_grad_()
+    return y * 2
+
+
+def told_and_hooked(x, y):
+    x.requires_grad_().register_hook(lambda gradient: gradient * 3)
+    return x * y
+
+
+def told_under_no_grad(x, y):
+    with torch.no_grad():
+        x.requires_grad_()
+        z = x * 2
+    return z * x, y * 2
+
+
+def both_told(x, y):
+    x.requires_grad_()
+    y.requires_grad_()
+    return x * y.sin(), y.cos()
+
+
+TOLD = (
+    told,
+    told_in_the_middle,
+    told_and_returned,
+    told_and_not_used,
+    told_and_hooked,
+    told_under_no_grad,
+    both_told,
+)
+
+
+def backward_of_all(function: Callable, args: Sequence[Tensor]) -> Any:
+    """The gradients of all results, and of the new leaves; then the leaves are changed, and used on."""
+    outputs = function(*args)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    scale = iter(range(2, 99))
+    roots = [(out * next(scale)).sum() for out in outputs if out.requires_grad]
+    if roots:
+        sum(roots).backward()
+    leaves = [out for out in outputs if out.is_leaf]
+    views = [(out._base is not None, out._version) for out in outputs]
+    with torch.no_grad():
+        for leaf in leaves:
+            leaf.mul_(2)
+    return outputs, views, [leaf.grad for leaf in leaves], [arg._version for arg in args]
+
+
+def one_after_the_other(function: Callable, args: Sequence[Tensor]) -> Any:
+    outputs = function(*args)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    for out in outputs:
+        if out.grad_fn is not None:
+            (out * 2).sum().backward(retain_graph=True)
+    return [out.grad for out in outputs if out.is_leaf]
+
+
+def of_the_leaf_alone(function: Callable, args: Sequence[Tensor]) -> Any:
+    outputs = function(*args)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    leaves = [out for out in (*outputs, *args) if out.is_leaf and out.requires_grad]
+    roots = [out.sum() for out in outputs if out.grad_fn is not None]
+    return torch.autograd.grad(roots, leaves, allow_unused=True) if roots and leaves else ()
+
+
+USES = (backward_of_all, one_after_the_other, of_the_leaf_alone)
+
+
+@every_backend
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_a_leaf_is_returned(function: Callable, requires_grad: bool, use: Callable, backend: str) -> None:
+    assert_alike(function, use, lambda: [torch.randn(3).requires_grad_(requires_grad), torch.rand(3)], backend)
+
+
+@every_backend
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("function", TOLD, ids=lambda f: f.__name__)
+def test_an_argument_comes_to_require_grad(function: Callable, use: Callable, backend: str) -> None:
+    assert_alike(function, use, lambda: [torch.randn(3), torch.rand(3)], backend)
+
+
+@every_backend
+def test_an_argument_that_requires_grad_is_told_so(backend: str) -> None:
+    assert_alike(told, backward_of_all, lambda: [torch.randn(3).requires_grad_(), torch.rand(3)], backend)
