@@ -408,8 +408,8 @@ class _Outputs:
         may_require_grad = base.requires_grad and not detached
         if value.requires_grad and not may_require_grad and not is_new_leaf(value):
             raise UnsupportedAliasingError(
-                f"output {position} requires grad, but shares memory with a tensor that does not (a detached alias on "
-                "which requires_grad_() was called?); return a clone() of it"
+                f"output {position} requires grad, but shares memory with a tensor that does not (a view of a detached "
+                "alias on which requires_grad_() was called?); return that alias, too, or a clone() of the view"
             )
         if stops_before(value, base):
             raise UnsupportedAliasingError(

@@ -230,11 +230,16 @@ def reject_shared_memory(traced: TracedJoint) -> None:
 
 
 def reject_moved_inputs(traced: TracedJoint, names: Sequence[str]) -> None:
-    """Raise if the function changes the size, strides or history of an argument.
+    """Raise if the function changes the size, strides or history of an argument, or starts one.
 
     Raises:
         ExportError: names it.
     """
+    if traced.meta.new_leaves or traced.capture.new_leaves:
+        raise ExportError(
+            "requires_grad_() is called on an argument, or on a new tensor that is returned, which a graph of values cannot "
+            "do; do that outside of what is exported, or use export_joint"
+        )
     for name, info in zip(names, traced.meta.inputs, strict=True):
         if info is not None and info.mutation.metadata:
             raise ExportError(

@@ -452,8 +452,9 @@ def backward_of_what_was_reshaped():
 
 @error_case
 def requires_grad_changed():
-    """An input is told to require grad."""
-    aotgrad.aot_function(lambda x: x.requires_grad_() * 2, aotgrad.nop)(torch.ones(3))
+    """An input is told to require grad no more."""
+    x = torch.ones(3, requires_grad=True)
+    aotgrad.aot_function(lambda x: x.sin() * x.requires_grad_(False), aotgrad.nop)(x)
 
 
 @error_case
@@ -587,11 +588,11 @@ def checkpoint_with_batch_norm():
 
 @error_case
 def detached_alias_that_requires_grad():
-    """A detached alias of an input starts a history of its own."""
+    """A detached alias of an input starts a history of its own, and only a view of it is returned."""
 
     def split_off(x):
         y = x.detach().requires_grad_()
-        return y * 2, y
+        return y[1:]
 
     aotgrad.aot_function(split_off, aotgrad.nop)(torch.ones(3, requires_grad=True))
 
@@ -617,9 +618,16 @@ def stopped_gradient():
 
 
 @error_case
-def new_leaf():
-    """A new leaf that requires grad is returned."""
-    aotgrad.aot_function(lambda x: (x * 2, torch.ones(3, requires_grad=True)), aotgrad.nop)(torch.ones(3))
+def gradient_beside_a_new_leaf():
+    """A gradient of a gradient of a function that returns a new leaf."""
+    x = torch.ones(3, requires_grad=True)
+
+    def function(x):
+        leaf = torch.ones(3, requires_grad=True)
+        return (x * leaf).sin(), leaf
+
+    y, _ = aotgrad.aot_function(function, aotgrad.nop)(x)
+    torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
 @error_case

@@ -104,6 +104,12 @@ class Counting(torch.autograd.Function):
 
 
 @error_case
+def new_leaf_in_an_export():
+    """An exported function tells its argument to require grad."""
+    export(lambda weight, x: ((weight * x.requires_grad_()).sum(),))
+
+
+@error_case
 def backward_with_an_effect_in_an_export():
     """An exported function has a backward that changes an argument."""
     export(lambda weight, x: (Counting.apply(weight, x).sum(),))

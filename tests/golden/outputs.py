@@ -14,6 +14,13 @@ class Point(NamedTuple):
     y: Any
 
 
+@case("runtime", "joint", args=["f32[3]", "f32[3]"])
+def returned_new_leaves(x, y):
+    """A new tensor and a detached alias start histories of their own, where gradients end; an argument is told to."""
+    leaf, alias = (x * 2).requires_grad_(), x.detach().requires_grad_()
+    return leaf, alias, leaf * alias * y.requires_grad_()
+
+
 @case("analysis", "runtime", args=["f32[3] requires_grad", "f32[3]"])
 def output_is_input(x, y):
     """An input returned as it is: the plan returns the caller's own object, the graph nothing."""
