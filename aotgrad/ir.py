@@ -226,6 +226,12 @@ class Capture:
         nodes = (node for node in self.trace.graph.nodes if node.op == "placeholder")
         return tuple(itertools.islice(nodes, self.convention.placeholder_count))
 
+    @property
+    def asked_inputs(self) -> tuple[int, ...]:
+        """The inputs whose values the function has asked for."""
+        guard = None if self.values is None else self.values.guard()
+        return () if guard is None else tuple(self.convention.order[k] for k in guard.inputs)
+
     def fake(self, index: int) -> torch.Tensor:
         """The fake of an input that is a tensor."""
         spec = self.inputs[index]

@@ -230,11 +230,25 @@ class CapturedFunction:
             others = {node for slot, node in results if slot != UpdatedInput(index)}
             return not others.isdisjoint(computed_from(placeholders[index]))
 
-        return [index for index in self.mutated_inputs if is_needed(index)]
+        return [index for index in self.lost_values if is_needed(index)]
+
+    @functools.cached_property
+    def tensor_inputs(self) -> tuple[int, ...]:
+        """The inputs that are tensors. These come first among those of a vjp, of which a size is a number."""
+        return tuple(index for index, spec in enumerate(self.capture.inputs) if not isinstance(spec, SymInput))
+
+    def read_by(self, vjp: Executable) -> list[int]:
+        """The inputs whose values a vjp needs."""
+        return [self.tensor_inputs[k] for k in vjp.inputs_read if k < len(self.tensor_inputs)]
 
     @property
     def mutated_inputs(self) -> list[int]:
         return [index for index, info in enumerate(self.meta.inputs) if info is not None and info.mutation.data]
+
+    @functools.cached_property
+    def lost_values(self) -> list[int]:
+        """The inputs that the function changed, but for those whose old value it kept, since it had asked for it."""
+        return [index for index in self.mutated_inputs if index not in self.capture.asked_inputs]
 
 
 @dataclass(frozen=True)
@@ -271,7 +285,7 @@ class CompiledVjp:
         with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
             plan = self.plan_for(prepared, arguments)
             if isinstance(plan, CachedPlan):
-                self.function.check_unchanged(call, compiled_vjp(plan.executable).inputs_read)
+                self.function.check_unchanged(call, self.function.read_by(compiled_vjp(plan.executable)))
                 return plan(state, arguments)
             for index in self.function.needed_old_values:
                 self.function.reject_old_value(index)
@@ -347,7 +361,7 @@ def compiled_vjp(executable: Stages) -> Executable:
 
 def check_old_values(function: CapturedFunction, executable: Stages) -> None:
     """An input that the function changed holds its new value by now; raise if the vjp would read it."""
-    for index in set(function.mutated_inputs).intersection(compiled_vjp(executable).inputs_read):
+    for index in set(function.lost_values).intersection(function.read_by(compiled_vjp(executable))):
         function.reject_old_value(index)
 
 

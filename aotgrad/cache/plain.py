@@ -151,13 +151,13 @@ class Writer:
         return [name, *(self.write(getattr(value, field)) for field in FIELDS[name])]
 
     def tensor(self, value: torch.Tensor) -> list[Any]:
-        """A fake by how it lies in which memory, a real tensor with its values."""
+        """A fake by how it lies in which memory and which number its `item()` is, a real tensor with its values."""
         if type(value) is not torch_compat.FakeTensor:
             return self.constant(value)
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
             raise NotPlain("a tensor that is not strided, or one that is conjugated or negated when it is read")
         geometry = [*map(self.numbers_of, (value.size(), value.stride())), self.write(value.storage_offset())]
-        return ["fake", str(value.dtype)[6:], *geometry, self.storage(value)]
+        return ["fake", str(value.dtype)[6:], *geometry, self.storage(value), self.write(torch_compat.item_of_fake(value))]
 
     def numbers_of(self, values: Sequence[Any]) -> list[Any]:
         """Sizes or strides."""
@@ -292,10 +292,12 @@ class Reader:
         return torch_compat.higher_order_named(items[0])
 
     def fake(self, items: list) -> torch.Tensor:
-        dtype, size, stride, offset, storage = items
+        dtype, size, stride, offset, storage, item = items
         size, stride, offset = list(map(self.read, size)), list(map(self.read, stride)), self.read(offset)
         memory, device = self.storages[storage], self.devices[storage]
-        return torch_compat.fake_in(self.mode, memory, getattr(torch, dtype), device, size, stride, offset)
+        fake = torch_compat.fake_in(self.mode, memory, getattr(torch, dtype), device, size, stride, offset)
+        torch_compat.set_item_of_fake(fake, self.read(item))
+        return fake
 
     def symbolic(self, items: list) -> Any:
         kind, expression = items

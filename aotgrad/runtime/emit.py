@@ -272,7 +272,8 @@ class _Emitter:
         versions = {name: self.version(name) for name in self.fakes.keys() - step.mutated}
         versions |= {name: f"version_{name} + {bumps}" for name, bumps in step.watched}
         texts = [(name, versions.get(name, "None")) for name in step.primals]
-        return f"recomputation = Recomputation(({tuple_of(step.primals)}), [{', '.join(asked_together(texts))}], {state})"
+        kept = tuple_of([f"{name}.clone()" if name in step.asked else name for name in step.primals])
+        return f"recomputation = Recomputation(({kept}), [{', '.join(asked_together(texts))}], {state})"
 
     def make_cut(self, step: MakeCut) -> Iterator[str]:
         size, bindings = self.render(step.size)

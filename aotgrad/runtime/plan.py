@@ -199,7 +199,9 @@ class _PlanBuilder:
         """One node a segment; those that run last in a backward are made first."""
         if self.partition.backward is None:
             return
-        yield KeepInputs(self.primals, self.mutated(), tuple(self.watched_updates()))
+        changed = (index for index in self.capture.asked_inputs if self.meta.info(index).mutation.data)
+        asked = frozenset(self.inputs[index] for index in changed)
+        yield KeepInputs(self.primals, self.mutated(), tuple(self.watched_updates()), asked)
         for number in reversed(range(len(self.segments))):
             yield from self.writes_before(number)
             yield from (view for index, view in self.views() if self.made_at.get(index) == number)

@@ -48,14 +48,12 @@ class Recomputation:
         """Raise what eager would: a saved tensor was modified in place.
 
         Args:
-            needed: the inputs whose values are needed; other positions than those of inputs are passed over.
+            needed: the inputs whose values are needed.
 
         Raises:
             RuntimeError: as eager's.
         """
         for index in needed:
-            if index >= len(self.primals):
-                continue
             version = self.versions[index]
             if version is not None:
                 check_version(self.primals[index], version)

@@ -71,11 +71,13 @@ class KeepInputs:
     """Keep `primals` for gradients of gradients; those in `mutated` change after this step.
 
     `watched`: those of them whose new value eager saves, and by how much their version is higher after the call.
+    `asked`: those of them whose old value the function asks for; what it does again depends on that.
     """
 
     primals: tuple[str, ...]
     mutated: frozenset[str]
     watched: tuple[tuple[str, int], ...] = ()
+    asked: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

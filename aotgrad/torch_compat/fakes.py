@@ -133,12 +133,23 @@ def _symbolic_input(mode: FakeTensorMode, index: int, value: Any) -> Any:
 
 def detached_fake(fake: FakeTensor) -> FakeTensor:
     """`fake.detach()` that still knows which symbolic number its `item()` is."""
-    if type(fake) is FakeTensor and fake.layout is torch.strided and getattr(fake, "item_memo", None) is None:
+    item = item_of_fake(fake)
+    if type(fake) is FakeTensor and fake.layout is torch.strided and item is None:
         return view_of_fake(fake.fake_mode, torch.ops.aten.detach.default, (fake,), {})
     detached: Any = fake.detach()
-    if getattr(fake, "item_memo", None) is not None:
-        detached.item_memo = fake.item_memo
+    set_item_of_fake(detached, item)
     return detached
+
+
+def item_of_fake(fake: torch.Tensor) -> Any:
+    """The symbolic number that `item()` of a fake is, if it has one."""
+    return getattr(fake, "item_memo", None)
+
+
+def set_item_of_fake(fake: torch.Tensor, number: Any) -> None:
+    """Let `item()` of a fake be a symbolic number; `None` leaves it as it is."""
+    if number is not None:
+        fake.item_memo = number  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def argument_source(index: int) -> Any:

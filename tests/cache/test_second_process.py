@@ -74,6 +74,26 @@ def test_gradients_of_gradients_are_traced_when_they_are_asked_for(counted):
     assert counted()["cache_hits"] == 1
 
 
+def test_gradients_of_gradients_with_a_symbolic_number(counted):
+    """The second trace is told which number an argument is, as the first one was."""
+
+    def second_order(transform):
+        torch.manual_seed(0)
+        norm = torch.nn.BatchNorm1d(3)
+        x = torch.randn(4, 3, requires_grad=True)
+        (first,) = torch.autograd.grad((transform(norm)(x) ** 3).sum(), x, create_graph=True)
+        return [*torch.autograd.grad((first**2).sum(), x), *norm.buffers()]
+
+    def with_symbolic_numbers(norm):
+        torch._dynamo.reset()
+        return torch.compile(norm, backend="aotgrad_eager", dynamic=True)
+
+    expected = second_order(lambda norm: norm)
+    for _ in range(2):
+        torch.testing.assert_close(second_order(with_symbolic_numbers), expected)
+    assert counted()["cache_hits"] == 1
+
+
 def test_gradients_of_gradients_while_another_kernel_of_attention_is_on(counted):
     """The trace has the kernels that were on when the function was compiled."""
 

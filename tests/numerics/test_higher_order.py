@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import aotgrad
 from aotgrad.observe import recorded
 
-from .against_eager import compiled
+from .against_eager import DYNAMO_BACKENDS, compiled
 
 EYE = torch.eye(3, dtype=torch.float64)
 MATRIX, IMAGE, VOLUME = (3, 4), (1, 2, 5, 5), (1, 1, 3, 3, 3)
@@ -513,6 +513,80 @@ def test_batch_norms_in_segments(segments: int | str, grad_mode: str) -> None:
         found = step(compiled_model, list(compiled_model.parameters()))
         torch.testing.assert_close(found, step(model, list(model.parameters())))
     torch.testing.assert_close(list(compiled_model.buffers()), list(model.buffers()))
+
+
+NORMS = {
+    "usual": nn.BatchNorm1d,
+    "average over all batches": functools.partial(nn.BatchNorm1d, momentum=None),
+    "plain": functools.partial(nn.BatchNorm1d, affine=False),
+    "no statistics": functools.partial(nn.BatchNorm1d, track_running_stats=False),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("name", "backend"), [*((n, b) for n in NORMS for b in ("nop", "dynamo")), ("usual", "inductor")])
+def test_batch_norms_differentiated_twice(name: str, backend: str, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), NORMS[name](3), nn.Tanh()).double()
+    if backend == "nop":
+        under_test = aotgrad.aot_module(copy.deepcopy(model), aotgrad.nop, dynamic=dynamic)
+    else:
+        torch._dynamo.reset()
+        under_test = torch.compile(copy.deepcopy(model), backend=DYNAMO_BACKENDS[backend], dynamic=dynamic)
+
+    def step(model, rows):
+        (x,) = doubles((rows, 4))
+        y = model(x)
+        (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        wanted = [x, *model.parameters()]
+        return y, slope, *torch.autograd.grad(slope.square().sum() + y.sum(), wanted, allow_unused=True)
+
+    for rows in (5, 6, 5):
+        torch.testing.assert_close(step(under_test, rows), step(model, rows))
+        torch.testing.assert_close(list(under_test.buffers()), list(model.buffers()))
+
+
+@pytest.mark.parametrize("changed", range(3))
+@pytest.mark.parametrize("backend", ["nop", "dynamo", "inductor"])
+def test_what_is_changed_before_a_derivative_of_symbolic_size(backend: str, changed: int) -> None:
+    """Sizes are inputs of Dynamo's graphs, and none of a vjp: each change is of the input that it is of."""
+
+    def function(x, w, v):
+        return (x * w).sum(0, keepdim=True).expand_as(x) * v
+
+    def first(function):
+        torch.manual_seed(0)
+        x, *others = [torch.randn(3, 4, requires_grad=True), torch.randn(3, 4), torch.randn(3, 4)]
+        y = function(x, *others)
+        with torch.no_grad():
+            [x, *others][changed].add_(1)
+        return torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+
+    under_test = compiled(function, backend, dynamic=True)
+    if changed == 0:
+        torch.testing.assert_close(first(under_test), first(function))
+        return
+    for each in (function, under_test):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            first(each)
+
+
+def test_a_changed_input_whose_old_value_is_asked_for() -> None:
+    """What the function does again depends on the value before the change."""
+
+    def function(x, count):
+        y = x.exp() if count.item() < 2 else x.sin()
+        count.add_(1)
+        return y * count
+
+    def run(function):
+        (x,), count, found = doubles((3,)), torch.tensor(0), []
+        for _ in range(4):
+            (first,) = torch.autograd.grad(function(x, count).square().sum(), x, create_graph=True)
+            found += [first, *torch.autograd.grad(first.sum(), x), count.clone()]
+        return found
+
+    torch.testing.assert_close(run(aotgrad.aot_function(function, aotgrad.nop)), run(function))
 
 
 def test_a_changed_input_whose_old_value_is_needed_is_a_clear_error() -> None:

@@ -48,7 +48,12 @@ def test_a_detached_fake_remembers_which_number_it_holds(fake_mode):
         number = fake.item()
         detached = compat.detached_fake(fake)
     assert isinstance(number, torch.SymInt)
-    assert str(detached.item_memo) == str(number)
+    assert compat.item_of_fake(detached) is compat.item_of_fake(fake)
+    other = fake_mode.from_tensor(torch.tensor(3), static_shapes=True)
+    assert compat.item_of_fake(other) is None
+    compat.set_item_of_fake(other, number)
+    with fake_mode:
+        assert str(other.item()) == str(number)
 
 
 @pytest.mark.parametrize("op", VIEWS_TO_TRY, ids=str)
