@@ -213,6 +213,19 @@ class CapturedFunction:
         inputs = tuple(range(len(self.capture.inputs)))
         return KnownValues(self.joint, inputs, dict(enumerate(names, position)), self.known)
 
+    def reject_draws(self) -> None:
+        """Raise if the backward draws random numbers: a vjp would draw others, and not when the backward does.
+
+        Raises:
+            HigherOrderError: names the op.
+        """
+        for node in self.joint.module.graph.nodes:
+            if node.meta.get("autograd_backward") and op_table.is_random(node.target):
+                raise HigherOrderError(
+                    f"the backward of the compiled function draws random numbers ({op_table.short_name(node.target)}), and "
+                    "a gradient of a gradient would draw others; compute this outside of the compiled function"
+                )
+
     @functools.cached_property
     def has_effects(self) -> bool:
         """Whether an op does more than compute its result."""
@@ -321,6 +334,7 @@ class CompiledVjp:
         """
         self.function.reject_lost_inputs()
         self.function.reject_lost_changes()
+        self.function.reject_draws()
         results = tuple(self.function.returned[position] for position in present)
         slots = self.function.reusable(saved)
         names = tuple(slot.name for slot in slots)

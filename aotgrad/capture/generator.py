@@ -1,18 +1,22 @@
-"""Sees whether a function that is traced moves the random generator otherwise than by drawing from it.
+"""Sees how a function that is traced moves the random generator.
 
 A trace draws nothing, so that seeds and states that the function sets would be lost: `torch.manual_seed`, also within
-`torch.random.fork_rng()`, and `torch.set_rng_state`. What the function leaves as it found it is fine:
+`torch.random.fork_rng()`, and `torch.set_rng_state`. What goes back to a state that was there is known by the draws that led
+to it, and draws the same numbers again, as a checkpoint does in the backward:
 
-    with torch.random.fork_rng():        # saves and restores the state
-        y = x * 2                        # draws nothing
+    state = torch.get_rng_state()
+    first = torch.rand(3)                 its node has meta["draw"] = 0
+    torch.set_rng_state(state)
+    again = torch.rand(3)                 this one, too: a pass makes one node of them
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
 
 import torch
 import torch.fx as fx
@@ -20,86 +24,130 @@ import torch.fx as fx
 from aotgrad import op_table
 from aotgrad.errors import CaptureError
 
+DRAW = "draw"
+"""Random nodes with the same number under this key of `meta` draw the same numbers."""
+
 
 class WatchedGenerator:
-    """Stands for the default generator while a function is traced.
+    """Stands for the default generator while a function, or its backward, is traced.
 
-    A state is known by how many draws lead to it from the state at the start: `shift` is by how many it is ahead of the ops
-    in the graph, `None` if the state came from elsewhere. Nothing is set in the real generator, which other threads use.
+    A state is known by the draws that lead to it: a timeline of random nodes and a position in it, which is `None` if the
+    state came from elsewhere. Forward and backward have timelines of their own. Nothing is set in the real generator, which
+    other threads use.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         self._generator = torch.default_generator
         self._thread = threading.get_ident()
         self._graph = graph
-        self._saved: list[tuple[torch.Tensor, int | None]] = []
-        self._shift: int | None = 0
-        self._draws_before_shift = 0
-        self._drew_elsewhere = False
+        self._numbers = itertools.count()
+        self._saved: list[tuple[torch.Tensor, list[fx.Node], int | None]] = []
+        self._seen: set[fx.Node] = set()
+        self._strays = False
+        self.begin()
+
+    def begin(self) -> None:
+        """What is drawn from now on is drawn at another time than what was drawn so far."""
+        self._seen.update(self._graph.nodes)
+        self._timeline: list[fx.Node] = []
+        self._position: int | None = 0
+        self._newest = self._timeline
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)
 
+    def initial_seed(self) -> int:
+        self._strays |= self._is_traced()
+        return self._generator.initial_seed()
+
     def get_state(self) -> torch.Tensor:
         state = self._generator.get_state()
         if self._is_traced():
-            self._saved.append((state, None if self._shift is None else self._draws() + self._shift))
+            self._look_at_draws()
+            self._saved.append((state, self._timeline, self._position))
         return state
 
     def set_state(self, state: torch.Tensor) -> Any:
         if not self._is_traced():
             return self._generator.set_state(state)
-        self._move_to(next((draws for saved, draws in self._saved if saved is state), None))
+        found = (place for saved, *place in self._saved if saved is state)
+        self._move_to(*next(found, (self._timeline, None)))
         return self
 
     def manual_seed(self, seed: int) -> Any:
         if not self._is_traced():
             return self._generator.manual_seed(seed)
-        self._move_to(None)
+        self._move_to(self._timeline, None)
         return self
 
     def seed(self) -> int:
         if not self._is_traced():
             return self._generator.seed()
-        self._move_to(None)
+        self._move_to(self._timeline, None)
         return self._generator.initial_seed()
 
     @property
     def follows_the_graph(self) -> bool:
         """Whether running the ops of the graph draws the same numbers, and leaves the same state."""
         self._look_at_draws()
-        return self._shift == 0 and not self._drew_elsewhere
+        return self._timeline is self._newest and self._position == len(self._newest) and not self._strays
+
+    def reject_states(self, values: Iterable[Any]) -> None:
+        """Raise if a value is a state: another call would have another one.
+
+        Raises:
+            CaptureError
+        """
+        states = {id(state) for state, *_ in self._saved}
+        if any(id(value) in states for value in values):
+            reject_state()
 
     def _is_traced(self) -> bool:
         return threading.get_ident() == self._thread
 
-    def _draws(self) -> int:
-        return sum(op_table.is_random(node.target) for node in self._graph.nodes)
-
-    def _move_to(self, draws: int | None) -> None:
+    def _move_to(self, timeline: list[fx.Node], position: int | None) -> None:
         self._look_at_draws()
-        self._draws_before_shift = self._draws()
-        self._shift = None if draws is None else draws - self._draws_before_shift
+        self._timeline, self._position = timeline, position
 
     def _look_at_draws(self) -> None:
-        self._drew_elsewhere |= self._shift != 0 and self._draws() > self._draws_before_shift
+        """Note what was drawn since the last look."""
+        for node in self._graph.nodes:
+            if op_table.is_random(node.target) and node not in self._seen:
+                self._seen.add(node)
+                self._note(node)
+
+    def _note(self, node: fx.Node) -> None:
+        if self._position is None:
+            self._strays = True
+            return
+        if self._position < len(self._timeline):
+            node.meta[DRAW] = self._timeline[self._position].meta.setdefault(DRAW, next(self._numbers))
+        else:
+            self._strays |= self._timeline is not self._newest
+            self._timeline.append(node)
+        self._position += 1
 
 
 @contextlib.contextmanager
-def reject_seeding(graph: fx.Graph) -> Iterator[None]:
-    """Inside, a function is traced into `graph` that shall only draw from the default generator.
+def watched(generator: WatchedGenerator) -> Iterator[None]:
+    """Inside, a function is traced that shall draw from the default generator only.
 
     Raises:
-        CaptureError: at the end, if it also sets it, or draws from another one.
+        CaptureError: at the end, if it also sets it.
     """
-    watched, seed = WatchedGenerator(graph), torch.initial_seed()
-    torch.random.default_generator = watched  # type: ignore[assignment]
+    seed = torch.initial_seed()
+    torch.random.default_generator = generator  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.random.default_generator = watched._generator  # type: ignore[assignment]
-    if torch.initial_seed() != seed or not watched.follows_the_graph:
-        raise CaptureError(
-            "the function seeds the random generator or sets its state; call torch.manual_seed, torch.set_rng_state and "
-            "torch.random.fork_rng outside of the compiled function"
-        )
+        torch.random.default_generator = generator._generator  # type: ignore[assignment]
+    if torch.initial_seed() != seed or not generator.follows_the_graph:
+        reject_state()
+
+
+def reject_state() -> NoReturn:
+    """Raises CaptureError."""
+    raise CaptureError(
+        "the function seeds the random generator or sets its state, or computes with it; call torch.manual_seed, "
+        "torch.set_rng_state, torch.random.fork_rng and torch.get_rng_state outside of the compiled function"
+    )

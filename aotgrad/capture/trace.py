@@ -20,7 +20,7 @@ from aotgrad import torch_compat
 from aotgrad.capture import ages, joins
 from aotgrad.capture.direct import DirectRecorder
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
-from aotgrad.capture.generator import reject_seeding
+from aotgrad.capture.generator import WatchedGenerator, watched
 from aotgrad.capture.hooks import NotedHooks, take_hooks, take_hooks_of_views
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.values import ValueReads
@@ -38,6 +38,7 @@ class Trace:
 
     def __init__(self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable], values: ValueReads) -> None:
         self.recorder = Recorder()
+        self._generator = WatchedGenerator(self.recorder.graph)
         self._values = values
         self._fake_mode = fake_mode
         direct = DirectRecorder(self.recorder, fake_mode, decompositions, self._track)
@@ -56,6 +57,17 @@ class Trace:
     def asks_for_offsets(self) -> bool:
         """Whether an op ran that does another thing, or raises, depending on where in its storage a tensor starts."""
         return torch_compat.asked_for_offsets(self._functional_mode)
+
+    def watched_draws(self) -> contextlib.AbstractContextManager[None]:
+        """While the function runs."""
+        return watched(self._generator)
+
+    @contextlib.contextmanager
+    def watched_draws_of_backward(self) -> Iterator[None]:
+        """While the backward runs: a checkpointed region draws the numbers of the forward again, or others at that time."""
+        self._generator.begin()
+        with watched(self._generator):
+            yield
 
     def making_arguments(self) -> contextlib.AbstractContextManager[None]:
         """While the arguments are made of the placeholders."""
@@ -130,6 +142,10 @@ class Trace:
             torch_compat.check_pieces(self._functional_mode, values)
         except RuntimeError as error:
             raise CaptureError(EXPLANATIONS[str(error)]) from None
+
+    def reject_states(self, outputs: Sequence[Any]) -> None:
+        """Raises CaptureError if what the function returns, or computes with, is the state of the random generator."""
+        self._generator.reject_states([*outputs, *self.constants()])
 
     def _track(self, value: Any, node: fx.Node) -> None:
         metadata = torch_compat.metadata_of(value)
@@ -222,10 +238,11 @@ def capture_function(
             ages.noted(convention.inputs) as views,
             shared_versions(convention, arguments),
             joins.collected() as joined,
-            reject_seeding(trace.graph),
+            trace.watched_draws(),
         ):
             outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         trace.reject_stale_memory([*outputs, *arguments])
+        trace.reject_states(outputs)
         reject_other_generators(trace.graph)
         grad_mode_after = torch.is_grad_enabled()
         new_leaves = inputs_that_come_to_require_grad(convention.inputs, arguments)

@@ -329,7 +329,8 @@ def _append_backward(
     segmentation = segmentation_of(capture, outputs, views, grad_segments, failing, effects.nodes)
     first = len(effects.cells)
     tangents = {Tangent(result.slot): _add_tangent(capture.trace, first + k, result) for k, result in enumerate(outputs)}
-    found = _find_gradients(capture, outputs, tangents, segmentation, effects)
+    with capture.trace.watched_draws_of_backward():
+        found = _find_gradients(capture, outputs, tangents, segmentation, effects)
     if segmentation is not None:
         segmentation, found = _without_idle_segments(capture, segmentation, found)
     undefined = _gradients_behind_failures(segmentation, found.gradients)
@@ -339,7 +340,7 @@ def _append_backward(
     materialized = segmentation.materialized if segmentation else frozenset()
     segments = backward_segments(found.entry, flowing, found.left, materialized)
     segments = with_saving_nodes(capture, outputs, segments, segmentation, effects)
-    _reject_recomputed_randomness(capture, list(found.tangents.values()))
+    _reject_new_draws(capture, list(found.tangents.values()))
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
     appended = AppendedBackward(found.tangents, nodes, segments)
     return appended if segmentation is None else _with_effects(capture, appended, segmentation, effects)
@@ -610,21 +611,21 @@ def arrivals(primals: Sequence[Any]) -> Iterator[list[int]]:
             handle.remove()
 
 
-def _reject_recomputed_randomness(capture: Capture, tangents: Sequence[torch.Tensor]) -> None:
-    """A random op that the backward runs and that depends on no tangent repeats one of the forward, with other numbers.
+def _reject_new_draws(capture: Capture, tangents: Sequence[torch.Tensor]) -> None:
+    """A random op that the backward runs and that depends on no tangent may be one of the forward that runs again.
 
     Raises:
-        CaptureError: names the op.
+        CaptureError: names the op, if it draws other numbers than were drawn in the forward.
     """
     dependent = {capture.trace.node_of(tangent) for tangent in tangents}
     for node in capture.trace.graph.nodes:
         if dependent.intersection(node.all_input_nodes):
             dependent.add(node)
-        elif is_of_another_op(node) and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        elif is_of_another_op(node) and op_table.is_random(node.target) and "draw" not in node.meta:
             raise CaptureError(
-                f"{node.target} runs again while gradients are computed and would draw other numbers than in the forward "
-                "(torch.utils.checkpoint around dropout?); use torch.compile, which keeps such a region as one op, or "
-                "checkpoint outside of the compiled function"
+                f"{node.target} runs again while gradients are computed and draws other numbers than in the forward "
+                "(torch.utils.checkpoint with preserve_rng_state=False around dropout?); checkpoint outside of the compiled "
+                "function"
             )
 
 

@@ -19,6 +19,7 @@ from aotgrad.passes.leftovers import RemoveLeftovers
 from aotgrad.passes.ops import computes
 from aotgrad.passes.peephole import Peephole
 from aotgrad.passes.registry import generation, pipeline, register, registered, unregister
+from aotgrad.passes.repeated_draws import RemoveRepeatedDraws
 from aotgrad.passes.repeated_effects import reject_repeated_effect, remove_repeated_effects
 from aotgrad.passes.rewrite import copy_half
 
@@ -30,6 +31,7 @@ JOINT: tuple[Pass, ...] = (
     Peephole(),
     CommonSubexpressionElimination(),
     DeadCodeElimination(),
+    RemoveRepeatedDraws(),
     CheckFunctional(),
 )
 """The built-in passes of a joint graph, in order."""
@@ -51,6 +53,7 @@ __all__ = [
     "Peephole",
     "Pipeline",
     "RemoveLeftovers",
+    "RemoveRepeatedDraws",
     "UnwrapEffects",
     "computes",
     "copy_half",

@@ -3,8 +3,9 @@
     a = cos(x); b = cos(x); return (a * b,)      ->      a = cos(x); return (a * a,)
 
 Two calls are equal if op and arguments are, numbers with their types and bits: `1`, `1.0` and `True` differ, and so do `0.0`
-and `-0.0`. Not merged are random, writing and effectful ops, uninitialized memory, ops that make a new symbolic size, what
-an output is (see `memory`), and what selective checkpointing treats differently.
+and `-0.0`. Not merged are random ops, unless they draw the same (`meta["draw"]`), writing and effectful ones, uninitialized
+memory, ops that make a new symbolic size, what an output is (see `memory`), and what selective checkpointing treats
+differently.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ class CommonSubexpressionElimination:
 
 def expression(node: fx.Node) -> Hashable | None:
     """Equal for two nodes that compute the same; `None` for a node that stands for itself only."""
-    if not ops.is_pure(node):
+    draw = node.meta.get("draw")
+    if draw is None and not ops.is_pure(node):
         return None
-    key = (node.target, argument(node.args), argument(node.kwargs), rewrite.recompute_policy(node))
+    key = (node.target, argument(node.args), argument(node.kwargs), rewrite.recompute_policy(node), draw)
     try:
         hash(key)
     except TypeError:  # An argument that cannot be compared by value.

@@ -13,7 +13,7 @@ import torch.fx as fx
 from aotgrad.ir import BackwardSegment, GraphHalf
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.runtime.variants import copy_graph, needed_inputs, remove_dead_code
-from aotgrad.slots import Gradient, GraphSignature, Tangent
+from aotgrad.slots import Gradient, GraphSignature
 
 
 def segment_halves(backward: GraphHalf, segments: Sequence[BackwardSegment]) -> tuple[GraphHalf, ...]:

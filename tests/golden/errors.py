@@ -563,10 +563,24 @@ def kernel_in_shared_memory():
 
 @error_case
 def checkpoint_with_dropout():
-    """A checkpoint restores the random state, which a graph cannot."""
+    """A checkpoint that does not keep the random state draws another mask in the backward."""
 
     def block(x):
-        return torch.utils.checkpoint.checkpoint(lambda y: nn.functional.dropout(y, 0.5), x, use_reentrant=False)
+        settings = {"use_reentrant": False, "preserve_rng_state": False}
+        return torch.utils.checkpoint.checkpoint(lambda y: nn.functional.dropout(y, 0.5), x, **settings)
+
+    aotgrad.aot_function(block, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def checkpoint_with_dropout_of_what_changes():
+    """The region runs again on another value, from the random state that was kept."""
+
+    def block(x):
+        w = torch.ones(3)
+        y = torch.utils.checkpoint.checkpoint(lambda x: nn.functional.dropout(x * w, 0.5), x, use_reentrant=False)
+        w.add_(1)
+        return y
 
     aotgrad.aot_function(block, aotgrad.nop)(torch.ones(3, requires_grad=True))
 

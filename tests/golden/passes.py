@@ -12,6 +12,7 @@ from aotgrad.passes import (
     DeadCodeElimination,
     Peephole,
     RemoveLeftovers,
+    RemoveRepeatedDraws,
     UnwrapEffects,
 )
 from tests.golden.cases import pass_case
@@ -102,6 +103,14 @@ def computed_twice(x, y):
 def not_the_same(x):
     """Random numbers are drawn twice, `1` and `1.0` differ, and two outputs are two tensors."""
     return torch.rand_like(x) + torch.rand_like(x), x.exp(), x.exp()
+
+
+@pass_case(RemoveRepeatedDraws(), args=["f32[3]"])
+def drawn_again(x):
+    """From a state that the function has set again: equal calls are one already, what is left of the other one goes."""
+    with torch.random.fork_rng(devices=()):
+        y = torch.rand_like(x).sin()
+    return torch.rand_like(x) + y
 
 
 @pass_case(BatchMM(), args=["f32[4, 3]", "f32[4, 3]", "f32[3, 2]", "f32[3, 2]", "f32[2, 3]"])

@@ -10,9 +10,14 @@ import torch
 from torch import nn
 
 import aotgrad
+from aotgrad.backends.inductor import inductor
+from aotgrad.calls import FunctionCalls, state_of
 from aotgrad.errors import CaptureError
+from aotgrad.options import Options
+from aotgrad.plan_cache import PlanCache
+from aotgrad.recipe import PARTITIONERS, Recipe
 
-from .against_eager import EXACT, assert_like_eager, compiled, leaf, plain
+from .against_eager import AOT, EXACT, assert_like_eager, compiled, leaf, plain
 from .cases import Case, Cases
 
 CASES = Cases()
@@ -188,6 +193,70 @@ def test_a_model_with_dropout_in_training_and_evaluation() -> None:
         assert_like_eager(model, lambda: (plain(3, 4),), "dynamo")
 
 
+def checkpointed(region, x):
+    return torch.utils.checkpoint.checkpoint(region, x, use_reentrant=False)
+
+
+def two_layers(x, w):
+    """Two regions, and dropout behind them."""
+    for _ in range(2):
+        x = checkpointed(lambda x: nn.functional.dropout((x * w).exp(), 0.5).sin(), x)
+    return nn.functional.dropout(x, 0.3) * w
+
+
+def regions_within_a_region(x, w):
+    def inner(x):
+        return nn.functional.dropout(x * w, 0.3).sin() + torch.rand_like(x)
+
+    return checkpointed(lambda x: nn.functional.dropout(checkpointed(inner, x).cos() * w, 0.5).tanh(), x)
+
+
+def a_seldom_used_region(x, w):
+    """What a backward does not run again draws nothing."""
+    return checkpointed(lambda x: nn.functional.dropout(x * w, 0.5).exp(), x), nn.functional.dropout(x * w, 0.2).cos()
+
+
+REGIONS = (two_layers, regions_within_a_region, a_seldom_used_region)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("backend", [*AOT, "dynamo"])
+@pytest.mark.parametrize("function", REGIONS, ids=lambda function: function.__name__)
+def test_dropout_in_a_checkpoint(function, backend: str, order: int) -> None:
+    """The backward draws the numbers of the forward again, and leaves the generator alone."""
+
+    def run(function):
+        torch.manual_seed(0)
+        arguments = [torch.randn(20, requires_grad=True) for _ in range(2)]
+        results = function(*arguments)
+        results = results if isinstance(results, tuple) else (results,)
+        found = [*results, torch.get_rng_state()]
+        for result in results:
+            first = torch.autograd.grad(result.sum(), arguments, create_graph=order == 2, retain_graph=True)
+            found += [*first, torch.get_rng_state()]
+            if order == 2:
+                loss = sum(gradient.square().sum() for gradient in first)
+                found += [*torch.autograd.grad(loss, arguments, retain_graph=True), torch.get_rng_state()]
+        return found
+
+    under_test = compiled(function, backend)
+    for _ in range(2):
+        for actual, wanted in zip(run(under_test), run(function), strict=True):
+            torch.testing.assert_close(actual, wanted, rtol=0 if order == 1 else None, atol=0 if order == 1 else None)
+
+
+def test_inductors_mask_in_a_checkpoint() -> None:
+    def function(x, w):
+        return checkpointed(lambda x: nn.functional.dropout(x * w, 0.5), x)
+
+    recipe = Recipe(inductor, PARTITIONERS["min_cut"], Options())
+    calls = FunctionCalls(PlanCache(recipe, "function"), function, state_of(function))
+    x, w = torch.ones(1000, requires_grad=True), torch.ones(1000)
+    y = calls(x, w)
+    y.sum().backward()
+    assert torch.equal(x.grad, y) and 300 < (y == 0).sum() < 700
+
+
 def test_a_generator_that_is_saved_and_left_as_it_was() -> None:
     """What draws nothing may save and restore the state; reading it is fine, too."""
 
@@ -201,11 +270,20 @@ def test_a_generator_that_is_saved_and_left_as_it_was() -> None:
     assert_like_eager(function, lambda: (leaf(4, 8),), "eager")
 
 
-def draws_the_same_twice(x):
-    state = torch.get_rng_state()
-    first = torch.rand_like(x)
-    torch.set_rng_state(state)
-    return first + torch.rand_like(x)
+def test_the_same_numbers_drawn_twice() -> None:
+    """From a state that the function has set again, and that it leaves as eager does."""
+
+    def function(x):
+        with torch.random.fork_rng(devices=()):
+            first = torch.rand_like(x).sin()
+        return first * x, torch.rand_like(x).cos()
+
+    def run(function):
+        torch.manual_seed(0)
+        return *function(torch.ones(5)), torch.rand(2)
+
+    for _ in range(2):
+        assert all(map(torch.equal, run(aotgrad.aot_function(function, aotgrad.nop)), run(function)))
 
 
 def draws_and_goes_back(x):
@@ -230,10 +308,23 @@ def seeds_by_chance(x):
     return x + torch.rand_like(x)
 
 
-SETTERS = (draws_the_same_twice, draws_and_goes_back, seeds_for_a_while, seeds_afterwards, seeds_by_chance)
+def returns_the_state(x):
+    return x * 2, torch.get_rng_state()
 
 
-@pytest.mark.parametrize("function", SETTERS, ids=lambda function: function.__name__)
+def computes_with_the_state(x):
+    return x * torch.get_rng_state()[:3]
+
+
+def computes_with_the_seed(x):
+    return x + torch.initial_seed()
+
+
+READERS = (returns_the_state, computes_with_the_state, computes_with_the_seed)
+SETTERS = (draws_and_goes_back, seeds_for_a_while, seeds_afterwards, seeds_by_chance)
+
+
+@pytest.mark.parametrize("function", [*SETTERS, *READERS], ids=lambda function: function.__name__)
 def test_a_function_that_sets_the_generator_is_refused(function) -> None:
     """And leaves it as it was."""
     before = torch.get_rng_state()
