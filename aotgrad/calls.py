@@ -50,7 +50,14 @@ class Calls:
         raise NotImplementedError
 
     def named_tensors(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
-        """What the user calls each tensor of a call, a module's own tensors first."""
+        """What the user calls each tensor of a call, a module's own tensors first, and the states of generators last."""
+        arguments = self.call_of(args, kwargs).arguments
+        given = self.cache.with_states(arguments)
+        states = (f"state of generator {k}" for k in range(len(given.tensors) - len(arguments.tensors)))
+        return [*self.named_arguments(args, kwargs), *(NamedTensor(name, "argument") for name in states)]
+
+    def named_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
+        """What the user calls each tensor of a call, without states."""
         raise NotImplementedError
 
     def plan_for(self, *args: Any, **kwargs: Any) -> CachedPlan | NoPlan:
@@ -58,7 +65,7 @@ class Calls:
         call = self.call_of(args, kwargs)
         if reason := self.cache.why_eagerly(call.arguments.tensors):
             return NoPlan(reason)
-        return self.cache.plan_for(*call, counts=False)
+        return self.cache.plan_of_call(*call, counts=False)[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the plan for these arguments, or the function itself where there can be none."""
@@ -76,7 +83,7 @@ class FunctionCalls(Calls):
     def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
         return Call(self.function, Arguments.of(args, kwargs), self.static_count, self.state())
 
-    def named_tensors(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
+    def named_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
         tensors = Arguments.of(args, kwargs).tensors
         own = [kind_of(tensor) for tensor in tensors[: self.static_count]]
         kinds = [*own, *("argument" for _ in tensors[self.static_count :])]
@@ -97,7 +104,7 @@ class ModuleCalls(Calls):
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         return type(self.module).forward(self.module, *args, **kwargs)
 
-    def named_tensors(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
+    def named_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
         own = [NamedTensor(slot.name, kind_of(slot.table[slot.key])) for slot in slots_of(self.module)]
         return own + [NamedTensor(name, "argument") for name in tensor_names(self.module.forward, args, kwargs)]
 

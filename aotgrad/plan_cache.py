@@ -22,10 +22,13 @@ import torch
 
 from aotgrad import passes, torch_compat
 from aotgrad.capture.flatten import Arguments
+from aotgrad.capture.trace import OwnGeneratorError
 from aotgrad.counters import counters
-from aotgrad.errors import EagerError
+from aotgrad.errors import CaptureError, EagerError
+from aotgrad.generators import Drawing, GeneratorArguments, generators_of, set_states
 from aotgrad.jvp import CompiledJvp, reject_aliases
 from aotgrad.locks import COMPILING
+from aotgrad.pipeline import SmallGraph
 from aotgrad.plan_making import Request, TracedOnce, key_of, make_plan, reject_second_run
 from aotgrad.plans import CachedPlan, NoPlan, PlainCalls, Stages, State
 from aotgrad.transforms import CompiledTransforms, reject_changes, reject_what_transforms_see
@@ -45,7 +48,8 @@ log = logging.getLogger("aotgrad.guards")
 class PlanCache:
     """The plans of one function, by structure and then by guards. `check` may refuse an executable by raising.
 
-    `plain` has the same plans by the number of tensors, as far as they have plain calls.
+    `plain` has the same plans by the number of tensors, as far as they have plain calls. `generators` are those that the
+    function has closed over and draws from.
     """
 
     recipe: Recipe
@@ -54,6 +58,7 @@ class PlanCache:
     entries: dict[tuple, list[CachedPlan]] = field(default_factory=dict)
     plain: dict[int, tuple[PlainCalls, ...]] = field(default_factory=dict)
     fallbacks: Counter[str] = field(default_factory=Counter)
+    generators: list[torch.Generator] = field(default_factory=list)
     warned: bool = False
 
     def plans(self) -> list[CachedPlan]:
@@ -63,6 +68,7 @@ class PlanCache:
         with COMPILING:
             self.entries.clear()
             self.plain.clear()
+            self.generators.clear()
             self.warned = False
             for name in ("jvp", "transformed"):
                 self.__dict__.pop(name, None)
@@ -104,8 +110,51 @@ class PlanCache:
         known: passes.KnownValues | None = None,
     ) -> Any:
         """Run the plan for these arguments, after making it if there is none; see `plan_for`."""
-        plan = self.plan_for(function, arguments, static_count, state, known)
-        return self.run_eagerly(plan, state, arguments) if isinstance(plan, NoPlan) else plan(state, arguments)
+        plan, given = self.plan_of_call(function, arguments, static_count, state, known)
+        if isinstance(plan, NoPlan):
+            return self.run_eagerly(plan, state, arguments)
+        if not isinstance(given, GeneratorArguments) or isinstance(plan.executable, SmallGraph):
+            return plan(state, arguments)
+        result, states = plan(state, given)
+        set_states(given.generators, states)
+        return result
+
+    def with_states(self, arguments: Arguments) -> Arguments:
+        """The arguments, and the states of generators that the call may draw from, if there are some."""
+        if self.draws_from_generators(arguments):
+            return GeneratorArguments.of_call(arguments, self.generators)
+        return arguments
+
+    def draws_from_generators(self, arguments: Arguments) -> bool:
+        """Whether a call may draw from generators of its own."""
+        return bool(self.generators or (arguments.constants and generators_of(arguments)))
+
+    def plan_of_call(
+        self,
+        function: Callable,
+        arguments: Arguments,
+        static_count: int,
+        state: State,
+        known: passes.KnownValues | None = None,
+        counts: bool = True,
+    ) -> tuple[CachedPlan | NoPlan, Arguments]:
+        """What `plan_for` gives, and the arguments of the plan: with the states of generators, if there are some.
+
+        Raises:
+            CaptureError: the function makes a generator and draws from it.
+        """
+        added = None
+        while True:
+            given = self.with_states(arguments)
+            traced = function if given is arguments else Drawing(function)
+            try:
+                return self.plan_for(traced, given, static_count, state, known, counts), given
+            except OwnGeneratorError as error:
+                if added is not None and torch_compat.generator_key(added) not in error.drawn:
+                    self.generators.remove(added)  # it was made inside, as is another one now
+                    raise CaptureError(str(error)) from None
+                added = error.generator
+                self.generators.append(added)
 
     def plan_for(
         self,

@@ -191,10 +191,12 @@ def hints_of(request: Request, recipe: Recipe, earlier: Sequence[CachedPlan]) ->
     """Which tensors of a call are static, and which of their sizes are symbolic."""
     dynamic = recipe.options.dynamic
     like = [plan for plan in earlier if dynamic is None and len(plan.guards.dedupe.positions) == len(request.tensors)]
-    return [
+    fixed = request.arguments.fixed_count
+    hints = [
         hint_of(tensor, k < request.static_count, dynamic, [traced_fake(plan, k) for plan in like])
-        for k, tensor in enumerate(request.tensors)
+        for k, tensor in enumerate(request.tensors[: len(request.tensors) - fixed])
     ]
+    return [*hints, *[InputHint()] * fixed]
 
 
 def hint_of(tensor: torch.Tensor, static: bool, dynamic: bool | None, seen: Sequence[torch.Tensor]) -> InputHint:

@@ -5,7 +5,8 @@
     snapshot(float("nan")) == snapshot(float("nan"))     True
 
 Numbers, strings, enums, containers and objects count by their content, all the way down; functions, classes and modules
-of Python by identity; tensors that hide in an object by identity too, since a plan reads them at every call.
+of Python by identity; tensors and random generators that hide in an object by identity too, since a plan reads them at
+every call.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def snapshot(value: Any, seen: Seen | None = None) -> Hashable:
         return (kind, value.name)
     if isinstance(value, BY_IDENTITY):
         return value
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor | torch.Generator):
         return Same(value)
     seen = {} if seen is None else seen
     if id(value) in seen:
@@ -80,7 +81,9 @@ def snapshot(value: Any, seen: Seen | None = None) -> Hashable:
 
 def is_constant(value: Any) -> bool:
     """Whether a value has no state that could change: what it counts as is fixed."""
-    return type(value) in PLAIN or isinstance(value, (float, complex, enum.Enum, torch.Tensor, *BY_IDENTITY))
+    return type(value) in PLAIN or isinstance(
+        value, (float, complex, enum.Enum, torch.Tensor, torch.Generator, *BY_IDENTITY)
+    )
 
 
 def contents(value: Any, seen: Seen) -> Hashable:

@@ -42,6 +42,11 @@ class Arguments:
         leaves = [constants[k] if k in constants else next(fresh) for k in range(self.spec.num_leaves)]
         return pytree.tree_unflatten(leaves, self.spec)
 
+    @property
+    def fixed_count(self) -> int:
+        """How many tensors, the last ones, always have the same size."""
+        return 0
+
     def without_tensors(self) -> Arguments:
         """The structure and constants alone: for what outlives the call, whose tensors it must not keep alive."""
         return replace(self, args=(), kwargs={}, tensors=())

@@ -70,7 +70,7 @@ class WatchedGenerator:
     def set_state(self, state: torch.Tensor) -> Any:
         if not self._is_traced():
             return self._generator.set_state(state)
-        found = (place for saved, *place in self._saved if saved is state)
+        found = ((timeline, position) for saved, timeline, position in self._saved if saved is state)
         self._move_to(*next(found, (self._timeline, None)))
         return self
 

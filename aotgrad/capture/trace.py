@@ -243,7 +243,6 @@ def capture_function(
             outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         trace.reject_stale_memory([*outputs, *arguments])
         trace.reject_states(outputs)
-        reject_other_generators(trace.graph)
         grad_mode_after = torch.is_grad_enabled()
         new_leaves = inputs_that_come_to_require_grad(convention.inputs, arguments)
         hooks = (*(InputHook(k, "requires_grad_", ()) for k in sorted(new_leaves)), *take_hooks(arguments))
@@ -312,6 +311,18 @@ DATA_DEPENDENT = ("DataDependentOutputException", "DynamicOutputShapeException",
 READS_MEMORY = (
     "the memory of a tensor is read, at {line}. It has none while tracing: do this outside of the compiled function"
 )
+
+
+class OwnGeneratorError(CaptureError):
+    """A random op draws from a generator whose state the trace was not given; see `OwnGenerator`."""
+
+    def __init__(self, line: str, cause: torch_compat.OwnGenerator) -> None:
+        super().__init__(
+            f"a random op draws from a torch.Generator of its own, at {line}. Make it outside of the compiled function, or "
+            "use the default generator"
+        )
+        self.generator, self.drawn = cause.generator, cause.drawn
+
 
 EXPLANATIONS = {
     "Cannot access data pointer": READS_MEMORY,
@@ -391,20 +402,10 @@ EXPLANATIONS = {
 """Parts of torch's messages about tracing, and what they mean for the user."""
 
 
-def reject_other_generators(graph: fx.Graph) -> None:
-    """Raise if the function uses a random generator of its own: a trace would move it once only.
-
-    Raises:
-        CaptureError: names the line.
-    """
-    for node in graph.nodes:
-        if node.kwargs.get("generator") is not None:
-            line = printed_line(node.meta.get("stack_trace", ""))
-            raise CaptureError(f"a random op draws from a torch.Generator of its own, at {line}. Use the default generator")
-
-
 def explain(error: Exception) -> CaptureError | None:
     """A `CaptureError` if `error` is about tracing and not the function's own, or else `None`."""
+    if isinstance(error, torch_compat.OwnGenerator):
+        return OwnGeneratorError(user_line_of(error), error)
     message = next((text for part, text in EXPLANATIONS.items() if part in str(error)), None)
     if type(error).__name__ in DATA_DEPENDENT:
         message = (

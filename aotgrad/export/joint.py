@@ -98,6 +98,11 @@ def export_joint(
     args, kwargs = tuple(args), dict(kwargs or {})
     plan, traced = joint_plan(calls, args, kwargs)
     joint = traced.joint
+    if calls.cache.draws_from_generators(calls.call_of(args, kwargs).arguments):
+        raise ExportError(
+            "the function draws from a torch.Generator of its own, which a graph cannot move; use the default generator, or "
+            "pass the random numbers as an argument"
+        )
     return ExportedJoint(
         copied(joint.module, joint.signature),
         joint.signature,

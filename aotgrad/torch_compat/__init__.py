@@ -178,6 +178,16 @@ from aotgrad.torch_compat.functionalization import (
     is_list_of_tensors,
     sizes_of_view,
 )
+from aotgrad.torch_compat.generators import (
+    GeneratorStates,
+    OwnGenerator,
+    drawn,
+    generator_key,
+    generator_of,
+    is_default_generator,
+    traced_states,
+    with_generator,
+)
 from aotgrad.torch_compat.global_state import GlobalState, global_settings, ops_are_observed, torch_build
 from aotgrad.torch_compat.graphs import (
     erase_with_name,

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from aotgrad.torch_compat.contexts import normal_mode
 from aotgrad.torch_compat.functional_tensors import wrapped_result
+from aotgrad.torch_compat.generators import drawn, generator_of, is_default_generator, with_generator
 from aotgrad.torch_compat.layouts import AbsoluteGeometry, UnsafePieces, kept_layouts
 from aotgrad.torch_compat.memory import is_dense
 from aotgrad.torch_compat.ops import READS_VALUES, OpKind, is_foreach, kind_of_op, unsafe_view, written_arguments
@@ -136,6 +137,8 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             return computed_and_written(mode, op, classes, args, kwargs or {})
         if op is torch.ops.aten.resize_as_.default:
             op, args = torch.ops.aten.resize_.default, (args[0], args[1].size())
+        if (generator := generator_of(op, args, kwargs or {})) is not None:
+            return _drawn_from(generator, mode, op, classes, args, kwargs or {})
         mode._has_reshaped |= torch.Tag.inplace_view in op.tags
         with torch._C.DisableTorchFunction():  # what is asked here is not what the user's function asks
             refuse_stale_views(args)
@@ -166,6 +169,23 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             with normal_mode():
                 return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
     return _functional_result(mode, op, classes, args, kwargs)
+
+
+def _drawn_from(
+    generator: torch.Generator, mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    """What a random op gives that is told which generator to draw from."""
+    if is_default_generator(generator):
+        args, kwargs = with_generator(op, args, kwargs, None)
+        return guarded_dispatch(mode, op, classes, args, kwargs)
+    written = list(written_arguments(op, args, kwargs))
+    if written:
+        refuse_unrecordable_write(op, args, kwargs)
+    results = drawn(generator, op, args, kwargs, lambda twin, *given: _functional_result(mode, twin, classes, *given))
+    for target, value in zip(written, results, strict=False):
+        guarded_dispatch(mode, torch.ops.aten.copy_.default, classes, (target, value))
+    results = written or results
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _drawn_densely(mode: FunctionalTensorMode, classes: Any, args: Sequence[Any], kwargs: Any) -> Any:

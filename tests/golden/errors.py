@@ -1001,6 +1001,16 @@ def generator_of_its_own():
 
 
 @error_case
+def seeded_generator():
+    """A function seeds a generator that it was given."""
+
+    def function(x, generator):
+        return x * torch.rand(3, generator=generator.manual_seed(0))
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3), torch.Generator())
+
+
+@error_case
 def partly_hidden_reshape():
     """An input is reshaped in place twice, and autograd sees it once."""
 

@@ -36,6 +36,13 @@ def export_without_a_loss():
 
 
 @error_case
+def generator_in_an_export():
+    """The function draws from a generator that it is given."""
+    function = lambda x, generator: x * torch.rand(3, generator=generator)  # noqa: E731
+    aotgrad.export_joint(function, (torch.ones(3, requires_grad=True), torch.Generator()))
+
+
+@error_case
 def loss_that_is_not_returned():
     """The loss is an output that there is not."""
     export(lambda weight, x: (weight.sum(),), output_loss_index=1)

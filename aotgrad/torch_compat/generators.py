@@ -1,0 +1,162 @@
+"""Random ops that draw from a `torch.Generator` of their own, as functions of its state.
+
+    x.normal_(generator=g)      ->      value, state = aotgrad_random::normal_(x, generator=state); x.copy_(value)
+
+Each op with such an argument gets a twin in the namespace `aotgrad_random`, when it is first met: with the state, a tensor
+of bytes, in the place of the generator, and the state afterwards as another result. It writes to nothing. A graph with such
+ops threads states from one to the next, so that nothing moves a generator but who runs the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+_NAMESPACE = "aotgrad_random"
+_library = torch.library.Library(_NAMESPACE, "FRAGMENT")
+_states: contextvars.ContextVar[GeneratorStates | None] = contextvars.ContextVar("_states", default=None)
+
+
+class OwnGenerator(RuntimeError):
+    """A random op draws from a generator whose state is not known; it is known of those in `drawn` that were drawn from."""
+
+    def __init__(self, generator: torch.Generator, drawn: frozenset[int]) -> None:
+        super().__init__("a random op draws from a generator of its own")
+        self.generator, self.drawn = generator, drawn
+
+
+def generator_key(generator: torch.Generator) -> int:
+    """Equal for two Python objects that are one generator."""
+    return generator._cdata
+
+
+class GeneratorStates:
+    """The traced states of generators, each after what was drawn so far; `drawn` are the keys of those drawn from."""
+
+    def __init__(self, generators: Sequence[torch.Generator], states: Sequence[torch.Tensor]) -> None:
+        self._generators = tuple(generators)  # kept, so that their keys stay their own
+        self._states = dict(zip(map(generator_key, generators), states, strict=True))
+        self.drawn: frozenset[int] = frozenset()
+
+    def get(self, generator: torch.Generator) -> torch.Tensor | None:
+        return self._states.get(generator_key(generator))
+
+    def put(self, generator: torch.Generator, state: torch.Tensor) -> None:
+        self._states[generator_key(generator)] = state
+        self.drawn |= {generator_key(generator)}
+
+    def now(self) -> list[torch.Tensor]:
+        """The states, in the order of the generators."""
+        return list(self._states.values())
+
+
+@contextlib.contextmanager
+def traced_states(states: GeneratorStates) -> Iterator[None]:
+    """Inside, a function is traced that may draw from these generators."""
+    token = _states.set(states)
+    try:
+        yield
+    finally:
+        _states.reset(token)
+
+
+def is_default_generator(generator: torch.Generator) -> bool:
+    return generator_key(generator) in map(generator_key, (torch.default_generator, *torch.cuda.default_generators))
+
+
+@functools.cache
+def _position(op: torch._ops.OpOverload) -> int | None:
+    """Which argument of an op is a generator."""
+    kinds = [str(argument.type) for argument in op._schema.arguments]
+    return next((k for k, kind in enumerate(kinds) if "Generator" in kind), None)
+
+
+def generator_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Generator | None:
+    """What an op is told to draw from."""
+    position = _position(op)
+    if position is None:
+        return None
+    return args[position] if position < len(args) else kwargs.get(op._schema.arguments[position].name)
+
+
+def drawn(generator: torch.Generator, op: Any, args: Any, kwargs: Any, compute: Callable[..., Any]) -> list[Any]:
+    """What a random op would return, or write, that draws from a generator; `compute` is called with its twin.
+
+    Raises:
+        OwnGenerator: nobody has given the trace its state.
+    """
+    states = _states.get()
+    if states is None or (state := states.get(generator)) is None:
+        raise OwnGenerator(generator, frozenset() if states is None else states.drawn)
+    args, kwargs = with_generator(op, args, kwargs, state)
+    *results, state = compute(_twin(op), tuple(args), kwargs)
+    states.put(generator, state)
+    return results
+
+
+def with_generator(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an op with something else in the place of the generator."""
+    position = _position(op)
+    assert position is not None, "it has one"
+    if position < len(args):
+        return [*args[:position], value, *args[position + 1 :]], dict(kwargs)
+    return list(args), {**kwargs, op._schema.arguments[position].name: value}
+
+
+@functools.cache
+def _twin(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """The twin of a random op."""
+    packet, _, overload = op._schema.name.rpartition("::")[2], None, op._schema.overload_name
+    name = f"{packet}_{overload}" if overload else packet
+    _library.define(_schema_of_twin(op, name))
+    _library.impl(name, functools.partial(_draw, op), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{_NAMESPACE}::{name}", functools.partial(_draw_nothing, op), lib=_library)
+    return getattr(getattr(torch.ops, _NAMESPACE), name).default
+
+
+def _schema_of_twin(op: torch._ops.OpOverload, name: str) -> str:
+    """Writes to nothing, takes a state for a generator, and returns another one behind its results."""
+    arguments, _, results = str(op._schema).partition("(")[2].rpartition(") -> ")
+    arguments, results = (re.sub(r"Tensor\([a-z]!?\)", "Tensor", text) for text in (arguments, results))
+    results = results.strip("()")
+    return f"{name}({arguments.replace('Generator?', 'Tensor?')}) -> ({results}, Tensor)"
+
+
+def _written_copied(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict]:
+    """The arguments of an op with copies of those that it writes to, which lie as these do."""
+    written = {k: each.name for k, each in enumerate(op._schema.arguments) if each.alias_info and each.alias_info.is_write}
+    copies = [arg.clone() if k in written else arg for k, arg in enumerate(args)]
+    return copies, {name: value.clone() if name in written.values() else value for name, value in kwargs.items()}
+
+
+def _draw(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    state = generator_of(op, args, kwargs)
+    assert isinstance(state, torch.Tensor), "a state stands in its place"
+    generator = torch.Generator(_device_of(args, kwargs))
+    generator.set_state(state)
+    given, named = with_generator(op, *_written_copied(op, args, kwargs), generator)
+    result = op(*given, **named)
+    return (*(result if isinstance(result, tuple) else (result,)), generator.get_state())
+
+
+def _draw_nothing(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """The same for fakes."""
+    state: Any = generator_of(op, args, kwargs)
+    given, named = with_generator(op, *_written_copied(op, args, kwargs), None)
+    named.pop("generator", None)  # without it, another overload is called that takes symbolic sizes
+    result = op.overloadpacket(*given, **named)
+    return (*(result if isinstance(result, tuple) else (result,)), torch.empty_like(state))
+
+
+def _device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
+    """Where an op draws."""
+    values = (*args, *kwargs.values())
+    given = kwargs.get("device")
+    tensors = (value.device for value in values if isinstance(value, torch.Tensor) and value.dtype is not torch.uint8)
+    return torch.device(given) if given is not None else next(tensors, torch.device("cpu"))
