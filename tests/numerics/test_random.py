@@ -335,8 +335,10 @@ def test_a_function_that_sets_the_generator_is_refused(function) -> None:
 
 
 def test_another_thread_may_seed_while_a_function_is_traced() -> None:
+    seed = torch.initial_seed()
+
     def function(x):
-        thread = threading.Thread(target=torch.manual_seed, args=(torch.initial_seed(),))
+        thread = threading.Thread(target=torch.manual_seed, args=(seed,))
         thread.start()
         thread.join()
         return x + torch.rand_like(x)
