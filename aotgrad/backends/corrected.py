@@ -1,11 +1,78 @@
-"""Decompositions in place of those that Inductor would use and that compute something else than the op."""
+"""What Inductor gets wrong, as one table, and what keeps it from that: what a graph computes is computed.
+
+    CORRECTIONS["a name"] = Decomposition(op, function, reason)     the op is taken apart in another way
+    CORRECTIONS["a name"] = Rewrite(function, reason)               joint graphs are changed before Inductor sees them
+    CORRECTIONS["a name"] = Restriction(context, reason)            Inductor runs in a context in which it does less
+
+For each there is a test that shows what torch does without it, and fails when torch does it right: then the correction goes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Union
 
 import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """`op` is `function` of its arguments while a function is traced."""
+
+    op: torch._ops.OpOverload
+    function: Callable
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """`function` changes a joint graph in place."""
+
+    function: Callable[[fx.Graph], None]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """Inductor compiles inside of `context`."""
+
+    context: Callable[[], AbstractContextManager]
+    reason: str
+
+
+Correction = Union[Decomposition, Rewrite, Restriction]
+
+
+def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callable]:
+    """A table of decompositions with ours in the place of wrong ones."""
+    ours = (each for each in CORRECTIONS.values() if isinstance(each, Decomposition))
+    return {**table, **{each.op: each.function for each in ours}}
+
+
+def rewrite(graph: fx.Graph) -> None:
+    """Change what Inductor would compile wrongly."""
+    for correction in CORRECTIONS.values():
+        if isinstance(correction, Rewrite):
+            correction.function(graph)
+
+
+@contextlib.contextmanager
+def restricted() -> Iterator[None]:
+    """Inside, Inductor does not do what it does wrongly."""
+    with contextlib.ExitStack() as stack:
+        for correction in CORRECTIONS.values():
+            if isinstance(correction, Restriction):
+                stack.enter_context(correction.context())
+        yield
+
+
+# --- Decompositions --------------------------------------------------------------------------------------------------
 
 MEAN, SUM = 1, 2
 """The reductions of a loss, as ATen numbers them."""
@@ -14,7 +81,7 @@ MEAN, SUM = 1, 2
 def multilabel_margin_loss_forward(
     input: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, and which classes are targets. A row of `target` ends at its first -1; torch's decomposition reads on."""
+    """The loss, and which classes are targets."""
     scores, goals = torch.atleast_2d(input), torch.atleast_2d(target)
     is_before_end = (goals == -1).cumsum(1) == 0
     goals = torch.where(is_before_end, goals, 0)
@@ -32,4 +99,34 @@ def reduced(losses: torch.Tensor, reduction: int, is_one: bool) -> torch.Tensor:
     return losses.sum() if reduction == SUM or is_one else losses
 
 
-CORRECTED: Mapping[Any, Callable] = {torch.ops.aten.multilabel_margin_loss_forward.default: multilabel_margin_loss_forward}
+# --- Rewrites --------------------------------------------------------------------------------------------------------
+
+
+def copy_expanded_targets(graph: fx.Graph) -> None:
+    """Give each `index_put` memory of its own to write to."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.index_put.default):
+        target = node.args[0]
+        if torch_compat.is_expanded(target.meta["val"]):
+            with graph.inserting_before(node):
+                copy = graph.call_function(
+                    torch.ops.aten.clone.default, (target,), {"memory_format": torch.contiguous_format}
+                )
+            copy.meta = {**target.meta, "val": target.meta["val"].contiguous()}
+            node.args = (copy, *node.args[1:])
+
+
+CORRECTIONS: Mapping[str, Correction] = {
+    "targets end at the first -1": Decomposition(
+        torch.ops.aten.multilabel_margin_loss_forward.default,
+        multilabel_margin_loss_forward,
+        "a row of targets ends at its first -1; torch's decomposition reads on behind it",
+    ),
+    "index_put into an expanded tensor": Rewrite(
+        copy_expanded_targets, "Inductor writes into the expanded tensor in place, so that each row is written to each time"
+    ),
+    "reads between two writes": Restriction(
+        torch_compat.reads_of_overwritten_values_checked,
+        "a read of what one write left in a buffer is fused with the next write to it, though they are of other elements",
+    ),
+}
+"""By name; Inductor's own cache keeps apart what was compiled with other ones."""

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_inputs
-from aotgrad.backends.corrected import CORRECTED
+from aotgrad.backends.corrected import CORRECTIONS, corrected_decompositions, restricted, rewrite
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
@@ -41,13 +40,13 @@ class InductorBackend:
 
     def decompositions(self) -> Mapping[Any, Callable]:
         """Inductor's, without wrong ones and `detach`: replayed views must know where they were cut off from autograd."""
-        table = {**torch_compat.inductor_decompositions(), **CORRECTED}
+        table = corrected_decompositions(torch_compat.inductor_decompositions())
         return {op: function for op, function in table.items() if op is not torch.ops.aten.detach.default}
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
         with torch_compat.inductor_context(torch_compat.fake_mode_of(joint.module.graph), self.mode):
             module = torch_compat.inductor_joint_passes(joint.module)
-            copy_expanded_targets(module.graph)
+            rewrite(module.graph)
             module.recompile()  # Inductor's cache looks a graph up by its code.
             return replace(joint, module=module)
 
@@ -102,11 +101,12 @@ class InductorBackend:
 
     def _make(self, job: Job, shared: Shared) -> Callable:
         module = job.half.module
-        settings = {**job.configuration, **torch_compat.apart_in_inductors_cache(repr(job.visible))}
+        apart = torch_compat.apart_in_inductors_cache(repr((job.visible, *CORRECTIONS)))
+        settings = {**job.configuration, **apart}
         with torch_compat.inductor_context(torch_compat.fake_mode_of(module.graph), self.mode, **settings):
             (output,) = module.graph.find_nodes(op="output")
             output.meta["user_visible_output_idxs"] = job.visible
-            with kernels_together():
+            with kernels_together(), restricted():
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
 
     def cache_key(self) -> str | None:
@@ -219,22 +219,6 @@ def differ(size: Sequence[int], one: Sequence[int], other: Sequence[int]) -> boo
     False
     """
     return any(n != 1 and a != b for n, a, b in zip(size, one, other, strict=True))
-
-
-def copy_expanded_targets(graph: fx.Graph) -> None:
-    """Give each `index_put` memory of its own to write to: Inductor writes into an expanded tensor in place.
-
-    For `zeros(2).expand(3, 2).index_put(...)` it returns wrong values, in torch 2.13 at least.
-    """
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.index_put.default):
-        target = node.args[0]
-        if torch_compat.is_expanded(target.meta["val"]):
-            with graph.inserting_before(node):
-                copy = graph.call_function(
-                    torch.ops.aten.clone.default, (target,), {"memory_format": torch.contiguous_format}
-                )
-            copy.meta = {**target.meta, "val": target.meta["val"].contiguous()}
-            node.args = (copy, *node.args[1:])
 
 
 inductor = InductorBackend()

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.fuzz.campaign import Report, chunks, run_chunk
+from tests.fuzz.ways import WAYS
 
 
 def main() -> int:
@@ -27,7 +28,7 @@ def main() -> int:
     start = time.perf_counter()
     report = Report()
     with tqdm(total=arguments.examples, unit="program", disable=arguments.quiet) as progress:
-        for part in parts(arguments.examples, arguments.seed, arguments.jobs):
+        for part in parts(arguments.examples, arguments.seed, arguments.jobs, arguments.way):
             report.add(part)
             progress.update(part.programs)
             for failure in part.failures:
@@ -41,18 +42,19 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--examples", type=int, default=500, help="how many programs")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="where they start; random by default")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes")
+    parser.add_argument("--way", choices=WAYS, default="eager", help="how programs are compiled (tests/fuzz/ways.py)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser.parse_args()
 
 
-def parts(examples: int, seed: int, jobs: int) -> Iterator[Report]:
+def parts(examples: int, seed: int, jobs: int, way: str) -> Iterator[Report]:
     """The reports of the chunks, as they come."""
     if jobs == 1:
-        yield from (run_chunk(*chunk) for chunk in chunks(examples, seed))
+        yield from (run_chunk(*chunk, way) for chunk in chunks(examples, seed))
         return
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        running = [pool.submit(run_chunk, *chunk) for chunk in chunks(examples, seed)]
+        running = [pool.submit(run_chunk, *chunk, way) for chunk in chunks(examples, seed)]
         for done in concurrent.futures.as_completed(running):
             yield done.result()
 

@@ -1,17 +1,19 @@
 """Runs many fresh programs. A campaign is cut into chunks with seeds of their own, so that it can be spread over processes.
 
 for seed, examples in chunks(500, seed=1): run_chunk(seed, examples)      Report(programs=100, ...)
+run_chunk(seed, examples, "inductor")                                     compiled in another way (ways.py)
 
 python scripts/conformance/fuzz.py --examples 500 --seed 1                the same programs again
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,10 +21,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
 
 from tests.fuzz.compare import Difference, Rejection, check
+from tests.fuzz.inductor import Stage
 from tests.fuzz.program import Program
 from tests.fuzz.reduce import reduced
 from tests.fuzz.script import standalone
 from tests.fuzz.strategies import programs
+from tests.fuzz.ways import THROUGH_INDUCTOR
 
 CHUNK = 100
 """Programs of one chunk."""
@@ -46,6 +50,17 @@ class Report:
         self.rejections += other.rejections
         self.failures += other.failures
 
+    def note(self, program: Program, way: str) -> bool:
+        """Check a program; whether it is as in eager."""
+        try:
+            rejections = check(program, way)
+        except Exception:
+            return False
+        self.programs += 1
+        self.calls += len(program.rounds)
+        self.rejections.update(rejections)
+        return True
+
     @property
     def rejected_share(self) -> float:
         """Refused calls in a hundred."""
@@ -58,11 +73,18 @@ def chunks(examples: int, seed: int) -> Iterator[tuple[int, int]]:
         yield seed * SEED_FACTOR + number, min(CHUNK, examples - start)
 
 
-def run_chunk(seed: int, examples: int) -> Report:
+def run_chunk(seed: int, examples: int, way: str = "eager") -> Report:
     """Check `examples` programs drawn from `seed`; those that differ are made small in the end."""
     torch.set_num_threads(1)
-    report = Report()
-    failed: list[Program] = []
+    logging.disable(logging.CRITICAL)  # torch logs what fails while tracing, before it raises
+    try:
+        return through_inductor(drawn(seed, examples), way) if way in THROUGH_INDUCTOR else report_of(drawn(seed, examples))
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def drawn(seed: int, examples: int) -> list[Program]:
+    found: list[Program] = []
 
     @with_seed(seed)
     @settings(
@@ -73,30 +95,46 @@ def run_chunk(seed: int, examples: int) -> Report:
         suppress_health_check=list(HealthCheck),
     )
     @given(programs())
-    def look_at(program: Program) -> None:
-        try:
-            rejections = check(program)
-        except Exception:
-            failed.append(program)
-            return
-        report.programs += 1
-        report.calls += len(program.rounds)
-        report.rejections.update(rejections)
+    def draw(program: Program) -> None:
+        found.append(program)
 
-    logging.disable(logging.CRITICAL)  # torch logs what fails while tracing, before it raises
-    try:
-        look_at()
-        report.failures += dict.fromkeys(failure_text(program) for program in failed)
-    finally:
-        logging.disable(logging.NOTSET)
+    draw()
+    return found
+
+
+def report_of(drawn_programs: Iterable[Program]) -> Report:
+    """What programs show whose graphs run as they are."""
+    report = Report()
+    failed = [program for program in drawn_programs if not report.note(program, "eager")]
+    report.failures += dict.fromkeys(failure_text(program) for program in failed)
     return report
 
 
-def failure_text(program: Program) -> str:
+def through_inductor(drawn_programs: Sequence[Program], way: str) -> Report:
+    """What programs show whose graphs Inductor compiles."""
+    report, stage = Report(), Stage()
+    for k, program in enumerate(drawn_programs):
+        with stage.rehearsal(k):
+            error_in(program, way)
+    stage.compile_kernels()
+    failed = []
+    for k, program in enumerate(drawn_programs):
+        with stage.performance(k):
+            failed += [] if report.note(program, way) else [program]
+    report.failures += dict.fromkeys(failure_text(program, way) for program in failed)
+    return report
+
+
+def failure_text(program: Program, way: str = "eager") -> str:
     """A program that differs, made small, as a script with what was found on top."""
+
+    def error_of(candidate: Program) -> Exception | None:
+        with Stage().directly() if way in THROUGH_INDUCTOR else contextlib.nullcontext():
+            return error_in(candidate, way)
+
     error = error_of(program)
     if error is None:
-        return standalone(program, "differed once, and not when it ran again")
+        return standalone(program, "differed once, and not when it ran again", way)
     wanted = signature(error)
 
     def differs_alike(candidate: Program) -> bool:
@@ -104,12 +142,12 @@ def failure_text(program: Program) -> str:
         return other is not None and signature(other) == wanted
 
     small = reduced(program, differs_alike)
-    return standalone(small, found_text(error_of(small) or error))
+    return standalone(small, found_text(error_of(small) or error), way)
 
 
-def error_of(program: Program) -> Exception | None:
+def error_in(program: Program, way: str) -> Exception | None:
     try:
-        check(program)
+        check(program, way)
     except Exception as error:
         return error
     return None

@@ -1,6 +1,7 @@
 """Compares a program's compiled run with its eager run, step by step.
 
 check(program)      a list of `Rejection`s; raises `Difference` at the first step after which the two differ
+check(program, "inductor")      the same, compiled in another of the ways (ways.py)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import aotgrad
 from aotgrad.errors import CaptureError, HigherOrderError
 from tests.fuzz.known import is_known, known_differences
 from tests.fuzz.program import Program, Round
+from tests.fuzz.ways import WAYS
 from tests.fuzz.worlds import Step, define, run_round
 
 REJECTIONS = (CaptureError, HigherOrderError)
@@ -44,27 +46,20 @@ class Difference(AssertionError):
     """What differs from eager, and after which step."""
 
 
-def check(program: Program) -> list[Rejection]:
+def check(program: Program, way: str = "eager") -> list[Rejection]:
     """Run every round of a program in eager and compiled.
 
     Raises:
         Difference: with the first step after which something differs.
     """
     eager = define(program)
-    verified = {"f": define(program), "aotgrad": aotgrad, "compiled": compiled_and_verified}
-    compiled = eval(f"compiled(f, {program.options})", verified)
+    compiled = eval(f"compiled(f, {program.options})", {"f": define(program), "aotgrad": aotgrad, "compiled": WAYS[way]})
     return [
         rejection
         for number, round in enumerate(program.rounds)
         if (rejection := compare_round(eager, compiled, round, f"round {number}", known_differences(program, round)))
         is not None
     ]
-
-
-def compiled_and_verified(
-    function: Callable, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
-) -> Callable:
-    return aotgrad.aot_function(function, *args, **kwargs, options={"verify": True, **(options or {})})
 
 
 def compare_round(

@@ -1,6 +1,6 @@
 """A program as a script that runs by itself: it prints what differs between eager and compiled.
 
-print(standalone(program, "what was found"))
+print(standalone(program, "what was found"))        `way`: how it is compiled (ways.py)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import inspect
 
 from tests.fuzz import helpers
 from tests.fuzz.program import Program, Round, indented, source
+from tests.fuzz.ways import WAYS
 
 SHOW = """
 def show(variables):
@@ -47,23 +48,36 @@ def printed(f):
 
 
 warnings.simplefilter("ignore")
-compiled = aotgrad.aot_function(f, OPTIONS)
+compiled = WAY(f, OPTIONS)
 print("\\n".join(difflib.unified_diff(printed(f), printed(compiled), "eager", "compiled", lineterm="", n=4)))
 """
 
 
-def standalone(program: Program, found: str) -> str:
+IMPORTS = """import contextlib
+import difflib
+import io
+import warnings
+from unittest import mock
+
+import torch
+
+import aotgrad
+"""
+
+
+def standalone(program: Program, found: str, way: str = "eager") -> str:
     """The script, with what was found on top."""
     comment = "\n".join(f"# {line}" for line in found.splitlines())
-    imports = "import contextlib\nimport difflib\nimport io\nimport warnings\n\nimport torch\n\nimport aotgrad\n"
+    compiler = WAYS[way]
     parts = [
         comment,
-        imports,
+        IMPORTS,
         program.function(),
         rounds_text(program.rounds),
         helper_source(),
+        inspect.getsource(compiler),
         SHOW,
-        MAIN.replace("OPTIONS", program.options),
+        MAIN.replace("WAY", compiler.__name__).replace("OPTIONS", program.options),
     ]
     return "\n".join(parts)
 

@@ -1,0 +1,42 @@
+"""Inductor's scheduler, which decides what is fused into one kernel."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def reads_of_overwritten_values_checked() -> Iterator[None]:
+    """Inside, a write to a buffer is fused with a read of what it overwrites only if both are of the same element.
+
+    Torch asks so of reads of a buffer as it first was, and not of reads of what an earlier write has left in it.
+    """
+    from unittest import mock
+
+    from torch._inductor.scheduler import Scheduler
+
+    fusable = Scheduler.fusable_weak_dep
+
+    def fusable_weak_dep(self: Scheduler, weak_dep: Any, node1: Any, node2: Any) -> bool:
+        return fusable(self, weak_dep, node1, node2) and not reads_elsewhere(self, weak_dep.mutating_buf, node1, node2)
+
+    with mock.patch.object(Scheduler, "fusable_weak_dep", fusable_weak_dep):
+        yield
+
+
+def reads_elsewhere(scheduler: Any, written: str, reader: Any, writer: Any) -> bool:
+    """Whether `reader` reads a buffer, as an earlier write has left it, at other elements than `writer` writes."""
+    from torch._inductor.dependencies import MemoryDep
+    from torch._inductor.scheduler import ForeachKernelSchedulerNode
+
+    real_name = scheduler.mutation_real_name
+    (write,) = (write for write in writer.read_writes.writes if write.name == written)
+    reads = [
+        read
+        for read in reader.read_writes.reads
+        if read.name != real_name[written] and real_name.get(read.name) == real_name[written]
+    ]
+    alike = (isinstance(read, MemoryDep) and (read.index, read.size) == (write.index, write.size) for read in reads)
+    return not all(alike) or (bool(reads) and isinstance(reader, ForeachKernelSchedulerNode))

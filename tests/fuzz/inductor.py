@@ -1,0 +1,157 @@
+"""Inductor for many small programs: the C++ kernels of all of them are compiled at once.
+
+A compiler reads torch's headers for longer than a hundred kernels. But a program's backward is compiled when its forward has
+run. So each program runs twice: a rehearsal, in which Inductor makes code for each graph and the graph runs as it is, and,
+when the kernels of all programs are there, the performance, which compiles the same graphs and is given that code.
+
+    stage = Stage()
+    for program in programs:
+        with stage.rehearsal(program): ...          whatever is compiled here by `aotgrad.backends.get("inductor")`
+    stage.compile_kernels()
+    for program in programs:
+        with stage.performance(program): ...
+
+Nothing is optimized by the C++ compiler: what is tested is what the kernels say.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch.fx as fx
+from torch._guards import TracingContext
+from torch._inductor import config
+
+from aotgrad.backends import cpp_kernels, inductor, registry
+from aotgrad.backends.base import example_inputs
+from aotgrad.backends.cpp_kernels import CppKernel
+from aotgrad.backends.eager import boxed_code
+from aotgrad.backends.inductor import InductorBackend, Job, Shared
+from aotgrad.ir import BoxedCallable
+
+PLAIN = "#define FLATTENED"
+"""Nothing is inlined into kernels that share a library."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What Inductor made of a graph, and the strides that it told of its results."""
+
+    text: str
+    function: Callable
+    strides: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Rehearsing(InductorBackend):
+    """Makes code, and runs the graphs as they are."""
+
+    made: list[Made] = field(default_factory=list)
+
+    def _make(self, job: Job, shared: Shared) -> BoxedCallable:
+        text, graph = text_of(job), fx.Graph()
+        graph.output(graph.graph_copy(job.half.module.graph, {}))
+        as_it_is = boxed_code(fx.GraphModule(job.half.module, graph))
+        known = len(strides_told())
+        function = super()._make(job, shared)
+        self.made.append(Made(text, function, tuple(strides_told()[known:])))
+        return as_it_is
+
+
+@dataclass(frozen=True)
+class Performing(InductorBackend):
+    """Takes the code that was made; a graph that did not come up in the rehearsal is compiled by itself."""
+
+    made: list[Made] = field(default_factory=list)
+
+    def _make(self, job: Job, shared: Shared) -> Callable:
+        text = text_of(job)
+        if not self.made or self.made[0].text != text:
+            return super()._make(job, shared)
+        first = self.made.pop(0)
+        strides_told().extend(first.strides)
+        return first.function
+
+
+def text_of(job: Job) -> str:
+    """A graph with the types of its inputs, and what else its code depends on."""
+    graph = job.half.module.graph
+    types = [(v.dtype, v.size(), v.stride()) if hasattr(v, "stride") else v for v in example_inputs(job.half.module)]
+    return f"{graph} {types} {job.text}"
+
+
+def strides_told() -> list[Any]:
+    """Where Inductor writes the strides of a graph's results, if anybody asked."""
+    context = TracingContext.try_get()
+    return [] if context is None or context.output_strides is None else context.output_strides
+
+
+@dataclass
+class Stage:
+    """The code of programs that were rehearsed; `waiting` are the kernels that are not compiled yet."""
+
+    made: dict[Hashable, list[Made]] = field(default_factory=dict)
+    kernels: dict[CppKernel, Callable] = field(default_factory=dict)
+    waiting: dict[CppKernel, None] = field(default_factory=dict)
+
+    @contextmanager
+    def rehearsal(self, program: Hashable) -> Iterator[None]:
+        with self.compiling_by(Rehearsing(made=self.made.setdefault(program, []))):
+            yield
+
+    @contextmanager
+    def performance(self, program: Hashable) -> Iterator[None]:
+        with self.compiling_by(Performing(made=self.made.pop(program, []))):
+            yield
+
+    @contextmanager
+    def directly(self) -> Iterator[None]:
+        """Without a rehearsal: kernels are compiled when they are first called."""
+        with self.compiling_by(InductorBackend()):
+            yield
+
+    @contextmanager
+    def compiling_by(self, backend: InductorBackend) -> Iterator[None]:
+        with (
+            mock.patch.dict(registry._BACKENDS, inductor=backend),
+            mock.patch.object(inductor, "compile_together", self.promised),
+            config.patch(fx_graph_cache=False),
+        ):
+            yield
+
+    def promised(self, kernels: Sequence[CppKernel]) -> list[Callable]:
+        self.waiting.update(dict.fromkeys(kernel for kernel in kernels if kernel not in self.kernels))
+        return [Promised(self, kernel) for kernel in kernels]
+
+    def compile_kernels(self) -> None:
+        """Together what can stand in one source, the others one by one."""
+        kernels, self.waiting = list(self.waiting), {}
+        sharing = [kernel for kernel in kernels if kernel.can_share]
+        with unoptimized():
+            self.kernels.update({kernel: cpp_kernels.start_alone(kernel)() for kernel in kernels if not kernel.can_share})
+            if sharing:
+                self.kernels.update(zip(sharing, cpp_kernels.start_library(sharing)(), strict=True))
+
+
+@dataclass(frozen=True)
+class Promised:
+    """A kernel that is looked up when it is called."""
+
+    stage: Stage
+    kernel: CppKernel
+
+    def __call__(self, *args: Any) -> None:
+        if self.kernel not in self.stage.kernels:
+            self.stage.compile_kernels()
+        self.stage.kernels[self.kernel](*args)
+
+
+@contextmanager
+def unoptimized() -> Iterator[None]:
+    with mock.patch.dict(os.environ, TORCHINDUCTOR_DEBUG_COMPILE="1"), mock.patch.object(cpp_kernels, "FLATTENED", PLAIN):
+        yield

@@ -1,0 +1,35 @@
+"""How a program is compiled. A standalone script contains the source of the function that it is compiled with.
+
+WAYS["eager"](f, aotgrad.nop, dynamic=True)         `aot_function`, whose graphs run as they are
+WAYS["inductor"](f, aotgrad.nop, dynamic=True)      the same, but that Inductor compiles the graphs
+WAYS["dynamo"](f, aotgrad.nop, dynamic=True)        `torch.compile`, and Inductor
+"""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import torch
+
+import aotgrad
+
+
+def by_aot_function(f, *args, options=None, **keywords):
+    return aotgrad.aot_function(f, *args, **keywords, options={"verify": True, **(options or {})})
+
+
+def by_inductor(f, *args, options=None, **keywords):
+    options = {"verify": True, "min_graph_ops": 0, **(options or {})}
+    with mock.patch("aotgrad.api.users_backend", lambda *given: aotgrad.backends.get("inductor")):
+        return aotgrad.aot_function(f, *args, **keywords, options=options)
+
+
+def by_dynamo(f, fw_compiler, partition_fn=aotgrad.default_partition, dynamic=False, options=None):
+    partitioner = "save_all" if partition_fn is aotgrad.default_partition else "min_cut"
+    ours = {"verify": True, "min_graph_ops": 0, "cache": False, "partitioner": partitioner}
+    torch._dynamo.reset()
+    return torch.compile(f, backend="aotgrad", dynamic=dynamic, options={**ours, **(options or {})})
+
+
+WAYS = {"eager": by_aot_function, "inductor": by_inductor, "dynamo": by_dynamo}
+THROUGH_INDUCTOR = ("inductor", "dynamo")
