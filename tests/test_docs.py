@@ -5,10 +5,13 @@ from __future__ import annotations
 import doctest
 import re
 import runpy
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
+OWN = {"aotgrad", "torch", *sys.stdlib_module_names}
 DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLES = [
     pytest.param(block, id=f"{path.stem}-{k}")
@@ -17,9 +20,19 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("source", EXAMPLES)
 def test_an_example_runs(source):
-    exec(compile(source, "example", "exec"), {})
+    with warnings.catch_warnings():
+        for package in packages_of(source) - OWN:
+            warnings.simplefilter("ignore")  # what frameworks say of torch and of themselves
+            pytest.importorskip(package, reason=f"{package} is in scripts/workflows.txt")
+        exec(compile(source, "example", "exec"), {})
+
+
+def packages_of(source: str) -> set[str]:
+    """The packages that an example imports."""
+    return set(re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE))
 
 
 def test_there_are_examples():

@@ -1,0 +1,143 @@
+"""One program with one backend, after the same in eager: python -m scripts.workflows.cell ROW BACKEND RESULT
+
+Writes a `Cell` as JSON to the file RESULT. Both runs start from the same seeds, Inductor draws eager's random numbers, and
+aotgrad compiles what it would leave to eager as too small (the option `min_graph_ops`).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy
+import torch
+from torch._dynamo.utils import counters as dynamo_counters
+
+import aotgrad
+from scripts.workflows.compare import difference
+from scripts.workflows.rows import BY_NAME, Row
+from scripts.workflows.run import Run
+
+EQUAL, CLOSE, DIFFERS, RAISES, NOT_COMPILED = "equal", "close", "differs", "raises", "not compiled"
+GOOD = (EQUAL, CLOSE)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What became of a program with a backend. `detail` is where the largest difference is, or the error; of a run that
+    did not end there are no figures."""
+
+    row: str
+    backend: str
+    outcome: str
+    detail: str
+    difference: float | None = None
+    eager_step_s: float | None = None
+    step_s: float | None = None
+    first_s: float | None = None
+    total_s: float | None = None
+    compilations: int | None = None
+    graph_breaks: int | None = None
+    versions: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.row, self.backend
+
+    @property
+    def good(self) -> bool:
+        return self.outcome in GOOD
+
+    def to_line(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_line(cls, line: str) -> Cell:
+        return cls(**json.loads(line))
+
+
+def run_cell(row: Row, backend: str) -> Cell:
+    """Both runs and their comparison, in this process; an error of the compiled one is its result."""
+    with settings():
+        eager = run_once(row, None)
+        try:
+            return compared(row, eager, run_once(row, backend))
+        except Exception as error:
+            traceback.print_exc()
+            return Cell(row.name, backend, RAISES, f"{type(error).__name__}: {error}", versions=versions(row))
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """What both runs of a cell are run with: nothing compiled before, all counters at zero."""
+    torch._dynamo.reset()
+    dynamo_counters.clear()
+    aotgrad.counters.clear()
+    with torch._inductor.config.patch(fallback_random=True), aotgrad.config.patch(min_graph_ops=0):
+        yield
+
+
+def run_once(row: Row, backend: str | None) -> Run:
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+    run = Run(backend)
+    row.program()(run)
+    gc.collect()
+    return run
+
+
+def compared(row: Row, eager: Run, compiled: Run) -> Cell:
+    """What became of the compiled run."""
+    assert compiled.backend is not None
+    found = difference(eager.observations, compiled.observations)
+    made = compilations(compiled.backend)
+    return Cell(
+        row.name,
+        compiled.backend,
+        outcome_of(found.relative, row.tolerance) if made else NOT_COMPILED,
+        found.of,
+        difference=found.relative,
+        eager_step_s=eager.step_s,
+        step_s=compiled.step_s,
+        first_s=compiled.first_s,
+        total_s=sum(compiled.wall_s),
+        compilations=made,
+        graph_breaks=sum(dynamo_counters["graph_break"].values()),
+        versions=versions(row),
+    )
+
+
+def outcome_of(relative: float, tolerance: float) -> str:
+    if relative == 0.0:
+        return EQUAL
+    return CLOSE if relative <= tolerance else DIFFERS
+
+
+def compilations(backend: str) -> int:
+    """How many plans were made, or how often torch's own AOTAutograd ran."""
+    return dynamo_counters["aot_autograd"]["total"] if backend == "inductor" else aotgrad.counters["compilations"]
+
+
+def versions(row: Row) -> str:
+    return ", ".join(f"{package} {version(package)}" for package in dict.fromkeys(("torch", row.needs)))
+
+
+def main() -> None:
+    name, backend, result = sys.argv[1:]
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    Path(result).write_text(run_cell(BY_NAME[name], backend).to_line())
+
+
+if __name__ == "__main__":
+    main()

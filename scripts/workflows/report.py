@@ -1,0 +1,153 @@
+"""The results as a document.
+
+    page(cells, "bash scripts/workflows.sh")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+
+from tabulate import tabulate
+
+from scripts.workflows.cell import CLOSE, EQUAL, Cell
+from scripts.workflows.rows import BACKENDS, ROWS, Row
+
+Cells = Mapping[tuple[str, str], Cell]
+PEER = "inductor"
+NAMES = {"inductor": "peer", "aotgrad": "aotgrad", "aotgrad_eager": "aotgrad_eager"}
+
+
+def results(cells: Cells) -> str:
+    """A row for each program: how far each backend is from eager."""
+    header = ["program", "package", "tolerance", *NAMES.values()]
+    lines = [[row.what, row.needs, f"{row.tolerance:.0e}", *(verdict(cells.get((row.name, b))) for b in BACKENDS)] for row in ROWS]
+    return table(lines, header)
+
+
+def verdict(cell: Cell | None) -> str:
+    match cell:
+        case None:
+            return ""
+        case Cell(outcome=outcome) if outcome == EQUAL:
+            return "equal"
+        case Cell(outcome=outcome, difference=float(difference)):
+            return f"{difference:.0e}" if outcome == CLOSE else f"**{difference:.0e}**"
+        case _:
+            return f"**{cell.outcome}**"
+
+
+def times(cells: Cells) -> str:
+    """A row for each program: a step, beside eager's in the same process, the first step, and what was compiled."""
+    header = ["program", "eager", *NAMES.values(), *(f"first, {NAMES[b]}" for b in BACKENDS), "compiled, peer", "compiled, aotgrad", "breaks"]
+    return table((times_of(row, [cells.get((row.name, b)) for b in BACKENDS]) for row in ROWS), header)
+
+
+def times_of(row: Row, cells: list[Cell | None]) -> list[str]:
+    eager = [cell.eager_step_s for cell in cells if cell is not None and cell.eager_step_s is not None]
+    peer, ours, _ = cells
+    return [
+        row.what,
+        f"{1e3 * min(eager):.1f} ms" if eager else "",
+        *(shown(cell and cell.step_s and cell.eager_step_s and cell.step_s / cell.eager_step_s, ".2f") for cell in cells),
+        *(shown(cell and cell.first_s, ".1f", " s") for cell in cells),
+        *(shown(cell and cell.compilations, "d") for cell in (peer, ours)),
+        shown(ours and ours.graph_breaks, "d"),
+    ]
+
+
+def shown(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def failures(cells: Cells, backends: Iterable[str]) -> str:
+    """What backends fail at, each with the first line of its error; the same errors stand together."""
+    failed = [cell for row in ROWS for b in backends if (cell := cells.get((row.name, b))) is not None and not cell.good]
+    return "\n".join(failure(row, list(group)) for row, group in groupby(failed, key=lambda cell: cell.row)) or "Nothing."
+
+
+def failure(row: str, cells: list[Cell]) -> str:
+    what = next(each.what for each in ROWS if each.name == row)
+    seen = dict.fromkeys(reason(cell) for cell in cells)
+    return f"- {what}: {'; '.join(seen)}"
+
+
+def reason(cell: Cell) -> str:
+    first, *_ = cell.detail.strip().splitlines()
+    if cell.difference is not None:
+        return f"differs by {cell.difference:.0e} at {first}"
+    return f"{cell.outcome}: `{first[:200]}`"
+
+
+def notes() -> str:
+    return "\n".join(f"- {row.what}: {row.why}" for row in ROWS if row.why)
+
+
+def table(lines: Iterable[list[str]], header: list[str]) -> str:
+    return tabulate(list(lines), header, tablefmt="github", disable_numparse=True)
+
+
+def versions(cells: Cells) -> str:
+    packages: Iterator[str] = (package for cell in cells.values() for package in cell.versions.split(", ") if package)
+    return ", ".join(sorted(set(packages), key=str.lower))
+
+
+def page(cells: Cells, command: str) -> str:
+    """The whole document."""
+    return PAGE.format(
+        command=command,
+        results=results(cells),
+        times=times(cells),
+        peer=failures(cells, [PEER]),
+        ours=failures(cells, [b for b in BACKENDS if b != PEER]),
+        notes=notes(),
+        versions=versions(cells),
+        passed=sum(all(good(cells, row, b) for b in ("aotgrad", "aotgrad_eager")) for row in ROWS),
+        of_peer=sum(good(cells, row, PEER) for row in ROWS),
+        rows=len(ROWS),
+    )
+
+
+def good(cells: Cells, row: Row, backend: str) -> bool:
+    return (cell := cells.get((row.name, backend))) is not None and cell.good
+
+
+PAGE = """\
+# Programs that other people wrote
+
+`{command}` makes this document. It runs programs of common frameworks with random weights and small sizes, in an environment of
+its own (`scripts/workflows.txt`), in eager and with three backends: the peer (`backend="inductor"`, Inductor behind torch's own
+AOTAutograd), `aotgrad` and `aotgrad_eager`. Each row is a program in [scripts/workflows](../scripts/workflows/rows.py); every
+cell is a process of its own with empty caches and one thread, which runs the program in eager and then compiled.
+
+Of {rows} programs, both backends of aotgrad compute {passed} as eager does; the peer {of_peer}.
+
+## Losses and gradients
+
+Compared are the losses of all steps, and the gradients of all parameters at all steps. A figure is the largest difference
+of a tensor over its largest item, or over a thousandth of the largest gradient of the step if its own are below that. "equal"
+means to the bit. What is **bold** is above the tolerance, or failed. Inductor draws eager's random numbers
+(`fallback_random`), and aotgrad also compiles what it would leave to eager as too small (`min_graph_ops` is 0).
+
+{results}
+
+{notes}
+
+## Where aotgrad fails
+
+{ours}
+
+## Where the peer fails
+
+{peer}
+
+## Times
+
+A step: the median processor time of the second half of the steps, in eager, then over eager's in the same process (below 1 is
+faster). The first step compiles, and is timed by the clock on the wall. Models are tiny, so that most steps are short:
+[when compiling does not pay](recipes.md#when-compiling-does-not-pay). "compiled" counts plans, "breaks" Dynamo's graph breaks.
+
+{times}
+
+Versions: {versions}.
+"""

@@ -1,0 +1,63 @@
+"""Runs cells, each in a process of its own; one that crashes or hangs costs its own cell only.
+
+for cell in sweep([(row, "aotgrad")], folder, limit_s=600): print(cell.outcome)
+
+What a cell prints is kept in `folder`, and results in `folder/results.jsonl`; what is in there does not run again. Each
+process starts with empty caches, so that it compiles everything.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from scripts.workflows.cell import Cell
+from scripts.workflows.rows import Row
+
+Key = tuple[str, str]
+
+
+def read_cells(folder: Path) -> dict[Key, Cell]:
+    """The last result of each row and backend; a line that was cut off is left out."""
+    path = folder / "results.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else ()
+    return {cell.key: cell for cell in map(Cell.from_line, (line for line in lines if line.endswith("}")))}
+
+
+def sweep(tasks: Iterable[tuple[Row, str]], folder: Path, limit_s: float) -> Iterator[Cell]:
+    """The cells of the tasks, one after the other, as they come."""
+    folder.mkdir(exist_ok=True)
+    for row, backend in tasks:
+        cell = in_a_process(row, backend, folder, limit_s)
+        with (folder / "results.jsonl").open("a") as results:
+            results.write(cell.to_line() + "\n")
+        yield cell
+
+
+def in_a_process(row: Row, backend: str, folder: Path, limit_s: float) -> Cell:
+    with tempfile.TemporaryDirectory(prefix="aotgrad-workflows-") as scratch:
+        result, log = Path(scratch) / "cell.json", folder / f"{row.name}.{backend}.log"
+        command = [sys.executable, "-m", "scripts.workflows.cell", row.name, backend, str(result)]
+        with log.open("w") as output:
+            try:
+                status = subprocess.run(
+                    command, stdout=output, stderr=subprocess.STDOUT, env=environment(scratch), timeout=limit_s
+                ).returncode
+            except subprocess.TimeoutExpired:
+                return Cell(row.name, backend, "timed out", f"longer than {limit_s:.0f} s")
+        if not result.exists():
+            return Cell(row.name, backend, "crashed", f"exit status {status}: {last_line(log)}")
+        return Cell.from_line(result.read_text())
+
+
+def environment(scratch: str) -> dict[str, str]:
+    own = {"TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "AOTGRAD_CACHE_DIR": f"{scratch}/aotgrad"}
+    return {**os.environ, **own, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+
+
+def last_line(log: Path) -> str:
+    return next((line for line in reversed(log.read_text().splitlines()) if line.strip()), "nothing printed")
