@@ -169,7 +169,8 @@ def test_one_plan_for_several_shapes(name: str, backend: str) -> None:
     for shape in SHAPES:
         arguments = lambda shape=shape: (make(*shape),)  # noqa: E731
         assert_like_eager(case.function, arguments, function, compilations=None, values_close=closeness(backend))
-    assert aotgrad.counters["compilations"] - before == 1
+    # Inductor may ask about a size by itself, and then compiles a graph for each answer.
+    assert aotgrad.counters["compilations"] - before in ((1, 2) if backend in THROUGH_INDUCTOR else (1,))
 
 
 @pytest.mark.parametrize("backend", AOT)
