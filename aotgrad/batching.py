@@ -76,9 +76,8 @@ class CompiledBatches:
         batches = [vmap.unwrap(value) if vmap and torch_compat.is_batched(value) else value for value in values]
         with torch_compat.outside_transforms():
             ready = tuple(map(laid_out, batches, graph.batched, half.module.graph.find_nodes(op="placeholder")))
-            found = iter(
-                self.plans.call(graph, Arguments.of(ready, {}), static_count=0, state=State(graph, graph, lambda: graph))
-            )
+            arguments = symbolic_as_traced(Arguments.of(ready, {}), graph)
+            found = iter(self.plans.call(graph, arguments, static_count=0, state=State(graph, graph, lambda: graph)))
         results = [None if node is None else next(found) for node in results_of(half)]
         return [vmap.wrap(result) if vmap and result is not None else result for result in results]
 
@@ -86,6 +85,20 @@ class CompiledBatches:
 def results_of(half: GraphHalf) -> Sequence[fx.Node | None]:
     (output,) = half.module.graph.find_nodes(op="output")
     return output.args[0]
+
+
+def symbolic_as_traced(arguments: Arguments, graph: BatchedGraph) -> Arguments:
+    """The arguments of a graph with symbolic sizes, for a plan that has these, too, and any number of batches."""
+    traced = [node.meta["val"] for node in graph.half.module.graph.find_nodes(op="placeholder")]
+    if not any(map(torch_compat.is_symbolic_value, traced)):
+        return arguments
+    pairs = ((value, batched) for value, batched in zip(traced, graph.batched, strict=True) if torch.is_tensor(value))
+    return arguments.with_symbols({k: batched_dims(value, batched) for k, (value, batched) in enumerate(pairs)})
+
+
+def batched_dims(traced: torch.Tensor, is_batched: bool) -> frozenset[int]:
+    dims = torch_compat.symbolic_dims(traced)
+    return frozenset({0, *(dim + 1 for dim in dims)}) if is_batched else dims
 
 
 def laid_out(value: Any, is_batched: bool, placeholder: fx.Node) -> Any:

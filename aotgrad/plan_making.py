@@ -191,19 +191,30 @@ def hints_of(request: Request, recipe: Recipe, earlier: Sequence[CachedPlan]) ->
     """Which tensors of a call are static, and which of their sizes are symbolic."""
     dynamic = recipe.options.dynamic
     like = [plan for plan in earlier if dynamic is None and len(plan.guards.dedupe.positions) == len(request.tensors)]
-    fixed = request.arguments.fixed_count
+    fixed, symbolic = request.arguments.fixed_count, request.arguments.symbolic
     hints = [
-        hint_of(tensor, k < request.static_count, dynamic, [traced_fake(plan, k) for plan in like])
+        hint_of(tensor, k < request.static_count, dynamic, [traced_fake(plan, k) for plan in like], symbolic.get(k))
         for k, tensor in enumerate(request.tensors[: len(request.tensors) - fixed])
     ]
     return [*hints, *[InputHint()] * fixed]
 
 
-def hint_of(tensor: torch.Tensor, static: bool, dynamic: bool | None, seen: Sequence[torch.Tensor]) -> InputHint:
-    """`dynamic=True`: every size of what is no parameter; `None`: sizes that differ from what earlier plans have `seen`."""
+def hint_of(
+    tensor: torch.Tensor,
+    static: bool,
+    dynamic: bool | None,
+    seen: Sequence[torch.Tensor],
+    symbolic: frozenset[int] | None = None,
+) -> InputHint:
+    """`dynamic=True`: every size of what is no parameter; `None`: sizes that differ from what earlier plans have `seen`.
+
+    If it is known which sizes are `symbolic`, those are.
+    """
     if tensor.is_conj() or tensor.is_neg():
         return InputHint(static, frozenset())  # torch makes symbolic fakes of these with other strides
     dims = torch_compat.dims_marked_dynamic(tensor)
+    if symbolic is not None:
+        return InputHint(static, dims | symbolic)
     if dynamic and not static:
         dims = frozenset(range(tensor.dim()))
     elif dynamic is None and not static:

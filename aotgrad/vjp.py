@@ -195,10 +195,27 @@ class CapturedFunction:
             "compiled function changed it in place; pass a clone(), or change it outside of the compiled function"
         )
 
+    @functools.cached_property
+    def is_symbolic(self) -> bool:
+        """Whether the trace has symbolic numbers."""
+        inputs = [spec.value if isinstance(spec, SymInput) else spec.fake for spec in self.capture.inputs]
+        return any(map(torch_compat.is_symbolic_value, inputs))
+
+    def symbolic_sizes(
+        self, tangents: Sequence[Tangent], results: Sequence[ForwardResult | ReturnedView]
+    ) -> dict[int, frozenset[int]] | None:
+        """Which sizes a vjp does not depend on, by the position of the tensor among those that it gets; `None`: on all."""
+        if not self.is_symbolic:
+            return None
+        signature, placeholders = self.joint.signature, self.joint.module.graph.find_nodes(op="placeholder")
+        fakes = [self.capture.fake(index) for index in self.tensor_inputs]
+        fakes += [placeholders[signature.input_position(tangent)].meta["val"] for tangent in tangents]
+        fakes += [torch_compat.from_functional(self.capture.outputs[result.index]) for result in results]
+        return {k: torch_compat.symbolic_dims(fake) for k, fake in enumerate(fakes)}
+
     def reusable(self, saved: Collection[Saved]) -> tuple[Saved, ...]:
         """The saved values that are no inputs. None in a symbolic trace: another one has other symbols."""
-        inputs = [spec.value if isinstance(spec, SymInput) else spec.fake for spec in self.capture.inputs]
-        if any(map(torch_compat.is_symbolic_value, inputs)):
+        if self.is_symbolic:
             return ()
         names = {spec.name for spec in self.capture.inputs}
         return tuple(slot for slot in saved if slot.name not in names)
@@ -294,6 +311,8 @@ class CompiledVjp:
             prepared = self.prepared[key] = self.prepare(*key, saved)
         values = (*self.function.given(call.primals, segment), *(tangents[k] for k in defined), *present.values())
         arguments = Arguments.of((*values, *map(detached, map(saved.__getitem__, prepared.saved))), {})
+        if prepared.symbolic is not None:
+            arguments = arguments.with_symbols(prepared.symbolic)
         state = prepared.state
         with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
             plan = self.plan_for(prepared, arguments)
@@ -341,17 +360,22 @@ class CompiledVjp:
         vjp = VectorJacobianProduct(self.function, segment, defined, wanted, results, names, autocast)
         others = len(self.function.capture.inputs) + len(defined) + len(present)
         state = State(vjp, vjp.key, lambda: vjp.key)
-        return PreparedVjp(vjp, slots, state, self.function.known_values(names, others))
+        sizes = self.function.symbolic_sizes([self.function.segments[segment].tangents[k] for k in defined], results)
+        return PreparedVjp(vjp, slots, state, self.function.known_values(names, others), sizes)
 
 
 @dataclass(frozen=True)
 class PreparedVjp:
-    """A function to trace, the saved values that it takes, what else a call of it depends on, and what it knows."""
+    """A function to trace, the saved values that it takes, what else a call of it depends on, and what it knows.
+
+    `symbolic` are the sizes that no plan depends on, nor on a number then; `None` if plans are for one size.
+    """
 
     vjp: VectorJacobianProduct
     saved: tuple[Saved, ...]
     state: State
     known: KnownValues | None
+    symbolic: Mapping[int, frozenset[int]] | None
 
 
 def usable(primal: Any) -> Any:

@@ -1,22 +1,49 @@
-"""Pytrees in and out: nested arguments -> tensors and constants, flat results -> nested results."""
+"""Pytrees in and out: nested arguments -> tensors and constants, flat results -> nested results.
+
+Numbers that a plan must not depend on go in as tensors: a whole number as the size of one, a float as the value of one.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
 
+class Carried(Enum):
+    """What a number is of the tensor that stands for it."""
+
+    SIZE = "size"
+    VALUE = "value"
+
+    def tensor(self, number: Any) -> torch.Tensor:
+        if self is Carried.VALUE:
+            return torch.tensor(number, dtype=torch.float64)
+        return torch.empty(1, dtype=torch.bool).expand(number)
+
+    def number(self, tensor: torch.Tensor) -> Any:
+        return tensor.item() if self is Carried.VALUE else tensor.size(0)
+
+
+def carried(value: Any) -> Carried | None:
+    """How a tensor can stand for a value, if it can."""
+    if type(value) is float:
+        return Carried.VALUE
+    return Carried.SIZE if type(value) is int and value >= 0 else None
+
+
 @dataclass(frozen=True)
 class Arguments:
     """The arguments of one call, taken apart.
 
-    `tensors` are the leaves that become graph inputs; `constants` pairs the position of every other leaf with its value;
-    `spec` is the structure, hashable: just the number of arguments if all of them are tensors.
+    `tensors` are the leaves that become graph inputs, and those that stand for a number; `constants` pairs the position of
+    every other leaf with its value, or `Carried`; `spec` is the structure, hashable: just the number of arguments if all of
+    them are tensors. `symbolic` are sizes of `tensors`, by position, that a plan must not depend on.
     """
 
     args: tuple
@@ -24,6 +51,7 @@ class Arguments:
     tensors: Sequence[torch.Tensor]
     constants: tuple[tuple[int, Any], ...]
     spec: Any
+    symbolic: Mapping[int, frozenset[int]] = field(default_factory=dict, kw_only=True)
 
     @classmethod
     def of(cls, args: tuple, kwargs: dict[str, Any]) -> Arguments:
@@ -40,12 +68,21 @@ class Arguments:
             return tuple(tensors), {}
         fresh, constants = iter(tensors), dict(self.constants)
         leaves = [constants[k] if k in constants else next(fresh) for k in range(self.spec.num_leaves)]
+        leaves = [leaf.number(next(fresh)) if isinstance(leaf, Carried) else leaf for leaf in leaves]
         return pytree.tree_unflatten(leaves, self.spec)
 
     @property
     def fixed_count(self) -> int:
         """How many tensors, the last ones, always have the same size."""
         return 0
+
+    def with_symbols(self, sizes: Mapping[int, frozenset[int]]) -> Arguments:
+        """The same for a plan that depends on no number among them, and not on these sizes of the tensors."""
+        kinds = {position: carried(value) for position, value in self.constants}
+        tensors = [kind.tensor(value) for (_, value), kind in zip(self.constants, kinds.values(), strict=True) if kind]
+        constants = tuple((position, kinds[position] or value) for position, value in self.constants)
+        sizes = {**sizes, **{len(self.tensors) + k: frozenset({0}) for k in range(len(tensors))}}
+        return replace(self, tensors=[*self.tensors, *tensors], constants=constants, symbolic=sizes)
 
     def without_tensors(self) -> Arguments:
         """The structure and constants alone: for what outlives the call, whose tensors it must not keep alive."""

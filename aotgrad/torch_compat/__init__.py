@@ -378,6 +378,7 @@ from aotgrad.torch_compat.shapes import (
     known_contiguous,
     known_equal,
     lacks_shape_function,
+    symbolic_dims,
 )
 from aotgrad.torch_compat.transforms import (
     VMAP_MODE,

@@ -92,6 +92,11 @@ def is_symbolic(tensor: torch.Tensor) -> bool:
     return bool(tensor._has_symbolic_sizes_strides)
 
 
+def symbolic_dims(tensor: torch.Tensor) -> frozenset[int]:
+    """The dimensions in which the size of a traced tensor is symbolic."""
+    return frozenset(dim for dim, size in enumerate(tensor.size()) if not isinstance(size, int))
+
+
 def has_unknown_sizes(tensor: torch.Tensor) -> bool:
     """Whether a size, stride or offset of a traced tensor depends on values."""
     return is_symbolic(tensor) and bool(free_unbacked_symbols(tensor))

@@ -18,6 +18,7 @@ def test_dynamic_sizes_are_symbolic_except_zero_and_one(fake_mode):
     assert isinstance(fake.size(0), torch.SymInt)
     assert (type(fake.size(1)), type(fake.size(2))) == (int, int)
     assert compat.is_symbolic(fake)
+    assert compat.symbolic_dims(fake) == {0} and not compat.symbolic_dims(torch.ones(2))
     assert not compat.is_symbolic(torch.ones(2))
 
 
