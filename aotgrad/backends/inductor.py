@@ -19,6 +19,7 @@ from aotgrad import torch_compat
 from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_inputs
 from aotgrad.backends.corrected import CORRECTIONS, corrected_decompositions, restricted, rewrite
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
+from aotgrad.backends.floats import floats_as_tensors
 from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.slots import IntermediateBase, Saved, Tangent, UserOutput
@@ -45,6 +46,7 @@ class InductorBackend:
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
         with torch_compat.inductor_context(torch_compat.fake_mode_of(joint.module.graph), self.mode):
+            floats_as_tensors(joint.module.graph)
             module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
             module.recompile()  # Inductor's cache looks a graph up by its code.

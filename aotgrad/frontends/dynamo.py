@@ -7,10 +7,12 @@ torch.compile(model, backend="aotgrad", options={"partitioner": "save_all"})
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
@@ -44,19 +46,44 @@ class DynamoBackend:
         given = {"keep_input_mutations": self.backend == "inductor", **({"mode": mode} if mode else {}), **(options or {})}
         checked = Options.from_mapping(given)
         recipe = Recipe(self.configured(checked), PARTITIONERS[checked.partitioner], checked)
+        stored = checked.cache is not False
         try:
-            compiled = compile_module(module, example_inputs, recipe, stored=checked.cache is not False)
-            return torch_compat.disable_dynamo(compiled.fastest)
+            compiled = compile_module(module, example_inputs, recipe, stored)
         except CaptureError as error:
             cause = error.__cause__
             if cause is not None and torch_compat.breaks_dynamos_graph(cause):
                 raise cause from None
-            raise
+            constant = with_constant_floats(module, example_inputs) if torch_compat.lacks_symbolic_floats(cause) else None
+            if constant is None:
+                raise
+            compiled = compile_module(constant, example_inputs, recipe, stored)
+        return torch_compat.disable_dynamo(compiled.fastest)
 
     def configured(self, options: Options) -> Backend:
         """The registered backend, in the mode that the options ask for."""
         backend = registry.get(self.backend)
         return replace(backend, mode=options.mode) if isinstance(backend, InductorBackend) else backend
+
+
+def with_constant_floats(module: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule | None:
+    """The same for these floats of the user's only, which Dynamo then guards; `None` if there are none."""
+    constant = copy.copy(module)
+    constant.graph, found = copy.deepcopy(module.graph), False
+    for node, value in zip(constant.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
+        number = torch_compat.float_of_tensor(value) if isinstance(value, torch.Tensor) else None
+        for read in list(node.users) if number is not None else ():
+            if read.target == "item":
+                put_in_place(read, torch_compat.assumed_value(number))
+                found = True
+    constant.recompile()
+    return constant if found else None
+
+
+def put_in_place(node: fx.Node, value: float) -> None:
+    """Use a constant in place of a node."""
+    for user in list(node.users):
+        user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda arg: value if arg is node else arg)
+    node.graph.erase_node(node)
 
 
 inductor = DynamoBackend("inductor")

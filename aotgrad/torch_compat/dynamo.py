@@ -40,6 +40,17 @@ def dynamo_symbolic_context(context: TracingContext | None, tensor: torch.Tensor
     return context.tensor_to_context.get(tensor) if context is not None else None
 
 
+def float_of_tensor(tensor: Any) -> torch.SymFloat | None:
+    """The Python float that Dynamo passes to its graph as a tensor."""
+    context = TracingContext.try_get()
+    how = dynamo_symbolic_context(context, tensor)
+    if context is None or context.fake_mode is None or how is None:
+        return None
+    fake = context.fake_mode.from_tensor(tensor, symbolic_context=how, source=how.tensor_source)
+    number = getattr(fake, "item_memo", None)
+    return number if isinstance(number, torch.SymFloat) else None
+
+
 def breaks_dynamos_graph(error: BaseException | None) -> bool:
     """Whether Dynamo answers this error of a backend with a break of the graph, and not with an error of its own."""
     from torch._dynamo.exc import exceptions_allowed_to_be_fallback

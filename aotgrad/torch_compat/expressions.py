@@ -128,3 +128,27 @@ def expression_types() -> dict[str, type[sympy.Basic]]:
     plain = [sympy.Add, sympy.Mul, sympy.Pow, sympy.Eq, sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge]
     logic = [sympy.And, sympy.Or, sympy.Not]
     return {kind.__name__: kind for kind in (*own, *plain, *logic)}
+
+
+def assumed_value(number: Any) -> Any:
+    """The value that a symbolic number has while tracing, which becomes a condition of the trace; a plain one as it is.
+
+    Raises:
+        Exception: it depends on data.
+    """
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    return guard_scalar(number)
+
+
+def symbolic_function(name: str) -> Callable[[Any], Any]:
+    """What a graph calls in place of a function of `math` for a symbolic float."""
+    return getattr(torch, f"_sym_{name}")
+
+
+def meta_of_read(tensor: torch.Tensor) -> dict[str, Any]:
+    """What a node knows of its value that reads a float from a traced tensor: it is a symbol of its own."""
+    env = tensor.fake_mode.shape_env
+    with env.ignore_fresh_unbacked_symbols():
+        number = env.create_unbacked_symfloat()
+    return {"val": number, "unbacked_bindings": {number.node.expr: ()}}

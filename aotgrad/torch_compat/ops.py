@@ -222,3 +222,15 @@ def replaced_rules() -> list[str]:
     rules = ("Autograd", "Autocast", "Composite", "Functionalize", "ADInplaceOrView", "Python")
     names = (name.split("/") for name in torch.library._impls)
     return sorted(op for library, op, *key in names if library == "aten" and "".join(key).startswith(rules))
+
+
+read_number = torch.ops.aten._local_scalar_dense.default
+"""What `item()` is in a graph."""
+
+assert_later = torch.ops.aten._assert_async.msg
+"""Raises, at some time after it ran, if a tensor is false."""
+
+
+def foreach_op(name: str, overload: str) -> Any:
+    """An op on lists of tensors, with another list, a number or numbers in a list."""
+    return getattr(getattr(torch.ops.aten, f"_foreach_{name}"), overload)

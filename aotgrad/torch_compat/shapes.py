@@ -125,3 +125,8 @@ def lacks_shape_function(error: BaseException | None) -> bool:
         return False
     found = isinstance(error, UnsupportedOperatorException) or any(part in str(error) for part in NEED_STATIC_SIZES)
     return found or lacks_shape_function(error.__cause__)
+
+
+def lacks_symbolic_floats(error: BaseException | None) -> bool:
+    """Whether an error says that C++ computes something of a number that it cannot compute of a symbolic float."""
+    return error is not None and "symbolic float" in str(error)

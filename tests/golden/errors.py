@@ -13,6 +13,7 @@ from torch._higher_order_ops.effects import _EffectType as EffectType
 from torch._higher_order_ops.effects import _register_effectful_op
 
 import aotgrad
+from aotgrad.frontends import dynamo
 from tests.golden.cases import error_case
 from tests.numerics.triton_kernels import launch
 
@@ -1021,3 +1022,14 @@ def partly_hidden_reshape():
         return x * 2
 
     aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3, requires_grad=True) * 1)
+
+
+@error_case
+def number_that_inductor_has_to_know():
+    """An op takes no tensor in place of a number, which depends on values."""
+
+    class Padded(torch.nn.Module):
+        def forward(self, x):
+            return (torch.constant_pad_nd(x.sin(), (1, 1), x.sum().item()) * 2,)
+
+    dynamo.inductor(torch.fx.symbolic_trace(Padded()), [torch.ones(3)], {"cache": False})

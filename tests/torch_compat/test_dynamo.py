@@ -115,3 +115,18 @@ def test_frames_that_dynamo_leaves_alone():
         return seen(gradient)
 
     assert "sin" in compiled_graphs(seen) and "sin" not in compiled_graphs(compat.hidden_from_dynamo(hidden))
+
+
+def test_a_float_that_dynamo_passes_as_a_tensor():
+    found = []
+
+    def backend(graph, inputs):
+        found.append([compat.float_of_tensor(value) for value in inputs])
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, s: x * s, backend=backend)
+    for s in (0.5, 0.75):
+        compiled(torch.ones(2), s)
+    assert found[0] == [None] and found[1][0] is None and found[1][1].node.hint == 0.75
+    assert compat.float_of_tensor(torch.tensor(0.5)) is None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from aotgrad import torch_compat as compat
 from tests.torch_compat.tracing import symbolic, symbolic_fake
@@ -79,3 +83,24 @@ def test_the_text_of_an_expression_is_evaluated():
         text, names = compat.expression_text((fake.item() // 2 + 1).node.expr)
     assert names == ["u0"]
     assert eval(compat.compiled_text(text), compat.text_namespace(), {"u0": 7}) == 4
+
+
+def test_a_number_becomes_what_it_is_while_tracing(fake_mode):
+    size = symbolic(fake_mode, 4).size(0)
+    assert compat.assumed_value(size * 2) == 8 and compat.guards_of_mode(fake_mode) == 1
+    assert compat.assumed_value(0.5) == 0.5
+    with fake_mode, pytest.raises(GuardOnDataDependentSymNode):
+        compat.assumed_value(fake_mode.from_tensor(torch.tensor(0.5)).item())
+
+
+@pytest.mark.parametrize("name", ["atan", "cos", "sin", "sqrt", "tan", "tanh"])
+def test_functions_of_symbolic_floats(name):
+    assert compat.symbolic_function(name)(0.5) == getattr(math, name)(0.5)
+
+
+def test_a_read_of_a_float_is_a_symbol_of_its_own(fake_mode):
+    fake = fake_mode.from_tensor(torch.tensor(0.5))
+    first, second = (compat.meta_of_read(fake) for _ in range(2))
+    assert isinstance(first["val"], torch.SymFloat)
+    assert list(first["unbacked_bindings"]) == [compat.expression_of(first["val"])] != list(second["unbacked_bindings"])
+    assert not fake_mode.shape_env.pending_fresh_unbacked_symbols

@@ -150,3 +150,12 @@ def test_replaced_rules_of_operators():
         assert compat.replaced_rules() == ["special_i1"]
     finally:
         library._destroy()
+
+
+def test_numbers_and_lists_in_graphs():
+    assert compat.read_number(torch.tensor(0.5)) == 0.5
+    assert compat.assert_later(torch.tensor(True), "not raised") is None
+    with pytest.raises(RuntimeError, match="not so"):
+        compat.assert_later(torch.tensor(False), "not so")
+    (found,) = compat.foreach_op("add", "Scalar")([torch.ones(2)], 2)
+    assert torch.equal(found, torch.full((2,), 3.0))

@@ -106,3 +106,13 @@ def test_sizes_that_depend_on_values():
     with compat.FakeTensorMode(shape_env=compat.ShapeEnv(), allow_non_fake_inputs=True) as mode:
         known = mode.from_tensor(torch.ones(3))
         assert compat.has_unknown_sizes(torch.nonzero(known)) and not compat.has_unknown_sizes(known)
+
+
+def test_what_cannot_be_computed_of_a_symbolic_float():
+    mode, fake = symbolic_fake()
+    with mode:
+        x, number = torch.ones(2, requires_grad=True), fake.size(0) / 2
+        with pytest.raises(RuntimeError) as found:
+            torch.autograd.grad((number**x).sum(), x)
+    assert compat.lacks_symbolic_floats(found.value) and not compat.lacks_symbolic_floats(RuntimeError("other"))
+    assert not compat.lacks_symbolic_floats(None)
