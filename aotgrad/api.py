@@ -30,7 +30,7 @@ from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
 from aotgrad.debug_state import debug_state
 from aotgrad.errors import BackendError, CaptureError
-from aotgrad.ir import InputHint
+from aotgrad.ir import InputHint, SymInput
 from aotgrad.lifting import LiftedModule, slots_of
 from aotgrad.memory import MemoryGuard
 from aotgrad.options import Options
@@ -250,7 +250,14 @@ def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe, stored: 
         return EagerModule(mod)
     sharing = executable.sharing(distinct)
     memory = MemoryGuard(distinct, sharing, counters=False) if sharing.mutated else None
-    return FlatCallable(executable, dedupe, tuple(tensors), memory, lifted, PlanCache(recipe, type(mod).__qualname__))
+    others = PlanCache(recipe.of_changing_sizes() if is_symbolic(executable) else recipe, type(mod).__qualname__)
+    return FlatCallable(executable, dedupe, tuple(tensors), memory, lifted, others)
+
+
+def is_symbolic(executable: Executable | Restored) -> bool:
+    """Whether a function was traced with symbolic sizes or numbers."""
+    specs = (spec for spec, _ in executable.arguments)
+    return any(isinstance(spec, SymInput) or torch_compat.is_symbolic(spec.fake) for spec in specs)
 
 
 class OfModule:
@@ -320,14 +327,19 @@ class FlatCallable(OfModule):
         values = [*self.tensors, *args]
         if torch_compat.is_transformed(values):
             forward = self.module.forward
-            return self.others.transformed.call(forward, Arguments.of(tuple(values), {}), State(forward))
+            return self.others.transformed.call(forward, self.arguments(values), State(forward))
         del args  # only the list has them now: each can be freed when it is dead
         if not self.dedupe.is_identity:
             values = self.dedupe.enter(values)
         if self.memory is not None and not self.memory(values):
-            arguments = Arguments.of(tuple(self.dedupe.exit(values)), {})
+            arguments = self.arguments(self.dedupe.exit(values))
             return self.others.call(self.module.forward, arguments, len(self.tensors), State(self.module.forward))
         return self.executable.call(values)
+
+    def arguments(self, values: Sequence[Any]) -> Arguments:
+        """Those of other plans, which depend on no number that this one does not depend on."""
+        arguments = Arguments.of(tuple(values), {})
+        return arguments.with_symbols({}) if arguments.constants else arguments
 
 
 def is_static(arg: Any) -> bool:

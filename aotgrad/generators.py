@@ -63,7 +63,18 @@ class GeneratorArguments(Arguments):
         constants = tuple((k, place_of(value, generators)) for k, value in inner.constants)
         tensors = (*inner.tensors, *(each.get_state() for each in generators))
         spec = ("generators", len(closed), len(generators), inner.spec)
-        return cls(inner.args, inner.kwargs, tensors, constants, spec, inner, len(inner.tensors), generators, len(closed))
+        return cls(
+            inner.args,
+            inner.kwargs,
+            tensors,
+            constants,
+            spec,
+            inner,
+            len(inner.tensors),
+            generators,
+            len(closed),
+            symbolic=inner.symbolic,
+        )
 
     @property
     def fixed_count(self) -> int:

@@ -62,6 +62,10 @@ class Recipe:
         """For plans of batches and derivatives of a function: it has several for each plan of its own."""
         return replace(self, options=self.options.replace(plan_limit=8 * self.options.plan_limit))
 
+    def of_changing_sizes(self) -> Recipe:
+        """For plans beside one with symbolic sizes: sizes that change are symbolic there, too."""
+        return replace(self, options=self.options.replace(dynamic=None))
+
     def of_flags(self) -> Recipe:
         """For plans that are never run, only asked what they know of the results."""
         return replace(self.of_transforms(), backend=FunctionBackend("flags", nop))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 
 import aotgrad
 from aotgrad.errors import HigherOrderError
@@ -210,3 +211,14 @@ def test_the_old_value_of_a_changed_input_is_refused() -> None:
     compiled = made_with_dynamo(does_not_need)
     (gradient,) = torch.autograd.grad(compiled(x, y).sum(), x, create_graph=True)
     assert torch.equal(*(torch.autograd.grad(g.sum(), x)[0] for g in (gradient, x.cos() * 2)))
+
+
+def test_forward_mode_has_two_plans_for_all_sizes() -> None:
+    """Behind Dynamo: the sizes that the second plan has symbols for are those that have changed."""
+
+    def tangent(function, n):
+        x = torch.randn(n, dtype=torch.float64)
+        with forward_ad.dual_level():
+            return tuple(forward_ad.unpack_dual(function(forward_ad.make_dual(x, x.cos()))))
+
+    assert plans_made(mixing, made_with_dynamo(mixing), tangent) == [2, 1, 0, 0, 0]
