@@ -194,7 +194,8 @@ class Capture:
     `hooked_nodes` are the autograd nodes that hooks of other tensors belong to.
     `hidden_reshapes` are the inputs whose size or stride was changed in place under `no_grad`.
     `joins` are tensors whose gradients are those of an input; see `capture/joins.py`.
-    `new_leaves` are the inputs that the function has told to require grad.
+    `new_leaves` are the inputs that the function has told to require grad. `assigned` are those that it has given other
+    memory (`x.data = y`), each with the output that this is.
     `values` are what the function, and the backward, asked about values; see `capture/values.py`.
     """
 
@@ -215,6 +216,7 @@ class Capture:
     hidden_reshapes: frozenset[int] = frozenset()
     values: AskedValues | None = None
     new_leaves: frozenset[int] = frozenset()
+    assigned: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:

@@ -127,8 +127,13 @@ class CapturedFunction:
         """
         if self.meta.new_leaves or self.capture.new_leaves:
             raise HigherOrderError(
-                "create_graph=True, and the function makes a leaf that requires grad, which it would make once more; make it "
-                "outside of the compiled function"
+                "create_graph=True, and the function makes a leaf that requires grad, which it would make once more; make "
+                "it outside of the compiled function"
+            )
+        if self.capture.assigned:
+            raise HigherOrderError(
+                "create_graph=True, and the function has given another memory to an input, by `x.data = ...` or "
+                "`x.set_(...)`; do this outside of the compiled function"
             )
         for place in self.joint.memory:
             if (isinstance(place, Primal) and place.index not in self.mutated_inputs) or isinstance(place, Tangent):

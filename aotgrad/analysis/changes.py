@@ -62,6 +62,8 @@ class Change:
 
         A tensor whose elements overlap each other cannot have been written to: it only sees what was written to another one.
         """
+        if self.is_assigned:
+            return MutationType.NONE
         only_sees = self.is_member and may_overlap_itself(*sizes_in_group(self.spec.fake))
         root, _ = chain_from(self.capture.trace.node_of(self.argument))
         data = root is not self.capture.placeholder_of(self.index) and not only_sees
@@ -82,8 +84,18 @@ class Change:
 
     # -- questions of `refusals.py`
 
+    @property
+    def is_assigned(self) -> bool:
+        """Whether it has been given another memory."""
+        return self.index in self.capture.assigned
+
+    def is_assigned_with_a_history(self) -> bool:
+        return self.is_assigned and (self.is_member or not self.is_hidden)
+
     def lies_in_another_storage(self) -> bool:
-        return self.before.storage is not None and torch_compat.storage_id(self.argument) != self.before.storage
+        if self.is_assigned or self.before.storage is None:
+            return False
+        return torch_compat.storage_id(self.argument) != self.before.storage
 
     def lies_beyond_its_storage(self) -> bool:
         return self.before.storage is not None and not statically_fits(self.argument, self.before.storage_bytes)

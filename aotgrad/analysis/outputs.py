@@ -107,11 +107,14 @@ class _Outputs:
         owners = self.owners()
         fresh: dict[int, int] = {}
         first_of = first_positions([id(value) for value in self.capture.outputs])
+        assigned = {id(self.capture.arguments[k]): k for k in self.capture.assigned}
         for position, value in enumerate(self.capture.outputs):
             if not torch_compat.any_functional([value]):
                 self.infos[position] = describe_value(position, value)
             elif (first := first_of[id(value)]) != position:
                 self.infos[position] = IsOutput(first)
+            elif id(value) in assigned:
+                self.infos[position] = IsInput(assigned[id(value)])
             elif found := owners.get(_storage_or_none(value)):
                 self.infos[position] = self.alias_of_input(position, value, found)
             else:
@@ -133,7 +136,8 @@ class _Outputs:
 
     def owners(self) -> dict[int | None, tuple[int, ...]]:
         """The arguments that lie in each storage."""
-        storages = {k: _storage_or_none(self.capture.arguments[k]) for k in sorted(self.capture.convention.order)}
+        order = (k for k in sorted(self.capture.convention.order) if k not in self.capture.assigned)
+        storages = {k: _storage_or_none(self.capture.arguments[k]) for k in order}
         groups = group_by_key({k: storage for k, storage in storages.items() if storage is not None})
         return {storages[group[0]]: group for group in groups}
 

@@ -29,6 +29,11 @@ REFUSALS = (
         "function",
     ),
     Refusal(
+        Change.is_assigned_with_a_history,
+        "input {} is given another memory, by `x.data = ...` or `x.set_(...)`, and requires grad and is changed in place, "
+        "or shares memory with another input that is; do one of the two outside of the compiled function",
+    ),
+    Refusal(
         Change.lies_beyond_its_storage,
         "input {} was resized beyond its storage; allocate it large enough before the call, or do this outside of the "
         "compiled function",

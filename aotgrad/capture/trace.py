@@ -69,6 +69,10 @@ class Trace:
         with watched(self._generator):
             yield
 
+    def assignments(self, arguments: Sequence[Any]) -> torch_compat.Assignments:
+        """While it is open, tensors may be given the memory of others."""
+        return torch_compat.Assignments(self._functional_mode, arguments)
+
     def making_arguments(self) -> contextlib.AbstractContextManager[None]:
         """While the arguments are made of the placeholders."""
         return torch_compat.making_arguments(self._functional_mode)
@@ -232,7 +236,7 @@ def capture_function(
         primals, arguments = _make_inputs(trace, convention)
         before = tuple(input_state(value) for value in arguments)
         with (
-            torch_compat.RefusedAssignments(),
+            trace.assignments(arguments) as assignments,
             torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments)) as reshaped,
             NotedHooks(arguments, trace.entered) as noted,
             ages.noted(convention.inputs) as views,
@@ -250,21 +254,40 @@ def capture_function(
         returned = len(outputs)
         outputs += tuple(ages.used_views(views, arguments, outputs))
         older = ages.older_views(views, outputs)
+        reject_old_memory(trace, assignments.before, arguments, outputs)
+        assigned = {index: len(outputs) + k for k, index in enumerate(assignments.before)}
+        outputs += tuple(torch_compat.detached_functional(arguments[index]) for index in assigned)
     modes = grad_mode_before, grad_mode_after
     joined = joins.positions(joined, arguments)
     hooked = frozenset(noted.nodes)
-    made = (hooks, joined, of_views, older, hooked, frozenset(reshaped.hidden), values, new_leaves)
+    made = (hooks, joined, of_views, older, hooked, frozenset(reshaped.hidden), values, new_leaves, assigned)
     return Capture(trace, convention, primals, arguments, before, outputs, returned, *modes, *made)
+
+
+def reject_old_memory(
+    trace: Trace, before: Mapping[int, torch.Tensor], arguments: Sequence[Any], outputs: Sequence[Any]
+) -> None:
+    """Raise if an argument is given other memory, and the one that it had is written to, or returned.
+
+    Raises:
+        CaptureError
+    """
+    for index, old in before.items():
+        argument, node = arguments[index], trace.node_of(old)
+        tensors = [value for value in outputs if torch_compat.any_functional([value]) and torch_compat.has_storage(value)]
+        is_returned = any(torch_compat.storage_id(value) == torch_compat.storage_id(old) for value in tensors)
+        if is_returned or node.op != "placeholder" or any(value._base is argument for value in tensors):
+            raise CaptureError(
+                "an argument is given another memory, by `x.data = ...` or `x.set_(...)`, and it is also changed in place, "
+                "or a view of it is returned; do one of the two outside of the compiled function, or return a clone()"
+            )
 
 
 def inputs_that_come_to_require_grad(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> frozenset[int]:
     """The inputs that are leaves, and require grad now, and did not."""
-    tensors = [(k, spec, value) for k, (spec, value) in enumerate(zip(inputs, arguments, strict=True)) if is_plain(spec)]
-    return frozenset(k for k, spec, value in tensors if value.requires_grad and value.is_leaf and not spec.requires_grad)
-
-
-def is_plain(spec: InputSpec) -> bool:
-    return isinstance(spec, TensorInput)
+    pairs = enumerate(zip(inputs, arguments, strict=True))
+    plain = [(k, value) for k, (spec, value) in pairs if isinstance(spec, TensorInput) and not spec.requires_grad]
+    return frozenset(k for k, value in plain if value.requires_grad and value.is_leaf)
 
 
 def views_of_leaves(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> list[torch.Tensor]:
@@ -372,8 +395,9 @@ EXPLANATIONS = {
         "at {line}. Make the view after that change, or use t(), unsqueeze(), ... instead"
     ),
     torch_compat.ANOTHER_STORAGE: (
-        "a tensor is given another storage, by `x.data = ...` or `x.set_(...)`, at {line}. Use x.copy_(...), or do this "
-        "outside of the compiled function"
+        "a tensor is given another storage, by `x.data = ...` or `x.set_(...)`, at {line}: one that is laid out otherwise, "
+        "or that is no part of the function, or it is a view, or requires grad where set_() is called. Use x.copy_(...), or "
+        "do this outside of the compiled function"
     ),
     torch_compat.RESHAPED_CONVERSION: (
         "a view as another dtype, or conjugated, has its size or stride changed in place, at {line}. Eager's gradients pass "

@@ -240,6 +240,11 @@ def reject_moved_inputs(traced: TracedJoint, names: Sequence[str]) -> None:
             "requires_grad_() is called on an argument, or on a new tensor that is returned, which a graph of values cannot "
             "do; do that outside of what is exported, or use export_joint"
         )
+    if traced.capture.assigned:
+        raise ExportError(
+            "an argument is given another memory, by `x.data = ...` or `x.set_(...)`, which a graph cannot do to the "
+            "caller's tensor; use x.copy_(...)"
+        )
     for name, info in zip(names, traced.meta.inputs, strict=True):
         if info is not None and info.mutation.metadata:
             raise ExportError(

@@ -115,7 +115,7 @@ def cut_down(
 
 def is_plain(capture: Capture, meta: ViewAndMutationMeta) -> bool:
     """Whether nothing but autograd's own nodes stands between inputs and results, and nothing was asked about values."""
-    if meta.new_leaves or capture.hooks or capture.output_hooks or capture.hooked_nodes or capture.joins:
+    if meta.new_leaves or capture.assigned or capture.hooks or capture.output_hooks or capture.hooked_nodes or capture.joins:
         return False
     if capture.values is not None and capture.values.guard() is not None:
         return False

@@ -427,7 +427,7 @@ def _find_gradients(
     effects: Effects,
 ) -> FoundGradients:
     with arrivals(capture.primals) as arrived:
-        if _is_one_piece(segmentation) and not capture.joins:
+        if _is_one_piece(segmentation) and not capture.joins and not capture.assigned:
             found = enumerate(_gradients(capture, outputs, list(tangents.values()), effects))
             gradients = {Gradient(Primal(k)): gradient for k, gradient in found}
             return FoundGradients(tangents, gradients, dict.fromkeys(tangents, 0), [(0, Primal(k)) for k in arrived])
@@ -485,7 +485,9 @@ def with_saving_nodes(
         live = [*((cell.place, cell.tensor) for cell in effects.cells.values()), *live]
     with torch_compat.disable_proxy_modes_tracing():  # what is read of a node is a functional tensor
         owners = {torch_compat.storage_id(value): slot for slot, value in live if torch_compat.has_storage(value)}
-        saving = saving_nodes(segmentation, segments, entered, owners, () if effects is None else effects.cells)
+        assigned = {torch_compat.storage_id(capture.arguments[k]): Primal(k) for k in capture.assigned}
+        written = () if effects is None else effects.cells
+        saving = saving_nodes(segmentation, segments, entered, owners, written, assigned)
     return tuple(replace(segment, saving=masks) for segment, masks in zip(segments, saving, strict=True))
 
 
@@ -502,7 +504,8 @@ def segmentation_of(
     Raises:
         CaptureError: a node of `effects` cannot be a segment by itself.
     """
-    if len(outputs) == 1 and grad_segments == 1 and not capture.joins and not views and not failing and not effects:
+    is_plain = not (capture.joins or capture.assigned or views or failing or effects)
+    if len(outputs) == 1 and grad_segments == 1 and is_plain:
         return None
     inputs = _input_edges(capture, outputs)
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
@@ -546,11 +549,17 @@ def _gradients_of_segments(
         return cuts.setdefault(Tangent(cut), capture.trace.add_placeholder(name, gradient))
 
     with CutBackward(segmentation, enter) as cut_backward:
-        ends = ends_without_inputs(segmentation)
+        ends = [*ends_without_inputs(segmentation), *accumulators(capture, segmentation)]
         _gradients(capture, outputs, list(tangents.values()), effects, ends, segmentation.segment_of)
     with eager_dtypes(), attributed_to_forward(capture.trace, ()):
         terms = cut_backward.terms()
     return cuts, {gradient: terms[gradient] for gradient in sorted(terms, key=_rank)}, list(cut_backward.left)
+
+
+def accumulators(capture: Capture, segmentation: Segmentation) -> list[GradientEdge]:
+    """Where gradients of leaves arrive that have been given other memory: `set_` gives a leaf another such node, too."""
+    inputs = (edge for edge, target in segmentation.targets.items() if isinstance(target, Primal))
+    return [GradientEdge(*edge) for edge in inputs if hasattr(edge[0], "variable")] if capture.assigned else []
 
 
 def _rank(gradient: Gradient) -> tuple[int | None, int, int, int]:

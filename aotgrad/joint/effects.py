@@ -215,7 +215,7 @@ class Effects:
 
     def memory(self, tangents: Mapping[fx.Node, Tangent]) -> list[Place | Tangent]:
         """Where each memory is found: the cells, then the gradients that are written to."""
-        written = [tangents[write.to] for write in self.writes if write.to in tangents]
+        written = [tangents[to] for to in (w.to for w in self.writes) if isinstance(to, fx.Node) and to in tangents]
         return [*(cell.place for cell in self.cells.values()), *written]
 
     def outcome(

@@ -44,6 +44,7 @@ AUTO_SEGMENTS, AUTO_NODES = 8, 64
 """With `grad_segments="auto"`: into how many segments a backward of at least so many autograd nodes is cut."""
 
 NOTHING_FAILS: Mapping[Any, str] = {}
+NOTHING_ASSIGNED: Mapping[int, Primal] = {}
 
 
 @dataclass(frozen=True)
@@ -401,6 +402,7 @@ def saving_nodes(
     edges: Mapping[Tangent, Edge],
     owners: Mapping[int, Primal | ForwardResult],
     memory: Collection[int] = (),
+    assigned: Mapping[int, Primal] = NOTHING_ASSIGNED,
 ) -> list[tuple[SavingNodes, ...]]:
     """For each segment, its nodes that save a value; see `BackwardSegment.saving`.
 
@@ -408,6 +410,7 @@ def saving_nodes(
         edges: where each tangent comes in.
         owners: the inputs and results by their storage.
         memory: the storages that some node changes: a custom function that has saved one raises, too.
+        assigned: the inputs that are given other memory, by that: what is saved of it may be such an input.
     """
     segment_of = segmentation.segment_of
     onward = {node: () if node in segmentation.failures else edges_of(node) for node in segment_of}
@@ -433,8 +436,9 @@ def saving_nodes(
         saved = torch_compat.saved_tensors(node) or saved_memory(node, memory)
         if saved or torch_compat.saves_a_value(node):
             masks = (segment_of[node], reached[node], leads[node])
-            storages = map(torch_compat.storage_id, saved)
-            found.setdefault(masks, set()).update(owners[storage] for storage in storages if storage in owners)
+            values = found.setdefault(masks, set())
+            for storage in map(torch_compat.storage_id, saved):
+                values.update(each[storage] for each in (owners, assigned) if storage in each)
     raising = segmentation.failures.items()
     groups = [(segment_of[n], SavingNodes(reached[n], leads[n], frozenset(), each.message)) for n, each in raising]
     groups += [(s, SavingNodes(reached, leads, frozenset(values))) for (s, reached, leads), values in sorted(found.items())]

@@ -39,6 +39,7 @@ from aotgrad.runtime.recomputation import HigherOrder, Recomputation
 from aotgrad.runtime.steps import (
     AliasBase,
     AsInference,
+    AssignData,
     Attach,
     CallMethod,
     CopyBack,
@@ -210,6 +211,8 @@ class _Emitter:
                 yield from self.update_geometry(step)
             case CopyBack():
                 yield from in_grad_mode(step.grad_mode, [f"{step.target}{step.through}.copy_({step.source})"])
+            case AssignData():
+                yield f"{step.target}.data = {step.source}"
             case CallMethod():
                 yield self.call_method(step)
             case AsInference():

@@ -51,6 +51,7 @@ from aotgrad.runtime.segments import segment_halves
 from aotgrad.runtime.steps import (
     AliasBase,
     AsInference,
+    AssignData,
     Attach,
     CallMethod,
     CopyBack,
@@ -142,6 +143,7 @@ class _PlanBuilder:
             *self.histories(),
             *self.hooks(),
             *self.first_views(),
+            *self.assigned_aliases(),
             *self.moved_versions(),
             *self.rewritten_versions(),
             *self.versions_of_saved(),
@@ -152,6 +154,7 @@ class _PlanBuilder:
             *self.attach(),
             *self.mutations(),
             *self.outputs(),
+            *self.assignments(),
             *self.grad_mode(),
         )
         forward = (*self.bases(), self.forward(later)) if self.runs_forward() else ()
@@ -408,7 +411,7 @@ class _PlanBuilder:
         """A saved input is saved as the caller's tensor, so that autograd watches its version; a copy is saved as it is."""
         if slot in self.laid_out_anew:
             return result_name(slot)
-        if slot.name in self.moved_inputs:
+        if slot.name in self.moved_inputs or slot.name in {self.inputs[index] for index in self.capture.assigned}:
             return f"{slot.name}_before"
         if slot in self.saved_updates:
             return f"{self.saved_updates[slot]}_after"
@@ -443,6 +446,19 @@ class _PlanBuilder:
         for index in sorted(self.meta.new_leaves):
             if isinstance(self.meta.outputs[index], GRAPH_OUTPUTS):
                 yield CallMethod(result_name(UserOutput(index)), "requires_grad_", ())
+
+    # -- inputs that are given another memory
+
+    def assigned_aliases(self) -> Iterator[MakeAlias]:
+        """What the backward takes of them is their old memory."""
+        saved = {slot.name for slot in of_kind(self.signature.outputs, Saved)}
+        names = (self.inputs[index] for index in self.capture.assigned)
+        return (MakeAlias(f"{name}_before", name) for name in names if name in saved)
+
+    def assignments(self) -> Iterator[AssignData]:
+        for index, output in self.capture.assigned.items():
+            source = self.return_value(output, self.meta.outputs[output]).value
+            yield AssignData(self.inputs[index], source)
 
     # -- mutated inputs
 
@@ -813,7 +829,7 @@ def names_read(step: Step) -> tuple[str, ...]:
             return (step.member,)
         case UpdateGeometry() | SetVersion():
             return (step.target,)
-        case CopyBack():
+        case CopyBack() | AssignData():
             return (step.target, step.source)
         case MakeView():
             return (step.base,)

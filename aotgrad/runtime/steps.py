@@ -7,6 +7,7 @@ UpdateGeometry redo a metadata mutation of an input    CopyBack       write the 
 SetVersion     make a version counter what eager's is  MakeView       replay a view on its base
 StartVersion   the same for a result of the forward    ShareVersion   two results count together
 ReturnValue    one user output                         RestoreGradMode  leave the grad mode that the function left
+AssignData     give an input another memory
 """
 
 from __future__ import annotations
@@ -185,6 +186,14 @@ class CopyBack:
 
 
 @dataclass(frozen=True)
+class AssignData:
+    """`target.data = source`: the input was given another memory."""
+
+    target: str
+    source: str
+
+
+@dataclass(frozen=True)
 class SetVersion:
     """Set the version counter of `target` to its value at entry plus `bumps`."""
 
@@ -250,6 +259,7 @@ Step = Union[
     ShareVersion,
     UpdateGeometry,
     CopyBack,
+    AssignData,
     SetVersion,
     StartVersion,
     MakeView,

@@ -32,7 +32,7 @@ from aotgrad.torch_compat.assignments import (
     OUT_OF_PLACE,
     RESHAPES,
     VIEW_OF_LEAF,
-    RefusedAssignments,
+    Assignments,
     ReshapedViews,
     may_be_swapped,
     swap_tensors,
@@ -157,6 +157,7 @@ from aotgrad.torch_compat.fakes import (
 )
 from aotgrad.torch_compat.functional_tensors import (
     any_functional,
+    detached_functional,
     from_functional,
     inner_values,
     is_functional,

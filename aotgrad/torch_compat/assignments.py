@@ -6,20 +6,75 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.functional_tensor import FunctionalTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.overrides import TorchFunctionMode
 
 from aotgrad.torch_compat.refusals import ANOTHER_STORAGE, RESHAPED_CONVERSION
+from aotgrad.torch_compat.shapes import is_symbolic
 from aotgrad.torch_compat.views import is_converted_view, is_forbidden_after_a_write, is_view_of_leaf
 
 
-class RefusedAssignments(TorchFunctionMode):
-    """Refuses `x.data = y`: a traced tensor would not be what it was given."""
+class Assignments(TorchFunctionMode):
+    """`x.data = y` and `x.set_(y)` of tensors that are laid out alike: from then on, the two have one memory.
+
+    Autograd knows nothing of it, and `x` keeps its version counter, which `set_` raises. Others are refused. `before` holds
+    the memory that each of the `arguments` had, by position. `mode` is that of the trace.
+    """
+
+    def __init__(self, mode: FunctionalTensorMode, arguments: Sequence[Any]) -> None:
+        super().__init__()
+        self.mode = mode
+        self.arguments = {id(argument): k for k, argument in enumerate(arguments)}
+        self.before: dict[int, torch.Tensor] = {}
+
+    def __enter__(self) -> Assignments:
+        self.mode._assign = self.set
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.mode._assign = None
+        super().__exit__(*error)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function == torch.Tensor.data.__set__:
-            raise RuntimeError(ANOTHER_STORAGE)
+            return self.assign(*args)
         return function(*args, **(kwargs or {}))
+
+    def set(self, target: Any, source: Any) -> Any:
+        """The same for `set_`, below autograd."""
+        if target.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(ANOTHER_STORAGE)
+        self.assign(target, source)
+        return target
+
+    def assign(self, target: Any, source: Any) -> None:
+        """Let `target` have the memory of `source`.
+
+        Raises:
+            RuntimeError: it is a view, or another trace's, or laid out otherwise.
+        """
+        with torch._C.DisableTorchFunction():
+            if not _are_alike(target, source):
+                raise RuntimeError(ANOTHER_STORAGE)
+            if id(target) in self.arguments:
+                before = FunctionalTensor(target.elem, self.mode)
+                torch._functionalize_unsafe_set(before, target)
+                self.before.setdefault(self.arguments[id(target)], before)
+            target.elem = source.elem
+            torch._functionalize_unsafe_set(target, source)
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether two traced tensors are laid out alike, and the first is no view."""
+    if not (isinstance(one, FunctionalTensor) and isinstance(other, FunctionalTensor)) or one._base is not None:
+        return False
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        return False
+    if is_symbolic(one) or is_symbolic(other) or one.is_inference() or other.is_inference():
+        return False
+    facts = [(t.dtype, t.device, t.size(), t.stride(), t.storage_offset(), t.is_conj(), t.is_neg()) for t in (one, other)]
+    return facts[0] == facts[1]
 
 
 OUT_OF_PLACE = {

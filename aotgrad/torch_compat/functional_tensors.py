@@ -33,6 +33,13 @@ def same_functional(tensor: torch.Tensor) -> torch.Tensor:
     return FunctionalTensor(tensor.elem, mode)
 
 
+def detached_functional(tensor: torch.Tensor) -> torch.Tensor:
+    """Another functional wrapper of the same memory, which autograd takes for another tensor of the same storage."""
+    other = same_functional(tensor)
+    torch._functionalize_unsafe_set(other, tensor)
+    return other
+
+
 def from_functional(tensor: torch.Tensor) -> torch.Tensor:
     """The fake tensor that holds the current value of a functional one, after pending mutations."""
     torch._sync(tensor)

@@ -73,7 +73,7 @@ def functional_mode(
     mode._reads = reads
     mode._tokens = EffectTokens(make_token)
     mode._geometry, mode._pieces = AbsoluteGeometry(), UnsafePieces()
-    mode._below, mode._record, mode._has_reshaped = below, record, False
+    mode._below, mode._record, mode._has_reshaped, mode._assign = below, record, False, None
     # On the instance: higher-order ops look their rules up by the exact type of the mode.
     mode.__torch_dispatch__ = types.MethodType(guarded_dispatch, mode)
     return mode
@@ -131,6 +131,8 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             op, args = torch.ops.aten.view.default, (args[0], sizes_of_view(*args))
         if (result := _recorded_at_once(mode, op, args, kwargs or {})) is not NotImplemented:
             return result
+        if op is torch.ops.aten.set_.source_Tensor and mode._assign is not None:
+            return mode._assign(*args)
         if op in REPLACES_STORAGE:
             raise RuntimeError(REPLACES_STORAGE[op])
         if op in COMPUTED_BEFORE_WRITTEN:

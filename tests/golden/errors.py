@@ -241,14 +241,36 @@ def mutated_leaf():
     aotgrad.aot_function(lambda x: x.mul_(2), aotgrad.nop)(torch.ones(3, requires_grad=True))
 
 
+def assign(x, y):
+    x.data = y
+    return x * y
+
+
 @error_case
 def replaced_storage():
-    """An input is given another storage."""
+    """An input is given another storage, of another size."""
+    aotgrad.aot_function(assign, aotgrad.nop)(torch.ones(3), torch.zeros(1))
 
-    def swap(x, y):
-        x.data = y
 
-    aotgrad.aot_function(swap, aotgrad.nop)(torch.ones(3), torch.zeros(3))
+@error_case
+def changed_before_an_assignment():
+    """An input is changed in place, and then given another memory."""
+    aotgrad.aot_function(lambda x, y: assign(x.mul_(2), y), aotgrad.nop)(torch.ones(3), torch.zeros(3))
+
+
+@error_case
+def changed_after_an_assignment():
+    """An input that requires grad is given another memory, and then changed in place."""
+    x = torch.ones(3, requires_grad=True) * 1
+    aotgrad.aot_function(lambda x, y: (assign(x, y), x.mul_(2)), aotgrad.nop)(x, torch.zeros(3))
+
+
+@error_case
+def gradient_after_an_assignment():
+    """A gradient of a gradient of a function that gives an input another memory."""
+    x = torch.ones(3, requires_grad=True)
+    y = aotgrad.aot_function(lambda x, y: assign(x, y).sin(), aotgrad.nop)(x, torch.zeros(3))
+    torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
 @error_case

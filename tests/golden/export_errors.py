@@ -111,6 +111,17 @@ class Counting(torch.autograd.Function):
 
 
 @error_case
+def assignment_in_an_export():
+    """An exported function gives an argument another memory."""
+
+    def forward(weight, x):
+        x.data = x * 2
+        return ((weight * x).sum(),)
+
+    export(forward)
+
+
+@error_case
 def new_leaf_in_an_export():
     """An exported function tells its argument to require grad."""
     export(lambda weight, x: ((weight * x.requires_grad_()).sum(),))

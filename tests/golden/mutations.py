@@ -8,6 +8,13 @@ from torch import nn
 from tests.golden.cases import case
 
 
+@case("analysis", "runtime", args=["f32[3] requires_grad", "f32[3]"])
+def assigned_data(x, y):
+    """An input is given the memory of a new value: it is a result that is assigned at the end; gradients go to the input."""
+    x.data = y * 2
+    return x * y
+
+
 @case("analysis", "joint", "partition", "runtime", args=["f32[3] nonleaf", "f32[3]"])
 def input_mutation(x, y):
     """The data of an input changes in place.

@@ -49,12 +49,26 @@ def test_swapped_tensors_are_each_other():
     assert (row.shape, other.shape, other.note, hasattr(row, "note")) == ((2,), (), 1, False)
 
 
+def test_data_is_assigned(fake_mode):
+    assert issubclass(compat.Assignments, TorchFunctionMode)
+    trace = Tracing(fake_mode, torch.ones(2))
+    with trace.active() as x, compat.Assignments(trace.functional_mode, [x]) as assignments:
+        y = x * 2
+        before = compat.from_functional(x)
+        x.data = y
+        assert compat.from_functional(x) is compat.from_functional(y)
+        assert compat.from_functional(assignments.before[0]) is before
+        assert (x._version, compat.storage_id(x)) == (0, compat.storage_id(y))
+        x.set_(x * 3)
+        assert (x._version, compat.from_functional(x) is compat.from_functional(y)) == (1, False)
+
+
 def test_an_assignment_of_data_is_refused(fake_mode):
-    assert issubclass(compat.RefusedAssignments, TorchFunctionMode)
-    with Tracing(fake_mode, torch.ones(2)).active() as x, compat.RefusedAssignments():
-        for value in (x, x * 2, torch.ones(2)):
+    trace = Tracing(fake_mode, torch.ones(2))
+    with trace.active() as x, compat.Assignments(trace.functional_mode, [x]):
+        for value, other in ((x, x[:1]), (x.view(2), x * 1), (x, x.double())):
             with pytest.raises(RuntimeError, match=compat.ANOTHER_STORAGE):
-                value.data = torch.zeros(2)
+                value.data = other
         assert x.data.shape == (2,)
 
 

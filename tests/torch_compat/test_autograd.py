@@ -354,3 +354,47 @@ def test_an_edge_keeps_the_graph_and_not_the_tensor():
     del result
     assert alive() is None and compat.edge_of(torch.ones(2)) is None
     assert torch.equal(torch.autograd.grad([edge], x, [torch.ones(2)])[0], 2 * torch.ones(2))
+
+
+class Keeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, kept):
+        ctx.kept = [kept]
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x * ctx.kept[0], None
+
+
+def test_what_a_custom_function_has_saved_and_kept():
+    x, kept = torch.ones(2, requires_grad=True), torch.ones(2)
+    node = Keeping.apply(x, kept).grad_fn
+    assert [value is x for value in compat.saved_by_function(node)] == [True]
+    assert [value is kept for value in compat.kept_by_function(node)] == [True]
+
+
+def test_what_dynamo_makes_of_a_custom_function_tells_the_same():
+    found = []
+
+    def backend(module, _):
+        def run(*args):
+            results = module(*args)
+            node = results[0].grad_fn
+            found.append([len(compat.saved_by_function(node)), len(compat.kept_by_function(node))])
+            return results
+
+        return run
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, kept: Keeping.apply(x, kept), backend=backend, fullgraph=True)
+    compiled(torch.ones(2, requires_grad=True), torch.ones(2))
+    assert found == [[1, 1]]
+
+
+def test_saved_tensor_hooks_are_seen():
+    assert not compat.saves_in_another_way()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        assert compat.saves_in_another_way()

@@ -39,3 +39,13 @@ def test_any_functional_tells_traced_tensors(fake_mode):
     assert not compat.any_functional([torch.ones(2), 3])
     with fake_mode, compat.functional_mode(lambda: torch.ones(0)):
         assert compat.any_functional([3, compat.to_functional(torch.ones(2))])
+
+
+def test_memory_holds_another_value(fake_mode):
+    with Tracing(fake_mode, torch.ones(3)).active() as x, torch.no_grad():
+        view, alias, other = x[1:], compat.detached_functional(x), x * 2
+        compat.replace_value(x, compat.from_functional(other))
+        assert compat.from_functional(x) is compat.from_functional(alias) is compat.from_functional(other)
+        assert compat.storage_id(view) == compat.storage_id(alias) == compat.storage_id(x)
+        assert compat.whole(view) is x is compat.whole(x)
+        assert compat.is_functional(x) and not compat.is_functional(compat.from_functional(x))

@@ -1,0 +1,194 @@
+"""`x.data = y` and `x.set_(y)`: a tensor is given the memory of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import aotgrad
+from tests.numerics.against_eager import ALL, AOT, COMPILERS, compiled
+from tests.numerics.test_backward_effects import assert_alike
+
+every_backend = pytest.mark.parametrize("backend", [*ALL, "inductor"])
+without_dynamo = pytest.mark.parametrize("backend", AOT)
+
+
+def the_other(x, y):
+    x.data = y
+    return x * 2
+
+
+def a_new_value(x, y):
+    x.data = y * 3
+    return x * y
+
+
+def used_before_and_after(x, y):
+    before = x.sin() * y
+    x.data = y.exp()
+    return before + x.cos(), before * 2
+
+
+def needed_in_the_backward(x, y):
+    h = (x * y).sin()
+    x.data = torch.zeros_like(x)
+    return h * x
+
+
+def itself_scaled(x, y):
+    x.data = x.data * 0.5
+    return x * y
+
+
+def swapped(x, y):
+    old = x.data.clone()
+    x.data = y.detach() * 1
+    y.data = old
+    return x * 2 + y, y.exp()
+
+
+def twice(x, y):
+    x.data = y * 2
+    h = x * 1
+    x.data = y * 4
+    return h * x
+
+
+def with_a_later_write(x, y):
+    x.data = y
+    with torch.no_grad():
+        x.mul_(2)
+    return x + 1
+
+
+def with_a_write_before(x, y):
+    y.add_(1)
+    x.data = y
+    return x * y
+
+
+def returned(x, y):
+    x.data = y * 2
+    return x, x * 2
+
+
+def of_a_value_inside(x, y):
+    z = x * 1
+    z.data = y * 2
+    return z * x
+
+
+def set_inside(x, y):
+    with torch.no_grad():
+        z = x * 1
+        z.set_(y)
+        z.mul_(2)
+    return z * x, z
+
+
+def set_argument(x, y):
+    with torch.no_grad():
+        x.set_(y * 2)
+    return x * y
+
+
+FUNCTIONS = (
+    the_other,
+    a_new_value,
+    used_before_and_after,
+    needed_in_the_backward,
+    itself_scaled,
+    swapped,
+    twice,
+    with_a_later_write,
+    with_a_write_before,
+    returned,
+    of_a_value_inside,
+    set_inside,
+    set_argument,
+)
+BROKEN_BY_DYNAMO = (of_a_value_inside, set_argument)
+
+
+def used_on(function: Callable, args: Sequence[Tensor]) -> Any:
+    """What is whose memory shows in later writes; the gradients are computed before."""
+    outputs = function(*args)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    roots = [(out * (k + 2)).sum() for k, out in enumerate(outputs) if out.requires_grad]
+    if roots:
+        sum(roots).backward()
+    found = []
+    for tensor in (*args, *outputs):
+        with torch.no_grad():
+            tensor.data.add_(1)
+        found.append([other.detach().clone() for other in (*args, *outputs)])
+    return outputs, found, [arg._version for arg in args], [arg.is_leaf for arg in args]
+
+
+@every_backend
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_memory_is_given(function: Callable, requires_grad: bool, backend: str) -> None:
+    if function in BROKEN_BY_DYNAMO and backend not in AOT:
+        pytest.skip("Dynamo breaks the graph here")
+    assert_alike(function, used_on, lambda: [torch.randn(3).requires_grad_(requires_grad), torch.rand(3)], backend)
+
+
+@every_backend
+@pytest.mark.parametrize("function", [the_other, a_new_value, itself_scaled, needed_in_the_backward])
+def test_memory_is_given_to_what_has_a_history(function: Callable, backend: str) -> None:
+    assert_alike(function, used_on, lambda: [torch.randn(3).requires_grad_() * 1, torch.rand(3)], backend)
+
+
+@every_backend
+@pytest.mark.parametrize("function", [the_other, a_new_value, swapped])
+@pytest.mark.parametrize("squared", [False, True])
+def test_a_change_of_what_is_saved_is_noticed(function: Callable, squared: bool, backend: str) -> None:
+    """By the counter of the tensor that eager has saved."""
+
+    def with_product(x, y):
+        out = function(x, y)
+        return (out[0] if isinstance(out, tuple) else out) * x * (x if squared else 1)
+
+    def change(function: Callable, args: Sequence[Tensor]) -> Any:
+        out = function(*args)
+        with torch.no_grad():
+            args[0].add_(1)
+        out.sum().backward()
+
+    assert_alike(with_product, change, lambda: [torch.randn(3).requires_grad_(), torch.rand(3)], backend)
+
+
+class Decays(nn.Module):
+    """Makes its weight smaller in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(1.0, 4.0))
+
+    def forward(self, x):
+        self.weight.data = self.weight.data * 0.9
+        return x * self.weight
+
+
+@pytest.mark.parametrize("backend", ["nop", "dynamo"])
+def test_a_parameter_is_given_data(backend: str) -> None:
+    def trained(compile: Callable) -> list[Tensor]:
+        module = Decays()
+        step = compile(module)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            step(torch.ones(3)).sum().backward()
+            optimizer.step()
+        return [module.weight, module.weight.grad]
+
+    def compile(module: nn.Module) -> Callable:
+        return aotgrad.aot_module(module, COMPILERS[backend]) if backend in AOT else compiled(module, backend)
+
+    for mine, eager in zip(trained(compile), trained(lambda module: module), strict=True):
+        torch.testing.assert_close(mine, eager)
