@@ -359,14 +359,14 @@ def test_an_edge_keeps_the_graph_and_not_the_tensor():
 class Keeping(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, kept):
-        ctx.kept = [kept]
+        ctx.kept = kept
         ctx.save_for_backward(x)
         return x * 2
 
     @staticmethod
     def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
-        return gradient * x * ctx.kept[0], None
+        return gradient * x * ctx.kept, None
 
 
 def test_what_a_custom_function_has_saved_and_kept():
@@ -376,6 +376,7 @@ def test_what_a_custom_function_has_saved_and_kept():
     assert [value is kept for value in compat.kept_by_function(node)] == [True]
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_what_dynamo_makes_of_a_custom_function_tells_the_same():
     found = []
 
