@@ -702,7 +702,9 @@ def _gradients(
     segment_of: Mapping[Any, int] = NO_SEGMENTS,
 ) -> list[torch.Tensor | None]:
     """One gradient a primal, `None` where there is none. The gradients of `ends` are computed besides."""
-    wanted = [i for i, primal in enumerate(capture.primals) if isinstance(primal, torch.Tensor) and primal.requires_grad]
+    specs = enumerate(capture.inputs[: len(capture.primals)])
+    given = (i for i, spec in specs if isinstance(spec, TensorInput) and spec.requires_grad)
+    wanted = sorted({*given, *capture.new_leaves})
     gradients: list[torch.Tensor | None] = [None] * capture.convention.placeholder_count
     roots = [result.differentiable for result in outputs]
     reject_foreign_leaves(capture, roots)
