@@ -359,8 +359,8 @@ def _without_idle_segments(
         return segmentation, found
     if any(segmentation.segment_of[node] not in alive for node in segmentation.alone):
         raise CaptureError(
-            "the backward of an autograd function changes a tensor in place, and gets no gradient, since that of another "
-            "one returns None; return zeros there"
+            "the backward of an autograd function changes a tensor in place or draws random numbers, and gets no gradient, "
+            "since that of another one returns None; return zeros there"
         )
     number = {old: new for new, old in enumerate(alive)}
     gradients = {replace(slot, segment=number[slot.segment or 0]): value for slot, value in found.gradients.items()}
@@ -515,8 +515,9 @@ def segmentation_of(
     found = find_segments(results, inputs, grad_segments, detours, failing, positions)
     if found is None and effects:
         raise CaptureError(
-            "the backward of an autograd function, or a hook, changes a tensor in place, and the function returns an input "
-            "as it is, so that its backward cannot be cut into parts; return a view or a clone() of the input"
+            "the backward of an autograd function, or a hook, changes a tensor in place or draws random numbers, and the "
+            "function returns an input as it is, so that its backward cannot be cut into parts; return a view or a clone() "
+            "of the input"
         )
     return single_segment(results, inputs, failing) if found is None and failing else found
 

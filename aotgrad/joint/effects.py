@@ -17,6 +17,7 @@ What a node has saved, and nobody else can see, is no such memory: eager raises 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import torch_compat
+from aotgrad import op_table, torch_compat
 from aotgrad.errors import CaptureError
 from aotgrad.ir import Capture, ChangedMemory, Geometry, MemberInput, ViewAndMutationMeta
 from aotgrad.slots import ForwardResult, IntermediateBase, Memory, Primal, Tangent, UserOutput
@@ -69,7 +70,7 @@ class Effects:
     """The nodes of one function that write, and to what: empty until a trace of its backward has seen some.
 
     `grown`: the last trace has seen a node or memory that was not known. `private` are the storages that the running node
-    has saved, and does not keep otherwise.
+    has saved, and does not keep otherwise, `last` is the last node of the graph when it began.
     """
 
     capture: Capture
@@ -80,6 +81,7 @@ class Effects:
     grown: bool = False
     running: Any = None
     private: set[int] = field(default_factory=set)
+    last: fx.Node | None = None
     seen: dict[int, Seen] = field(default_factory=dict)
 
     @property
@@ -123,6 +125,7 @@ class Effects:
         """Note what is in all that `node` may write to, unless it is running; `held` is among it."""
         if self.running is not node:
             self.running, self.seen = node, {}
+            self.last = next(reversed(self.capture.trace.graph.nodes))
             kept, saved = kept_by(node), saved_by(node)
             self.private = storages(saved) - storages(kept)
             held = [*held, *self.capture.arguments, *self.capture.outputs, *kept, *saved]
@@ -143,7 +146,14 @@ class Effects:
         for storage, tensors in changed.items():
             if (to := self.target(node, storage, tensors[0])) is not None:
                 self.note(node, to, tensors)
+        if self.has_drawn():  # it draws when eager's node runs, and only then
+            self.add_node(node)
         self.running, self.seen = None, {}
+
+    def has_drawn(self) -> bool:
+        """Whether the running node, that of a custom function, has drawn random numbers itself."""
+        made = itertools.takewhile(lambda each: each is not self.last, reversed(self.capture.trace.graph.nodes))
+        return any(each.meta.get("own_backward") and op_table.is_random(each.target) for each in made)
 
     def target(self, node: Any, storage: int, seen: Seen) -> int | fx.Node | None:
         """What `node` has written to; `None` if nobody else can see it."""

@@ -585,6 +585,24 @@ def kernel_in_shared_memory():
 
 
 @error_case
+def gradient_of_a_backward_that_draws():
+    """A custom backward adds noise, and is differentiated."""
+
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient + torch.rand_like(gradient)
+
+    x = torch.ones(3, requires_grad=True)
+    y = aotgrad.aot_function(lambda x: Noisy.apply(x).sin(), aotgrad.nop)(x)
+    torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+@error_case
 def checkpoint_with_dropout():
     """A checkpoint that does not keep the random state draws another mask in the backward."""
 

@@ -12,7 +12,7 @@ from torch import nn
 import aotgrad
 from aotgrad.backends.inductor import inductor
 from aotgrad.calls import FunctionCalls, state_of
-from aotgrad.errors import CaptureError
+from aotgrad.errors import CaptureError, HigherOrderError
 from aotgrad.options import Options
 from aotgrad.plan_cache import PlanCache
 from aotgrad.recipe import PARTITIONERS, Recipe
@@ -255,6 +255,48 @@ def test_inductors_mask_in_a_checkpoint() -> None:
     y = calls(x, w)
     y.sum().backward()
     assert torch.equal(x.grad, y) and 300 < (y == 0).sum() < 700
+
+
+class NoisyGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        torch.rand(2)
+        return gradient + torch.rand_like(gradient)
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("wanted", [(0, 1), (0,), (1,)], ids=str)
+def test_a_backward_that_draws(wanted: tuple[int, ...], retain: bool) -> None:
+    """It does so when eager's node runs: not for a gradient that does not go through it."""
+
+    def function(x, w):
+        return NoisyGradient.apply(x).sin(), (NoisyGradient.apply(w) * x).exp()
+
+    def run(function):
+        torch.manual_seed(0)
+        arguments = [torch.randn(3, requires_grad=True) for _ in range(2)]
+        first, second = function(*arguments)
+        leaves, found = [arguments[k] for k in wanted], []
+        for loss in (first.sum() + second.sum(), *([second.sum(), second.sum()] if retain else [])):
+            found += torch.autograd.grad(loss, leaves, retain_graph=retain)
+            found.append(torch.get_rng_state())
+        return found
+
+    under_test = aotgrad.aot_function(function, aotgrad.nop)
+    for _ in range(2):
+        assert all(map(torch.equal, run(under_test), run(function)))
+
+
+def test_a_gradient_of_one_that_draws_is_refused() -> None:
+    """It would draw other numbers, and again."""
+    x = torch.ones(3, requires_grad=True)
+    y = aotgrad.aot_function(lambda x: NoisyGradient.apply(x).sin(), aotgrad.nop)(x)
+    with pytest.raises(HigherOrderError, match="the backward of the compiled function draws random numbers"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
 def test_a_generator_that_is_saved_and_left_as_it_was() -> None:
