@@ -417,3 +417,52 @@ def test_symbols_that_only_a_saved_value_mentions(backend: str) -> None:
     """No number of the graph is the size that the saved cosine is three longer than."""
     function = lambda x: nn.functional.pad(x, (1, 2)).sin()  # noqa: E731
     assert_like_eager(function, lambda: (leaf(4, 3),), backend, dynamic=True)
+
+
+VIEWS = {
+    "as_strided": lambda x: x.as_strided((2, 2), (1, 2)),
+    "broadcast_to": lambda x: x.broadcast_to(2, *x.shape),
+    "chain": lambda x: x.t()[1:].unsqueeze(0),
+    "chunk": lambda x: x.chunk(2)[1],
+    "complex": lambda x: torch.view_as_real(torch.view_as_complex(x.view(x.shape[0], -1, 2))),
+    "diagonal": lambda x: x.diagonal(),
+    "expand": lambda x: x[:1].expand(x.shape[0] * 2, -1),
+    "expand_as": lambda x: x[:1].expand_as(x),
+    "flatten": lambda x: x.flatten(),
+    "movedim": lambda x: x.movedim(0, 1),
+    "narrow": lambda x: x.narrow(0, 0, x.shape[0] - 1),
+    "permute": lambda x: x.permute(1, 0),
+    "reshape": lambda x: x.reshape(x.shape[1], x.shape[0]),
+    "select": lambda x: x.select(0, x.shape[0] // 2),
+    "slice": lambda x: x[1 : x.shape[0] - 1],
+    "split": lambda x: x.split(2)[0],
+    "squeeze": lambda x: x.unsqueeze(0).squeeze(),
+    "t": lambda x: x.t(),
+    "tensor_split": lambda x: x.tensor_split(2)[1],
+    "transpose": lambda x: x.transpose(0, 1),
+    "unbind": lambda x: x.unbind(1)[0],
+    "unflatten": lambda x: x.unflatten(1, (2, -1)),
+    "unfold": lambda x: x.unfold(0, 2, 1),
+    "view": lambda x: x.view(x.shape[0] * 2, -1),
+    "view_as": lambda x: x.view_as(x),
+}
+
+
+def history_of(view: torch.Tensor, base: torch.Tensor) -> tuple:
+    """How a view lies, what it is a view of, and the autograd nodes from there to its base."""
+    node, names = view.grad_fn, []
+    while node is not None and node is not base.grad_fn:
+        names.append(node.name())
+        node = node.next_functions[0][0] if node.next_functions else None
+    return view.size(), view.stride(), view.storage_offset(), view._base is base, names
+
+
+@pytest.mark.parametrize("backend", ["nop", "dynamo"])
+@pytest.mark.parametrize("function", VIEWS.values(), ids=VIEWS)
+def test_views_of_inputs_of_symbolic_size_are_made_by_their_own_ops(function, backend: str) -> None:
+    """So their autograd nodes are eager's, and so are those of views that the caller makes of them."""
+    under_test = compiled(function, backend, dynamic=True)
+    for rows in (4, 6):
+        x = torch.randn(rows, 8, requires_grad=True)
+        (found, wanted) = (history_of(each(x), x) for each in (under_test, function))
+        assert found == wanted
