@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import torch_compat
+from aotgrad import op_table, torch_compat
 from aotgrad.capture import ages, joins
 from aotgrad.capture.direct import DirectRecorder
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
@@ -24,7 +24,7 @@ from aotgrad.capture.generator import WatchedGenerator, watched
 from aotgrad.capture.hooks import NotedHooks, take_hooks, take_hooks_of_views
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.values import ValueReads
-from aotgrad.errors import AOTGradError, CaptureError, add_note
+from aotgrad.errors import AOTGradError, CaptureError, add_note, other_numbers
 from aotgrad.ir import CallingConvention, Capture, InputHook, InputSpec, MemberInput, SymInput, TensorInput
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.torch_compat import FakeTensorMode
@@ -61,6 +61,20 @@ class Trace:
     def watched_draws(self) -> contextlib.AbstractContextManager[None]:
         """While the function runs."""
         return watched(self._generator)
+
+    @contextlib.contextmanager
+    def region(self, settings: Mapping[str, Any]) -> Iterator[None]:
+        """While a checkpointed region of Dynamo's runs, which is not run again in the trace of the backward.
+
+        Raises:
+            CaptureError: eager draws other numbers when it runs it again.
+        """
+        keeps_state = settings.get("preserve_rng_state", True)
+        before = set() if keeps_state else set(self.graph.nodes)
+        yield
+        for node in () if keeps_state else self.graph.nodes:
+            if op_table.is_random(node.target) and node not in before:
+                raise other_numbers(node.target)
 
     @contextlib.contextmanager
     def watched_draws_of_backward(self) -> Iterator[None]:
@@ -243,6 +257,7 @@ def capture_function(
             shared_versions(convention, arguments),
             joins.collected() as joined,
             trace.watched_draws(),
+            torch_compat.checkpoints_within(trace.region),
         ):
             outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         trace.reject_stale_memory([*outputs, *arguments])

@@ -26,7 +26,7 @@ import torch.utils.checkpoint
 from torch.autograd.graph import GradientEdge
 
 from aotgrad import op_table, torch_compat
-from aotgrad.errors import AOTGradError, CaptureError, UnsupportedMutationError
+from aotgrad.errors import AOTGradError, CaptureError, UnsupportedMutationError, other_numbers
 from aotgrad.ir import (
     BackwardSegment,
     Capture,
@@ -632,11 +632,7 @@ def _reject_new_draws(capture: Capture, tangents: Sequence[torch.Tensor]) -> Non
         if dependent.intersection(node.all_input_nodes):
             dependent.add(node)
         elif is_of_another_op(node) and op_table.is_random(node.target) and "draw" not in node.meta:
-            raise CaptureError(
-                f"{node.target} runs again while gradients are computed and draws other numbers than in the forward "
-                "(torch.utils.checkpoint with preserve_rng_state=False around dropout?); checkpoint outside of the compiled "
-                "function"
-            )
+            raise other_numbers(node.target)
 
 
 def is_of_another_op(node: fx.Node) -> bool:

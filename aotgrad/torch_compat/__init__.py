@@ -91,6 +91,7 @@ from aotgrad.torch_compat.contexts import (
     autocast_state,
     bare_evaluation,
     below_autograd,
+    checkpoints_within,
     default_devices,
     disable_autocast,
     function_modes,

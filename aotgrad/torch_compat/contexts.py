@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -139,6 +139,30 @@ def plain_checkpoints() -> Iterator[None]:
 
     Torch runs such a region again in one backward only, and a function whose gradients are differentiated has two.
     """
+
+    def run(checkpoint: Callable[..., Any], region: torch.fx.GraphModule, args: Sequence[Any], settings: Any) -> Any:
+        with torch.fx.traceback.preserve_node_meta():
+            return torch.fx.Interpreter(region).run(*args)
+
+    with _regions_run_by(run):
+        yield
+
+
+@contextlib.contextmanager
+def checkpoints_within(around: Callable[[Mapping[str, Any]], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """In this thread, run what Dynamo keeps as a checkpointed region within `around(settings of the checkpoint)`."""
+
+    def run(checkpoint: Callable[..., Any], region: torch.fx.GraphModule, args: Sequence[Any], settings: Any) -> Any:
+        with around(settings):
+            return checkpoint(region, *args, **settings)
+
+    with _regions_run_by(run):
+        yield
+
+
+@contextlib.contextmanager
+def _regions_run_by(run: Callable[..., Any]) -> Iterator[None]:
+    """In this thread, call `run` with what runs a region that Dynamo keeps, the region, its arguments and settings."""
     from unittest import mock
 
     thread, checkpoint = threading.get_ident(), getattr(wrapped_regions, "tag_activation_checkpoint_impl", None)
@@ -146,11 +170,10 @@ def plain_checkpoints() -> Iterator[None]:
         yield
         return
 
-    def run(region: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    def called(region: torch.fx.GraphModule, *args: Any, **settings: Any) -> Any:
         if threading.get_ident() != thread:
-            return checkpoint(region, *args, **kwargs)
-        with torch.fx.traceback.preserve_node_meta():
-            return torch.fx.Interpreter(region).run(*args)
+            return checkpoint(region, *args, **settings)
+        return run(checkpoint, region, args, settings)
 
-    with mock.patch.object(wrapped_regions, "tag_activation_checkpoint_impl", run):
+    with mock.patch.object(wrapped_regions, "tag_activation_checkpoint_impl", called):
         yield

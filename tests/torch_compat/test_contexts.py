@@ -172,4 +172,14 @@ def test_a_checkpointed_region_runs_like_any_code():
         assert torch.allclose(first, x.exp().cos() * x.exp())
         saved.append(len(packed))
     assert saved[1] == 2
+    seen = []
+
+    @contextlib.contextmanager
+    def around(settings):
+        seen.append(settings["preserve_rng_state"])
+        yield
+
+    with compat.checkpoints_within(around):
+        assert torch.equal(checkpoint(region, x, preserve_rng_state=False), x.exp().sin())
+    assert seen == [False]
     assert wrapped_regions.tag_activation_checkpoint_impl.__name__ == "tag_activation_checkpoint_impl"
