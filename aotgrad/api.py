@@ -32,6 +32,7 @@ from aotgrad.debug_state import debug_state
 from aotgrad.errors import BackendError, CaptureError
 from aotgrad.ir import InputHint, SymInput
 from aotgrad.lifting import LiftedModule, slots_of
+from aotgrad.locks import COMPILING
 from aotgrad.memory import MemoryGuard
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
@@ -242,10 +243,11 @@ def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe, stored: 
 
     hints = [InputHint(k < len(tensors) or is_static(arg)) for k, arg in enumerate(everything)]
     distinct = dedupe.enter(everything)
-    if stored and isinstance(mod, fx.GraphModule):
-        executable = compile_through_cache(mod, run_flat, dedupe, distinct, dedupe.enter(hints), recipe)
-    else:
-        executable = recipe.compile(run_flat, distinct, dedupe.enter(hints))
+    with COMPILING:
+        if stored and isinstance(mod, fx.GraphModule):
+            executable = compile_through_cache(mod, run_flat, dedupe, distinct, dedupe.enter(hints), recipe)
+        else:
+            executable = recipe.compile(run_flat, distinct, dedupe.enter(hints))
     if isinstance(executable, SmallGraph | StoredSmallGraph):
         return EagerModule(mod)
     sharing = executable.sharing(distinct)

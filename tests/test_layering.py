@@ -16,6 +16,7 @@ SHARED = (
     "errors",
     "ir",
     "lazy_module",
+    "locks",
     "native",
     "op_table",
     "options",

@@ -2,7 +2,8 @@
 
 What it needs beyond the graphs: its decompositions while tracing, its joint passes before partitioning, which inputs keep
 their address (parameters, saved values), which outputs a user sees (their strides must be eager's), and, for the
-backward, the strides that the forward really gave the saved values.
+backward, the strides that the forward really gave the saved values. Inductor is in the state of the process: only who holds
+the lock uses it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.floats import floats_as_tensors
 from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
+from aotgrad.locks import COMPILING
 from aotgrad.slots import IntermediateBase, Saved, Tangent, UserOutput
 
 
@@ -45,7 +47,7 @@ class InductorBackend:
         return {op: function for op, function in table.items() if op is not torch.ops.aten.detach.default}
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
-        with torch_compat.inductor_context(torch_compat.fake_mode_of(joint.module.graph), self.mode):
+        with COMPILING, torch_compat.inductor_context(torch_compat.fake_mode_of(joint.module.graph), self.mode):
             floats_as_tensors(joint.module.graph)
             module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
@@ -53,7 +55,8 @@ class InductorBackend:
             return replace(joint, module=module)
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
-        with torch_compat.inductor_context(torch_compat.fake_mode_of(partition.forward.module.graph), self.mode):
+        fake_mode = torch_compat.fake_mode_of(partition.forward.module.graph)
+        with COMPILING, torch_compat.inductor_context(fake_mode, self.mode):
             with torch_compat.reported_output_strides() as strides:
                 compiled = self.recompile(partition.forward, static_inputs, partition.backward is not None)
             if partition.backward is not None:
@@ -81,13 +84,14 @@ class InductorBackend:
     def _compile(self, job: Job, shared: Shared) -> BoxedCallable:
         """What Inductor makes of a graph, or has made of it in an earlier process."""
         artefact = None
-        if self.artefacts is not None and not shared.cudagraphs:
-            artefact = self.artefacts(job.half, job.text)
-        compiled = None if artefact is None else self._load(artefact, job)
-        if compiled is None:
-            compiled = self._make(job, shared)
-            if artefact is not None and (content := written(compiled)) is not None:
-                artefact.write(content)
+        with COMPILING:
+            if self.artefacts is not None and not shared.cudagraphs:
+                artefact = self.artefacts(job.half, job.text)
+            compiled = None if artefact is None else self._load(artefact, job)
+            if compiled is None:
+                compiled = self._make(job, shared)
+                if artefact is not None and (content := written(compiled)) is not None:
+                    artefact.write(content)
         return checked_arity(compiled, len(job.half.signature.outputs), self.name, job.role)
 
     def _load(self, artefact: Artefact, job: Job) -> Callable | None:

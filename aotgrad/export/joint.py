@@ -27,6 +27,7 @@ from aotgrad.errors import CaptureError, ExportError
 from aotgrad.export.graph import GraphWriter, reject_moved_inputs, reject_shared_memory
 from aotgrad.ir import GraphHalf, IsInput, IsOutput, JointGraph
 from aotgrad.joints import JointRecipe, joint_plan
+from aotgrad.locks import COMPILING
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.passes.checked import CheckedPass
@@ -152,9 +153,10 @@ def compile_joint(
     """
     backend = FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler)
     recipe = Recipe(backend, partition_fn, options_of(options))
-    changed = CheckedPass(cast(Any, Replacement(joint.module)), "joint").apply(copy_of(joint.traced.joint))
     first_order: Any = FirstOrder(CompiledBatches(PlanCache(recipe, "batched backward")))
-    executable = compile_traced(replace(joint.traced, joint=changed), recipe.toolchain(), lambda *_: first_order)
+    with COMPILING:
+        changed = CheckedPass(cast(Any, Replacement(joint.module)), "joint").apply(copy_of(joint.traced.joint))
+        executable = compile_traced(replace(joint.traced, joint=changed), recipe.toolchain(), lambda *_: first_order)
     return CompiledJoint(joint.calls, replace(joint.plan, executable=executable))
 
 

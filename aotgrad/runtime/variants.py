@@ -1,6 +1,7 @@
 """Variants of a backward graph: what is left of it when some tangents are undefined or some gradients are not wanted.
 
-The full graph is specialised once per key, compiled lazily, and kept. A training step uses one variant.
+The full graph is specialised once per key, compiled lazily, and kept. A training step uses one variant. Threads that need a
+variant at once make it once.
 
     key: tangents (True, False), gradients (True, True)  ->  a graph without tangent 1 and all that only it needed
 """
@@ -19,6 +20,7 @@ import torch.fx as fx
 from aotgrad import op_table, torch_compat
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.lazy_module import LazyGraphModule
+from aotgrad.locks import COMPILING
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
 from aotgrad.slots import Gradient, GraphSignature, Memory
 from aotgrad.symbols import bound_symbol, symbols_of
@@ -166,9 +168,13 @@ def recent(cache: OrderedDict[VariantKey, T], key: VariantKey, make: Callable[[V
         cache.move_to_end(key)
         return cache[key]
     except KeyError:
-        value = cache[key] = make(key)
-    while len(cache) > VARIANT_LIMIT:
-        cache.popitem(last=False)
+        pass
+    with COMPILING:
+        value = cache.get(key)  # another thread may have made it meanwhile
+        if value is None:
+            value = cache[key] = make(key)
+        while len(cache) > VARIANT_LIMIT:
+            cache.popitem(last=False)
     return value
 
 

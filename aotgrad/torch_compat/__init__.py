@@ -111,9 +111,11 @@ from aotgrad.torch_compat.dynamo import (
     dynamo_forgets,
     dynamo_source,
     dynamo_symbolic_context,
+    dynamos_lock,
     float_of_tensor,
     graph_breaks,
     hidden_from_dynamo,
+    new_dynamos_lock,
     tracing_context,
     without_dynamo,
 )

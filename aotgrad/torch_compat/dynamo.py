@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._dynamo import convert_frame
 from torch._guards import TracingContext
 
 disable_dynamo = torch._dynamo.disable
 """Marks a callable that Dynamo must not trace into."""
+
+
+def dynamos_lock() -> Any:
+    """The re-entrant lock under which Dynamo compiles; torch's own backwards are compiled under it, too."""
+    return convert_frame.compile_lock
+
+
+def new_dynamos_lock() -> Any:
+    """Give Dynamo another lock, in a child process in which nobody can release the one that there was."""
+    convert_frame.compile_lock = threading.RLock()
+    return convert_frame.compile_lock
 
 
 def hidden_from_dynamo(function: Callable) -> Callable:

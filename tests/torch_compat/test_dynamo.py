@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import convert_frame
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from aotgrad import torch_compat as compat
@@ -64,6 +67,28 @@ def test_marked_dimensions():
     torch._dynamo.maybe_mark_dynamic(x, 2)
     assert compat.dims_marked_dynamic(x) == {1, 2}
     assert compat.dims_marked_dynamic(torch.ones(1)) == frozenset()
+
+
+def test_dynamo_compiles_under_a_lock(monkeypatch):
+    """Re-entrant, and read at each compilation, so that it can be another one in a child process."""
+    monkeypatch.setattr(convert_frame, "compile_lock", compat.dynamos_lock())
+
+    def can_be_had():
+        with ThreadPoolExecutor(1) as pool:
+            if is_free := pool.submit(lock.acquire, timeout=0.01).result():
+                pool.submit(lock.release).result()
+        return is_free
+
+    found = []
+    for lock_of in (compat.dynamos_lock, compat.new_dynamos_lock):
+        lock = lock_of()
+        torch._dynamo.reset()
+        torch.compile(lambda x: x + 1, backend=lambda graph, _: found.append(can_be_had()) or graph.forward)(torch.ones(1))
+        assert lock is compat.dynamos_lock()
+        with lock, lock:
+            assert not can_be_had()
+        assert can_be_had()
+    assert found == [False, False]
 
 
 def test_the_context_that_dynamo_opens_is_found():
