@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aotgrad import torch_compat
 from aotgrad.errors import OptionError
 from aotgrad.passes.base import Pass
 from aotgrad.passes.registry import why_no_pass
@@ -45,6 +46,10 @@ class Options:
             second, and remembered (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`); `None`: a usual figure of the device's type.
         plan_limit: how many plans one function may have; further calls run eagerly.
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
+        inductor: Inductor's own options, on top of those of the mode: `{"max_autotune": True, "triton.cudagraphs": True}`, for
+            the forward and for backwards that are compiled later. Other backends have no use for them, as for the mode.
+        on_error: `"raise"`, or `"eager"`: a function that cannot be compiled, or whose backward cannot, runs eagerly, with a
+            warning that says why, and `counters["eager_on_error"]` counts it.
         keep_input_mutations: in graphs without a backward, write mutated inputs inside the graph, not after it.
         cache: whether what is compiled is kept on disk for other processes (in `AOTGRAD_CACHE_DIR`, or `~/.cache/aotgrad`);
             `None`: for `torch.compile` it is, for `aot_function` and its like it is not. See `docs/cache.md`.
@@ -63,6 +68,8 @@ class Options:
     memory_budget_of: str = "saved"
     collectives_first: bool = False
     mode: str = "default"
+    inductor: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
+    on_error: str = "raise"
     keep_input_mutations: bool = False
     flops_per_byte: int | str | None = None
     plan_limit: int = 8
@@ -75,6 +82,7 @@ class Options:
     def __post_init__(self) -> None:
         for name in LEGAL_VALUES:
             _check(name, getattr(self, name))
+        object.__setattr__(self, "inductor", _inductors(self.inductor))
         for name in PASSES:
             _check_passes(name, getattr(self, name))
             object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -90,7 +98,7 @@ class Options:
         known = sorted(field.name for field in dataclasses.fields(cls))
         unknown = sorted(set(options) - set(known))
         if unknown:
-            raise OptionError(f"unknown option {unknown[0]!r}; the options are {', '.join(known)}")
+            raise OptionError(_unknown(unknown[0], options[unknown[0]], known))
         return cls(**{**environment(), **config.changed(), **options})
 
     def replace(self, **changes: Any) -> Options:
@@ -118,6 +126,9 @@ def logs_wanted() -> str:
     return os.environ.get("AOTGRAD_LOGS", "")
 
 
+LEAST_BYTES = 64
+"""Of a budget that is a whole number: nobody means fewer, and who writes 2 may mean a fraction."""
+
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -128,11 +139,11 @@ def budget_of(value: int | float | str | None) -> int | float | None:
     (1500000000, 0.5, 1.0)
 
     Raises:
-        ValueError: for anything else; 0 and 1 are fractions, since nobody means one byte.
+        ValueError: for anything else; 0 and 1 are fractions, since nobody means one byte, or a few.
     """
     if value is None or (type(value) is float and 0 <= value <= 1):
         return value
-    if type(value) is int and value >= 0:
+    if type(value) is int and (value in (0, 1) or value >= LEAST_BYTES):
         return value if value > 1 else float(value)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value) if isinstance(value, str) else None
     if match is None or match[2].upper() not in _UNITS:
@@ -152,7 +163,7 @@ class Budgets:
         return True
 
     def __str__(self) -> str:
-        return "None, a number of bytes such as 2000000 or '1.5GB', or a fraction from 0.0 to 1.0"
+        return f"None, a number of bytes from {LEAST_BYTES} on such as 2000000 or '1.5GB', or a fraction from 0.0 to 1.0"
 
 
 LEGAL_VALUES: dict[str, Sequence[Any] | Budgets] = {
@@ -166,6 +177,7 @@ LEGAL_VALUES: dict[str, Sequence[Any] | Budgets] = {
     "memory_budget": Budgets(),
     "memory_budget_of": ("saved", "peak"),
     "min_graph_ops": range(1025),
+    "on_error": ("raise", "eager"),
     "mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "partitioner": ("min_cut", "save_all", "recompute_all"),
     "plan_limit": range(1, 1025),
@@ -200,6 +212,26 @@ def listed(legal: Sequence[Any] | Budgets, or_none: bool) -> str:
     numbers = [choice for choice in legal if type(choice) is int]
     others = [repr(choice) for choice in legal if type(choice) is not int] + ["None"] * or_none
     return ", ".join([f"{numbers[0]} to {numbers[-1]}", *others] if numbers else others)
+
+
+def _unknown(name: str, value: Any, known: Sequence[str]) -> str:
+    if torch_compat.is_inductor_setting(name):
+        return f"unknown option {name!r}: it is one of Inductor's, pass options={{'inductor': {{{name!r}: {value!r}}}}}"
+    return f"unknown option {name!r}; the options are {', '.join(known)}"
+
+
+def _inductors(settings: Any) -> tuple[tuple[str, Any], ...]:
+    """Inductor's own options, in a form that is compared by content."""
+    if settings == ():
+        return ()
+    try:
+        given = dict(settings)
+    except (TypeError, ValueError):
+        raise OptionError(f"option 'inductor' is {settings!r}; legal is a dictionary of Inductor's own options") from None
+    for name, value in given.items():
+        if (problem := torch_compat.why_no_inductor_setting(name, value)) is not None:
+            raise OptionError(f"option 'inductor': {problem}")
+    return tuple(sorted((name.replace("-", "_"), value) for name, value in given.items()))
 
 
 def _check_passes(name: str, value: Any) -> None:

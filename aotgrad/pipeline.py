@@ -43,6 +43,7 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
 )
 from aotgrad.joint import build_joint, joint_again, shared_memory_changes
+from aotgrad.on_error import with_eager_backwards
 from aotgrad.options import Options, budget_of
 from aotgrad.partition import Objective, is_typed, partition_again
 from aotgrad.partition import partition as partition_joint
@@ -326,7 +327,8 @@ def lowered(
         else:
             compiled = tools.backend.compile(partition, joint.static_inputs)
     backward_passes = passes.pipeline("backward", (), tools.options.backward_passes)
-    return partition, with_backward_passes(names.of_backward(compiled), backward_passes, tools.after_pass)
+    compiled = with_backward_passes(names.of_backward(compiled), backward_passes, tools.after_pass)
+    return partition, with_eager_backwards(compiled) if tools.options.on_error == "eager" else compiled
 
 
 def backward_used_again(

@@ -28,6 +28,7 @@ from aotgrad.errors import CaptureError, EagerError
 from aotgrad.generators import Drawing, GeneratorArguments, generators_of, set_states
 from aotgrad.jvp import CompiledJvp, reject_aliases
 from aotgrad.locks import COMPILING
+from aotgrad.on_error import ran_eagerly
 from aotgrad.pipeline import SmallGraph
 from aotgrad.plan_making import Request, TracedOnce, key_of, make_plan, reject_second_run
 from aotgrad.plans import CachedPlan, NoPlan, PlainCalls, Stages, State
@@ -40,6 +41,7 @@ DISABLED = "the option `enabled` is off"
 OBSERVED = "a trace, mode or transform watches every op"
 TOO_MANY = "the limit of plans is reached"
 RAISES = "the function raises while it is traced"
+FAILS = "it cannot be compiled, and the option `on_error` is 'eager'"
 
 log = logging.getLogger("aotgrad.guards")
 
@@ -49,7 +51,8 @@ class PlanCache:
     """The plans of one function, by structure and then by guards. `check` may refuse an executable by raising.
 
     `plain` has the same plans by the number of tensors, as far as they have plain calls. `generators` are those that the
-    function has closed over and draws from.
+    function has closed over and draws from. `failed` are the calls that could
+    not be compiled.
     """
 
     recipe: Recipe
@@ -60,6 +63,7 @@ class PlanCache:
     fallbacks: Counter[str] = field(default_factory=Counter)
     generators: list[torch.Generator] = field(default_factory=list)
     warned: bool = False
+    failed: set[tuple] = field(default_factory=set)
 
     def plans(self) -> list[CachedPlan]:
         return [plan for entry in list(self.entries.values()) for plan in entry]
@@ -69,6 +73,7 @@ class PlanCache:
             self.entries.clear()
             self.plain.clear()
             self.generators.clear()
+            self.failed.clear()
             self.warned = False
             for name in ("jvp", "transformed"):
                 self.__dict__.pop(name, None)
@@ -209,6 +214,8 @@ class PlanCache:
             plan = self.find(key, tensors)
             if plan is not None:
                 return plan
+            if self.failed and described(request) in self.failed:
+                return NoPlan(FAILS)
             counters["misses"] += 1
             self.explain_miss(key, tensors)
             if len(self.plans()) >= self.recipe.options.plan_limit:
@@ -221,7 +228,11 @@ class PlanCache:
             except Exception as error:
                 if error is traced.raised or isinstance(error, EagerError):
                     return NoPlan(RAISES, error)
-                raise
+                if self.recipe.options.on_error == "raise":
+                    raise
+                ran_eagerly(self.name, error)
+                self.failed.add(described(request))
+                return NoPlan(FAILS)
             self.add(plan, request)
             return plan
 
@@ -265,3 +276,9 @@ class PlanCache:
                 f"run eagerly. What keeps changing: {self.reason(key, tensors)}",
                 stacklevel=2,
             )
+
+
+def described(request: Request) -> tuple:
+    """What a call was that could not be compiled: its plan would have had guards, so a call that differs is tried."""
+    tensors = ((t.layout, t.dtype, t.device, t.shape, t.requires_grad) for t in request.tensors)
+    return request.key, torch_compat.global_settings(), *tensors

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
 
 import aotgrad
+from aotgrad import torch_compat
+from aotgrad.backends.inductor import InductorBackend
 from aotgrad.errors import OptionError
 from aotgrad.options import LEGAL_VALUES, PASSES, Options
 
 
 def test_every_option_has_legal_values_and_a_legal_default():
-    assert {field.name for field in dataclasses.fields(Options)} == {*LEGAL_VALUES, *PASSES}
+    assert {field.name for field in dataclasses.fields(Options)} == {*LEGAL_VALUES, *PASSES, "inductor"}
     assert Options() == Options(**{field.name: field.default for field in dataclasses.fields(Options)})
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("partitioner", "greedy"), ("verify", 1), ("dynamic", "yes"), ("mode", None), ("plan_limit", 0), ("min_graph_ops", -1)],
+    [
+        ("partitioner", "greedy"),
+        ("verify", 1),
+        ("dynamic", "yes"),
+        ("mode", None),
+        ("plan_limit", 0),
+        ("min_graph_ops", -1),
+        ("on_error", None),
+        ("grad_segments", 65),
+        ("flops_per_byte", 0.5),
+    ],
 )
 def test_an_illegal_value_is_refused_with_the_legal_ones(name, value):
     with pytest.raises(OptionError) as raised:
@@ -63,3 +76,127 @@ def test_a_disabled_compilation_runs_the_function_itself():
     assert function(torch.ones(1)).item() == 2
     assert seen == [torch.Tensor]
     assert function.plans() == []
+
+
+@pytest.mark.parametrize("value", [2, 63, -1, 1.5, -0.1, float("nan"), True, "2", "-1GB", "half", [1]])
+def test_a_budget_that_nobody_means_is_refused(value):
+    with pytest.raises(
+        OptionError, match="option 'memory_budget' is .*; legal values are None, a number of bytes from 64 on"
+    ):
+        Options(memory_budget=value)
+
+
+@pytest.mark.parametrize("value", [None, 0, 1, 64, 2_000_000, 0.0, 0.5, 1.0, "2B", "1.5 GB"])
+def test_a_budget_that_somebody_means_is_not(value):
+    assert Options(memory_budget=value).memory_budget == value
+
+
+# --- Inductor's own --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_autotun": True}, "Inductor has no option 'max_autotun'; close are max_autotune, "),
+        ({3: True}, "Inductor has no option 3"),
+        ({"max_autotune": 3}, "Inductor's option 'max_autotune' is 3; it must be of type bool"),
+        ({"freezing": True}, "Inductor's option 'freezing' is for torch's own AOTAutograd or an export, and does nothing"),
+        ({"aot_inductor.package": True}, "Inductor's option 'aot_inductor.package' is for torch's own"),
+        (True, "option 'inductor' is True; legal is a dictionary"),
+    ],
+)
+def test_inductors_options_are_checked(given, message):
+    with pytest.raises(OptionError, match=message):
+        Options.from_mapping({"inductor": given})
+
+
+def test_inductors_options_are_compared_by_content():
+    options = Options(inductor={"triton.cudagraphs": True, "max-autotune": False, "freezing": False})
+    assert options == Options(inductor={"max_autotune": False, "freezing": False, "triton.cudagraphs": True})
+    assert options.replace(verify=True).inductor == options.inductor != Options().inductor
+
+
+@pytest.mark.parametrize("name", ["max_autotune", "triton.cudagraphs", "epilogue-fusion"])
+def test_one_of_inductors_beside_ours_is_refused_with_where_it_belongs(name):
+    with pytest.raises(OptionError, match="it is one of Inductor's, pass options={'inductor': {'" + name + "': True}}"):
+        Options.from_mapping({name: True})
+
+
+quiet = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+def inductor_configurations(monkeypatch, function, **options):
+    """What Inductor was configured to when it compiled the forward and the backward of a function, and its keys on disk."""
+    from torch._inductor import config
+
+    found, compile = [], torch_compat.inductor_compile
+
+    def note(module, inputs, **settings):
+        found.append((config.epilogue_fusion, config.max_autotune, config.split_reductions))
+        return compile(module, inputs, **settings)
+
+    monkeypatch.setattr(torch_compat, "inductor_compile", note)
+    torch._dynamo.reset()
+    x = torch.ones(3, 3, requires_grad=True)
+    torch.compile(function, backend="aotgrad", options={"cache": False, **options})(x).sum().backward()
+    assert torch.equal(x.grad, torch.autograd.grad(function(x).sum(), x)[0])
+    return found
+
+
+@quiet
+def test_inductors_options_reach_the_forward_and_the_backward(monkeypatch):
+    from torch._inductor import config
+
+    usual = (config.epilogue_fusion, config.max_autotune, config.split_reductions)
+    given = {"epilogue_fusion": not usual[0], "split_reductions": not usual[2]}
+    expected = (not usual[0], usual[1], not usual[2])
+    assert inductor_configurations(monkeypatch, lambda x: x @ x @ x, inductor=given) == [expected] * 2
+    assert inductor_configurations(monkeypatch, lambda x: x @ x @ x) == [usual] * 2
+    assert (config.epilogue_fusion, config.max_autotune, config.split_reductions) == usual
+
+
+@quiet
+def test_inductors_options_are_on_top_of_the_mode(monkeypatch):
+    given = {"mode": "max-autotune-no-cudagraphs", "inductor": {"epilogue_fusion": False}}
+    found = inductor_configurations(monkeypatch, lambda x: x @ x @ x, **given)
+    assert [each[:2] for each in found] == [(False, True)] * 2
+
+
+@quiet
+def test_inductors_options_are_part_of_the_key_on_disk():
+    plain = InductorBackend()
+    keys = {each.cache_key() for each in (plain, replace(plain, settings=(("epilogue_fusion", False),)))}
+    assert len(keys) == 2 and None not in keys
+    assert replace(plain, settings=(("post_grad_custom_post_pass", print),)).cache_key() is None
+
+
+# --- When they are checked -------------------------------------------------------------------------------------------
+
+
+def test_options_of_a_backend_are_checked_when_it_is_made():
+    with pytest.raises(OptionError, match="unknown option 'partitoner'"):
+        aotgrad.DynamoBackend("eager", options={"partitoner": "min_cut"})
+    with pytest.raises(OptionError, match="option 'mode' is 'fast'"):
+        aotgrad.DynamoBackend("inductor", mode="fast")
+
+
+def test_options_of_torch_compile_come_before_those_of_the_backend():
+    torch._dynamo.reset()
+    x = torch.ones(2)
+    backend = aotgrad.DynamoBackend("eager", options={"enabled": True, "min_graph_ops": 9, "on_error": "eager"})
+    compilations = aotgrad.counters["graphs"]
+    assert torch.equal(torch.compile(torch.sin, backend=backend)(x), x.sin())
+    assert aotgrad.counters["graphs"] == compilations
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(torch.sin, backend=backend, options={"min_graph_ops": 0})(x), x.sin())
+    assert aotgrad.counters["graphs"] > compilations
+
+
+@pytest.mark.parametrize("backend", ["aotgrad", "aotgrad_eager"])
+def test_dynamo_adds_nothing_to_an_error_about_options(backend):
+    torch._dynamo.reset()
+    with pytest.raises(OptionError) as raised:
+        torch.compile(lambda x: x + 1, backend=backend, options={"mode": "fast"})(torch.ones(2))
+    assert str(raised.value).startswith("option 'mode' is 'fast'; legal values are ")
+    assert str(raised.value).endswith("'max-autotune-no-cudagraphs'")
+    assert (type(raised.value).__name__, type(raised.value).__module__) == ("OptionError", "aotgrad.errors")

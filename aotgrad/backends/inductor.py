@@ -29,9 +29,12 @@ from aotgrad.slots import IntermediateBase, Saved, Tangent, UserOutput
 
 @dataclass(frozen=True)
 class InductorBackend:
-    """`mode` is one of `torch.compile`'s: it chooses Inductor's configuration. `artefacts` keeps what it makes, if given."""
+    """`mode` is one of `torch.compile`'s: it chooses Inductor's configuration, and `settings` are names and values on top.
+    `artefacts` keeps what it makes, if given.
+    """
 
     mode: str = "default"
+    settings: tuple[tuple[str, Any], ...] = ()
     name: str = "inductor"
     fuses: bool = True
     artefacts: Artefacts | None = None
@@ -39,7 +42,16 @@ class InductorBackend:
     @property
     def min_graph_ops(self) -> int:
         """A lone op has nothing to be fused with (`scripts/bench/small_graphs.py`); the other modes were asked for."""
-        return 2 if self.mode == "default" else 0
+        return 2 if self.mode == "default" and not self.settings else 0
+
+    def configured(self, **more: Any) -> contextlib.AbstractContextManager[None]:
+        """Inductor's configuration, as it is asked for here."""
+        return torch_compat.inductor_configured(self.mode, **{**dict(self.settings), **more})
+
+    def context(self, module: fx.GraphModule, **more: Any) -> contextlib.AbstractContextManager[None]:
+        """All that Inductor reads from its surroundings."""
+        fake_mode = torch_compat.fake_mode_of(module.graph)
+        return torch_compat.inductor_context(fake_mode, self.mode, **{**dict(self.settings), **more})
 
     def decompositions(self) -> Mapping[Any, Callable]:
         """Inductor's, without wrong ones and `detach`: replayed views must know where they were cut off from autograd."""
@@ -47,7 +59,7 @@ class InductorBackend:
         return {op: function for op, function in table.items() if op is not torch.ops.aten.detach.default}
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
-        with COMPILING, torch_compat.inductor_context(torch_compat.fake_mode_of(joint.module.graph), self.mode):
+        with COMPILING, self.context(joint.module):
             floats_as_tensors(joint.module.graph)
             module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
@@ -55,8 +67,7 @@ class InductorBackend:
             return replace(joint, module=module)
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
-        fake_mode = torch_compat.fake_mode_of(partition.forward.module.graph)
-        with COMPILING, torch_compat.inductor_context(fake_mode, self.mode):
+        with COMPILING, self.context(partition.forward.module):
             with torch_compat.reported_output_strides() as strides:
                 compiled = self.recompile(partition.forward, static_inputs, partition.backward is not None)
             if partition.backward is not None:
@@ -64,7 +75,7 @@ class InductorBackend:
         return compiled
 
     def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
-        with torch_compat.inductor_configured(self.mode):
+        with self.configured():
             shared = Shared(torch_compat.inductor_uses_cudagraphs())
         job = Job(forward, "forward", (UserOutput, IntermediateBase), {"static_input_idxs": sorted(static_inputs)})
         job.settings["is_inference"] = not differentiable
@@ -99,7 +110,7 @@ class InductorBackend:
         if content is None:
             return None
         try:
-            with torch_compat.inductor_configured(self.mode, **job.configuration), kernels_together():
+            with self.configured(**job.configuration), kernels_together():
                 return read(content, job.role == "backward")
         except Exception as error:  # whatever is wrong with it: it is made again
             artefact.failed(error)
@@ -109,14 +120,14 @@ class InductorBackend:
         module = job.half.module
         apart = torch_compat.apart_in_inductors_cache(repr((job.visible, *CORRECTIONS)))
         settings = {**job.configuration, **apart}
-        with torch_compat.inductor_context(torch_compat.fake_mode_of(module.graph), self.mode, **settings):
+        with self.context(module, **settings):
             (output,) = module.graph.find_nodes(op="output")
             output.meta["user_visible_output_idxs"] = job.visible
             with kernels_together(), restricted():
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
 
     def cache_key(self) -> str | None:
-        with torch_compat.inductor_configured(self.mode):
+        with self.configured():
             configuration = torch_compat.inductor_key()
         names = torch_compat.names_of_inductor_decompositions()
         return None if configuration is None or names is None else repr((configuration, names))

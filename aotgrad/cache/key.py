@@ -46,7 +46,7 @@ TRACED_META = ("recompute", "custom", "ac_graph_id", "has_backward_hook")
 """What else of a node a trace hands on; a graph that has some is not stored."""
 
 PLACES = ("joint", "forward", "backward")
-WITHOUT_EFFECT = ("cache", "enabled", "plan_limit", "verify", *(f"{place}_passes" for place in PLACES))
+WITHOUT_EFFECT = ("cache", "enabled", "on_error", "plan_limit", "verify", *(f"{place}_passes" for place in PLACES))
 """Options that change nothing of what is made. With passes nothing is stored at all."""
 
 

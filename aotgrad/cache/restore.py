@@ -25,6 +25,7 @@ from aotgrad.errors import ContractError
 from aotgrad.graph_names import GraphNames
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
 from aotgrad.locks import COMPILING
+from aotgrad.on_error import with_eager_backwards
 from aotgrad.pipeline import SmallGraph, joint_of
 from aotgrad.plan_cache import PlanCache
 from aotgrad.recipe import Recipe
@@ -76,6 +77,8 @@ def restore(stored: StoredPlan, function: FlatFunction, recipe: Recipe, mode: Fa
     names = GraphNames()
     with names.compiling("forward" if halves else "inference"):
         compiled = names.of_backward(recipe.backend.recompile(forward, stored.static_inputs, bool(halves)))
+    if recipe.options.on_error == "eager":
+        compiled = with_eager_backwards(compiled)
     again = TracedAgain(stored, function, recipe, mode, TraceState.now())
     batches = CompiledBatches(PlanCache(recipe, "batched backward of a stored function"))
     backwards = make_backwards(plan, compiled, stored.segments, LaterHigherOrder(again, batches))

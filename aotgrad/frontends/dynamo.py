@@ -3,11 +3,13 @@
 torch.compile(model, backend="aotgrad")                     Inductor compiles the halves
 torch.compile(model, backend="aotgrad_eager")               the halves run as plain FX code
 torch.compile(model, backend="aotgrad", options={"partitioner": "save_all"})
+torch.compile(model, backend=aotgrad.DynamoBackend("inductor", options={"partitioner": "save_all"}))
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,20 +18,33 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.api import compile_module
+from aotgrad.api import EagerModule, FlatCallable, compile_module
 from aotgrad.backends import Backend, registry
 from aotgrad.backends.inductor import InductorBackend
-from aotgrad.errors import CaptureError
+from aotgrad.errors import AOTGradError, CaptureError
+from aotgrad.on_error import ran_eagerly
 from aotgrad.options import Options
 from aotgrad.recipe import PARTITIONERS, Recipe
 
 
 class DynamoBackend:
-    """A backend for `torch.compile`: takes Dynamo's graph and gives back a callable. Dynamo sets attributes on it."""
+    """A backend for `torch.compile`: takes Dynamo's graph and gives back a callable. Dynamo sets attributes on it.
 
-    def __init__(self, backend: str) -> None:
+    Args:
+        backend: the name of a registered backend.
+        options: see `aotgrad.Options`; those of `torch.compile` come before them. They are checked here, those of
+            `torch.compile` when the first graph is compiled: torch shows them to a backend no earlier.
+        mode: the option of that name.
+
+    Raises:
+        OptionError: for an unknown option or a bad value.
+    """
+
+    def __init__(self, backend: str, options: Mapping[str, Any] | None = None, mode: str | None = None) -> None:
         self.backend = backend
+        self.options = {"keep_input_mutations": backend == "inductor", **with_mode(options, mode)}
         self.__name__ = f"aotgrad_{backend}"
+        Options.from_mapping(self.options)
 
     def __call__(
         self,
@@ -41,28 +56,58 @@ class DynamoBackend:
         """Compile Dynamo's graph. Where it needs a tensor's data, torch's own error lets Dynamo break the graph.
 
         Raises:
-            OptionError: for an unknown option or a bad value.
+            AOTGradError: an unknown option or a bad value, or what cannot be compiled; Dynamo passes it on as it is.
         """
-        given = {"keep_input_mutations": self.backend == "inductor", **({"mode": mode} if mode else {}), **(options or {})}
-        checked = Options.from_mapping(given)
-        recipe = Recipe(self.configured(checked), PARTITIONERS[checked.partitioner], checked)
-        stored = checked.cache is not False
         try:
-            compiled = compile_module(module, example_inputs, recipe, stored)
+            return self.compiled(module, example_inputs, Options.from_mapping({**self.options, **with_mode(options, mode)}))
         except CaptureError as error:
             cause = error.__cause__
             if cause is not None and torch_compat.breaks_dynamos_graph(cause):
                 raise cause from None
-            constant = with_constant_floats(module, example_inputs) if torch_compat.lacks_symbolic_floats(cause) else None
-            if constant is None:
+            raise torch_compat.passed_on_by_dynamo(error, inspect.currentframe()) from error.__cause__
+        except AOTGradError as error:
+            raise torch_compat.passed_on_by_dynamo(error, inspect.currentframe()) from error.__cause__
+
+    def compiled(self, module: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable:
+        """What runs in place of Dynamo's graph."""
+        recipe = Recipe(self.configured(options), PARTITIONERS[options.partitioner], options)
+        try:
+            compiled = compile_graph(module, example_inputs, recipe)
+        except Exception as error:
+            if breaks_graph(error) or options.on_error == "raise":
                 raise
-            compiled = compile_module(constant, example_inputs, recipe, stored)
+            ran_eagerly("a graph of torch.compile", error)
+            compiled = EagerModule(module)
         return torch_compat.disable_dynamo(compiled.fastest)
 
     def configured(self, options: Options) -> Backend:
-        """The registered backend, in the mode that the options ask for."""
+        """The registered backend, configured as the options say."""
         backend = registry.get(self.backend)
-        return replace(backend, mode=options.mode) if isinstance(backend, InductorBackend) else backend
+        if not isinstance(backend, InductorBackend):
+            return backend
+        return replace(backend, mode=options.mode, settings=tuple(options.inductor))
+
+
+def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], recipe: Recipe) -> FlatCallable | EagerModule:
+    """The compiled graph; for the floats of this call alone where a trace cannot do without their values."""
+    stored = recipe.options.cache is not False
+    try:
+        return compile_module(module, example_inputs, recipe, stored)
+    except CaptureError as error:
+        lacks_floats = torch_compat.lacks_symbolic_floats(error.__cause__)
+        constant = with_constant_floats(module, example_inputs) if lacks_floats else None
+        if constant is None:
+            raise
+    return compile_module(constant, example_inputs, recipe, stored)
+
+
+def with_mode(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, Any]:
+    return {**({"mode": mode} if mode else {}), **(options or {})}
+
+
+def breaks_graph(error: Exception) -> bool:
+    """Whether Dynamo answers an error with a break of the graph."""
+    return torch_compat.breaks_dynamos_graph(error) or torch_compat.breaks_dynamos_graph(error.__cause__)
 
 
 def with_constant_floats(module: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule | None:

@@ -116,6 +116,7 @@ from aotgrad.torch_compat.dynamo import (
     graph_breaks,
     hidden_from_dynamo,
     new_dynamos_lock,
+    passed_on_by_dynamo,
     tracing_context,
     without_dynamo,
 )
@@ -210,6 +211,7 @@ from aotgrad.torch_compat.guards import DictVersions, ShapeGuards, TensorGuard, 
 from aotgrad.torch_compat.inductor import (
     DECOMPOSITIONS,
     INDUCTOR_PASSES,
+    READ_ELSEWHERE,
     apart_in_inductors_cache,
     as_symints,
     compile_without_workers,
@@ -226,11 +228,13 @@ from aotgrad.torch_compat.inductor import (
     inductor_load_module,
     inductor_module,
     inductor_uses_cudagraphs,
+    is_inductor_setting,
     is_stable,
     names_of_decompositions,
     names_of_inductor_decompositions,
     reported_output_strides,
     stable_text,
+    why_no_inductor_setting,
 )
 from aotgrad.torch_compat.inductor_kernels import (
     cpp_compilers,

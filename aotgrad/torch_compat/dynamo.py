@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._dynamo import convert_frame
+from torch._dynamo.exc import ShortenTraceback
 from torch._guards import TracingContext
 
 disable_dynamo = torch._dynamo.disable
@@ -62,6 +64,25 @@ def float_of_tensor(tensor: Any) -> torch.SymFloat | None:
     fake = context.fake_mode.from_tensor(tensor, symbolic_context=how, source=how.tensor_source)
     number = getattr(fake, "item_memo", None)
     return number if isinstance(number, torch.SymFloat) else None
+
+
+def passed_on_by_dynamo(error: Exception, frame: Any) -> Exception:
+    """An error for a backend to raise from `frame` in place of `error`: Dynamo wraps others in one of its own.
+
+    It is an error of the same class with the same text, to which Dynamo adds nothing, and from `frame` on the same traceback.
+    """
+    passed_on = _passed_on(type(error))
+    raised = passed_on.__new__(passed_on, *error.args)
+    ShortenTraceback.__init__(raised, *error.args, first_useful_frame=frame)
+    vars(raised).update(vars(error), text=str(error))
+    raised.__cause__ = error.__cause__
+    return raised.with_traceback(error.__traceback__)
+
+
+@functools.cache
+def _passed_on(kind: type) -> Any:
+    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda self: self.text}
+    return type(kind.__name__, (kind, ShortenTraceback), members)
 
 
 def breaks_dynamos_graph(error: BaseException | None) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import enum
 import functools
 import inspect
 import pickle
 import sys
 import types
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -81,8 +83,56 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[Any], **settings: 
     return compile_fx_inner(module, inputs, **settings)
 
 
+READ_ELSEWHERE = (
+    "add_pre_grad_passes",
+    "aot_inductor.",
+    "aot_inductor_mode.",
+    "bw_outputs_user_visible",
+    "cpp_wrapper",
+    "custom_partitioner_fn",
+    "enable_autograd_for_aot",
+    "freezing",
+    "fx_wrapper",
+    "keep_output_stride",
+    "pre_grad",
+    "remove_pre_grad_passes",
+    "selective_decompose",
+    "use_pre_grad_passes",
+)
+"""How settings begin that are for what stands before Inductor's code generator: torch's own AOTAutograd, and exports."""
+
+
+def is_inductor_setting(name: Any) -> bool:
+    """Whether Inductor has a setting of that name."""
+    return isinstance(name, str) and name.replace("-", "_") in _inductor_settings()
+
+
+def why_no_inductor_setting(name: Any, value: Any) -> str | None:
+    """What is wrong with a setting of Inductor's, as text; `None` if it is one that our halves can be compiled with."""
+    from torch._inductor import config
+
+    settings = _inductor_settings()
+    if not is_inductor_setting(name):
+        close = difflib.get_close_matches(str(name), settings, 3)
+        return f"Inductor has no option {name!r}" + (f"; close are {', '.join(close)}" if close else "")
+    name = name.replace("-", "_")
+    kind = config.get_type(name)
+    if typing.get_origin(kind) is None and isinstance(kind, type) and not isinstance(value, kind):
+        return f"Inductor's option {name!r} is {value!r}; it must be of type {kind.__name__}"
+    if name.startswith(READ_ELSEWHERE) and value != settings[name]:
+        return f"Inductor's option {name!r} is for torch's own AOTAutograd or an export, and does nothing here"
+    return None
+
+
+def _inductor_settings() -> dict[str, Any]:
+    """Each setting as it stands."""
+    from torch._inductor import config
+
+    return config.get_config_copy()
+
+
 @contextlib.contextmanager
-def inductor_context(fake_mode: FakeTensorMode, mode: str, **settings: Any) -> Iterator[None]:
+def inductor_context(fake_mode: FakeTensorMode, mode: str, /, **settings: Any) -> Iterator[None]:
     """What Inductor reads from its surroundings: the fake mode, a tracing context, and its configuration.
 
     Its fallbacks run ops on fake tensors, and constants of the graph are real ones.
@@ -100,8 +150,8 @@ def inductor_context(fake_mode: FakeTensorMode, mode: str, **settings: Any) -> I
 
 
 @contextlib.contextmanager
-def inductor_configured(mode: str, **settings: Any) -> Iterator[None]:
-    """Inductor's configuration for a mode."""
+def inductor_configured(mode: str, /, **settings: Any) -> Iterator[None]:
+    """Inductor's configuration for a mode, with settings on top."""
     from torch._inductor import config, list_mode_options
 
     with config.patch({**({} if mode == "default" else list_mode_options(mode)), **settings}):

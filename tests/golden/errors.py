@@ -31,6 +31,36 @@ def illegal_option_value():
 
 
 @error_case
+def option_of_inductors():
+    """One of Inductor's options beside ours."""
+    aotgrad.DynamoBackend("inductor", options={"max_autotune": True})
+
+
+@error_case
+def unknown_option_of_inductors():
+    """An option that Inductor does not have."""
+    aotgrad.DynamoBackend("inductor", options={"inductor": {"max_autotun": True}})
+
+
+@error_case
+def option_of_inductors_of_another_type():
+    """An option of Inductor's with a value of another type."""
+    aotgrad.DynamoBackend("inductor", options={"inductor": {"triton.cudagraphs": "always"}})
+
+
+@error_case
+def option_that_inductor_does_not_read():
+    """An option of Inductor's for what torch does before it calls Inductor."""
+    aotgrad.DynamoBackend("inductor", options={"inductor": {"freezing": True}})
+
+
+@error_case
+def budget_of_two_bytes():
+    """A memory budget that nobody means."""
+    aotgrad.Options(memory_budget=2)
+
+
+@error_case
 def data_dependent_branch():
     """Python control flow that depends on the value of a tensor, in a graph that is to hold for all values."""
 

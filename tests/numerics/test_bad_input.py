@@ -661,8 +661,9 @@ def test_a_checkpointed_batch_norm_behind_dynamo():
 
     torch._dynamo.reset()
     block = Block()
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="runs a region again in the backward that changes"):
+    with pytest.raises(CaptureError, match="runs a region again in the backward that changes") as raised:
         torch.compile(block, backend="aotgrad_eager")(torch.randn(3, 4))
+    assert "TORCHDYNAMO_VERBOSE" not in str(raised.value), "Dynamo adds nothing"
     assert block.norm.num_batches_tracked == 0
     block.eval()
     assert torch.equal(torch.compile(block, backend="aotgrad_eager")(torch.ones(3, 4)), block(torch.ones(3, 4)))

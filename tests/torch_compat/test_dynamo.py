@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -30,6 +31,20 @@ def test_disable_dynamo_runs_the_function_as_it_is():
 )
 def test_breaks_dynamos_graph(error, breaks):
     assert compat.breaks_dynamos_graph(error) == breaks
+
+
+def test_an_error_that_dynamo_passes_on():
+    class OwnError(ValueError):
+        pass
+
+    def backend(graph, inputs):
+        raise compat.passed_on_by_dynamo(OwnError("our text"), inspect.currentframe())
+
+    torch._dynamo.reset()
+    with pytest.raises(OwnError) as raised:
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
+    assert str(raised.value) == "our text" and type(raised.value).__qualname__ == OwnError.__qualname__
+    assert [entry.name for entry in raised.traceback][1:] == ["compile_wrapper", "backend"]
 
 
 def test_where_dynamo_breaks_graphs_and_what_it_passes():

@@ -7,6 +7,7 @@ import types
 
 import torch
 from torch._dynamo.utils import counters as inductor_counters
+from torch._inductor import config
 from torch._inductor.utils import fresh_cache
 
 from aotgrad import torch_compat as compat
@@ -125,3 +126,20 @@ def test_the_names_of_decompositions(monkeypatch):
     assert compat.names_of_inductor_decompositions() == []
     monkeypatch.setattr("aotgrad.torch_compat.inductor._own_decompositions", {})
     assert len(compat.names_of_inductor_decompositions()) == len(table)
+
+
+def test_settings_of_inductors():
+    assert compat.is_inductor_setting("triton.cudagraphs") and compat.is_inductor_setting("max-autotune")
+    assert not compat.is_inductor_setting("memory_budget") and not compat.is_inductor_setting(3)
+    assert compat.why_no_inductor_setting("triton.cudagraphs", True) is None
+    assert compat.why_no_inductor_setting("shape-padding", True) is None
+    assert "close are max_autotune" in compat.why_no_inductor_setting("max_autotun", True)
+    assert "must be of type bool" in compat.why_no_inductor_setting("max_autotune", "yes")
+
+
+def test_settings_that_are_for_what_stands_before_inductor():
+    """Each of them is there, so that a name which changes is seen."""
+    names = config.get_config_copy()
+    assert [start for start in compat.READ_ELSEWHERE if not any(name.startswith(start) for name in names)] == []
+    assert compat.why_no_inductor_setting("freezing", config.freezing) is None
+    assert "does nothing here" in compat.why_no_inductor_setting("freezing", not config.freezing)
