@@ -27,6 +27,7 @@ from aotgrad.export import (
     export_joint,
 )
 from aotgrad.frontends.dynamo import DynamoBackend, eager, inductor, interpreter
+from aotgrad.frontends.install import install, uninstall
 from aotgrad.graph_names import get_aot_compilation_context, get_aot_graph_name, get_graph_being_compiled
 from aotgrad.inspect.explain import explain
 from aotgrad.logs import configure as _configure_logs
@@ -71,6 +72,7 @@ __all__ = [
     "get_aot_graph_name",
     "get_graph_being_compiled",
     "inductor",
+    "install",
     "interpreter",
     "last_executed",
     "make_boxed_compiler",
@@ -87,4 +89,5 @@ __all__ = [
     "recompute_all_partition",
     "set_logs",
     "ts_compile",
+    "uninstall",
 ]

@@ -45,9 +45,7 @@ class EagerOnError:
         try:
             return self.compile(half)
         except Exception as error:
-            if any(
-                str(node.target).removesuffix(".default") in op_table.DRAWN_FROM_SEED for node in before.module.graph.nodes
-            ):
+            if any(op_table.op_name(node.target) in op_table.DRAWN_FROM_SEED for node in before.module.graph.nodes):
                 raise
             ran_eagerly("a backward", error)
         return compile_eager(before.module, [])

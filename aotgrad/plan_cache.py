@@ -51,8 +51,8 @@ class PlanCache:
     """The plans of one function, by structure and then by guards. `check` may refuse an executable by raising.
 
     `plain` has the same plans by the number of tensors, as far as they have plain calls. `generators` are those that the
-    function has closed over and draws from. `failed` are the calls that could
-    not be compiled.
+    function has closed over and draws from. `failed` are the calls that could not be
+    compiled.
     """
 
     recipe: Recipe
@@ -228,7 +228,7 @@ class PlanCache:
             except Exception as error:
                 if error is traced.raised or isinstance(error, EagerError):
                     return NoPlan(RAISES, error)
-                if self.recipe.options.on_error == "raise":
+                if self.recipe.options.on_error == "raise" or isinstance(error, OwnGeneratorError):
                     raise
                 ran_eagerly(self.name, error)
                 self.failed.add(described(request))

@@ -80,9 +80,7 @@ def test_a_disabled_compilation_runs_the_function_itself():
 
 @pytest.mark.parametrize("value", [2, 63, -1, 1.5, -0.1, float("nan"), True, "2", "-1GB", "half", [1]])
 def test_a_budget_that_nobody_means_is_refused(value):
-    with pytest.raises(
-        OptionError, match="option 'memory_budget' is .*; legal values are None, a number of bytes from 64 on"
-    ):
+    with pytest.raises(OptionError, match=r"option 'memory_budget' is .+ legal .+ a number of bytes from 64 on"):
         Options(memory_budget=value)
 
 

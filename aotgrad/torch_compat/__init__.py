@@ -8,7 +8,7 @@ the state around a call  contexts, global_state, transforms, guards
 a trace                  fakes, shapes, expressions, functional_tensors, functionalization, layouts, refusals, assignments,
                          recording, kernels
 graphs                   graphs, ops
-other parts of torch     dynamo, inductor, inductor_kernels, inductor_scheduler, logs
+other parts of torch     dynamo, inductor, inductor_kernels, inductor_name, inductor_scheduler, logs
 """
 
 from __future__ import annotations
@@ -245,6 +245,7 @@ from aotgrad.torch_compat.inductor_kernels import (
     start_cpp_library,
     submit_cpp,
 )
+from aotgrad.torch_compat.inductor_name import Compile, take_inductors_name
 from aotgrad.torch_compat.inductor_scheduler import reads_of_overwritten_values_checked
 from aotgrad.torch_compat.kernels import (
     DECOMPOSED_OTHERWISE,

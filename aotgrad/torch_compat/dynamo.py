@@ -69,7 +69,7 @@ def float_of_tensor(tensor: Any) -> torch.SymFloat | None:
 def passed_on_by_dynamo(error: Exception, frame: Any) -> Exception:
     """An error for a backend to raise from `frame` in place of `error`: Dynamo wraps others in one of its own.
 
-    It is an error of the same class with the same text, to which Dynamo adds nothing, and from `frame` on the same traceback.
+    It is an error of the same class with the same text, to which Dynamo adds nothing. Its traceback starts at `frame`.
     """
     passed_on = _passed_on(type(error))
     raised = passed_on.__new__(passed_on, *error.args)

@@ -1,0 +1,90 @@
+"""Lets `accelerate` accept our backends: it has a closed list of names, an enumeration.
+
+    undo = accept_our_names()
+    TrainingArguments(torch_compile_backend="aotgrad")
+
+Nothing is imported: if the module is not there yet, that waits until somebody imports it.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODULE, ENUMERATION = "accelerate.utils.dataclasses", "DynamoBackend"
+NAMES = ("AOTGRAD", "AOTGRAD_EAGER")
+MISSING = "_missing_"
+"""What an enumeration asks for a value that it does not have."""
+
+
+def accept_our_names() -> Callable[[], None]:
+    """Add `NAMES` to the list, now or when it is imported. Returns what undoes it."""
+    watch = ImportWatch()
+    module = sys.modules.get(MODULE)
+    if module is None:
+        sys.meta_path.insert(0, watch)
+    else:
+        watch.imported(module)
+    return watch.stop
+
+
+class ImportWatch:
+    """Finds no module itself: when the one that it waits for has been run, its list is extended."""
+
+    def __init__(self) -> None:
+        self.undo: Callable[[], None] = lambda: None
+        self.is_over = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        if name != MODULE:
+            return None
+        specs = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self)
+        spec = next((spec for spec in specs if spec is not None), None)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            run = loader.exec_module
+            loader.exec_module = lambda module: (run(module), self.imported(module))[0]
+        return spec
+
+    def imported(self, module: ModuleType) -> None:
+        names = getattr(module, ENUMERATION, None)
+        if isinstance(names, enum.EnumMeta) and not self.is_over:
+            self.undo = extend(names)
+
+    def stop(self) -> None:
+        self.is_over = True
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self.undo()
+
+
+def extend(names: Any) -> Callable[[], None]:
+    """Let an enumeration of strings find `NAMES`, too."""
+    members = {name: member_of(names, name) for name in NAMES}
+    own, before = vars(names).get(MISSING), getattr(names, MISSING)
+
+    def find(cls: Any, value: Any) -> Any:
+        return members.get(value) or before(value)
+
+    ours = classmethod(find)
+    setattr(names, MISSING, ours)
+
+    def undo() -> None:
+        if vars(names).get(MISSING) is not ours:
+            return  # somebody else has changed it since
+        if own is None:
+            delattr(names, MISSING)
+        else:
+            setattr(names, MISSING, own)
+
+    return undo
+
+
+def member_of(names: Any, value: str) -> Any:
+    member = str.__new__(names, value)
+    vars(member).update(_name_=value, _value_=value)
+    return member

@@ -1,0 +1,101 @@
+"""Lets "inductor" mean aotgrad, for programs that can say nothing else.
+
+    aotgrad.install()
+    torch.compile(model)                        aotgrad, with Inductor compiling the halves
+    torch.compile(model, mode="max-autotune")   the same, with Inductor configured as that says
+    aotgrad.uninstall()                         "inductor" is Inductor again
+
+    with aotgrad.install(options={"memory_budget": 0.5}):
+        model = torch.compile(model)            stays what it is, also outside
+
+What counts is the moment at which `torch.compile` is called.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.frontends import accelerate
+from aotgrad.frontends.dynamo import DynamoBackend
+
+
+class Installation:
+    """One `install()`; as a context manager, it is undone at the end."""
+
+    def __init__(self, options: Mapping[str, Any] | None) -> None:
+        self.backend = DynamoBackend("inductor", options)
+        self.inductor = dict((options or {}).get("inductor", ()))
+
+    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any], settings: Mapping[str, Any]) -> Callable:
+        return self.backend(module, example_inputs, {"inductor": {**self.inductor, **settings}})
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _installations.remove(self)
+
+
+class Installations:
+    """Those that are in force, in all threads. The last one decides what "inductor" means; without any, it is Inductor."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.active: list[Installation] = []
+        self.undo: list[Callable[[], None]] = []
+
+    def add(self, installation: Installation) -> None:
+        with self.lock:
+            self.active.append(installation)
+            if not self.undo:
+                self.undo = [torch_compat.take_inductors_name(self.last), accelerate.accept_our_names()]
+
+    def remove(self, installation: Installation | None = None) -> bool:
+        """Remove one, or the last one. False if it is not there any more."""
+        with self.lock:
+            found = installation in self.active if installation else bool(self.active)
+            if found:
+                self.active.remove(installation or self.active[-1])
+            while self.undo and not self.active:
+                self.undo.pop()()
+            return found
+
+    def last(self) -> Installation:
+        return self.active[-1]
+
+
+_installations = Installations()
+
+
+def install(options: Mapping[str, Any] | None = None) -> Installation:
+    """From now on, in all threads, `torch.compile(model)` and `backend="inductor"` mean aotgrad.
+
+    `mode`, `options`, `dynamic` and `fullgraph` are passed as for Inductor. `accelerate`, and what is built on it, accepts
+    the names "aotgrad" and "aotgrad_eager", whether it is imported before or after.
+
+    Args:
+        options: see `aotgrad.Options`; for all that is compiled through it.
+
+    Returns:
+        A context manager that undoes it. Without one, `uninstall()` does. Installs may be nested: the last one counts.
+
+    Raises:
+        OptionError: for an unknown option or a bad value.
+    """
+    installation = Installation(options)
+    _installations.add(installation)
+    return installation
+
+
+def uninstall() -> bool:
+    """Undo the last `install()`. What was compiled stays as it is.
+
+    Returns:
+        Whether there was one; if there was none, nothing happens.
+    """
+    return _installations.remove()
