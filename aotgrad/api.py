@@ -13,6 +13,8 @@ Source of the design: torch's AOTAutograd (functorch, 2022), whose names and sig
 from __future__ import annotations
 
 import functools
+import inspect
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,7 +31,7 @@ from aotgrad.calls import FunctionCalls, ModuleCalls, has_state, module_call, st
 from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
 from aotgrad.debug_state import debug_state
-from aotgrad.errors import BackendError, CaptureError
+from aotgrad.errors import BackendError, CaptureError, NotPicklable
 from aotgrad.ir import InputHint, SymInput
 from aotgrad.lifting import LiftedModule, slots_of
 from aotgrad.locks import COMPILING
@@ -150,7 +152,8 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
     Returns:
         A module that shares everything with `mod` (parameters, buffers, hooks, `training`, `state_dict`) and is an
-        instance of its class; only its `forward` is compiled.
+        instance of its class; only its `forward` is compiled. It is copied, pickled and saved as `mod` is, if the compilers
+        can be; a copy compiles anew.
 
     Example:
         >>> model = aot_module(nn.Linear(2, 1), fw_compiler=nop)
@@ -184,9 +187,14 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
         return aot_module(copy.deepcopy(mod, memo), *args, **kwargs)
 
+    def reduce(self: nn.Module, protocol: Any) -> tuple:
+        check_picklable(args, kwargs)
+        return compile_again, (mod, args, kwargs)
+
     members = {
         "forward": functools.wraps(type(mod).forward)(forward),
         "__deepcopy__": deepcopy,
+        "__reduce_ex__": reduce,
         "plan_cache": cache,
         "calls": ModuleCalls(cache, mod, lifted),
         "plans": staticmethod(cache.plans),
@@ -196,6 +204,28 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     module = compiled_class.__new__(compiled_class)
     module.__dict__ = mod.__dict__
     return module
+
+
+def compile_again(mod: nn.Module, args: tuple, kwargs: dict[str, Any]) -> nn.Module:
+    """What a pickled `aot_module` becomes: it is compiled when it is called."""
+    return aot_module(mod, *args, **kwargs)
+
+
+def check_picklable(args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise if a module cannot be saved with the arguments of `aot_module`.
+
+    Raises:
+        NotPicklable
+    """
+    names = list(inspect.signature(aot_function).parameters)[1:]
+    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            raise NotPicklable(
+                f"a compiled module is saved with what it was compiled with, and {name!r} cannot be pickled. Make it a "
+                "function that can be imported, or save the module's state_dict(), or the module given to aot_module"
+            ) from error
 
 
 def aot_module_simplified(

@@ -6,6 +6,8 @@ note (`add_note`, Python 3.11 and later), so the first line stays readable.
 
 from __future__ import annotations
 
+import pickle
+
 
 class EagerError(RuntimeError):
     """What eager raises too, found before anything has run: the function then runs eagerly up to there."""
@@ -57,6 +59,10 @@ class HigherOrderError(AOTGradError):
 
 class ExportError(AOTGradError):
     """A module or function that is compiled well has no form as one graph; the message says what to change."""
+
+
+class NotPicklable(AOTGradError, pickle.PicklingError):
+    """A compiled module cannot be saved with how it was compiled; the message says what can be."""
 
 
 class NativeError(AOTGradError):

@@ -245,7 +245,7 @@ from aotgrad.torch_compat.inductor_kernels import (
     start_cpp_library,
     submit_cpp,
 )
-from aotgrad.torch_compat.inductor_name import Compile, take_inductors_name
+from aotgrad.torch_compat.inductor_name import Compile, named_inductor, take_inductors_name
 from aotgrad.torch_compat.inductor_scheduler import reads_of_overwritten_values_checked
 from aotgrad.torch_compat.kernels import (
     DECOMPOSED_OTHERWISE,

@@ -13,6 +13,13 @@ Compile = Callable[[fx.GraphModule, Sequence[Any], Mapping[str, Any]], Callable]
 """Compiles a graph of Dynamo's, with settings of Inductor's that the user gave."""
 
 
+def named_inductor(config: dict[str, Any], dynamic: bool | None) -> Any:
+    """What `torch.compile` makes of "inductor" here and now, with a configuration: what one becomes that was pickled."""
+    made = torch._TorchCompileInductorWrapper("default", None, dynamic)
+    made.config.update(config)
+    return made
+
+
 def take_inductors_name(compiler: Callable[[], Compile]) -> Callable[[], None]:
     """Let "inductor" mean something else from now on.
 
@@ -38,6 +45,12 @@ def take_inductors_name(compiler: Callable[[], Compile]) -> Callable[[], None]:
             return type(other) is type(self) and self.compiler == other.compiler and super().__eq__(other)
 
         __hash__ = None
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            return self
+
+        def __reduce__(self) -> tuple:
+            return named_inductor, (self.config, self.dynamic)
 
     def inductor(model_: fx.GraphModule, inputs_: Sequence[Any], config_patches: Any = None) -> Callable:
         return compiler()(model_, inputs_, config_patches or {})

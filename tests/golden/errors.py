@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from unittest import mock
 
@@ -58,6 +59,12 @@ def option_that_inductor_does_not_read():
 def budget_of_two_bytes():
     """A memory budget that nobody means."""
     aotgrad.Options(memory_budget=2)
+
+
+@error_case
+def pickled_with_a_local_compiler():
+    """A compiled module is saved together with its compiler, which nobody could import."""
+    pickle.dumps(aotgrad.aot_module(nn.Linear(2, 2), fw_compiler=lambda graph, inputs: aotgrad.nop(graph, inputs)))
 
 
 @error_case

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import torch
 
 from aotgrad import torch_compat as compat
@@ -35,6 +38,7 @@ def test_what_it_compiled_is_not_taken_for_inductors():
     finally:
         undo()
     usual = torch._TorchCompileInductorWrapper("default", None, None)
+    assert copy.deepcopy(one) is one and pickle.loads(pickle.dumps(one)) == usual == compat.named_inductor({}, None)
     assert one == one and usual == torch._TorchCompileInductorWrapper("default", None, None)
     assert usual != one and one != usual and isinstance(one, type(usual))
     assert one != same, "each asked for a compiler of its own"
