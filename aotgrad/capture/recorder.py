@@ -1,12 +1,18 @@
 """The FX tracer of a capture: says for every node which user line it comes from.
 
-A forward node gets the stack trace that Dynamo recorded, or else the user's frames at the moment of the call. Both
-are remembered under the autograd sequence number, so that a backward node can be given the line of the forward op whose
+A forward node gets the stack trace that Dynamo recorded, or else the user's frames at the moment of the call. Where none is
+inside of the function, since every module is torch's own, that is the line which calls it, with the module's path:
+
+    File "train.py", line 12, in <module>, inside 0 (Linear)
+      loss = model(x)
+
+It is remembered under the autograd sequence number, so that a backward node can be given the line of the forward op whose
 derivative it is (`attribute_to`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import linecache
 import os
@@ -25,6 +31,9 @@ from aotgrad.torch_compat import PythonKeyTracer
 ORIGIN_FIELDS = ("stack_trace", "torch_fn", "custom")
 STACK_FIELDS = {"nn_module_stack": "fwd_nn_module_stack", "source_fn_stack": "fwd_source_fn_stack"}
 """What a backward node has of its forward op, under the same name and under another one: compilers tell the two by it."""
+ModuleStack = dict[str, tuple[str, type]]
+"""By path: the path and the class of each module that a node is inside of, the outermost first."""
+
 LIBRARY_FOLDERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 
 
@@ -96,6 +105,8 @@ class Recorder(PythonKeyTracer):
             trace = self._stacks.current()
             if trace:
                 node.meta["stack_trace"] = trace
+            if (modules := self._stacks.modules.get(trace)) is not None:
+                node.meta.setdefault("nn_module_stack", modules)
         if repeats.is_repeated():
             node.meta["repeated"] = True
         sequence_nr = torch_compat.sequence_nr() - 1
@@ -118,7 +129,8 @@ class Recorder(PythonKeyTracer):
 class UserStacks:
     """The frames of the user's function as text: outermost first, without those of torch and aotgrad.
 
-    A stack that was seen before is the same string. Of others, only the frames that differ are looked at closely.
+    A stack that was seen before is the same string. Of others, only the frames that differ are looked at closely. `modules`
+    are the modules inside of which the function is at a stack that has no frame of the user's, in the form that FX keeps.
     """
 
     LIBRARY, USER, ENTRY = range(3)
@@ -126,12 +138,15 @@ class UserStacks:
     def __init__(self) -> None:
         self._kinds: dict[int, tuple[int, Any]] = {}  # by the identity of code, which is kept: to hash it is slow
         self._texts: dict[tuple[int, ...], str] = {}
+        self._call: tuple[str, int, str] | None = None  # what calls the traced function, once it was asked for
+        self._names: dict[int, str] = {}
+        self.modules: dict[str, ModuleStack] = {}
 
     def current(self) -> str:
         """Empty outside of the user's function."""
         key: list[int] = []
         frames: list[Any] = []
-        frame = sys._getframe(1)
+        first = frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             found = self._kinds.get(id(code))
@@ -144,9 +159,27 @@ class UserStacks:
             frame = frame.f_back
         if frame is None:
             return ""
+        if not frames:
+            return self._of_the_call(first, frame)
         text = self._texts.get(tuple(key))
         if text is None:
             text = self._texts[tuple(key)] = "".join(map(_format_frame, reversed(frames))).rstrip("\n")
+        return text
+
+    def _of_the_call(self, first: Any, entry: Any) -> str:
+        """The line that calls the traced function, and the module that the frame `first` is inside of."""
+        modules = modules_between(first, entry)
+        call = self._call or calling_frame(entry)
+        if call is None:
+            return ""
+        self._call = call
+        if modules and id(modules[0]) not in self._names:
+            self._names.update((id(part), name) for name, part in modules[0].named_modules())
+        stack = {name: (name, type(part)) for part in modules if (name := self._names.get(id(part))) is not None}
+        path, kind = next(reversed(stack.values()), ("", None))
+        text = called_line(*call, path, kind)
+        if stack:
+            self.modules.setdefault(text, stack)
         return text
 
     def _kind_of(self, code: Any) -> int:
@@ -155,6 +188,39 @@ class UserStacks:
             kind = self.ENTRY
         self._kinds[id(code)] = kind, code
         return kind
+
+
+def modules_between(frame: Any, entry: Any) -> list[Any]:
+    """The modules whose `forward` runs below the frame `entry`, the outermost first."""
+    found = []
+    while frame is not entry:
+        if frame.f_code.co_name == "forward" and isinstance(part := frame.f_locals.get("self"), torch.nn.Module):
+            found.append(part)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def calling_frame(frame: Any) -> tuple[str, int, str] | None:
+    """File, line and function of the user's innermost frame around a frame."""
+    while frame is not None and frame.f_code.co_filename.startswith((*LIBRARY_FOLDERS, contextlib.__file__)):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def called_line(filename: str, line_number: int, function: str, path: str = "", kind: type | None = None) -> str:
+    """A call of the user's, and what it is inside of: a module of a class, under a path."""
+    if kind is not None:
+        function += f", inside {path} ({kind.__name__})" if path else f", inside {kind.__name__}"
+    return _format_line(filename, line_number, function).rstrip("\n")
+
+
+def give_lines(graph: fx.Graph) -> None:
+    """Give the nodes of a frontend's graph that have no line the one that calls the function here, and their module."""
+    call = calling_frame(sys._getframe(1))
+    for node in graph.nodes if call is not None else ():
+        if node.op.startswith("call_") and not node.meta.get("stack_trace"):
+            path, kind = next(reversed((node.meta.get("nn_module_stack") or {}).values()), ("", None))
+            node.meta["stack_trace"] = called_line(*call, re.sub(r"^L\['\w+'\]\.?", "", path), kind)
 
 
 def user_stack_trace() -> str:

@@ -21,6 +21,7 @@ from aotgrad import torch_compat
 from aotgrad.api import EagerModule, FlatCallable, compile_module
 from aotgrad.backends import Backend, registry
 from aotgrad.backends.inductor import InductorBackend
+from aotgrad.capture.recorder import give_lines
 from aotgrad.errors import AOTGradError, CaptureError
 from aotgrad.on_error import ran_eagerly
 from aotgrad.options import Options
@@ -71,6 +72,7 @@ class DynamoBackend:
     def compiled(self, module: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable:
         """What runs in place of Dynamo's graph."""
         recipe = Recipe(self.configured(options), PARTITIONERS[options.partitioner], options)
+        give_lines(module.graph)
         try:
             compiled = compile_graph(module, example_inputs, recipe)
         except Exception as error:

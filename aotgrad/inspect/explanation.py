@@ -47,7 +47,7 @@ from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache import PlanCache
 from aotgrad.plans import CachedPlan, NoPlan
 from aotgrad.printing import type_text
-from aotgrad.printing.graphs import argument_text, results_of
+from aotgrad.printing.graphs import argument_text, inside_of, results_of
 from aotgrad.printing.stages import input_alias_text, replay_text
 from aotgrad.slots import IntermediateBase, Primal, Tangent, UserOutput
 
@@ -434,4 +434,4 @@ def where(node: fx.Node | None) -> SourceLine | None:
     if not frames:
         return None
     last = frames[-1]
-    return SourceLine(last[1], int(last[2]), (last[3] or "").strip())
+    return SourceLine(last[1], int(last[2]), (last[3] or "").strip() + inside_of(last[0]))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import aotgrad
+from aotgrad.printing import text
 
 from .against_eager import leaf
 
@@ -116,3 +117,125 @@ def test_an_error_of_the_interpreter_names_the_line() -> None:
     node.meta["val"] = node.meta["val"].new_empty(7)
     with pytest.raises(aotgrad.errors.GraphCheckError, match=r"(?s)sigmoid.*z = y\.sigmoid\(\)"):
         function(*arguments())
+
+
+# --- Where every module is torch's own -------------------------------------------------------------------------------
+
+
+def of_torch() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Sequential(nn.Linear(4, 2), nn.Softplus()))
+
+
+def compiled_with(module: nn.Module, through_dynamo: bool, **options):
+    """The module as it is compiled, and the list of graphs that come."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph.graph)
+        return aotgrad.nop(graph, inputs)
+
+    if not through_dynamo:
+        return aotgrad.aot_module(module, keep, options={"partitioner": "save_all", **options}), graphs
+    torch._dynamo.reset()
+    aotgrad.backends.register("keeping", fw_compiler=keep)
+    return torch.compile(module, backend=aotgrad.DynamoBackend("keeping"), options=options), graphs
+
+
+either = pytest.mark.parametrize("through_dynamo", [False, True], ids=["aot_module", "dynamo"])
+MODULE_OF = {"tanh": "1 (Tanh)", "softplus": "2.1 (Softplus)", "addmm": "0 (Linear)"}
+
+
+@either
+def test_the_line_of_the_call_stands_for_modules_of_torchs(through_dynamo: bool) -> None:
+    compiled, graphs = compiled_with(of_torch(), through_dynamo)
+    result = compiled(leaf(2, 3))  # the call
+    result.sum().backward()
+    for graph in graphs:
+        calls = [node for node in graph.nodes if node.op == "call_function"]
+        assert {last_line(node) for node in calls} == {"result = compiled(leaf(2, 3))  # the call"}
+        assert all(
+            ", inside " in node.meta["stack_trace"] and f'File "{__file__}"' in node.meta["stack_trace"] for node in calls
+        )
+    forward, backward = graphs
+    for name, module in MODULE_OF.items():
+        assert f", inside {module}\n" in nodes_of(forward, name)[0].meta["stack_trace"]
+    for name in ("tanh", "softplus"):
+        (node,) = nodes_of(backward, f"{name}_backward")
+        assert f", inside {MODULE_OF[name]}\n" in node.meta["stack_trace"]
+    first = nodes_of(backward, "mm")[-1]
+    assert ", inside 0 (Linear)\n" in first.meta["stack_trace"]
+
+
+@either
+def test_module_stacks_of_modules_of_torchs(through_dynamo: bool) -> None:
+    compiled, graphs = compiled_with(of_torch(), through_dynamo)
+    compiled(leaf(2, 3)).sum().backward()
+    for graph, key in zip(graphs, ("nn_module_stack", "fwd_nn_module_stack"), strict=True):
+        (node,) = [node for node in nodes_of(graph, "softplus")]
+        path, kind = list(node.meta[key].values())[-1]
+        assert path.endswith("2.1") and kind is nn.Softplus
+
+
+@either
+def test_a_lone_module_of_torchs(through_dynamo: bool) -> None:
+    compiled, graphs = compiled_with(nn.Softplus(), through_dynamo)
+    compiled(leaf(3)).sum().backward()
+    assert len(graphs) == 2
+    for graph in graphs:
+        assert all(", inside Softplus" in node.meta["stack_trace"] for node in graph.nodes if node.op == "call_function")
+
+
+def test_a_module_of_ones_own_says_its_own_line() -> None:
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.linear(x).tanh()
+
+    compiled, graphs = compiled_with(nn.Sequential(Own(), nn.Sigmoid()), False)
+    compiled(leaf(2, 3)).sum().backward()
+    forward, backward = graphs
+    for graph, name in ((forward, "addmm"), (forward, "tanh"), (backward, "tanh_backward")):
+        assert last_line(nodes_of(graph, name)[0]) == "return self.linear(x).tanh()"
+    assert ", inside 1 (Sigmoid)" in nodes_of(backward, "sigmoid_backward")[0].meta["stack_trace"]
+
+
+def test_printed_graphs_say_which_module_and_which_call(golden) -> None:
+    compiled = aotgrad.aot_module(of_torch(), aotgrad.nop, options={"partitioner": "save_all"})
+    compiled(leaf(2, 3))
+    golden("partition/modules_of_torchs", text(compiled.plans()[0].executable.partition))
+
+
+def test_explain_says_which_module_and_which_call() -> None:
+    compiled = aotgrad.aot_module(of_torch(), aotgrad.nop, options={"partitioner": "save_all"})
+    report = str(aotgrad.explain(compiled)(leaf(2, 3)))
+    assert "report = str(aotgrad.explain(compiled)(leaf(2, 3))), inside 1 (Tanh)" in report
+
+
+def test_anomaly_mode_says_which_module_and_which_call() -> None:
+    compiled = aotgrad.aot_module(nn.Sequential(nn.Linear(2, 2), nn.Softplus()), aotgrad.nop)
+    with torch.no_grad():
+        compiled[0].weight.fill_(float("nan"))
+    with (
+        pytest.warns(UserWarning, match="Anomaly Detection"),
+        torch.autograd.detect_anomaly(),
+        pytest.warns(UserWarning, match="inside 1 .Softplus."),
+        pytest.raises(RuntimeError, match=r"inside 1 \(Softplus\)"),
+    ):
+        compiled(leaf(1, 2)).sum().backward()
+
+
+@either
+def test_lines_from_the_disk_are_those_of_this_call(through_dynamo: bool, tmp_path, monkeypatch) -> None:
+    """Another process, or another line, may have put the graphs there."""
+    monkeypatch.setenv("AOTGRAD_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("AOTGRAD_VERIFY", "0")
+    compiled, graphs = compiled_with(of_torch(), through_dynamo, cache=True)
+    compiled(leaf(2, 3)).sum().backward()  # there
+    compiled, graphs = compiled_with(of_torch(), through_dynamo, cache=True)
+    here = compiled(leaf(2, 3))
+    here.sum().backward()
+    lines = {last_line(node) for graph in graphs for node in graph.nodes if node.op == "call_function"}
+    assert lines == {"here = compiled(leaf(2, 3))"}
