@@ -217,7 +217,9 @@ def called_line(filename: str, line_number: int, function: str, path: str = "", 
 def give_lines(graph: fx.Graph) -> None:
     """Give the nodes of a frontend's graph that have no line the one that calls the function here, and their module."""
     call = calling_frame(sys._getframe(1))
-    for node in graph.nodes if call is not None else ():
+    if call is None:
+        return
+    for node in graph.nodes:
         if node.op.startswith("call_") and not node.meta.get("stack_trace"):
             path, kind = next(reversed((node.meta.get("nn_module_stack") or {}).values()), ("", None))
             node.meta["stack_trace"] = called_line(*call, re.sub(r"^L\['\w+'\]\.?", "", path), kind)
