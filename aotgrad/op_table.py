@@ -290,11 +290,15 @@ def _has_known_effect(target: Any) -> bool:
 
 @functools.cache
 def position_of_mask(target: Any) -> int | None:
-    """Where an op that computes several gradients is told which; `None` for other ops."""
-    if not isinstance(target, torch._ops.OpOverload):
+    """Where an op of torch's own that computes several gradients is told which; `None` for other ops.
+
+    That is a list of as many flags as there are results, by whatever name.
+    """
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
-    names = [argument.name for argument in target._schema.arguments]
-    return names.index("output_mask") if "output_mask" in names else None
+    results = len(target._schema.returns)
+    arguments = enumerate(target._schema.arguments)
+    return next((k for k, each in arguments if (str(each.type), each.N) == ("List[bool]", results)), None)
 
 
 def is_pure_effect(target: Any) -> bool:

@@ -14,6 +14,7 @@ STAGES = ("analysis", "backends", "capture", "convention", "joint", "partition",
 SHARED = (
     "counters",
     "errors",
+    "gradient_masks",
     "ir",
     "lazy_module",
     "locks",

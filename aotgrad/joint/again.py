@@ -23,6 +23,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import op_table, torch_compat
+from aotgrad.gradient_masks import narrow_mask
 from aotgrad.ir import (
     Capture,
     InputAliasInfo,
@@ -247,16 +248,3 @@ def graph_with(joint: JointGraph, wanted: Iterable[Gradient]) -> fx.Graph | None
         elif node.op == "call_function":
             narrow_mask(node)
     return graph
-
-
-def narrow_mask(node: fx.Node) -> None:
-    """Let an op that computes several gradients compute those that are taken, as eager has it do."""
-    position = op_table.position_of_mask(node.target)
-    if position is None:
-        return
-    arguments: list[Any] = list(node.args)
-    users: list[Any] = list(node.users)
-    taken = {item.args[1] for item in users}
-    arguments[position] = [asked and k in taken for k, asked in enumerate(arguments[position])]
-    node.args = tuple(arguments)
-    node.meta["val"] = type(node.meta["val"])(v if k in taken else None for k, v in enumerate(node.meta["val"]))

@@ -18,6 +18,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import op_table, torch_compat
+from aotgrad.gradient_masks import narrow_mask
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.locks import COMPILING
@@ -149,7 +150,10 @@ class VariantCache:
 
 
 def sources(half: GraphHalf, gradients: Sequence[Gradient]) -> list[fx.Node | None]:
-    """The node that each gradient is a view of, or that it is itself. Who computes one has all that have the same source."""
+    """The node that each gradient is a view of, or that it is itself. Who computes one has all that have the same source.
+
+    An op that is told which of its results to compute is no source of all of them.
+    """
     (output,) = half.module.graph.find_nodes(op="output")
     found = dict(zip(half.signature.outputs, output.args[0], strict=True))
     return [source(found[gradient]) for gradient in gradients]
@@ -158,6 +162,8 @@ def sources(half: GraphHalf, gradients: Sequence[Gradient]) -> list[fx.Node | No
 def source(node: fx.Node | None) -> fx.Node | None:
     found: Any = node
     while found is not None and (op_table.is_view(found.target) or op_table.is_getitem(found.target)):
+        if op_table.is_getitem(found.target) and op_table.position_of_mask(found.args[0].target) is not None:
+            return found
         found = found.args[0]
     return found
 
@@ -197,6 +203,8 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
     remove_undefined(graph, undefined, [placeholders[slot] for slot in tangents])
     keep_outputs(graph, full.signature.outputs, wanted)
     remove_dead_code(graph)
+    for node in graph.nodes:
+        narrow_mask(node)
     inputs = needed_inputs(placeholders)
     for slot in placeholders.keys() - set(inputs):
         graph.erase_node(placeholders[slot])
