@@ -4,9 +4,9 @@ In: the ops of a joint graph as ints, an `Op` each. Out: for each value of the f
 gains if the value runs again in it, and that the forward gains if the value is saved. No torch.
 
 A value is *materialized* when it runs again if its kernel must write it to memory: results of contractions and
-reductions, what a contraction reads, and what would read too many tensors (`MAX_READS`). Other values are *transparent*:
-each kernel that reads one computes it on the fly, and reads its *leaves* in place of it, which are the materialized
-values that it is made of.
+reductions, what a contraction reads, what several kernels read and would read too many tensors for (`MAX_READS`), and what
+costs less to write once than in each kernel. Other values are *transparent*: each kernel that reads one computes it on the
+fly, and reads its *leaves* in place of it, which are the materialized values that it is made of.
 
     materialized    reads its leaves once and is written          leaves + bytes
     transparent     k kernels read leaves in place of the value   k x (leaves - bytes), less what its parents are charged
@@ -71,10 +71,9 @@ def traffic_of_each(ops: Sequence[Op]) -> list[Traffic]:
     """What each op of the forward costs to run again and to save; ops are numbered so that what an op reads comes first."""
     users = _users(ops)
     kernels = _kernels(ops)
-    materialized = _materialized(ops, users)
+    materialized = _materialized(ops, users, kernels)
     readers = _reading_kernels(ops, users, kernels, materialized)
-    leaves = _leaves(ops, materialized)
-    rerun = _rerun(ops, materialized, readers, leaves)
+    rerun = _rerun(ops, materialized, readers)
     written = _written_anyway(ops, users)
     return [Traffic(again, 0 if is_written else op.bytes) for op, again, is_written in zip(ops, rerun, written, strict=True)]
 
@@ -96,19 +95,27 @@ def _kernels(ops: Sequence[Op]) -> list[tuple[int, int]]:
     return [(depth, op.elements) for depth, op in zip(depths, ops, strict=True)]
 
 
-def _materialized(ops: Sequence[Op], users: Sequence[Sequence[int]]) -> list[bool]:
-    """Whether a value is written to memory when it runs again; only what the backward does with it counts."""
-    materialized: list[bool] = []
+def _materialized(ops: Sequence[Op], users: Sequence[Sequence[int]], kernels: Sequence[tuple[int, int]]) -> list[bool]:
+    """Whether a value is written to memory when it runs again; only what the backward does with it counts.
+
+    One that reads too many tensors stays within a kernel that all of its readers are in.
+    """
+    stored = [
+        op.kind in (Kind.ALONE, Kind.REDUCTION, Kind.FREE) or _is_read_alone(ops, users[k]) for k, op in enumerate(ops)
+    ]
+    readers = _reading_kernels(ops, users, kernels, stored)
     leaf_count: list[int] = []
     for number, op in enumerate(ops):
-        count = sum(1 if materialized[read] else leaf_count[read] for read in op.reads)
-        shared = len(users[number]) > 1
-        alone = op.kind in (Kind.ALONE, Kind.REDUCTION, Kind.FREE)
-        read_alone = any(ops[user].is_backward and ops[user].kind is Kind.ALONE for user in users[number])
-        many = count > MAX_READS or (shared and count > MAX_READS_IF_SHARED)
-        materialized.append(alone or read_alone or many)
-        leaf_count.append(count)
-    return materialized
+        count = sum(1 if stored[read] else leaf_count[read] for read in op.reads)
+        many = count > MAX_READS or (len(users[number]) > 1 and count > MAX_READS_IF_SHARED)
+        stored[number] |= many and len(readers[number]) > 1
+        leaf_count.append(1 if many else count)
+    return stored
+
+
+def _is_read_alone(ops: Sequence[Op], users: Sequence[int]) -> bool:
+    """Whether an op of the backward reads a value that shares no kernel."""
+    return any(ops[user].is_backward and ops[user].kind is Kind.ALONE for user in users)
 
 
 def _reading_kernels(
@@ -128,31 +135,21 @@ def _reading_kernels(
     return readers
 
 
-def _leaves(ops: Sequence[Op], materialized: Sequence[bool]) -> list[frozenset[int]]:
-    leaves: list[frozenset[int]] = []
-    for op in ops:
-        found: set[int] = set()
-        for read in op.reads:
-            found |= {read} if materialized[read] else leaves[read]
-        leaves.append(frozenset(found))
-    return leaves
-
-
-def _rerun(
-    ops: Sequence[Op],
-    materialized: Sequence[bool],
-    readers: Sequence[set[tuple[int, int]]],
-    leaves: Sequence[frozenset[int]],
-) -> list[int]:
+def _rerun(ops: Sequence[Op], materialized: Sequence[bool], readers: Sequence[set[tuple[int, int]]]) -> list[int]:
+    """What each op costs to run again. A value that costs less to write once than in each kernel is a leaf, too."""
     rerun: list[int] = []
     charged: list[int] = []
+    made_of: list[frozenset[int]] = []  # what a kernel reads that computes the value
     for number, op in enumerate(ops):
-        leaf_bytes = sum(ops[leaf].bytes for leaf in leaves[number])
-        parents = sum(charged[read] for read in op.reads if not materialized[read])
+        leaves = frozenset().union(*(made_of[read] for read in op.reads))
+        leaf_bytes = sum(ops[leaf].bytes for leaf in leaves)
+        parents = sum(charged[read] for read in op.reads)
         inlined = max(0, len(readers[number]) * max(0, leaf_bytes - op.bytes) - parents)
         stored = op.alone if op.kind is Kind.ALONE else leaf_bytes + op.bytes
-        chosen = stored if materialized[number] else min(inlined, stored)
-        charged.append(0 if materialized[number] else chosen + parents)
+        is_written = materialized[number] or stored < inlined
+        chosen = stored if is_written else inlined
+        charged.append(0 if is_written else chosen + parents)
+        made_of.append(frozenset({number}) if is_written else leaves)
         rerun.append(0 if op.kind is Kind.FREE else chosen + max(1, op.alone // SHARE_WITHIN_KERNELS))
     return rerun
 

@@ -123,6 +123,16 @@ class JointAnalysis:
         items = self.reads(self.backward | self.unclaimed, self.forward)
         return {node: reader for node, reader in items.items() if node.op != "get_attr"}
 
+    @functools.cached_property
+    def saved_in_eager(self) -> frozenset[fx.Node]:
+        """The inputs and results in whose memory eager's nodes save something, whatever their formulas here read."""
+        groups = (nodes.values for segment in self.joint.segments for nodes in segment.saving)
+        slots = frozenset().union(*groups)
+        inputs = (node for node, slot in self.primals.items() if slot in slots)
+        outputs = zip(self.joint.signature.outputs, self.results, strict=False)
+        results = (value for slot, value in outputs if slot in slots and isinstance(value, fx.Node))
+        return frozenset((*inputs, *results))
+
 
 def analyze(joint: JointGraph) -> JointAnalysis:
     """Sort the nodes of `joint` into forward, backward and unclaimed.

@@ -109,7 +109,8 @@ def _may_save(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> bool:
         return True
     if node in analysis.primals and analysis.primals[node].index in analysis.joint.private_inputs:
         return True
-    return rules.unread or node in analysis.crossing or node in analysis.read_by_checkpoints
+    in_eager = node in analysis.crossing or node in analysis.saved_in_eager
+    return rules.unread or in_eager or node in analysis.read_by_checkpoints
 
 
 def _reason_to_run_once(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> str | None:
