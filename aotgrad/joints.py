@@ -38,7 +38,7 @@ class JointRecipe(Recipe):
         earlier: Sequence[Executable] = (),
         values: ValueReads | None = None,
     ) -> TracedJoint | SmallGraph:
-        return trace_joint(function, args, hints, self.toolchain(), known, values)
+        return trace_joint(function, args, hints, self.in_one_piece().toolchain(), known, values)
 
 
 def joint_plan(calls: Calls, args: tuple, kwargs: dict[str, Any]) -> tuple[CachedPlan, TracedJoint]:

@@ -32,7 +32,9 @@ class Options:
             has no shape function for an op, sizes are static all the same.
         enabled: `False` runs the original function eagerly, to see whether aotgrad is at fault (`AOTGRAD_DISABLE=1`).
         grad_segments: 1 to 64: into how many segments, one after the other, a backward is cut, so that gradients, their
-            hooks and optimizers in hooks come while it goes on; `"auto"`: 8 for long ones.
+            hooks and optimizers in hooks come while it goes on; `"auto"`: one, but up to 16 where somebody waits for
+            gradients when it is compiled (`register_post_accumulate_grad_hook`, hooks of `AccumulateGrad`,
+            `DistributedDataParallel`).
         partitioner: `"min_cut"`, `"save_all"` or `"recompute_all"`: what the forward saves for the backward.
         memory_budget: how much `"min_cut"` may save: bytes (`2_000_000` or `"1.5GB"`), a fraction from 0 to 1 of what is
             saved without a budget, or `None`. The less, the more runs again in the backward; as with
@@ -62,7 +64,7 @@ class Options:
     verify: bool = False
     dynamic: bool | None = False
     enabled: bool = True
-    grad_segments: int | str = 1
+    grad_segments: int | str = "auto"
     partitioner: str = "min_cut"
     memory_budget: int | float | str | None = None
     memory_budget_of: str = "saved"

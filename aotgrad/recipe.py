@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from aotgrad import torch_compat
 from aotgrad.backends.base import Backend, FunctionBackend
 from aotgrad.backends.eager import nop
@@ -55,8 +57,19 @@ class Recipe:
         earlier: Sequence[Executable] = (),
         values: ValueReads | None = None,
     ) -> Executable | SmallGraph:
-        higher_order = functools.partial(self.higher_order, function, known)
-        return compile_flat(function, args, hints, self.toolchain(), higher_order, known, earlier, values)
+        recipe = self.as_awaited(args)
+        higher_order = functools.partial(recipe.higher_order, function, known)
+        return compile_flat(function, args, hints, recipe.toolchain(), higher_order, known, earlier, values)
+
+    def as_awaited(self, args: Sequence[Any]) -> Recipe:
+        """This recipe for these arguments: the backward is cut only if the options say so, or somebody waits for it."""
+        return self if are_awaited(args) else self.in_one_piece()
+
+    def in_one_piece(self) -> Recipe:
+        """This recipe, for a backward that is cut only if the options say so."""
+        if self.options.grad_segments != "auto":
+            return self
+        return replace(self, options=self.options.replace(grad_segments=1))
 
     def of_transforms(self) -> Recipe:
         """For plans of batches and derivatives of a function: it has several for each plan of its own."""
@@ -90,3 +103,9 @@ class Recipe:
         whole = replace(self, options=self.options.replace(min_graph_ops=0, plan_limit=MOST_PLANS))
         vjps = PlanCache(whole, f"vjp of {name}", check=functools.partial(check_old_values, captured))
         return CompiledVjp(captured, vjps, CompiledBatches(PlanCache(self, f"batched backward of {name}")))
+
+
+def are_awaited(args: Sequence[Any]) -> bool:
+    """Whether somebody acts on a gradient of one of the arguments as soon as it is there."""
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    return any(map(torch_compat.is_awaited, tensors)) or torch_compat.ddp_awaits_gradients()

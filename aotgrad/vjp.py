@@ -37,7 +37,7 @@ from aotgrad.ir import (
     TensorInput,
     ViewAndMutationMeta,
 )
-from aotgrad.joint.backward import differentiated_as_in_eager, failing_nodes, passed_over
+from aotgrad.joint.backward import cut_into, differentiated_as_in_eager, failing_nodes, passed_over
 from aotgrad.joint.segments import CutBackward, Detour, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable
@@ -574,7 +574,8 @@ def gradients_of_segments(
     starts = {edge_of(inputs[k]): Primal(k) for k in with_grad}
     starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in joined})
     failing = passed_over(failing_nodes(live.values())) if function.failures else {}
-    segmentation = find_segments(edges, starts, function.grad_segments, detours, failing, function.joint.effects)
+    chunks = cut_into(function.capture, function.grad_segments)
+    segmentation = find_segments(edges, starts, chunks, detours, failing, function.joint.effects)
     assert segmentation is not None, "the function ran otherwise than when it was first traced"
     if len(segmentation.failures) != function.failures:
         raise HigherOrderError(

@@ -56,6 +56,7 @@ def compile_through_cache(
         tensors, hints: as for `recipe.compile`.
         recipe: how to compile.
     """
+    recipe = recipe.as_awaited(tensors)
     if recipe.options.verify or observe.is_watched():  # somebody looks at the stages
         return recipe.compile(function, tensors, hints)
     try:

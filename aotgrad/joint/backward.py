@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import operator
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ from aotgrad.ir import (
 from aotgrad.joint.effects import Effects, Place
 from aotgrad.joint.segments import (
     NOTHING_FAILS,
+    Chunks,
     CutBackward,
     Detour,
     Edge,
@@ -512,7 +514,7 @@ def segmentation_of(
     bases = [tuple(results[base] for base in view.bases if base in results) for view in views]
     detours = [Detour(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
     positions = positions_of(effects, results, inputs, detours, failing)
-    found = find_segments(results, inputs, grad_segments, detours, failing, positions)
+    found = find_segments(results, inputs, cut_into(capture, grad_segments), detours, failing, positions)
     if found is None and effects:
         raise CaptureError(
             "the backward of an autograd function, or a hook, changes a tensor in place or draws random numbers, and the "
@@ -520,6 +522,20 @@ def segmentation_of(
             "of the input"
         )
     return single_segment(results, inputs, failing) if found is None and failing else found
+
+
+def cut_into(capture: Capture, grad_segments: int | str) -> Chunks:
+    """How the option says that the backward is cut."""
+    if isinstance(grad_segments, int):
+        return grad_segments
+    inputs = enumerate(capture.inputs)
+    wanted = {k: spec.fake for k, spec in inputs if isinstance(spec, TensorInput) and spec.requires_grad}
+    return {Primal(k): gradient_bytes(fake) for k, fake in wanted.items()}
+
+
+def gradient_bytes(fake: torch.Tensor) -> int:
+    """The bytes of a gradient, or 0 if they depend on values."""
+    return 0 if torch_compat.has_unknown_sizes(fake) else math.prod(torch_compat.hints(fake.size())) * fake.itemsize
 
 
 def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Primal]:

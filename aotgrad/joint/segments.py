@@ -34,14 +34,18 @@ from torch.autograd.graph import GradientEdge
 
 from aotgrad import torch_compat
 from aotgrad.ir import BackwardSegment, SavingNodes
+from aotgrad.joint.chunks import chunks_of_equal_length, chunks_of_equal_weight
 from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, OldInput, Primal, ReturnedView, Tangent, UpdatedInput
 
 Item = TypeVar("Item")
 Edge = tuple[Any, int]
 """An autograd node and the position of one of its inputs: where a gradient arrives."""
 
-AUTO_SEGMENTS, AUTO_NODES = 8, 64
-"""With `grad_segments="auto"`: into how many segments a backward of at least so many autograd nodes is cut."""
+MOST_SEGMENTS = 16
+"""Into so many a backward is cut at most whose gradients somebody waits for."""
+
+Chunks = int | Mapping[Primal, int]
+"""Into how many chunks of equal length a backward is cut; or the bytes of each gradient, for chunks of about as many."""
 
 NOTHING_FAILS: Mapping[Any, str] = {}
 NOTHING_ASSIGNED: Mapping[int, Primal] = {}
@@ -110,7 +114,7 @@ class Segmentation:
 def find_segments(
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
-    chunks: int | str,
+    chunks: Chunks,
     detours: Sequence[Detour] = (),
     failing: Mapping[Any, str] = NOTHING_FAILS,
     effects: Collection[int] = (),
@@ -120,7 +124,7 @@ def find_segments(
     Args:
         results: where the gradient of each result enters.
         inputs: where the gradients of inputs arrive.
-        chunks: into how many segments, one after the other, the work is cut besides.
+        chunks: how the work is cut besides into segments that follow one another.
         detours: where gradients leave the graph for a while; those that no result depends on change nothing.
         failing: the nodes that raise, and what.
         effects: which nodes change tensors in place; see `positions_of`.
@@ -133,7 +137,7 @@ def find_segments(
     writing = at_positions(effects, successors)
     order = topological_order(successors, successors.__getitem__, lambda node: -torch_compat.node_sequence_nr(node))
     reached = dependence(order, successors, [node for node, _ in roots])
-    chunk = chunks_of_equal_length(order, resolved(chunks, len(order)))
+    chunk = chunks_of(order, successors, inputs, chunks)
     zeroed = nodes_that_get_zeros(order, reached, roots)
     alone = zeroed | writing
     level = levels(order, successors, alone)
@@ -220,10 +224,14 @@ def nodes_that_get_zeros(order: Sequence[Any], reached: Mapping[Any, int], roots
     return {node for node in custom if len(set(arriving[node].values())) > 1}
 
 
-def resolved(chunks: int | str, nodes: int) -> int:
-    if chunks == "auto":
-        return AUTO_SEGMENTS if nodes >= AUTO_NODES else 1
-    return int(chunks)
+def chunks_of(
+    order: Sequence[Any], successors: Mapping[Any, Sequence[Any]], inputs: Mapping[Edge, Primal], chunks: Chunks
+) -> dict[Any, int]:
+    """The chunk of each node."""
+    if isinstance(chunks, int):
+        return chunks_of_equal_length(order, chunks)
+    weights = {node: sum(chunks[inputs[edge]] for edge in edges_of(node) if edge in inputs) for node in order}
+    return chunks_of_equal_weight(order, successors, weights, MOST_SEGMENTS)
 
 
 def edges_of(node: Any) -> list[Edge]:
@@ -340,11 +348,6 @@ def levels(order: Sequence[Item], successors: Mapping[Item, Sequence[Item]], alo
             step = (item in alone) + (successor in alone)
             level[successor] = max(level[successor], level[item] + step)
     return level
-
-
-def chunks_of_equal_length(order: Sequence[Item], count: int) -> dict[Item, int]:
-    """Cuts a sequence into `count` parts of about the same length."""
-    return {item: k * count // len(order) for k, item in enumerate(order)}
 
 
 def numbered(keys: Mapping[Item, Any], successors: Mapping[Item, Sequence[Item]]) -> dict[Item, int]:

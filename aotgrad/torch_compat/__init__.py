@@ -49,6 +49,7 @@ from aotgrad.torch_compat.autograd import (
     gradient_edge,
     graph_is_retained,
     hidden_saved_tensor_hooks,
+    is_awaited,
     is_custom_node,
     is_refused_by_transforms,
     is_wanted,
@@ -106,6 +107,7 @@ from aotgrad.torch_compat.contexts import (
 )
 from aotgrad.torch_compat.dynamo import (
     breaks_dynamos_graph,
+    ddp_awaits_gradients,
     dims_marked_dynamic,
     disable_dynamo,
     dynamo_forgets,

@@ -44,6 +44,24 @@ def pop_post_accumulate_hooks(tensor: torch.Tensor) -> list[Callable]:
     return _emptied(tensor._post_accumulate_grad_hooks)
 
 
+def is_awaited(tensor: torch.Tensor) -> bool:
+    """Whether a leaf has hooks that run as soon as its gradient is accumulated, or hooks of the node that accumulates it.
+
+    Those in C++ do not show, as `DistributedDataParallel` has them.
+    """
+    if not tensor.requires_grad or not tensor.is_leaf or not has_storage(tensor):
+        return False
+    return bool(tensor._post_accumulate_grad_hooks) or _is_hooked(torch.autograd.graph.get_gradient_edge(tensor).node)
+
+
+def _is_hooked(node: Any) -> bool:
+    """Whether an autograd node has hooks in Python. Only a further one shows the others."""
+    probe = node.register_hook(lambda gradients, _: None)
+    hooks = probe.hooks_dict_ref()
+    probe.remove()
+    return bool(hooks)
+
+
 def _emptied(hooks: dict[int, Callable] | None) -> list[Callable]:
     found = list((hooks or {}).values())
     (hooks or {}).clear()

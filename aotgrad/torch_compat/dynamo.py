@@ -85,6 +85,17 @@ def _passed_on(kind: type) -> Any:
     return type(kind.__name__, (kind, ShortenTraceback), members)
 
 
+def ddp_awaits_gradients() -> bool:
+    """Whether the module runs inside of a `DistributedDataParallel` that has not had its graph cut by Dynamo already."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.nn.parallel import DistributedDataParallel
+
+    if DistributedDataParallel._get_active_ddp_module() is None:
+        return False
+    return tracing_context() is None or torch._dynamo.config.optimize_ddp not in (True, "ddp_optimizer")
+
+
 def breaks_dynamos_graph(error: BaseException | None) -> bool:
     """Whether Dynamo answers this error of a backend with a break of the graph, and not with an error of its own."""
     from torch._dynamo.exc import exceptions_allowed_to_be_fallback

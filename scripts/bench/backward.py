@@ -165,7 +165,7 @@ def streaming_models() -> dict[str, nn.Module]:
     return {
         "eager": model,
         "peer": peer.aot_module(model, peer.nop, partition_fn=peer.min_cut_rematerialization_partition),
-        "K=1": ours.aot_module(model, compile_eager),
+        "K=1": ours.aot_module(model, compile_eager, options={"grad_segments": 1}),
         f"K={SEGMENTS}": ours.aot_module(model, compile_eager, options={"grad_segments": SEGMENTS}),
     }
 

@@ -7,12 +7,10 @@ import torch
 
 from aotgrad.joint.segments import (
     arranged,
-    chunks_of_equal_length,
     dependence,
     engine_order,
     levels,
     numbered,
-    resolved,
     topological_order,
 )
 
@@ -49,19 +47,6 @@ def test_an_item_that_stands_alone_is_between_two_levels():
     following = {"a": ["f", "d"], "f": ["c"], "d": ["c"], "c": []}
     assert levels(["a", "f", "d", "c"], following, {"f"}) == {"a": 0, "f": 1, "d": 0, "c": 2}
     assert set(levels(["a", "f", "d", "c"], following, set()).values()) == {0}
-
-
-def test_chunks_have_about_the_same_length():
-    chunks = chunks_of_equal_length("abcdefgh", 3)
-    assert [sorted(item for item in chunks if chunks[item] == k) for k in range(3)] == [
-        ["a", "b", "c"],
-        ["d", "e", "f"],
-        ["g", "h"],
-    ]
-
-
-def test_auto_cuts_long_backwards_only():
-    assert (resolved("auto", 10), resolved("auto", 1000), resolved(3, 10)) == (1, 8, 3)
 
 
 class Fan(torch.autograd.Function):

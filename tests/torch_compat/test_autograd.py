@@ -277,6 +277,21 @@ def test_hooks_of_a_tensor_are_seen_and_removed():
     assert seen == []
 
 
+def test_whether_a_gradient_is_awaited():
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.register_hook(lambda gradient: gradient)
+    assert not any(map(compat.is_awaited, (leaf, leaf * 1, torch.ones(2))))
+    node = torch.autograd.graph.get_gradient_edge(leaf).node
+    handle = node.register_hook(lambda *_: None)
+    assert compat.is_awaited(leaf)
+    handle.remove()
+    assert not compat.is_awaited(leaf)
+    handle = leaf.register_post_accumulate_grad_hook(lambda _: None)
+    assert compat.is_awaited(leaf)
+    handle.remove()
+    assert not compat.is_awaited(leaf)
+
+
 def test_a_hook_goes_where_the_first_one_is():
     base = torch.ones(2, requires_grad=True) * 1
     view = base.view(2, 1)

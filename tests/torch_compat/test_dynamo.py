@@ -47,6 +47,26 @@ def test_an_error_that_dynamo_passes_on():
     assert [entry.name for entry in raised.traceback][1:] == ["compile_wrapper", "backend"]
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_a_parallel_module_awaits_gradients_unless_dynamo_cuts_its_graph():
+    class Active(nn.parallel.DistributedDataParallel):
+        def __init__(self):  # a real one needs a process group
+            nn.Module.__init__(self)
+
+    seen = []
+
+    def backend(module, _):
+        seen.append(compat.ddp_awaits_gradients())
+        return module.forward
+
+    assert not compat.ddp_awaits_gradients()
+    with Active()._inside_ddp_forward():
+        assert compat.ddp_awaits_gradients()
+        with compat.dynamo_forgets(), torch._dynamo.config.patch(optimize_ddp=False):
+            torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
+    assert seen == [True]
+
+
 def test_where_dynamo_breaks_graphs_and_what_it_passes():
     sources = []
 
