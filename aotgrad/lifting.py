@@ -4,12 +4,13 @@
     tensors, state = lifted.read()              parameters, then buffers; everything else that a trace may have read
     lifted.forward(*tensors, x)                 model(x) with those tensors
 
-Reading is cheap while nothing of the module was assigned: the versions of its dictionaries say so.
+Reading is cheap while nothing of the module was assigned: that is all that is looked for (`watching.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from aotgrad.errors import CaptureError
 from aotgrad.locks import COMPILING
 from aotgrad.torch_compat import fx_traceback
 from aotgrad.values import Same, Seen, is_constant, snapshot
+from aotgrad.watching import watch
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
@@ -72,17 +74,19 @@ class HashedOnce:
 class Watched:
     """What has to be looked at to see that no attribute in a module tree was assigned or changed.
 
-    `filled` and `empty` are dictionaries, `volatile` the objects that are compared by content: lists, sets and whatever
-    has state outside of a dictionary.
+    `objects` have their classes and dictionaries, `tables` are other dictionaries, those of the classes too; `empty` ones
+    are to stay so. `volatile` are compared by content: lists, sets and whatever has state outside of a dictionary.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self.filled: list[dict] = []
+        self.objects: list[Any] = list(modules)
+        self.tables: list[dict] = []
         self.empty: list[dict] = []
         self.volatile: list[Any] = []
+        self.classes: dict[type, None] = {}
         self.seen = {id(module) for module in modules}
         for module in modules:
-            self.add_dict(module.__dict__)
+            self.add_class(type(module))
             for name in (*HOOKS, *TABLES, "_modules"):
                 self.add_dict(module.__dict__[name])
             for name, value in module.__dict__.items():
@@ -90,7 +94,7 @@ class Watched:
                     self.add(value)
 
     def add_dict(self, table: dict) -> None:
-        (self.filled if table else self.empty).append(table)
+        (self.tables if table else self.empty).append(table)
 
     def add(self, value: Any) -> None:
         if is_constant(value) or id(value) in self.seen:
@@ -101,8 +105,10 @@ class Watched:
             self.add_all(value.values())
         elif type(value) in (tuple, frozenset):
             self.add_all(value)
-        elif type(value).__reduce_ex__ is object.__reduce_ex__ and type(value).__reduce__ is object.__reduce__:
-            self.add_object(value)
+        elif is_plain(value):
+            self.objects.append(value)
+            self.add_class(type(value))
+            self.add_all(value.__dict__.values())
         else:
             self.volatile.append(value)
 
@@ -110,17 +116,57 @@ class Watched:
         for value in values:
             self.add(value)
 
-    def add_object(self, value: Any) -> None:
-        """An object that keeps its state in its dictionary, or else is compared by content."""
-        if hasattr(value, "__dict__") and type(value).__itemsize__ == 0 and not has_slots(type(value)):
-            self.add_dict(value.__dict__)
-            self.add_all(value.__dict__.values())
-        else:
-            self.volatile.append(value)
+    def add_class(self, kind: type) -> None:
+        for base in kind.__mro__:
+            if base not in self.classes and is_assignable(base):
+                self.classes[base] = None
+                self.tables.append(namespace_of(base))
+                self.add_all(value for _, value in class_attributes(base) if is_readable(value))
+
+
+class Plain:
+    """An object of the least size that has a dictionary and can be referred to weakly."""
+
+
+def is_plain(value: Any) -> bool:
+    """Whether all the state of an object is its class and its dictionary."""
+    kind = type(value)
+    has_own_room = kind.__itemsize__ > 0 or kind.__basicsize__ > Plain.__basicsize__ or has_slots(kind)
+    is_pickled_otherwise = kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__
+    return hasattr(value, "__dict__") and not has_own_room and not is_pickled_otherwise
 
 
 def has_slots(kind: type) -> bool:
     return any(getattr(base, "__slots__", ()) for base in kind.__mro__)
+
+
+def is_assignable(kind: type) -> bool:
+    """Whether a class can get other attributes: those that C code defines once and for all cannot."""
+    return bool(kind.__flags__ & HEAP_TYPE)
+
+
+HEAP_TYPE = 1 << 9
+"""The flag of classes that are made while the program runs."""
+
+
+def namespace_of(kind: type) -> dict:
+    """The dictionary of a class, which Python shows through a proxy only."""
+    (namespace,) = gc.get_referents(kind.__dict__)
+    return namespace
+
+
+def class_attributes(kind: type) -> list[tuple[str, Any]]:
+    """What an instance may read of its class, without what Python keeps there for itself."""
+    return [(name, value) for name, value in vars(kind).items() if is_constant(value) or not is_special(name)]
+
+
+def is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def is_readable(value: Any) -> bool:
+    """Whether a class attribute counts by its content; by identity do properties, locks and whatever else hides it."""
+    return is_constant(value) or (not hasattr(type(value), "__get__") and snapshot(value) == snapshot(value))
 
 
 class ModuleState:
@@ -131,15 +177,16 @@ class ModuleState:
 
     def __init__(self, module: nn.Module) -> None:
         named = dict(module.named_modules())
-        self.modules = list(named.values())
         self.seen: Seen = {id(part): (part, ("module", name)) for name, part in named.items()}
-        everywhere = tuple(tuple(map(Same, hooks.values())) for hooks in torch_compat.global_module_hooks())
-        self.value = HashedOnce((everywhere, *(own_state(part, self.content) for part in self.modules)))
-        self.values = [slot.table[slot.key] for slot in slots_of(module)]
-        self.classes = list(map(type, self.modules))
-        watched = Watched(self.modules)
+        watched = Watched(list(named.values()))
         watched.add_all(torch_compat.global_module_hooks())
-        self.filled, self.empty = torch_compat.DictVersions(watched.filled), watched.empty
+        everywhere = tuple(tuple(map(Same, hooks.values())) for hooks in torch_compat.global_module_hooks())
+        classes = tuple(class_state(kind, self.content) for kind in watched.classes)
+        self.value = HashedOnce((everywhere, classes, *(own_state(part, self.content) for part in named.values())))
+        self.values = [slot.table[slot.key] for slot in slots_of(module)]
+        self.objects, self.empty = watched.objects, watched.empty
+        self.classes = list(map(type, self.objects))
+        self.tables = watch(self.objects, watched.tables)
         self.volatile = [(value, self.content(value)) for value in watched.volatile]
 
     def content(self, value: Any) -> Hashable:
@@ -147,9 +194,9 @@ class ModuleState:
 
     def is_current(self) -> bool:
         return (
-            self.filled.hold()
+            self.tables.hold()
             and not any(self.empty)
-            and list(map(type, self.modules)) == self.classes
+            and list(map(type, self.objects)) == self.classes
             and all(self.content(value) == before for value, before in self.volatile)
         )
 
@@ -190,6 +237,12 @@ def own_state(module: nn.Module, content: Callable[[Any], Hashable]) -> Hashable
     tables = tuple((key, tensor is None) for table in TABLES for key, tensor in attributes[table].items())
     parts = tuple((name, content(part)) for name, part in attributes["_modules"].items())
     return (type(module), values, hooks, tables, parts)
+
+
+def class_state(kind: type, content: Callable[[Any], Hashable]) -> Hashable:
+    """The attributes of one class without its bases."""
+    named = class_attributes(kind)
+    return (kind, *((name, content(value) if is_readable(value) else Same(value)) for name, value in named))
 
 
 def hooks_of(attributes: Mapping[str, Any], name: str) -> Hashable:

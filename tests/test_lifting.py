@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -69,12 +71,31 @@ def test_a_training_flag_changes_the_state():
 
 
 class Config:
+    power = 1.0
+
     def __init__(self):
         self.scale, self.sizes = 2.0, [1, 2]
+
+    def raised(self, x):
+        return x**self.power
+
+
+class Squaring(Config):
+    power = 2.0
+
+
+class Named(dict):
+    """A dictionary with attributes, as many configurations are."""
+
+
+class Several(list):
+    """A list with attributes."""
 
 
 class Everything(nn.Module):
     """Reads state of every kind."""
+
+    offset, steps, settings = 0.5, [1.0], Config()
 
     def __init__(self):
         super().__init__()
@@ -83,11 +104,33 @@ class Everything(nn.Module):
         self.activation = torch.sin
         self.factor, self.shifts, self.table = 1.0, [1.0], {"power": 1}
         self.config, self.missing = Config(), None
+        self.ordered, self.named, self.several = OrderedDict(a=1.0, b=2.0), Named(a=1.0), Several([1.0])
 
     def forward(self, x):
         x = self.activation(self.linear(x) * self.factor) + sum(self.shifts)
         x = x * self.config.scale + self.config.sizes[0] + len(self.config.sizes)
+        x = self.config.raised(x) * next(iter(self.ordered.values())) + self.named["a"] + sum(self.several)
+        x = x + self.offset + sum(self.steps) * self.settings.scale
         return self.inner(x) ** self.table["power"] + (0 if self.missing is None else self.missing)
+
+
+class Shifted(Everything):
+    offset = 7.0
+
+
+@pytest.fixture
+def kept_classes():
+    """Classes are afterwards as they were."""
+    before = [(kind, dict(vars(kind))) for kind in (Everything, Shifted, Config)]
+    steps, scale = list(Everything.steps), Everything.settings.scale
+    yield
+    for kind, attributes in before:
+        for name in {**vars(kind), **attributes}.keys() - {"__dict__", "__weakref__"}:
+            if name not in attributes:
+                delattr(kind, name)
+            elif vars(kind).get(name) is not attributes[name]:
+                setattr(kind, name, attributes[name])
+    Everything.steps[:], Everything.settings.scale = steps, scale
 
 
 def set_grad_hook(module):
@@ -104,6 +147,19 @@ CHANGES = {
     "list in an object": lambda m: m.config.sizes.append(1),
     "object": lambda m: setattr(m, "config", Config()) or setattr(m.config, "scale", 0.5),
     "tensor attribute": lambda m: setattr(m, "missing", torch.ones(2)),
+    "dictionary of the module": lambda m: setattr(m, "__dict__", dict(m.__dict__, factor=3.0)),
+    "dictionary of an object": lambda m: setattr(m.config, "__dict__", dict(m.config.__dict__, scale=5.0)),
+    "class of an object": lambda m: setattr(m.config, "__class__", Squaring),
+    "class of the module": lambda m: setattr(m, "__class__", Shifted),
+    "order of a dict": lambda m: m.ordered.move_to_end("a"),
+    "item of a kind of dict": lambda m: m.named.update(a=2.0),
+    "item of a kind of list": lambda m: m.several.append(2.0),
+    "attribute of the class": lambda m: setattr(Everything, "offset", 4.0),
+    "list in the class": lambda m: Everything.steps.append(2.0),
+    "object in the class": lambda m: setattr(Everything.settings, "scale", 4.0),
+    "attribute of the class of an object": lambda m: setattr(Config, "power", 3.0),
+    "method": lambda m: setattr(Config, "raised", lambda self, x: x + self.power),
+    "new attribute of the class": lambda m: setattr(Shifted, "missing", 4.0) or setattr(m, "__class__", Shifted),
     "part": lambda m: m.inner.append(nn.Tanh()),
     "replaced part": lambda m: m.inner.__setitem__(0, nn.Sigmoid()),
     "forward hook": lambda m: m.linear.register_forward_hook(lambda module, args, output: output * 2),
@@ -120,7 +176,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_of_the_module_reaches_the_next_call(what):
+def test_a_change_of_the_module_reaches_the_next_call(what, kept_classes):
     model = Everything()
     compiled = aotgrad.aot_module(model, aotgrad.nop)
     x = torch.randn(2, 2)
@@ -143,6 +199,33 @@ def compare_training(compiled, model, x):
     for actual, expected in zip(*gradients, strict=True):
         assert (actual is None) == (expected is None)
         assert actual is None or torch.equal(actual, expected)
+
+
+class Hard(nn.Module):
+    """Its class has what cannot be read, or counts as something else every time."""
+
+    lock, numbers, pending = threading.Lock(), (k for k in range(3)), [threading.Lock()]
+
+    @property
+    def twice(self):
+        return 2.0
+
+    @staticmethod
+    def thrice(x):
+        return 3 * x
+
+    def forward(self, x):
+        return self.thrice(x) * self.twice
+
+
+def test_a_class_with_attributes_that_cannot_be_read_has_a_state_all_the_same():
+    lifted = LiftedModule(Hard())
+    before = lifted.read()[1]
+    assert lifted.read()[1] is before
+    lifted.module.other = 1
+    assert lifted.read()[1] != before
+    del lifted.module.other
+    assert lifted.read()[1] == before
 
 
 def test_reading_an_unchanged_module_gives_the_same_state():

@@ -13,6 +13,7 @@ call. What it offers, and what there is without it:
     below_autograd    run a compiled graph                                a context in Python
     versions_of       the versions of many tensors                        one by one
     attaching         make an autograd node with many inputs              `apply` of the autograd function
+    same_contents     whether a module's dictionaries are as they were    a comparison of all items
     in_vmap_mode      whether a batched backward is open                  a question to torch
 
 Whoever uses one of them asks here once for each plan, and does not know what it got.

@@ -394,6 +394,35 @@ PyObject* versions_of(PyObject*, PyObject* values) {
   END_HANDLE_TH_ERRORS
 }
 
+bool same_entries(PyObject* table, PyObject* const* keys, PyObject* const* values) {
+  PyObject *key, *value;
+  Py_ssize_t place = 0;
+  for (Py_ssize_t k = 0; PyDict_Next(table, &place, &key, &value); ++k) {
+    if (key != keys[k] || value != values[k]) return false;
+  }
+  return true;
+}
+
+PyObject* same_contents(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(count == 4, "expected tables, lengths, keys and values, got ", count, " arguments");
+  const Items tables(arguments[0]), lengths(arguments[1]), keys(arguments[2]), values(arguments[3]);
+  Py_ssize_t start = 0;
+  for (Py_ssize_t k = 0; k < tables.size(); ++k) {
+    PyObject* table = tables[k];
+    TORCH_CHECK_TYPE(PyDict_CheckExact(table), "expected a plain dictionary, got ", Py_TYPE(table)->tp_name);
+    const Py_ssize_t length = integer_of(lengths[k]);
+    TORCH_CHECK_INDEX(start + length <= std::min(keys.size(), values.size()), "the lengths say more than there is");
+    if (PyDict_Size(table) != length) Py_RETURN_FALSE;
+    if (!same_entries(table, keys.begin() + start, values.begin() + start)) Py_RETURN_FALSE;
+    start += length;
+  }
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+auto* same_contents_function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(same_contents));
+
 auto* below_autograd_function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(below_autograd));
 
 PyMethodDef functions[] = {
@@ -404,6 +433,7 @@ PyMethodDef functions[] = {
     {"in_vmap_mode", in_vmap_mode, METH_NOARGS, "in_vmap_mode() -> bool"},
     {"global_flags", global_flags, METH_NOARGS, "global_flags() -> int, a bit for each flag"},
     {"below_autograd", below_autograd_function, METH_FASTCALL, "below_autograd(function, value) -> function(value)"},
+    {"same_contents", same_contents_function, METH_FASTCALL, "same_contents(tables, lengths, keys, values) -> bool"},
     {"versions_of", versions_of, METH_O, "versions_of(tensors) -> list of int"},
     {nullptr, nullptr, 0, nullptr}};
 

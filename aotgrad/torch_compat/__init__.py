@@ -209,7 +209,7 @@ from aotgrad.torch_compat.graphs import (
     returns_pytree,
     takes_plain_arguments,
 )
-from aotgrad.torch_compat.guards import DictVersions, ShapeGuards, TensorGuard, shape_guards
+from aotgrad.torch_compat.guards import DictVersions, ShapeGuards, TensorGuard, shape_guards, versions_are_counted
 from aotgrad.torch_compat.inductor import (
     DECOMPOSITIONS,
     INDUCTOR_PASSES,

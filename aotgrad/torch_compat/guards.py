@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -111,20 +112,32 @@ def _sparse_key(tensor: torch.Tensor) -> tuple:
 
 
 class DictVersions:
-    """Whether none of some dictionaries was changed since this was made, in one C++ call."""
+    """Whether none of some dictionaries was changed since this was made, in one C++ call; no object got another one.
 
-    def __init__(self, tables: Sequence[dict]) -> None:
+    It is right where `versions_are_counted`, but for the order of an `OrderedDict`.
+    """
+
+    def __init__(self, objects: Sequence[Any], tables: Sequence[dict]) -> None:
         from torch._C._dynamo.guards import RootGuardManager
         from torch._dynamo.guards import GuardManagerType
 
-        self.tables, self.native = list(tables), RootGuardManager()
-        for k, table in enumerate(self.tables):
-            name = f"tables[{k}]"
-            manager = self.native.list_getitem_manager(k, name, table, GuardManagerType.GUARD_MANAGER)
+        self.watched, self.native = [*objects, *tables], RootGuardManager()
+        plain = GuardManagerType.GUARD_MANAGER
+        for k, value in enumerate(self.watched):
+            name, table = f"watched[{k}]", value
+            manager = self.native.list_getitem_manager(k, name, value, plain)
+            if k < len(objects):
+                name, table = f"{name}.__dict__", value.__dict__
+                manager = manager.get_generic_dict_manager(name, table, plain)
             _add_dict_version_guard(manager, table, [name])
 
     def hold(self) -> bool:
-        return self.native.check(self.tables)
+        return self.native.check(self.watched)
+
+
+def versions_are_counted() -> bool:
+    """Whether Python itself counts the changes of a dictionary. Later ones report them, but not all."""
+    return sys.implementation.name == "cpython" and sys.version_info < (3, 12)
 
 
 def _add_dict_version_guard(manager: Any, table: dict, text: list[str]) -> None:

@@ -21,6 +21,7 @@ from aotgrad.convention import MemorySharing
 from aotgrad.errors import UnsupportedAliasingError
 from aotgrad.separation import Separation, span_of
 from aotgrad.torch_compat import FakeTensorMode, TensorGuard
+from aotgrad.watching import CHANGES, Contents, same_contents, tells
 
 
 class Named(torch.Tensor):
@@ -225,6 +226,25 @@ def test_an_inference_tensor_has_no_version(library):
     for ask in (library.versions_of, torch_compat.versions_of):
         with pytest.raises(RuntimeError, match="Inference tensors do not track version counter"):
             ask([under_inference()])
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=range(len(CHANGES)))
+def test_contents(library, monkeypatch, change):
+    monkeypatch.setattr(native, "offered", lambda name, otherwise: getattr(library, name))
+    assert tells(Contents, change)
+
+
+def test_contents_that_are_none(library):
+    table = {"a": 1}
+    for ask in (library.same_contents, same_contents):
+        assert ask([], [], [], []) and ask([table, {}], [1, 0], ["a"], [1])
+        assert not ask([table], [0], [], []) and not ask([{}], [1], ["a"], [1])
+    with pytest.raises(TypeError, match="expected a plain dictionary, got list"):
+        library.same_contents([[]], [0], [], [])
+    with pytest.raises(TypeError, match="expected tables, lengths, keys and values, got 1 arguments"):
+        library.same_contents([])
+    with pytest.raises(IndexError, match="the lengths say more than there is"):
+        library.same_contents([table], [1], ["a"], [])
 
 
 class Watching(TorchFunctionMode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 
 import pytest
 import torch
@@ -10,16 +11,35 @@ import torch
 from aotgrad import torch_compat as compat
 from tests.torch_compat.tracing import symbolic
 
+counted = pytest.mark.skipif(
+    not compat.versions_are_counted(), reason="only Python up to 3.11 counts the changes of a dictionary"
+)
 
+
+@counted
 @pytest.mark.parametrize("make", [dict, collections.OrderedDict])
 def test_the_version_of_a_dictionary_changes_with_it(make):
     tables = [make(), make(), make(a=1)]
     for change in (lambda: tables[1].update(a=1), lambda: tables[1].update(a=2), lambda: tables[2].pop("a")):
-        versions = compat.DictVersions(tables)
+        versions = compat.DictVersions([], tables)
         assert [versions.hold(), versions.hold()] == [True, True]
         change()
         assert [versions.hold(), versions.hold()] == [False, False]
-    assert compat.DictVersions([]).hold()
+    assert compat.DictVersions([], []).hold()
+
+
+@counted
+def test_the_version_of_an_object_is_that_of_its_dictionary():
+    module = torch.nn.Linear(1, 1)
+    for change in (lambda: setattr(module, "scale", 1.0), lambda: setattr(module, "__dict__", dict(module.__dict__))):
+        versions = compat.DictVersions([module], [])
+        assert versions.hold()
+        change()
+        assert not versions.hold()
+
+
+def test_versions_are_counted_up_to_3_11():
+    assert compat.versions_are_counted() == (sys.version_info < (3, 12))
 
 
 def test_shape_guards_are_evaluated_on_real_tensors(fake_mode):
