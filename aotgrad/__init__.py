@@ -36,8 +36,10 @@ from aotgrad.options import Options, config
 from aotgrad.options import logs_wanted as _logs_wanted
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
 from aotgrad.plans import last_executed
+from aotgrad.supported import warn_if_untested as _warn_if_untested
 from aotgrad.torch_compat import decompose as pythonkey_decompose
 
+_warn_if_untested()
 compiled_function, compiled_module = aot_function, aot_module
 _configure_logs(_logs_wanted())
 

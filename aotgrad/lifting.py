@@ -166,7 +166,11 @@ def is_special(name: str) -> bool:
 
 def is_readable(value: Any) -> bool:
     """Whether a class attribute counts by its content; by identity do properties, locks and whatever else hides it."""
-    return is_constant(value) or (not hasattr(type(value), "__get__") and snapshot(value) == snapshot(value))
+    has_parts = type(value) in CONTAINERS or is_plain(value)
+    return is_constant(value) or (has_parts and not hasattr(value, "__get__") and snapshot(value) == snapshot(value))
+
+
+CONTAINERS = (list, dict, OrderedDict, set, tuple, frozenset)
 
 
 class ModuleState:

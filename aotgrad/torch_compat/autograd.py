@@ -36,7 +36,27 @@ def pop_hooks(tensor: torch.Tensor) -> list[Callable]:
 
 def was_hooked(tensor: torch.Tensor) -> bool:
     """Whether a further gradient hook goes where a first one is, though the history of the tensor may have changed since."""
+    if _HOOKS_STAY_BEHIND and tensor._backward_hooks is not None:
+        with contextlib.suppress(RuntimeError):
+            _ = tensor.grad_fn  # as registering a hook does; some views cannot have a new one
     return tensor._backward_hooks is not None
+
+
+def _hooks_stay_behind() -> bool:
+    """Whether further hooks of a view that got a new history go to the new one. Older versions of torch put all hooks where
+    the first one is.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        base = torch.ones(2, device="cpu", requires_grad=True) * 1
+        view = base[:]
+        view.register_hook(id)
+        first = view._backward_hooks
+        base.mul_(2)
+        view.register_hook(id)
+        return view._backward_hooks is not first
+
+
+_HOOKS_STAY_BEHIND = _hooks_stay_behind()
 
 
 def pop_post_accumulate_hooks(tensor: torch.Tensor) -> list[Callable]:

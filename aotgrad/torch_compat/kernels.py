@@ -125,7 +125,7 @@ def ctc_loss_of_lists(
 
 
 def eager_dropout(python_kernel: Callable, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """The input itself if nothing is dropped; the Python kernel gives a clone.
+    """The input itself if nothing is dropped; the Python kernel of older versions of torch gives a clone.
 
     Its backward multiplies by the exact 1 / (1 - p), eager's on a CPU by what that is in the type of the input.
     """

