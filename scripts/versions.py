@@ -1,0 +1,280 @@
+"""Run the tests with every Python that this machine has and every torch that aotgrad supports, and write docs/versions.md.
+
+    python scripts/versions.py                                        everything, which takes a day
+    python scripts/versions.py --torch 2.15 --python 3.11 3.13 tests/numerics tests/torch_compat
+    python scripts/versions.py --table                                what was run so far, as a table
+
+Each combination gets an environment of its own in --folder (by default .versions), made when it is first needed. Each part of
+the tests is one run; what was run at this commit is not run again, so that the same command goes on where it was stopped.
+A part that takes longer than --minutes is stopped and counts as not finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from aotgrad.supported import TESTED, Version, written
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "versions.md"
+OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed")
+LIBRARIES = re.compile(r"nvidia|cuda|triton")
+"""What torch asks for and no test needs: GPU libraries, which are links to one copy, and the compiler for GPUs."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    python: str
+    torch: str
+    interpreter: Path
+
+    @property
+    def name(self) -> str:
+        return f"py{self.python}-torch{self.torch}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one part of the tests gave: how many of which outcome, nothing if it did not finish, and what failed."""
+
+    torch: str
+    python: str
+    part: str
+    commit: str
+    counts: dict[str, int] | None
+    failed: list[str]
+    seconds: int
+
+
+# --- What there is
+
+
+def interpreters() -> dict[str, Path]:
+    """The newest Python of each version on PATH and among those of pyenv, that torch could support."""
+    found: dict[str, Path] = {}
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for minor in range(10, 20):
+        candidates = sorted(pyenv.glob(f"3.{minor}.*/bin/python"), key=lambda path: len(str(path)))
+        on_path = shutil.which(f"python3.{minor}")
+        chosen = [*([Path(on_path)] if on_path else []), *candidates]
+        if chosen:
+            found[f"3.{minor}"] = chosen[-1]
+    return found
+
+
+def versions_of_torch() -> list[str]:
+    (major, first), (_, last) = TESTED["torch"]
+    return [written((major, minor)) for minor in range(first, last + 1)]
+
+
+def combinations(pythons: Sequence[str], torches: Sequence[str]) -> Iterator[Combination]:
+    """The newest torch first, each with all Pythons."""
+    here = interpreters()
+    for python in pythons:
+        if python not in here:
+            print(f"Python {python}: there is none on PATH, nor in pyenv", file=sys.stderr)
+    for torch in sorted(torches or versions_of_torch(), key=numbers, reverse=True):
+        for python, interpreter in here.items():
+            if python in pythons or not pythons:
+                yield Combination(python, torch, interpreter)
+
+
+def numbers(version: str) -> Version:
+    major, minor = version.split(".")
+    return int(major), int(minor)
+
+
+# --- Environments
+
+
+def environment_of(combination: Combination, folder: Path) -> Path | None:
+    """The Python of a combination's environment, made if need be; `None` where pip finds no such torch."""
+    place = folder / combination.name
+    python, stamp = place / "bin" / "python", place / "made"
+    if stamp.exists():
+        return None if stamp.read_text() else python
+    print(f"{combination.name}: making the environment ...", file=sys.stderr, flush=True)
+    subprocess.run([combination.interpreter, "-m", "venv", "--clear", place], check=True)
+    said = pip(python, "--no-deps", f"torch=={combination.torch}.*")
+    if said is None:
+        link_libraries(python, folder)
+        wanted = [*requirements(python, "torch"), *requirements(install_aotgrad(python), "aotgrad")]
+        said = pip(python, "--constraint", str(constraints(folder)), *wanted)
+    stamp.write_text(said or "")
+    return None if said else python
+
+
+def pip(python: Path, *arguments: str) -> str | None:
+    """What pip says if it fails."""
+    done = subprocess.run([python, "-m", "pip", "install", "--quiet", *arguments], capture_output=True, text=True)
+    return done.stderr.strip().splitlines()[-1] if done.returncode else None
+
+
+def install_aotgrad(python: Path) -> Path:
+    pip(python, "setuptools>=77")
+    pip(python, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    return python
+
+
+def requirements(python: Path, package: str) -> list[str]:
+    """What a package and its tests need in an environment, without GPU libraries and torch."""
+    ask = f"import importlib.metadata as m, json; print(json.dumps(m.requires({package!r}) or []))"
+    lines = json.loads(subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout)
+    extra = {"extra": "test" if package == "aotgrad" else ""}
+    needed = [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(extra)]
+    return [str(each).split(";")[0] for each in needed if not LIBRARIES.match(each.name) and each.name != "torch"]
+
+
+def constraints(folder: Path) -> Path:
+    """The versions that CI installs, but for torch."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    path = folder / "constraints.txt"
+    path.write_text("\n".join(line for line in lines if not line.startswith("torch==")))
+    return path
+
+
+def link_libraries(python: Path, folder: Path) -> None:
+    """The GPU libraries that torch is linked to, of which every environment has the same copy: those of the first one."""
+    ask = "import importlib.metadata as m, json, sysconfig; print(json.dumps([m.requires('torch'), sysconfig.get_path('purelib')]))"
+    lines, packages = json.loads(subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout)
+    wanted = [line.split(";")[0] for line in lines if line.startswith(("nvidia", "cuda-toolkit"))]
+    shared = folder / "libraries"
+    if wanted and not shared.exists():
+        pip(python, "--target", str(shared), *wanted, "nvidia-curand")
+    if wanted:
+        (Path(packages) / "nvidia").symlink_to(shared / "nvidia")
+
+
+# --- Running
+
+
+def run_part(python: Path, combination: Combination, part: str, minutes: int) -> Result:
+    """Run one part of the tests, one test at a time."""
+    start = time.monotonic()
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-rfE",
+        "-p",
+        "no:cacheprovider",
+        "--show-capture=no",
+        "--tb=no",
+        *files(part),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    try:
+        said = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60 * minutes
+        ).stdout
+    except subprocess.TimeoutExpired:
+        said = ""
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+    seconds = int(time.monotonic() - start)
+    return Result(combination.torch, combination.python, part, commit(), counts(said), failed, seconds)
+
+
+def counts(said: str) -> dict[str, int] | None:
+    """The numbers in pytest's last line: `3 failed, 40 passed in 1.20s`."""
+    last = said.strip().splitlines()[-1] if said.strip() else ""
+    if not re.search(r" in [\d.]+s", last):
+        return None
+    found = re.findall(r"(\d+) (passed|failed|error|skipped|xfailed)", last)
+    return {outcome: int(number) for number, outcome in found}
+
+
+def files(part: str) -> list[str]:
+    """A folder or file; `tests` alone is what lies in no other folder."""
+    return sorted(map(str, (ROOT / part).glob("test_*.py"))) if part == "tests" else [part]
+
+
+def all_parts() -> list[str]:
+    folders = (path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py"))
+    return sorted({str(folder) for folder in folders})
+
+
+def commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+# --- Results
+
+
+def results(folder: Path) -> list[Result]:
+    """What was run so far, the latest of each part."""
+    path = folder / "results.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [Result(**json.loads(line)) for line in lines]
+    return list({(each.torch, each.python, each.part): each for each in found}.values())
+
+
+def keep(result: Result, folder: Path) -> None:
+    with (folder / "results.jsonl").open("a") as file:
+        file.write(json.dumps(asdict(result)) + "\n")
+
+
+def table(found: Sequence[Result]) -> str:
+    """A row for each combination and part."""
+    head = ("torch", "Python", "tests", *OUTCOMES[:2], "errors", *OUTCOMES[3:], "seconds", "commit")
+    rows = [head, ["---"] * len(head)]
+    for each in sorted(found, key=lambda each: (numbers(each.torch), numbers(each.python), each.part)):
+        numbered = ["not finished", *[""] * 4] if each.counts is None else [str(each.counts.get(o, 0)) for o in OUTCOMES]
+        rows.append([each.torch, each.python, f"`{each.part}`", *numbered, str(each.seconds), each.commit])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def write_table(found: Sequence[Result]) -> None:
+    before, _, rest = DOCUMENT.read_text().partition("<!-- table -->\n")
+    DOCUMENT.write_text(f"{before}<!-- table -->\n{table(found)}\n<!-- end -->{rest.partition('<!-- end -->')[2]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help="folders or files of tests; all if there are none")
+    parser.add_argument("--python", nargs="+", default=[], metavar="3.11")
+    parser.add_argument("--torch", nargs="+", default=[], metavar="2.15")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".versions")
+    parser.add_argument("--minutes", type=int, default=120, help="for one part with one combination")
+    parser.add_argument("--table", action="store_true", help="run nothing, write the table")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    if not arguments.table:
+        run_all(arguments)
+    write_table(results(arguments.folder))
+
+
+def run_all(arguments: argparse.Namespace) -> None:
+    chosen = list(combinations(arguments.python, arguments.torch))
+    known = {(each.torch, each.python, each.part) for each in results(arguments.folder) if each.commit == commit()}
+    parts = arguments.parts or all_parts()
+    steps = [(each, part) for each in chosen for part in parts]
+    for k, (each, part) in enumerate(steps, 1):
+        if (each.torch, each.python, part) in known:
+            continue
+        if python := environment_of(each, arguments.folder):
+            result = run_part(python, each, part, arguments.minutes)
+            keep(result, arguments.folder)
+            print(
+                f"[{k}/{len(steps)}] {each.name} {part}: {result.counts or 'not finished'}, {result.seconds} s",
+                file=sys.stderr,
+            )
+
+
+if __name__ == "__main__":
+    main()
