@@ -4,8 +4,8 @@
     python scripts/versions.py --torch 2.15 --python 3.11 3.13 tests/numerics tests/torch_compat
     python scripts/versions.py --table                                what was run so far, as a table
 
-Each combination gets an environment of its own in --folder (by default .versions), made when it is first needed. Each part of
-the tests is one run; what was run at this commit is not run again, so that the same command goes on where it was stopped.
+Each combination gets an environment of its own in --folder (by default .versions), made when it is first needed. Each part
+of the tests is one run; what was run at this commit is not run again, so that the same command goes on where it was stopped.
 A part that takes longer than --minutes is stopped and counts as not finished.
 """
 
@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -110,7 +111,8 @@ def environment_of(combination: Combination, folder: Path) -> Path | None:
     said = pip(python, "--no-deps", f"torch=={combination.torch}.*")
     if said is None:
         link_libraries(python, folder)
-        wanted = [*requirements(python, "torch"), *requirements(install_aotgrad(python), "aotgrad")]
+        install_aotgrad(python)
+        wanted = [*requirements(python, "torch"), *requirements(python, "aotgrad")]
         said = pip(python, "--constraint", str(constraints(folder)), *wanted)
     stamp.write_text(said or "")
     return None if said else python
@@ -122,19 +124,23 @@ def pip(python: Path, *arguments: str) -> str | None:
     return done.stderr.strip().splitlines()[-1] if done.returncode else None
 
 
-def install_aotgrad(python: Path) -> Path:
+def install_aotgrad(python: Path) -> None:
     pip(python, "setuptools>=77")
     pip(python, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
-    return python
 
 
 def requirements(python: Path, package: str) -> list[str]:
     """What a package and its tests need in an environment, without GPU libraries and torch."""
-    ask = f"import importlib.metadata as m, json; print(json.dumps(m.requires({package!r}) or []))"
-    lines = json.loads(subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout)
+    lines = answer(python, f"importlib.metadata.requires({package!r}) or []")
     extra = {"extra": "test" if package == "aotgrad" else ""}
     needed = [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(extra)]
     return [str(each).split(";")[0] for each in needed if not LIBRARIES.match(each.name) and each.name != "torch"]
+
+
+def answer(python: Path, question: str) -> Any:
+    """The value of an expression in an environment."""
+    program = f"import importlib.metadata, json, sysconfig; print(json.dumps({question}))"
+    return json.loads(subprocess.run([python, "-c", program], check=True, capture_output=True, text=True).stdout)
 
 
 def constraints(folder: Path) -> Path:
@@ -147,14 +153,13 @@ def constraints(folder: Path) -> Path:
 
 def link_libraries(python: Path, folder: Path) -> None:
     """The GPU libraries that torch is linked to, of which every environment has the same copy: those of the first one."""
-    ask = "import importlib.metadata as m, json, sysconfig; print(json.dumps([m.requires('torch'), sysconfig.get_path('purelib')]))"
-    lines, packages = json.loads(subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout)
+    lines = answer(python, "importlib.metadata.requires('torch')")
     wanted = [line.split(";")[0] for line in lines if line.startswith(("nvidia", "cuda-toolkit"))]
-    shared = folder / "libraries"
+    shared = (folder / "libraries").resolve()
     if wanted and not shared.exists():
         pip(python, "--target", str(shared), *wanted, "nvidia-curand")
     if wanted:
-        (Path(packages) / "nvidia").symlink_to(shared / "nvidia")
+        (Path(answer(python, "sysconfig.get_path('purelib')")) / "nvidia").symlink_to(shared / "nvidia")
 
 
 # --- Running
@@ -163,30 +168,22 @@ def link_libraries(python: Path, folder: Path) -> None:
 def run_part(python: Path, combination: Combination, part: str, minutes: int) -> Result:
     """Run one part of the tests, one test at a time."""
     start = time.monotonic()
-    command = [
-        python,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "0",
-        "-rfE",
-        "-p",
-        "no:cacheprovider",
-        "--show-capture=no",
-        "--tb=no",
-        *files(part),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    try:
-        said = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60 * minutes
-        ).stdout
-    except subprocess.TimeoutExpired:
-        said = ""
+    options = ["-q", "-n", "0", "-rfE", "-p", "no:cacheprovider", "--show-capture=no", "--tb=no"]
+    said = output_of([str(python), "-m", "pytest", *options, *files(part)], minutes)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
     seconds = int(time.monotonic() - start)
     return Result(combination.torch, combination.python, part, commit(), counts(said), failed, seconds)
+
+
+def output_of(command: list[str], minutes: int) -> str:
+    """What a run prints; nothing if it takes too long."""
+    alone = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment, limit = {**os.environ, **alone}, 60 * minutes
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout
 
 
 def counts(said: str) -> dict[str, int] | None:
@@ -270,10 +267,8 @@ def run_all(arguments: argparse.Namespace) -> None:
         if python := environment_of(each, arguments.folder):
             result = run_part(python, each, part, arguments.minutes)
             keep(result, arguments.folder)
-            print(
-                f"[{k}/{len(steps)}] {each.name} {part}: {result.counts or 'not finished'}, {result.seconds} s",
-                file=sys.stderr,
-            )
+            said = f"{result.counts or 'not finished'}, {result.seconds} s"
+            print(f"[{k}/{len(steps)}] {each.name} {part}: {said}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
