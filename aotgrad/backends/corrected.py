@@ -115,6 +115,17 @@ def copy_expanded_targets(graph: fx.Graph) -> None:
             node.args = (copy, *node.args[1:])
 
 
+def copy_listed_constants(graph: fx.Graph) -> None:
+    """Give ops on lists of tensors copies of constants."""
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and torch_compat.is_foreach(node.target):
+            for constant in [each for each in node.all_input_nodes if each.op == "get_attr"]:
+                with graph.inserting_before(node):
+                    copy = graph.call_function(torch.ops.aten.lift_fresh_copy.default, (constant,))
+                copy.meta = dict(constant.meta)
+                node.replace_input_with(constant, copy)
+
+
 CORRECTIONS: Mapping[str, Correction] = {
     "targets end at the first -1": Decomposition(
         torch.ops.aten.multilabel_margin_loss_forward.default,
@@ -123,6 +134,9 @@ CORRECTIONS: Mapping[str, Correction] = {
     ),
     "index_put into an expanded tensor": Rewrite(
         copy_expanded_targets, "Inductor writes into the expanded tensor in place, so that each row is written to each time"
+    ),
+    "constants in lists": Rewrite(
+        copy_listed_constants, "Inductor takes a constant without dimensions for a number, and fails where a list has one"
     ),
     "reads between two writes": Restriction(
         torch_compat.reads_of_overwritten_values_checked,

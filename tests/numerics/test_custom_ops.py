@@ -152,6 +152,15 @@ def test_foreach_in_place(backend):
     assert_like_eager(function, lambda: (leaf(4), leaf(4)), backend)
 
 
+@every_backend
+def test_foreach_with_constants_without_dimensions(backend):
+    def function(x, y):
+        constants = [torch.tensor(0.25), torch.tensor(3.0)]
+        return torch._foreach_addcmul([x, y], constants, [y, x], value=2.0), torch._foreach_lerp([x, y], [y, x], 0.75)
+
+    assert_like_eager(function, lambda: (leaf(4), leaf(4)), backend)
+
+
 # --- Optimizers ------------------------------------------------------------------------------------------------------
 
 OPTIMIZERS = {
