@@ -54,11 +54,13 @@ class DynamoBackend:
         options: Mapping[str, Any] | None = None,
         mode: str | None = None,
     ) -> Callable:
-        """Compile Dynamo's graph. Where it needs a tensor's data, torch's own error lets Dynamo break the graph.
+        """Compile Dynamo's graph. Where it needs a tensor's data, or Dynamo has lost a history, torch's own error lets
+        Dynamo break the graph.
 
         Raises:
             AOTGradError: an unknown option or a bad value, or what cannot be compiled; Dynamo passes it on as it is.
         """
+        torch_compat.refuse_lost_histories(module, example_inputs)
         try:
             return self.compiled(module, example_inputs, Options.from_mapping({**self.options, **with_mode(options, mode)}))
         except CaptureError as error:

@@ -119,6 +119,7 @@ from aotgrad.torch_compat.dynamo import (
     hidden_from_dynamo,
     new_dynamos_lock,
     passed_on_by_dynamo,
+    refuse_lost_histories,
     tracing_context,
     without_dynamo,
 )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.fx as fx
 from torch._dynamo import convert_frame
 from torch._dynamo.exc import ShortenTraceback
 from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 disable_dynamo = torch._dynamo.disable
 """Marks a callable that Dynamo must not trace into."""
@@ -101,6 +103,34 @@ def breaks_dynamos_graph(error: BaseException | None) -> bool:
     from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 
     return isinstance(error, exceptions_allowed_to_be_fallback)
+
+
+def refuse_lost_histories(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Let Dynamo run a function as it is in which it has lost how gradients of gradients are computed.
+
+    Newer versions give a custom autograd function inside of a `torch.func` transform as one op, in whose backward nothing is
+    recorded: neither for an outer transform, nor for the inputs that require grad.
+
+    Raises:
+        UnsupportedOperatorException: Dynamo breaks the graph.
+    """
+    enough = 1 if any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs) else 2
+    graphs = (each.graph for each in module.modules() if isinstance(each, fx.GraphModule))
+    if any(transforms >= enough for graph in graphs for transforms in _transforms_around_custom_functions(graph)):
+        raise UnsupportedOperatorException(
+            "autograd_function_apply: this version of Dynamo does not differentiate the backward of a custom autograd "
+            "function inside of a torch.func transform; eager does, and so does aotgrad.aot_function"
+        )
+
+
+def _transforms_around_custom_functions(graph: fx.Graph) -> Iterator[int]:
+    """For each custom autograd function in a graph, the number of transforms that are open there."""
+    count = 0
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        count += name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
+        if node.target is torch.ops.higher_order.autograd_function_apply:
+            yield count
 
 
 def without_dynamo(function: Callable) -> Callable:

@@ -237,7 +237,28 @@ TRANSFORMS = {
 @pytest.mark.parametrize("custom", [Square, SquareOfRows], ids=lambda function: function.__name__)
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_custom_functions(custom, name, backend):
-    assert_like_eager(lambda x: TRANSFORMS[name](lambda x: custom.apply(x))(x * 2), lambda: (leaf(3, 2),), backend)
+    def function(x):
+        return TRANSFORMS[name](lambda x: custom.apply(x))(x * 2)
+
+    if backend == "dynamo" and not keeps_histories(function):
+        compiled = torch.compile(function, backend="aotgrad_eager")
+        assert_like_eager(function, lambda: (leaf(3, 2),), compiled, compilations=None)
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="does not differentiate the backward of a custom autograd"):
+            torch.compile(function, backend="aotgrad_eager", fullgraph=True)(leaf(3, 2))
+    else:
+        assert_like_eager(function, lambda: (leaf(3, 2),), backend)
+
+
+def keeps_histories(function) -> bool:
+    """Whether what Dynamo alone makes of a function requires grad as in eager. It may also fail by itself."""
+    torch._dynamo.reset()
+    try:
+        return torch.compile(function, backend="eager", fullgraph=True)(leaf(3, 2)).requires_grad
+    except torch._dynamo.exc.InternalTorchDynamoError as error:
+        pytest.skip(f"Dynamo itself cannot trace it: {str(error).splitlines()[0]}")
+    finally:
+        torch._dynamo.reset()
 
 
 @exact_backends

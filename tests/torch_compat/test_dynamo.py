@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.fx as fx
 from torch import nn
 from torch._dynamo import convert_frame
 from torch._subclasses.fake_tensor import DataDependentOutputException
@@ -190,3 +191,32 @@ def test_a_float_that_dynamo_passes_as_a_tensor():
         compiled(torch.ones(2), s)
     assert found[0] == [None] and found[1][0] is None and found[1][1].node.hint == 0.75
     assert compat.float_of_tensor(torch.tensor(0.5)) is None
+
+
+def body() -> fx.GraphModule:
+    return fx.symbolic_trace(lambda x: x)
+
+
+def with_custom_function(transforms: int) -> fx.GraphModule:
+    """A graph with a custom function inside of transforms, and another one behind them."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    for _ in range(transforms):
+        graph.call_function(torch._C._functorch._grad_increment_nesting)
+    applied = graph.call_function(torch.ops.higher_order.autograd_function_apply, (graph.get_attr("body"), x))
+    for _ in range(transforms):
+        graph.call_function(torch._C._functorch._grad_decrement_nesting)
+    graph.output(graph.call_function(torch.ops.higher_order.autograd_function_apply, (applied, x)))
+    return fx.GraphModule({"body": body()}, graph)
+
+
+@pytest.mark.parametrize(("transforms", "requires_grad"), [(1, True), (2, False), (2, True), (3, False)])
+def test_a_lost_history_is_refused(transforms, requires_grad):
+    with pytest.raises(Exception, match="does not differentiate the backward of a custom autograd") as raised:
+        compat.refuse_lost_histories(with_custom_function(transforms), [torch.ones(1, requires_grad=requires_grad)])
+    assert compat.breaks_dynamos_graph(raised.value)
+
+
+@pytest.mark.parametrize(("transforms", "requires_grad"), [(0, True), (0, False), (1, False)])
+def test_a_history_that_nobody_needs_may_be_lost(transforms, requires_grad):
+    compat.refuse_lost_histories(with_custom_function(transforms), [3, torch.ones(1, requires_grad=requires_grad)])
