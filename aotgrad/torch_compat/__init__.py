@@ -39,6 +39,7 @@ from aotgrad.torch_compat.assignments import (
 )
 from aotgrad.torch_compat.autograd import (
     PROBES_PER_EXCEPTION,
+    UNPACKS_ONE,
     applied,
     are_wanted,
     edge_of,

@@ -260,13 +260,23 @@ def raise_second_backward() -> None:
 
 
 def some_saved_tensors(ctx: Any, positions: Sequence[int]) -> list[torch.Tensor]:
-    """Some of the tensors that a custom node saved, none of which is its own output. `ctx.saved_tensors` unpacks all.
+    """Some of the tensors that a custom node saved, none of which is its own output. `ctx.saved_tensors` unpacks all, which
+    is all that older versions of torch can do.
 
     Raises:
         RuntimeError: eager's, if one of them was changed in place since, or freed.
     """
-    saved = ctx._raw_saved_tensors if positions else ()
-    return [saved[position].unpack() for position in positions]
+    if not positions:
+        return []
+    if not UNPACKS_ONE:
+        saved = ctx.saved_tensors
+        return [saved[position] for position in positions]
+    raw = ctx._raw_saved_tensors
+    return [raw[position].unpack() for position in positions]
+
+
+UNPACKS_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")
+"""Whether one saved tensor can be unpacked, and the others left alone."""
 
 
 def saved_by_function(node: Any) -> list[Any]:
