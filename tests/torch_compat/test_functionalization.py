@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
-from torch.utils._python_dispatch import _disable_infra_mode
 
 from aotgrad import torch_compat as compat
 from tests.torch_compat.tracing import Tracing
 
 aten = torch.ops.aten
-without_mode = contextlib.contextmanager(_disable_infra_mode)
 
 
 def test_ops_on_lists():
@@ -116,8 +112,8 @@ def test_what_values_decide_the_size_of_is_computed_before_it_is_written(fake_mo
     tracing = Tracing(fake_mode, torch.ones(3))
     with tracing.active() as x, compat.answered_by(fake_mode, lambda _: False):
         out = torch.zeros(3, 1, dtype=torch.int64)
-        with without_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL):  # as inside of a dispatch
-            written = compat.computed_and_written(tracing.functional_mode, aten.nonzero.out, (), (x,), {"out": out})
+        written = torch.nonzero(x, out=out)  # dispatched to `compat.computed_and_written`
     assert written is out
     assert compat.COMPUTED_BEFORE_WRITTEN[aten.nonzero.out] is aten.nonzero.default
+    assert callable(compat.computed_and_written)
     assert "aten.nonzero.default" in tracing.recorded()
