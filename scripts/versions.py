@@ -1,7 +1,7 @@
 """Run the tests with every Python that this machine has and every torch that aotgrad supports, and write docs/versions.md.
 
     python scripts/versions.py                                        everything, which takes a day
-    python scripts/versions.py --torch 2.15 --python 3.11 3.13 tests/numerics tests/torch_compat
+    python scripts/versions.py --torch 2.15 --python 3.11,3.13 tests/numerics tests/torch_compat
     python scripts/versions.py --table                                what was run so far, as a table
 
 Each combination gets an environment of its own in --folder (by default .versions), made when it is first needed. Each part
@@ -244,8 +244,8 @@ def write_table(found: Sequence[Result]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help="folders or files of tests; all if there are none")
-    parser.add_argument("--python", nargs="+", default=[], metavar="3.11")
-    parser.add_argument("--torch", nargs="+", default=[], metavar="2.15")
+    parser.add_argument("--python", type=listed, default=[], metavar="3.10,3.11")
+    parser.add_argument("--torch", type=listed, default=[], metavar="2.14,2.15")
     parser.add_argument("--folder", type=Path, default=ROOT / ".versions")
     parser.add_argument("--minutes", type=int, default=120, help="for one part with one combination")
     parser.add_argument("--table", action="store_true", help="run nothing, write the table")
@@ -254,6 +254,10 @@ def main() -> None:
     if not arguments.table:
         run_all(arguments)
     write_table(results(arguments.folder))
+
+
+def listed(text: str) -> list[str]:
+    return text.split(",")
 
 
 def run_all(arguments: argparse.Namespace) -> None:
