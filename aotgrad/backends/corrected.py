@@ -2,7 +2,7 @@
 
     CORRECTIONS["a name"] = Decomposition(op, function, reason)     the op is taken apart in another way
     CORRECTIONS["a name"] = Rewrite(function, reason)               joint graphs are changed before Inductor sees them
-    CORRECTIONS["a name"] = Restriction(context, reason)            Inductor runs in a context in which it does less
+    CORRECTIONS["a name"] = Amendment(context, reason)              Inductor runs in a context that changes what it does
 
 For each there is a test that shows what torch does without it, and fails when torch does it right: then the correction goes.
 """
@@ -39,14 +39,14 @@ class Rewrite:
 
 
 @dataclass(frozen=True)
-class Restriction:
-    """Inductor compiles inside of `context`."""
+class Amendment:
+    """Inductor compiles inside of `context`, in which it does something else."""
 
     context: Callable[[], AbstractContextManager]
     reason: str
 
 
-Correction = Union[Decomposition, Rewrite, Restriction]
+Correction = Union[Decomposition, Rewrite, Amendment]
 
 
 def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callable]:
@@ -63,11 +63,11 @@ def rewrite(graph: fx.Graph) -> None:
 
 
 @contextlib.contextmanager
-def restricted() -> Iterator[None]:
-    """Inside, Inductor does not do what it does wrongly."""
+def amended() -> Iterator[None]:
+    """Inside, Inductor is amended."""
     with contextlib.ExitStack() as stack:
         for correction in CORRECTIONS.values():
-            if isinstance(correction, Restriction):
+            if isinstance(correction, Amendment):
                 stack.enter_context(correction.context())
         yield
 
@@ -138,7 +138,11 @@ CORRECTIONS: Mapping[str, Correction] = {
     "constants in lists": Rewrite(
         copy_listed_constants, "Inductor takes a constant without dimensions for a number, and fails where a list has one"
     ),
-    "reads between two writes": Restriction(
+    "offsets in memory": Amendment(
+        torch_compat.traced_storage_offsets,
+        "Inductor calls the op with a buffer of its own, whose offset is another one than as_strided counts from",
+    ),
+    "reads between two writes": Amendment(
         torch_compat.reads_of_overwritten_values_checked,
         "a read of what one write left in a buffer is fused with the next write to it, though they are of other elements",
     ),

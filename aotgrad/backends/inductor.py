@@ -19,7 +19,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_inputs
-from aotgrad.backends.corrected import CORRECTIONS, corrected_decompositions, restricted, rewrite
+from aotgrad.backends.corrected import CORRECTIONS, amended, corrected_decompositions, rewrite
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.floats import floats_as_tensors
 from aotgrad.backends.wrapper_code import Wrapper
@@ -124,7 +124,8 @@ class InductorBackend:
         with self.context(module, **settings):
             (output,) = module.graph.find_nodes(op="output")
             output.meta["user_visible_output_idxs"] = job.visible
-            with kernels_together(), restricted():
+            torch_compat.call_in_inductor({node.target for node in module.graph.nodes})
+            with kernels_together(), amended():
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
 
     def cache_key(self) -> str | None:

@@ -218,6 +218,7 @@ from aotgrad.torch_compat.inductor import (
     READ_ELSEWHERE,
     apart_in_inductors_cache,
     as_symints,
+    call_in_inductor,
     compile_without_workers,
     inductor_compile,
     inductor_configured,
@@ -238,6 +239,7 @@ from aotgrad.torch_compat.inductor import (
     names_of_inductor_decompositions,
     reported_output_strides,
     stable_text,
+    traced_storage_offsets,
     why_no_inductor_setting,
 )
 from aotgrad.torch_compat.inductor_kernels import (

@@ -12,7 +12,7 @@ import pickle
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,33 @@ def _decomposition_name(function: Any) -> str | None:
         return str(function)
     module = getattr(function, "__module__", None) or ""
     return f"{module}.{function.__qualname__}" if module.partition(".")[0] in ("torch", "aotgrad") else None
+
+
+def call_in_inductor(ops: Iterable[Any]) -> None:
+    """Let Inductor call the kernels of ops that it expects to be taken apart, and has no lowering for."""
+    from torch._decomp import get_decompositions
+    from torch._inductor.lowering import lowerings, make_fallback
+
+    table = inductor_decompositions()
+    for op in ops:
+        if isinstance(op, torch._ops.OpOverload) and op not in lowerings and op not in table and get_decompositions([op]):
+            make_fallback(op, warn=False)
+
+
+@contextlib.contextmanager
+def traced_storage_offsets() -> Iterator[None]:
+    """Inside, Inductor takes the offset of a tensor in memory for what it was in the trace, as it does with sizes."""
+    from unittest import mock
+
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.virtualized import V
+
+    def offset(_: Any) -> Any:
+        value = V.graph.current_node.meta["val"]
+        return value.node.expr if isinstance(value, torch.SymInt) else int(value)
+
+    with mock.patch.dict(lowerings, {torch.ops.aten.sym_storage_offset.default: offset}):
+        yield
 
 
 def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:

@@ -20,13 +20,13 @@ def reads_of_overwritten_values_checked() -> Iterator[None]:
     fusable = Scheduler.fusable_weak_dep
 
     def fusable_weak_dep(self: Scheduler, weak_dep: Any, node1: Any, node2: Any) -> bool:
-        return fusable(self, weak_dep, node1, node2) and not reads_elsewhere(self, weak_dep.mutating_buf, node1, node2)
+        return fusable(self, weak_dep, node1, node2) and not _reads_elsewhere(self, weak_dep.mutating_buf, node1, node2)
 
     with mock.patch.object(Scheduler, "fusable_weak_dep", fusable_weak_dep):
         yield
 
 
-def reads_elsewhere(scheduler: Any, written: str, reader: Any, writer: Any) -> bool:
+def _reads_elsewhere(scheduler: Any, written: str, reader: Any, writer: Any) -> bool:
     """Whether `reader` reads a buffer, as an earlier write has left it, at other elements than `writer` writes."""
     from torch._inductor.dependencies import MemoryDep
     from torch._inductor.scheduler import ForeachKernelSchedulerNode

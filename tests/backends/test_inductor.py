@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch._inductor import config
 from torch._inductor.utils import fresh_cache
 
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
-def test_a_write_into_an_expanded_tensor_reaches_one_row() -> None:
-    """Inductor on its own writes to the memory that all rows share."""
-
-    def function(index, values):
-        return torch.index_put(torch.zeros(4).expand(3, 4), (torch.arange(3), index), values, accumulate=True)
-
-    torch._dynamo.reset()
-    index, values = torch.tensor([0, 2, 2]), torch.tensor([1.0, 2.0, 3.0])
-    assert torch.equal(torch.compile(function, backend="aotgrad")(index, values), function(index, values))
+import aotgrad
+from aotgrad import backends, torch_compat
+from tests.fuzz.ways import by_inductor
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
@@ -61,3 +55,34 @@ def test_a_weight_that_the_forward_lays_out_anew_is_saved_as_it_lies_then() -> N
         torch.testing.assert_close(step(compiled, False), step(two_convolutions, False))
     ours, eagers = ([t.stride() for t in some if t.size() == (5, 4, 3, 3)] for some in (saved[:-6], saved[-6:]))
     assert (ours, eagers) == ([(36, 1, 12, 4)], [(36, 9, 3, 1)])
+
+
+def test_every_op_that_inductor_expects_taken_apart_is() -> None:
+    """Or Inductor can compile it: it raises for what it has a decomposition of and no lowering."""
+    from torch._inductor.lowering import lowerings
+
+    ours = backends.get("inductor").decompositions()
+    expected = torch_compat.inductor_decompositions()
+    assert [op for op in expected if op not in ours and op not in lowerings] == []
+
+
+MODES = {"bilinear": 4, "bicubic": 4, "trilinear": 5}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("mode", MODES)
+def test_inductor_takes_what_is_not_taken_apart_as_it_is(mode: str, dynamic: bool) -> None:
+    """Resizing is left to eager's kernels, which round otherwise than torch's decompositions."""
+
+    def resized(x):
+        return F.interpolate(x, scale_factor=2.0, mode=mode) * 2
+
+    x = torch.randn(2, 3, *(4,) * (MODES[mode] - 2), requires_grad=True)
+    found = []
+    with fresh_cache(), config.patch(implicit_fallbacks=False):
+        compiled = by_inductor(resized, aotgrad.nop, dynamic=dynamic)
+        for function in (compiled, resized):
+            result = function(x)
+            found.append((result, *torch.autograd.grad(result.sin().sum(), x)))
+    torch.testing.assert_close(*found)

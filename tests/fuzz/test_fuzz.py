@@ -15,9 +15,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from aotgrad.backends.inductor import InductorBackend
 from tests.fuzz import compare
 from tests.fuzz.campaign import Report, chunks, run_chunk
 from tests.fuzz.compare import Difference, check
+from tests.fuzz.inductor import Stage
 from tests.fuzz.program import Apply, Backward, Block, Leaf, Name, Program, Round
 from tests.fuzz.reduce import reduced
 from tests.fuzz.script import standalone
@@ -40,6 +42,37 @@ def test_fresh_programs_are_as_in_eager(capsys) -> None:
     assert not report.failures, "\n\n".join([f"seed {seed}; again: {again}", *report.failures])
     assert report.programs == EXAMPLES
     assert report.rejected_share < MOST_REFUSED, report.rejections
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(("way", "examples"), [("inductor", 60), ("dynamo", 20)])
+def test_programs_through_inductor_are_as_in_eager(way: str, examples: int) -> None:
+    """A longer campaign: `python scripts/conformance/fuzz.py --way inductor`."""
+    report = run_chunk(41, examples, way)
+    assert not report.failures, "\n\n".join(report.failures)
+    assert report.programs == examples
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("way", ["inductor", "dynamo"])
+def test_a_mistake_of_inductor_is_found(way: str, monkeypatch) -> None:
+    """Kernels that do nothing."""
+    monkeypatch.setattr(Stage, "promised", lambda stage, kernels: [lambda *args: None for _ in kernels])
+    with Stage().directly(), pytest.raises(Difference, match=r"round 0, after 'result = f\(w0\)'"):
+        check(PROGRAM, way)
+
+
+def test_what_is_rehearsed_is_what_is_performed(monkeypatch) -> None:
+    """Nothing is compiled in the performance."""
+    stage = Stage()
+    with stage.rehearsal(0):
+        check(PROGRAM, "inductor")
+    assert len(stage.made[0]) == 2 and stage.waiting
+    stage.compile_kernels()
+    monkeypatch.setattr(InductorBackend, "_make", lambda *_: pytest.fail("compiled in the performance"))
+    with stage.performance(0):
+        assert check(PROGRAM, "inductor") == []
 
 
 PROGRAM = Program(

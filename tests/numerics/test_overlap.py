@@ -56,6 +56,33 @@ HALVES = (slice(0, 5), slice(3, 8))
 
 add("halves", lambda: cut(plain(8), *HALVES))
 add("halves_with_gradients", lambda: cut(non_leaf(8), *HALVES))
+
+
+def rows_and_a_column(rows, column):
+    column.mul_(2)
+    rows.copy_(rows.flip(0))
+    return (rows * 1).sum(), column.sin()
+
+
+def rows_columns_and_a_diagonal(rows, column, diagonal):
+    column.add_(1)
+    diagonal.mul_(3)
+    rows.copy_(rows.t() * 2)
+    diagonal.sub_(column * 1)
+    return rows * 2, column.sum(), diagonal * 3
+
+
+add("rows_and_a_column", lambda: (lambda x: (x[1:], x[:, 1]))(plain(5, 5)), rows_and_a_column)
+add(
+    "rows_and_a_column_with_gradients",
+    lambda: (lambda x: (x[1:], x[:, 1]))(non_leaf(5, 5)),
+    rows_and_a_column,
+)
+add(
+    "rows_columns_and_a_diagonal",
+    lambda: (lambda x: (x, x[:, 1], x.diagonal()))(plain(4, 4)),
+    rows_columns_and_a_diagonal,
+)
 add("the_whole_first", lambda: (lambda x: (x, x[2:]))(plain(5)))
 add("the_whole_first_with_gradients", lambda: (lambda x: (x, x[2:]))(non_leaf(5)))
 add("the_whole_last_with_gradients", lambda: (lambda x: (x[2:], x))(non_leaf(5)))

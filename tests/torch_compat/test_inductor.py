@@ -143,3 +143,25 @@ def test_settings_that_are_for_what_stands_before_inductor():
     assert [start for start in compat.READ_ELSEWHERE if not any(name.startswith(start) for name in names)] == []
     assert compat.why_no_inductor_setting("freezing", config.freezing) is None
     assert "does nothing here" in compat.why_no_inductor_setting("freezing", not config.freezing)
+
+
+@inductor
+def test_inductor_calls_an_op_that_it_would_have_taken_apart():
+    from torch._inductor.lowering import lowerings
+
+    assert aten.upsample_bicubic2d.default not in compat.inductor_decompositions()
+    compat.call_in_inductor([aten.upsample_bicubic2d.default, aten.silu.default, aten.bincount.default, len])
+    assert aten.upsample_bicubic2d.default in lowerings
+    assert aten.silu.default not in lowerings and aten.bincount.default not in lowerings
+
+
+@inductor
+def test_inductor_knows_offsets_in_memory_from_the_trace():
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.virtualized import V
+
+    op, graph = aten.sym_storage_offset.default, types.SimpleNamespace(current_node=types.SimpleNamespace(meta={"val": 6}))
+    assert op not in lowerings
+    with compat.traced_storage_offsets(), V.set_graph_handler(graph):
+        assert lowerings[op](None) == 6
+    assert op not in lowerings
