@@ -147,4 +147,4 @@ CORRECTIONS: Mapping[str, Correction] = {
         "a read of what one write left in a buffer is fused with the next write to it, though they are of other elements",
     ),
 }
-"""By name; Inductor's own cache keeps apart what was compiled with other ones."""
+"""By name. Inductor's own cache keeps apart what was compiled with other names: one that changes gets another name."""

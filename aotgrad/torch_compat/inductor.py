@@ -70,14 +70,16 @@ def _decomposition_name(function: Any) -> str | None:
 
 
 def call_in_inductor(ops: Iterable[Any]) -> None:
-    """Let Inductor call the kernels of ops that it expects to be taken apart, and has no lowering for."""
-    from torch._decomp import get_decompositions
+    """Let Inductor call the kernels of ops, and of their backwards, that it has no lowering for and expects taken apart."""
+    from torch._decomp import decomposition_table
     from torch._inductor.lowering import lowerings, make_fallback
 
     table = inductor_decompositions()
     for op in ops:
-        if isinstance(op, torch._ops.OpOverload) and op not in lowerings and op not in table and get_decompositions([op]):
-            make_fallback(op, warn=False)
+        if isinstance(op, torch._ops.OpOverload) and op not in lowerings and op not in table:
+            forward = getattr(torch.ops.aten, op._opname.removesuffix("_backward"), None)
+            if getattr(forward, op._overloadname, None) in decomposition_table:
+                make_fallback(op, warn=False)
 
 
 @contextlib.contextmanager
