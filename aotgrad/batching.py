@@ -25,6 +25,10 @@ from aotgrad.plans import State
 from aotgrad.runtime.anomaly import is_handed_on
 
 
+AS_ATEN = {torch.ops.prims.convert_element_type.default: lambda x, dtype: torch.ops.aten._to_copy.default(x, dtype=dtype)}
+"""Prims whose own ATen form cannot be traced: it writes to its result."""
+
+
 @dataclass(frozen=True)
 class BatchedGraph:
     """The function that is traced: a backward graph, under `vmap` if some inputs have a batch as first dimension."""
@@ -58,7 +62,7 @@ class BackwardInterpreter(fx.Interpreter):
         return result.to(traced.dtype) if isinstance(traced, torch.Tensor) and is_handed_on(n) else result
 
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
-        return super().call_function(getattr(target, "impl_aten", target), args, kwargs)
+        return super().call_function(AS_ATEN.get(target, getattr(target, "impl_aten", target)), args, kwargs)
 
 
 @dataclass(frozen=True)

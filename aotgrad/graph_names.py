@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from aotgrad.counters import counters
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf
+from aotgrad.torch_compat import disable_autocast
 
 MODEL = "model"
 
@@ -33,12 +34,16 @@ class GraphNames:
 
     @contextlib.contextmanager
     def compiling(self, role: str) -> Iterator[None]:
-        """While a graph is compiled; the next one gets the next number."""
+        """While a graph is compiled; the next one gets the next number.
+
+        Autocast is off: its casts are in the graph, and who runs ops to learn their dtypes is to get those of the trace.
+        """
         global _graphs
         outer = _names()
         _thread.names = [f"{self.function}_{role}"]
         try:
-            yield
+            with disable_autocast():
+                yield
         finally:
             _thread.names = outer
             with _lock:

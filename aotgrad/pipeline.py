@@ -252,10 +252,11 @@ def joint_of(
         values.answer_checks()  # before passes: what they make of the trace is no part of it
     else:
         torch_compat.insert_deferred_checks(joint.module)
-    joint = tidy.run(joint, tools.after_pass)
-    if options.keep_input_mutations and not joint.differentiable:
-        joint = passes.keep_input_mutations(joint, meta)
-    joint = passes.remove_repeated_effects(passes.take_known_values(tools.backend.prepare_joint(joint), known))
+    with torch_compat.disable_autocast():  # its casts are in the graph; a pass that runs ops is to get their dtypes
+        joint = tidy.run(joint, tools.after_pass)
+        if options.keep_input_mutations and not joint.differentiable:
+            joint = passes.keep_input_mutations(joint, meta)
+        joint = passes.remove_repeated_effects(passes.take_known_values(tools.backend.prepare_joint(joint), known))
     tools.observe("joint", joint)
     return TracedJoint(capture, with_later_changes(meta, joint), joint)
 
@@ -318,7 +319,8 @@ def lowered(
     partition: Partition, joint: JointGraph, tools: Toolchain, names: GraphNames, known_to_backend: bool = False
 ) -> tuple[Partition, Compiled]:
     """Compile the forward of a partition; `known_to_backend`: which the backend has compiled in another process."""
-    forward = passes.pipeline("forward", (), tools.options.forward_passes).run(partition.forward, tools.after_pass)
+    with torch_compat.disable_autocast():
+        forward = passes.pipeline("forward", (), tools.options.forward_passes).run(partition.forward, tools.after_pass)
     partition = replace(partition, forward=forward)
     tools.observe("partition", partition)
     with names.compiling("inference" if partition.backward is None else "forward"):

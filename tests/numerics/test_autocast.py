@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from .against_eager import EXACT, compiled
+import aotgrad
+
+from .against_eager import ALL, EXACT, compiled
 
 BF16 = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
 OFF = functools.partial(torch.autocast, "cpu", enabled=False)
@@ -87,3 +90,55 @@ def test_second_order(function, around, around_backward) -> None:
     casts = BF16 in (around, around_backward) or function is switched_on_inside
     for one, other in zip(actual[4:], expected[4:], strict=True):
         torch.testing.assert_close(one, other, **({"rtol": 0.1, "atol": 0.1} if casts else {"rtol": 1e-5, "atol": 1e-5}))
+
+
+def cast_after_a_product_in_float32(x, w, v):
+    with OFF():
+        y = x.float() @ w.float()
+    return y.bfloat16() @ v.bfloat16()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@every_mode
+@pytest.mark.parametrize("around_backward", [contextlib.nullcontext, BF16], ids=["nothing", "bfloat16"])
+@pytest.mark.parametrize("backend", ALL)
+def test_a_cast_that_autocast_would_have_made(around, around_backward, backend) -> None:
+    """A backend that learns dtypes by running ops again, under autocast, takes the cast for one that does nothing.
+
+    Where autocast is on around the backward, its graph is traced again, with the prims that the backend decomposed to.
+    """
+    expected = differentiate(cast_after_a_product_in_float32, around, around_backward)
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        under_test = compiled(cast_after_a_product_in_float32, backend, options={"cache": False})
+        found = differentiate(under_test, around, around_backward)
+    for actual, wanted in zip(found, expected, strict=True):
+        assert actual.dtype == wanted.dtype
+        assert torch.equal(actual, wanted)
+
+
+def test_autocast_is_off_while_passes_and_compilers_run() -> None:
+    """Its casts are in the graph."""
+    seen = {}
+
+    def note(role):
+        seen[role] = torch.is_autocast_enabled("cpu")
+
+    @dataclass(frozen=True)
+    class Noting:
+        name: str
+
+        def apply(self, graph):
+            note(self.name)
+            return graph
+
+    def compiler(role):
+        return lambda graph, example_inputs: (note(role), aotgrad.make_boxed_func(graph.forward))[1]
+
+    def partition(*args, **kwargs):
+        note("partition")
+        return aotgrad.default_partition(*args, **kwargs)
+
+    passes = {f"{place}_passes": [Noting(place)] for place in ("joint", "forward", "backward")}
+    f = aotgrad.aot_function(products, compiler("forward compiler"), compiler("backward compiler"), partition, options=passes)
+    differentiate(f, BF16, contextlib.nullcontext)
+    assert len(seen) == 6 and not any(seen.values()), seen
