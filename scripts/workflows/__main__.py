@@ -26,7 +26,11 @@ def main() -> int:
     folder = arguments.results
     chosen = [(row, b) for row in ROWS for b in arguments.backends if not arguments.rows or row.name in arguments.rows]
     known = {} if arguments.again else read_cells(folder)
-    missing = [] if arguments.report_only else [task for task in chosen if is_missing(known.get((task[0].name, task[1])), arguments)]
+    missing = (
+        []
+        if arguments.report_only
+        else [task for task in chosen if is_missing(known.get((task[0].name, task[1])), arguments)]
+    )
     with tqdm(sweep(missing, folder, arguments.limit), total=len(missing), unit="cell", disable=not missing) as progress:
         for cell in progress:
             progress.write(line_of(cell))

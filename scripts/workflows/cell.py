@@ -1,7 +1,7 @@
 """One program with one backend, after the same in eager: python -m scripts.workflows.cell ROW BACKEND RESULT
 
 Writes a `Cell` as JSON to the file RESULT. Both runs start from the same seeds, Inductor draws eager's random numbers, and
-aotgrad compiles what it would leave to eager as too small (the option `min_graph_ops`).
+aotgrad compiles what it would leave to eager as too small (the option `min_graph_ops`) or find on disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,13 +34,15 @@ GOOD = (EQUAL, CLOSE)
 @dataclass(frozen=True)
 class Cell:
     """What became of a program with a backend. `detail` is where the largest difference is, or the error; of a run that
-    did not end there are no figures."""
+    did not end there are no figures. `from_dynamo` is how far eager halves that differ are from what Dynamo's graph computes
+    with no compiler behind it."""
 
     row: str
     backend: str
     outcome: str
     detail: str
     difference: float | None = None
+    from_dynamo: float | None = None
     eager_step_s: float | None = None
     step_s: float | None = None
     first_s: float | None = None
@@ -70,7 +72,8 @@ def run_cell(row: Row, backend: str) -> Cell:
     with settings():
         eager = run_once(row, None)
         try:
-            return compared(row, eager, run_once(row, backend))
+            compiled = run_once(row, backend)
+            return with_dynamo(row, compiled, compared(row, eager, compiled))
         except Exception as error:
             traceback.print_exc()
             return Cell(row.name, backend, RAISES, f"{type(error).__name__}: {error}", versions=versions(row))
@@ -82,7 +85,7 @@ def settings() -> Iterator[None]:
     torch._dynamo.reset()
     dynamo_counters.clear()
     aotgrad.counters.clear()
-    with torch._inductor.config.patch(fallback_random=True), aotgrad.config.patch(min_graph_ops=0):
+    with torch._inductor.config.patch(fallback_random=True), aotgrad.config.patch(min_graph_ops=0, cache=False):
         yield
 
 
@@ -115,6 +118,14 @@ def compared(row: Row, eager: Run, compiled: Run) -> Cell:
         graph_breaks=sum(dynamo_counters["graph_break"].values()),
         versions=versions(row),
     )
+
+
+def with_dynamo(row: Row, compiled: Run, cell: Cell) -> Cell:
+    """The result of eager halves that differ from eager, with how far they are from Dynamo's own graph."""
+    if cell.backend != "aotgrad_eager" or cell.outcome == EQUAL:
+        return cell
+    torch._dynamo.reset()
+    return replace(cell, from_dynamo=difference(run_once(row, "eager").observations, compiled.observations).relative)
 
 
 def outcome_of(relative: float, tolerance: float) -> str:

@@ -1,6 +1,6 @@
 """The results as a document.
 
-    page(cells, "bash scripts/workflows.sh")
+page(cells, "bash scripts/workflows.sh")
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ NAMES = {"inductor": "peer", "aotgrad": "aotgrad", "aotgrad_eager": "aotgrad_eag
 def results(cells: Cells) -> str:
     """A row for each program: how far each backend is from eager."""
     header = ["program", "package", "tolerance", *NAMES.values()]
-    lines = [[row.what, row.needs, f"{row.tolerance:.0e}", *(verdict(cells.get((row.name, b))) for b in BACKENDS)] for row in ROWS]
+    lines = [
+        [row.what, row.needs, f"{row.tolerance:.0e}", *(verdict(cells.get((row.name, b))) for b in BACKENDS)] for row in ROWS
+    ]
     return table(lines, header)
 
 
@@ -32,14 +34,23 @@ def verdict(cell: Cell | None) -> str:
         case Cell(outcome=outcome) if outcome == EQUAL:
             return "equal"
         case Cell(outcome=outcome, difference=float(difference)):
-            return f"{difference:.0e}" if outcome == CLOSE else f"**{difference:.0e}**"
+            found = f"{difference:.0e}" if outcome == CLOSE else f"**{difference:.0e}**"
+            return found if cell.from_dynamo is None else f"{found} (Dynamo: {cell.from_dynamo:.0e})"
         case _:
             return f"**{cell.outcome}**"
 
 
 def times(cells: Cells) -> str:
     """A row for each program: a step, beside eager's in the same process, the first step, and what was compiled."""
-    header = ["program", "eager", *NAMES.values(), *(f"first, {NAMES[b]}" for b in BACKENDS), "compiled, peer", "compiled, aotgrad", "breaks"]
+    header = [
+        "program",
+        "eager",
+        *NAMES.values(),
+        *(f"first, {NAMES[b]}" for b in BACKENDS),
+        "compiled, peer",
+        "compiled, aotgrad",
+        "breaks",
+    ]
     return table((times_of(row, [cells.get((row.name, b)) for b in BACKENDS]) for row in ROWS), header)
 
 
@@ -102,32 +113,39 @@ def page(cells: Cells, command: str) -> str:
         ours=failures(cells, [b for b in BACKENDS if b != PEER]),
         notes=notes(),
         versions=versions(cells),
-        passed=sum(all(good(cells, row, b) for b in ("aotgrad", "aotgrad_eager")) for row in ROWS),
-        of_peer=sum(good(cells, row, PEER) for row in ROWS),
+        **counts("peer_good", "ran_peer", cells, PEER),
+        **counts("inductor", "ran_inductor", cells, "aotgrad"),
+        **counts("eager_halves", "ran_eager_halves", cells, "aotgrad_eager"),
         rows=len(ROWS),
     )
 
 
-def good(cells: Cells, row: Row, backend: str) -> bool:
-    return (cell := cells.get((row.name, backend))) is not None and cell.good
+def counts(good: str, run: str, cells: Cells, backend: str) -> dict[str, int]:
+    """How many programs with a backend compute what eager does, and how many were run."""
+    of_backend = [cell for row in ROWS if (cell := cells.get((row.name, backend))) is not None]
+    return {good: sum(cell.good for cell in of_backend), run: len(of_backend)}
 
 
 PAGE = """\
 # Programs that other people wrote
 
-`{command}` makes this document. It runs programs of common frameworks with random weights and small sizes, in an environment of
-its own (`scripts/workflows.txt`), in eager and with three backends: the peer (`backend="inductor"`, Inductor behind torch's own
-AOTAutograd), `aotgrad` and `aotgrad_eager`. Each row is a program in [scripts/workflows](../scripts/workflows/rows.py); every
-cell is a process of its own with empty caches and one thread, which runs the program in eager and then compiled.
+`{command}` makes this document. It runs programs of common frameworks with random weights and small sizes, in an
+environment of its own (`scripts/workflows.txt`), in eager and with three backends: the peer (`backend="inductor"`, Inductor
+behind torch's own AOTAutograd), `aotgrad` and `aotgrad_eager`. Each row is a program in
+[scripts/workflows](../scripts/workflows/rows.py); every cell is a process of its own with empty caches and one thread, which
+runs the program in eager and then compiled. A cell that is empty has not been run.
 
-Of {rows} programs, both backends of aotgrad compute {passed} as eager does; the peer {of_peer}.
+Of {rows} programs, eager's results come of {eager_halves} with `aotgrad_eager` (of {ran_eager_halves} that were run), of
+{inductor} with `aotgrad` (of {ran_inductor}), and of {peer_good} with the peer (of {ran_peer}).
 
 ## Losses and gradients
 
 Compared are the losses of all steps, and the gradients of all parameters at all steps. A figure is the largest difference
-of a tensor over its largest item, or over a thousandth of the largest gradient of the step if its own are below that. "equal"
-means to the bit. What is **bold** is above the tolerance, or failed. Inductor draws eager's random numbers
-(`fallback_random`), and aotgrad also compiles what it would leave to eager as too small (`min_graph_ops` is 0).
+of a tensor over its largest item, or over a thousandth of the largest gradient of the step if its own are below that.
+"equal" means to the bit. Where eager halves differ, "Dynamo" is how far they are from Dynamo's graph with no compiler behind
+it (`backend="eager"`), which here and there adds gradients in another order than eager, or has other formulas of optimizers.
+What is **bold** is above the tolerance, or failed. Inductor draws eager's random numbers (`fallback_random`), and aotgrad
+also compiles what it would leave to eager as too small (`min_graph_ops` is 0).
 
 {results}
 
@@ -143,9 +161,10 @@ means to the bit. What is **bold** is above the tolerance, or failed. Inductor d
 
 ## Times
 
-A step: the median processor time of the second half of the steps, in eager, then over eager's in the same process (below 1 is
-faster). The first step compiles, and is timed by the clock on the wall. Models are tiny, so that most steps are short:
-[when compiling does not pay](recipes.md#when-compiling-does-not-pay). "compiled" counts plans, "breaks" Dynamo's graph breaks.
+A step: the median processor time of the second half of the steps, in eager, then over eager's in the same process (below
+1 is faster). The first step compiles, and is timed by the clock on the wall of a busy machine. Models are tiny, so that most
+steps are short: [when compiling does not pay](recipes.md#when-compiling-does-not-pay). "compiled" counts plans, "breaks"
+Dynamo's graph breaks.
 
 {times}
 

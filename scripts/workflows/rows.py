@@ -1,7 +1,7 @@
 """The programs, and how close each must come to eager.
 
-    [row.name for row in ROWS]
-    row.program()(Run("aotgrad"))
+[row.name for row in ROWS]
+row.program()(Run("aotgrad"))
 """
 
 from __future__ import annotations

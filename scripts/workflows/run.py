@@ -1,10 +1,10 @@
 """What one run of a program shows: losses, gradients and times of its steps.
 
-    run = Run("aotgrad")                       # None: eager
-    model = run.compile(torch.nn.Linear(2, 1))
-    ...
-    run.step(loss, model)                      # after its backward
-    run.observations["step 0 gradient weight"]
+run = Run("aotgrad")                       # None: eager
+model = run.compile(torch.nn.Linear(2, 1))
+...
+run.step(loss, model)                      # after its backward
+run.observations["step 0 gradient weight"]
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Run:
             return target
         if isinstance(target, nn.Module):
             target.compile(backend=self.backend, **options)
-            return target
+            return target  # pyright: ignore[reportReturnType]
         return torch.compile(target, backend=self.backend, **options)
 
     def step(self, loss: Tensor | None, *modules: nn.Module) -> None:

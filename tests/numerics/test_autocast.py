@@ -139,6 +139,8 @@ def test_autocast_is_off_while_passes_and_compilers_run() -> None:
         return aotgrad.default_partition(*args, **kwargs)
 
     passes = {f"{place}_passes": [Noting(place)] for place in ("joint", "forward", "backward")}
-    f = aotgrad.aot_function(products, compiler("forward compiler"), compiler("backward compiler"), partition, options=passes)
+    f = aotgrad.aot_function(
+        products, compiler("forward compiler"), compiler("backward compiler"), partition, options=passes
+    )
     differentiate(f, BF16, contextlib.nullcontext)
     assert len(seen) == 6 and not any(seen.values()), seen

@@ -36,7 +36,7 @@ def batches(*shape: int, steps: int = STEPS) -> list[Tensor]:
 
 
 class Chain(nn.Sequential):
-    """One layer after the other. `nn.Sequential.compile` compiles nothing: Dynamo skips calls that torch's own files make."""
+    """One layer after the other. `nn.Sequential.compile` compiles nothing: Dynamo skips calls of torch's own files."""
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self:

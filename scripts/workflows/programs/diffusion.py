@@ -23,7 +23,9 @@ def diffusion_unet_conditioned(run: Run) -> None:
     blocks = dict(
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D")
     )
-    model = UNet2DConditionModel(in_channels=4, out_channels=4, cross_attention_dim=32, attention_head_dim=8, **blocks, **SIZES)
+    model = UNet2DConditionModel(
+        in_channels=4, out_channels=4, cross_attention_dim=32, attention_head_dim=8, **blocks, **SIZES
+    )
     with torch.autocast("cpu", torch.bfloat16):
         denoise(run, model, (4, 16, 16), encoder_hidden_states=torch.randn(2, 6, 32))
 

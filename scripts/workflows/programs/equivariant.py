@@ -13,7 +13,7 @@ from scripts.workflows.programs.graphs import all_pairs
 from scripts.workflows.programs.molecules import fit_forces, molecules
 from scripts.workflows.run import Run
 
-e3nn.set_optimization_defaults(jit_script_fx=False, jit_mode="eager")
+e3nn.set_optimization_defaults(jit_mode="eager")  # no TorchScript, which Dynamo does not follow
 HIDDEN, ANGLES = o3.Irreps("8x0e + 4x1o"), o3.Irreps("1x0e + 1x1o")
 
 
@@ -36,13 +36,14 @@ class Potential(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(10, 8)
+        self.angles = o3.SphericalHarmonics(ANGLES, normalize=True, normalization="component")
         self.first = Convolution(o3.Irreps("8x0e"), HIDDEN)
         self.second = Convolution(HIDDEN, o3.Irreps("1x0e"))
 
     def forward(self, kinds: Tensor, positions: Tensor, molecule: Tensor) -> Tensor:
         edges, _ = all_pairs(positions, molecule)
         offset = positions[edges[1]] - positions[edges[0]]
-        angles = o3.spherical_harmonics(ANGLES, offset, normalize=True, normalization="component")
+        angles = self.angles(offset)
         lengths = (-(offset.norm(dim=1, keepdim=True) - torch.linspace(0.5, 4, 8)).square()).exp()
         hidden = self.first(self.embedding(kinds), edges, angles, lengths)
         energies = self.second(hidden, edges, angles, lengths)

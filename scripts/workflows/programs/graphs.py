@@ -51,5 +51,3 @@ def all_pairs(positions: Tensor, molecule: Tensor) -> tuple[Tensor, Tensor]:
     same = (molecule[:, None] == molecule) & ~torch.eye(len(molecule), dtype=torch.bool)
     edges = same.nonzero().T
     return edges, (positions[edges[0]] - positions[edges[1]]).norm(dim=-1)
-
-

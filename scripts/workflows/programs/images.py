@@ -17,7 +17,9 @@ class Stub(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Stands for torchvision, which timm imports to read and augment images, and which has no build for this torch."""
 
     def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == "torchvision" else None
+        return (
+            importlib.machinery.ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == "torchvision" else None
+        )
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         """A module of the usual kind."""

@@ -28,7 +28,9 @@ def molecules(batches: int) -> list[Batch]:
     count = MOLECULES * ATOMS
     molecule = torch.arange(MOLECULES).repeat_interleave(ATOMS)
     return [
-        Batch(torch.randint(1, 9, (count,)), torch.randn(count, 3), molecule, torch.randn(MOLECULES, 1), torch.randn(count, 3))
+        Batch(
+            torch.randint(1, 9, (count,)), torch.randn(count, 3), molecule, torch.randn(MOLECULES, 1), torch.randn(count, 3)
+        )
         for _ in range(batches)
     ]
 
