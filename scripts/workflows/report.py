@@ -129,14 +129,14 @@ def counts(good: str, run: str, cells: Cells, backend: str) -> dict[str, int]:
 PAGE = """\
 # Programs that other people wrote
 
-`{command}` makes this document. It runs programs of common frameworks with random weights and small sizes, in an
-environment of its own (`scripts/workflows.txt`), in eager and with three backends: the peer (`backend="inductor"`, Inductor
-behind torch's own AOTAutograd), `aotgrad` and `aotgrad_eager`. Each row is a program in
+`{command}` makes this document. It runs programs of common frameworks with random weights and small
+sizes, in an environment of its own (`scripts/workflows.txt`), in eager and with three backends: the peer
+(`backend="inductor"`, Inductor behind torch's own AOTAutograd), `aotgrad` and `aotgrad_eager`. Each row is a program in
 [scripts/workflows](../scripts/workflows/rows.py); every cell is a process of its own with empty caches and one thread, which
 runs the program in eager and then compiled. A cell that is empty has not been run.
 
-Of {rows} programs, eager's results come of {eager_halves} with `aotgrad_eager` (of {ran_eager_halves} that were run), of
-{inductor} with `aotgrad` (of {ran_inductor}), and of {peer_good} with the peer (of {ran_peer}).
+Of {rows} programs, eager's results come of {eager_halves} with `aotgrad_eager` (of {ran_eager_halves} that were run),
+of {inductor} with `aotgrad` (of {ran_inductor}), and of {peer_good} with the peer (of {ran_peer}).
 
 ## Losses and gradients
 

@@ -77,7 +77,7 @@ def test_a_process_that_does_not_end_costs_its_own_cell(tmp_path):
 
 
 def test_the_document_says_who_differs_and_who_raises():
-    equal = Cell("pinn", "aotgrad", EQUAL, "step 0 loss", 0.0, 1e-3, 2e-3, 1.0, 2.0, 3, 0, "torch 2")
+    equal = Cell("pinn", "aotgrad", EQUAL, "step 0 loss", 0.0, None, 1e-3, 2e-3, 1.0, 2.0, 3, 0, "torch 2")
     raised = Cell("pinn", "inductor", "raises", "RuntimeError: no second backward\nmore", versions="torch 2")
     differs = Cell("maml", "aotgrad", DIFFERS, "step 1 loss", 0.5)
     text = page({cell.key: cell for cell in (equal, raised, differs)}, "make")

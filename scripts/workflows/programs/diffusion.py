@@ -26,11 +26,10 @@ def diffusion_unet_conditioned(run: Run) -> None:
     model = UNet2DConditionModel(
         in_channels=4, out_channels=4, cross_attention_dim=32, attention_head_dim=8, **blocks, **SIZES
     )
-    with torch.autocast("cpu", torch.bfloat16):
-        denoise(run, model, (4, 16, 16), encoder_hidden_states=torch.randn(2, 6, 32))
+    denoise(run, model, (4, 16, 16), autocast=True, encoder_hidden_states=torch.randn(2, 6, 32))
 
 
-def denoise(run: Run, model: nn.Module, shape: tuple[int, ...], **condition: Tensor) -> None:
+def denoise(run: Run, model: nn.Module, shape: tuple[int, ...], autocast: bool = False, **condition: Tensor) -> None:
     scheduler = DDPMScheduler(num_train_timesteps=50)
     run.compile(model)
     images = torch.randn(STEPS, 2, *shape)
@@ -38,7 +37,8 @@ def denoise(run: Run, model: nn.Module, shape: tuple[int, ...], **condition: Ten
     def loss_of(step: int) -> Tensor:
         noise, times = torch.randn(2, *shape), torch.randint(50, (2,))
         noisy = scheduler.add_noise(images[step], noise, times)
-        return torch.nn.functional.mse_loss(model(noisy, times, **condition).sample, noise)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return torch.nn.functional.mse_loss(model(noisy, times, **condition).sample.float(), noise)
 
     train(run, model, torch.optim.AdamW(model.parameters(), lr=1e-4), loss_of)
     run.observe("drawn", drawn(model, scheduler, torch.randn(2, *shape), condition))
