@@ -13,9 +13,8 @@ from scripts.workflows.rows import ROWS, Row
 HERE = [row for row in ROWS if row.needs in ("torch", "transformers")]
 
 
-# Dynamo asks each tensor of a module for its gradient; the first scheduler's step is before the first optimizer's, compiled.
+# Dynamo asks each tensor of a module for its gradient.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["aotgrad", "aotgrad_eager"])
 @pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
