@@ -24,7 +24,7 @@ from aotgrad.plan_cache import PlanCache
 from aotgrad.plans import State
 from aotgrad.runtime.anomaly import is_handed_on
 
-AS_ATEN = {torch.ops.prims.convert_element_type.default: lambda x, dtype: torch.ops.aten._to_copy.default(x, dtype=dtype)}
+AS_ATEN = {torch.ops.prims.convert_element_type.default: lambda x, dtype: torch_compat.cast(x, dtype=dtype)}
 """Prims whose own ATen form cannot be traced: it writes to its result."""
 
 

@@ -115,15 +115,20 @@ def copy_expanded_targets(graph: fx.Graph) -> None:
             node.args = (copy, *node.args[1:])
 
 
-def copy_listed_constants(graph: fx.Graph) -> None:
-    """Give ops on lists of tensors copies of constants."""
+def copy_numbers(graph: fx.Graph) -> None:
+    """Give ops that need tensors copies of constants without dimensions."""
     for node in graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and torch_compat.is_foreach(node.target):
-            for constant in [each for each in node.all_input_nodes if each.op == "get_attr"]:
-                with graph.inserting_before(node):
-                    copy = graph.call_function(torch.ops.aten.lift_fresh_copy.default, (constant,))
-                copy.meta = dict(constant.meta)
-                node.replace_input_with(constant, copy)
+        if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise in node.target.tags:
+            continue
+        for constant in [each for each in node.all_input_nodes if each.op == "get_attr" and is_number(each.meta.get("val"))]:
+            with graph.inserting_before(node):
+                copy = graph.call_function(torch.ops.aten.lift_fresh_copy.default, (constant,))
+            copy.meta = dict(constant.meta)
+            node.replace_input_with(constant, copy)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 0
 
 
 CORRECTIONS: Mapping[str, Correction] = {
@@ -135,8 +140,8 @@ CORRECTIONS: Mapping[str, Correction] = {
     "index_put into an expanded tensor": Rewrite(
         copy_expanded_targets, "Inductor writes into the expanded tensor in place, so that each row is written to each time"
     ),
-    "constants in lists": Rewrite(
-        copy_listed_constants, "Inductor takes a constant without dimensions for a number, and fails where a list has one"
+    "constants without dimensions": Rewrite(
+        copy_numbers, "Inductor takes a constant without dimensions for a number, and fails where an op needs a tensor"
     ),
     "offsets in memory": Amendment(
         torch_compat.traced_storage_offsets,

@@ -12,6 +12,7 @@ from aotgrad.printing.stages import chain_text, geometry_text
 from aotgrad.runtime.steps import (
     AliasBase,
     AsInference,
+    AssignData,
     Attach,
     CallMethod,
     CopyBack,
@@ -74,6 +75,8 @@ def step_text(step: Step) -> str:
             return f"copy {source} into {target}{through and f', through {through}'}"
         case SetVersion(target, bumps):
             return f"set the version of {target} to what it was at the start + {bumps}"
+        case AssignData(target, source):
+            return f"let {target} lie where {source} lies"
         case StartVersion(name, version):
             return f"set the version of {name} to {version}"
         case MakeView(name, base, replay):

@@ -501,11 +501,7 @@ def segmentation_of(
     failing: Mapping[Any, str] = NOTHING_FAILS,
     effects: Collection[Any] = (),
 ) -> Segmentation | None:
-    """`None` if it is known at once that the backward is one segment, as it is for one result.
-
-    Raises:
-        CaptureError: a node of `effects` cannot be a segment by itself.
-    """
+    """`None` if it is known at once that the backward is one segment, as it is for one result."""
     is_plain = not (capture.joins or capture.assigned or views or failing or effects)
     if len(outputs) == 1 and grad_segments == 1 and is_plain:
         return None
@@ -515,12 +511,7 @@ def segmentation_of(
     detours = [Detour(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
     positions = positions_of(effects, results, inputs, detours, failing)
     found = find_segments(results, inputs, cut_into(capture, grad_segments), detours, failing, positions)
-    if found is None and effects:
-        raise CaptureError(
-            "the backward of an autograd function, or a hook, changes a tensor in place or draws random numbers, and the "
-            "function returns an input as it is, so that its backward cannot be cut into parts; return a view or a clone() "
-            "of the input"
-        )
+    assert found is not None or not effects, "a result that is an input is no result of the graph"
     return single_segment(results, inputs, failing) if found is None and failing else found
 
 

@@ -67,11 +67,17 @@ def pop_post_accumulate_hooks(tensor: torch.Tensor) -> list[Callable]:
 def is_awaited(tensor: torch.Tensor) -> bool:
     """Whether a leaf has hooks that run as soon as its gradient is accumulated, or hooks of the node that accumulates it.
 
-    Those in C++ do not show, as `DistributedDataParallel` has them.
+    Those in C++ do not show, as `DistributedDataParallel` has them. A view that is made under `no_grad` has no such node.
     """
-    if not tensor.requires_grad or not tensor.is_leaf or not has_storage(tensor):
+    if not tensor.requires_grad or tensor._is_view() or not tensor.is_leaf or not has_storage(tensor):
         return False
-    return bool(tensor._post_accumulate_grad_hooks) or _is_hooked(torch.autograd.graph.get_gradient_edge(tensor).node)
+    return bool(tensor._post_accumulate_grad_hooks) or _is_hooked(_accumulating_node(tensor))
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def _accumulating_node(leaf: torch.Tensor) -> Any:
+    return torch.autograd.graph.get_gradient_edge(leaf).node
 
 
 def _is_hooked(node: Any) -> bool:

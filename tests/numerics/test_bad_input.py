@@ -456,12 +456,16 @@ def new_storage_of_an_intermediate(x):
     return (x * 2).set_(x)
 
 
-STORAGES = [new_data, new_storage, new_data_of_an_intermediate, new_storage_of_an_intermediate]
+ALIKE = [new_data, new_storage, new_storage_of_an_intermediate]
 
 
-@pytest.mark.parametrize("function", STORAGES, ids=lambda function: function.__name__)
-def test_a_replaced_storage(function) -> None:
-    assert_refused(function, (plain(3),), CaptureError, "is given another storage", "copy_")
+@pytest.mark.parametrize("function", ALIKE, ids=lambda function: function.__name__)
+def test_a_replaced_storage_of_a_tensor_that_is_laid_out_alike(function) -> None:
+    assert_like_eager(function, lambda: (plain(3),), "nop")
+
+
+def test_a_replaced_storage() -> None:
+    assert_refused(new_data_of_an_intermediate, (plain(3),), CaptureError, "is given another storage", "copy_")
 
 
 def test_a_storage_that_grows() -> None:
