@@ -13,17 +13,12 @@ from scripts.workflows.rows import ROWS, Row
 HERE = [row for row in ROWS if row.needs in ("torch", "transformers")]
 
 
-KNOWN = {("sgd_cosine", "aotgrad"): "Inductor gets no `unbacked_bindings` for a Python number that changes"}
-
-
 # Dynamo asks each tensor of a module for its gradient.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["aotgrad", "aotgrad_eager"])
 @pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
-def test_a_program_computes_what_eager_computes(row: Row, backend: str, request: pytest.FixtureRequest):
-    if (row.name, backend) in KNOWN:
-        request.applymarker(pytest.mark.xfail(reason=KNOWN[row.name, backend], strict=True))
+def test_a_program_computes_what_eager_computes(row: Row, backend: str):
     if row.needs == "transformers":
         pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
     with settings():
