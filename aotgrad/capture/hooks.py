@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
@@ -32,14 +33,16 @@ class NotedHooks(TorchFunctionMode):
         super().__init__()
         self.others = {id(argument) for argument in arguments}
         self.nodes: set[Any] = set()
+        self.node_of = WeakIdKeyDictionary()
         self.entered = entered
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.Tensor.register_hook and id(args[0]) not in self.others:
             tensor, hook = args if len(args) == 2 else (*args, kwargs["hook"])
             if not torch_compat.was_hooked(tensor):  # or else asking for its history might make another one
+                self.node_of[tensor] = tensor.grad_fn
                 self.nodes.add(tensor.grad_fn)
-            return function(tensor, OnGradients(hook, functools.partial(self.entered, tensor.grad_fn)))
+            return function(tensor, OnGradients(hook, functools.partial(self.entered, self.node_of[tensor])))
         return function(*args, **(kwargs or {}))
 
 
