@@ -68,11 +68,21 @@ CONSTANTS = (
 
 
 def new_leaves(capture: Capture) -> frozenset[int]:
-    """The outputs that start a history of their own."""
+    """The outputs that start a history of their own.
+
+    Raises:
+        UnsupportedOutputError: one is an `nn.Parameter`.
+    """
     arguments = set(map(id, capture.arguments))
     outputs = enumerate(capture.outputs[: capture.returned])
     tensors = ((k, value) for k, value in outputs if torch_compat.is_functional(value) and id(value) not in arguments)
-    return frozenset(k for k, value in tensors if is_new_leaf(value))
+    found = {k: value for k, value in tensors if is_new_leaf(value)}
+    if any(torch_compat.is_parameter(value) for value in found.values()):
+        raise UnsupportedOutputError(
+            "the function makes an nn.Parameter and returns it; return the tensor after requires_grad_(), or make the "
+            "parameter of it outside of the compiled function"
+        )
+    return frozenset(found)
 
 
 def analyze_outputs(

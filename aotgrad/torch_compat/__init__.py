@@ -52,6 +52,7 @@ from aotgrad.torch_compat.autograd import (
     hidden_saved_tensor_hooks,
     is_awaited,
     is_custom_node,
+    is_parameter,
     is_refused_by_transforms,
     is_wanted,
     kept_by_function,

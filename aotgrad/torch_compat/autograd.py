@@ -64,6 +64,11 @@ def pop_post_accumulate_hooks(tensor: torch.Tensor) -> list[Callable]:
     return _emptied(tensor._post_accumulate_grad_hooks)
 
 
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a parameter, also in a trace, where it is of another class."""
+    return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "_is_param", False)
+
+
 def is_awaited(tensor: torch.Tensor) -> bool:
     """Whether a leaf has hooks that run as soon as its gradient is accumulated, or hooks of the node that accumulates it.
 

@@ -774,6 +774,12 @@ class Transposing(torch.autograd.Function):
 
 
 @error_case
+def new_parameter():
+    """An output is a parameter that was made inside the function."""
+    aotgrad.aot_function(lambda x: (x * 2, torch.nn.Parameter(torch.ones(3))), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
 def backward_that_changes_a_closure():
     """The backward of an autograd function changes a tensor that is no argument."""
     count = torch.zeros(3)

@@ -339,8 +339,8 @@ def test_the_old_value_of_a_changed_input(budget):
 
 
 def test_budgets_are_read():
-    assert [budget_of(value) for value in (None, 0.25, 0, 1, 5, "1.5GB", "2 KiB", "10b")] == [
-        *(None, 0.25, 0.0, 1.0, 5, 1_500_000_000, 2048, 10)
+    assert [budget_of(value) for value in (None, 0.25, 0, 1, 64, "1.5GB", "2 KiB", "10b")] == [
+        *(None, 0.25, 0.0, 1.0, 64, 1_500_000_000, 2048, 10)
     ]
 
 

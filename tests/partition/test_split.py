@@ -124,7 +124,7 @@ def test_sizes_in_the_shapes_of_the_backwards_inputs_are_saved():
     joint = joint_of(lambda x: (x.sin(), torch.arange(x.shape[0])), grad(6, 5), dynamic=True)
     halves = partition(joint, default_partition)
     sizes = [value for value in halves.saved if isinstance(value.slot, SavedSymInt)]
-    assert [value.reason for value in sizes] == ["a size of primals_1 in the backward"]
+    assert [value.reason for value in sizes] == ["a size of primals_1 in the backward", "a size of the backward's inputs"]
 
 
 # --- Overwritten inputs ----------------------------------------------------------------------------------------------

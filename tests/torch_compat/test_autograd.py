@@ -424,3 +424,7 @@ def test_saved_tensor_hooks_are_seen():
     assert not compat.saves_in_another_way()
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         assert compat.saves_in_another_way()
+
+
+def test_what_is_a_parameter():
+    assert compat.is_parameter(torch.nn.Parameter(torch.ones(1))) and not compat.is_parameter(torch.ones(1))
