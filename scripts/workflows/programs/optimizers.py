@@ -95,6 +95,6 @@ def lbfgs(run: Run) -> None:
         loss.backward()
         return loss
 
-    for _ in range(STEPS // 2):  # a line search lets the last bit of a loss decide, so that runs part in the end
+    for _ in range(2):  # a line search lets the last bit of a loss decide, so that runs part soon
         loss = optimizer.step(closure)
         run.step(torch.as_tensor(loss), network)
