@@ -1,6 +1,7 @@
 """What Inductor gets wrong, as one table, and what keeps it from that: what a graph computes is computed.
 
     CORRECTIONS["a name"] = Decomposition(op, function, reason)     the op is taken apart in another way
+    CORRECTIONS["a name"] = Check(op, function, reason)             the op's arguments are looked at before it is taken apart
     CORRECTIONS["a name"] = Rewrite(function, reason)               joint graphs are changed before Inductor sees them
     CORRECTIONS["a name"] = Amendment(context, reason)              Inductor runs in a context that changes what it does
 
@@ -10,20 +11,32 @@ For each there is a test that shows what torch does without it, and fails when t
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Union
 
 import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.backends.layouts import output_layouts_kept
 
 
 @dataclass(frozen=True)
 class Decomposition:
     """`op` is `function` of its arguments while a function is traced."""
+
+    op: torch._ops.OpOverload
+    function: Callable
+    reason: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """`function` of the arguments of `op` raises where eager raises, and Inductor's decomposition would not."""
 
     op: torch._ops.OpOverload
     function: Callable
@@ -46,13 +59,30 @@ class Amendment:
     reason: str
 
 
-Correction = Union[Decomposition, Rewrite, Amendment]
+Correction = Union[Decomposition, Check, Rewrite, Amendment]
 
 
 def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callable]:
-    """A table of decompositions with ours in the place of wrong ones."""
-    ours = (each for each in CORRECTIONS.values() if isinstance(each, Decomposition))
-    return {**table, **{each.op: each.function for each in ours}}
+    """A table of decompositions with ours in the place of wrong ones, and what is to be checked checked."""
+    corrected = dict(table)
+    for correction in CORRECTIONS.values():
+        match correction:
+            case Decomposition(op, function):
+                corrected[op] = function
+            case Check(op, function):
+                corrected[op] = preceded(table[op], function)
+    return corrected
+
+
+def preceded(decomposition: Callable, check: Callable) -> Callable:
+    """A decomposition whose arguments are checked first."""
+
+    @functools.wraps(decomposition)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check(*args, **kwargs)
+        return decomposition(*args, **kwargs)
+
+    return checked
 
 
 def rewrite(graph: fx.Graph) -> None:
@@ -83,6 +113,8 @@ def multilabel_margin_loss_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss, and which classes are targets."""
     scores, goals = torch.atleast_2d(input), torch.atleast_2d(target)
+    if scores.size(1) == 0:
+        raise RuntimeError("a row has no classes")
     is_before_end = (goals == -1).cumsum(1) == 0
     goals = torch.where(is_before_end, goals, 0)
     is_target = torch.zeros_like(scores).scatter_reduce(1, goals, is_before_end.to(scores.dtype), "amax")
@@ -97,6 +129,18 @@ def reduced(losses: torch.Tensor, reduction: int, is_one: bool) -> torch.Tensor:
     if reduction == MEAN:
         return losses.mean()
     return losses.sum() if reduction == SUM or is_one else losses
+
+
+# --- Checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_index_add(input: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, **_: Any) -> None:
+    """What is added has the sizes of what it is added to, but for `dim`."""
+    elsewhere, added = list(input.size()), list(source.size())
+    if elsewhere and added:
+        del elsewhere[dim], added[dim]
+    if elsewhere != added:
+        raise RuntimeError(f"sizes {added} are added to sizes {elsewhere}, apart from dimension {dim}")
 
 
 # --- Rewrites --------------------------------------------------------------------------------------------------------
@@ -137,6 +181,19 @@ CORRECTIONS: Mapping[str, Correction] = {
         multilabel_margin_loss_forward,
         "a row of targets ends at its first -1; torch's decomposition reads on behind it",
     ),
+    "operands of cat that are empty": Check(
+        torch.ops.aten.cat.default,
+        partial(torch_compat.check_shapes, torch.ops.aten.cat.default),
+        "empty operands are left out, whatever their other sizes and their number of dimensions",
+    ),
+    "orders of dimensions": Check(
+        torch.ops.aten.empty_permuted.default,
+        partial(torch_compat.check_shapes, torch.ops.aten.empty_permuted.default),
+        "the order may name a dimension twice, or have another length than the sizes",
+    ),
+    "sizes of what index_add adds": Check(
+        torch.ops.aten.index_add.default, check_index_add, "what is added is broadcast, which eager refuses"
+    ),
     "index_put into an expanded tensor": Rewrite(
         copy_expanded_targets, "Inductor writes into the expanded tensor in place, so that each row is written to each time"
     ),
@@ -150,6 +207,14 @@ CORRECTIONS: Mapping[str, Correction] = {
     "reads between two writes": Amendment(
         torch_compat.reads_of_overwritten_values_checked,
         "a read of what one write left in a buffer is fused with the next write to it, though they are of other elements",
+    ),
+    "constants that are expanded": Amendment(
+        partial(torch_compat.around_post_grad_passes, output_layouts_kept),
+        "a result that is computed while compiling is returned as a view of few elements, with other strides than eager's",
+    ),
+    "writes over what they read": Amendment(
+        torch_compat.reads_of_targets_checked,
+        "an index_put or an op on a list writes in place to what its other arguments are views of, or computed from",
     ),
 }
 """By name. Inductor's own cache keeps apart what was compiled with other names: one that changes gets another name."""

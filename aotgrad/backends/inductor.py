@@ -22,6 +22,7 @@ from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_in
 from aotgrad.backends.corrected import CORRECTIONS, amended, corrected_decompositions, rewrite
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.floats import floats_as_tensors
+from aotgrad.backends.layouts import differ, output_layouts_kept
 from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.locks import COMPILING
@@ -62,7 +63,8 @@ class InductorBackend:
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
         with COMPILING, self.context(joint.module):
             floats_as_tensors(joint.module.graph)
-            module = torch_compat.inductor_joint_passes(joint.module)
+            with output_layouts_kept(joint.module.graph):
+                module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
             module.recompile()  # Inductor's cache looks a graph up by its code.
             return replace(joint, module=module)
@@ -229,15 +231,6 @@ def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None])
         size, traced, now = map(torch_compat.hints, (value.size(), value.stride(), actual))
         if differ(size, traced, now) if slot.name in primals else traced != now:
             node.meta["val"] = value.as_strided(value.size(), actual)
-
-
-def differ(size: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether strides differ in a dimension that has more than one position.
-
-    >>> differ((4, 1), (1, 1), (1, 4))
-    False
-    """
-    return any(n != 1 and a != b for n, a, b in zip(size, one, other, strict=True))
 
 
 inductor = InductorBackend()

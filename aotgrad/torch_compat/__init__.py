@@ -8,7 +8,8 @@ the state around a call  contexts, global_state, transforms, guards
 a trace                  fakes, shapes, expressions, functional_tensors, functionalization, layouts, refusals, assignments,
                          recording, kernels
 graphs                   graphs, ops
-other parts of torch     dynamo, inductor, inductor_kernels, inductor_name, inductor_scheduler, logs
+other parts of torch     dynamo, inductor, inductor_kernels, inductor_name, inductor_reinplacing,
+                          inductor_scheduler, logs
 """
 
 from __future__ import annotations
@@ -218,6 +219,7 @@ from aotgrad.torch_compat.inductor import (
     INDUCTOR_PASSES,
     READ_ELSEWHERE,
     apart_in_inductors_cache,
+    around_post_grad_passes,
     as_symints,
     call_in_inductor,
     compile_without_workers,
@@ -253,6 +255,7 @@ from aotgrad.torch_compat.inductor_kernels import (
     submit_cpp,
 )
 from aotgrad.torch_compat.inductor_name import Compile, named_inductor, take_inductors_name
+from aotgrad.torch_compat.inductor_reinplacing import reads_of_targets_checked
 from aotgrad.torch_compat.inductor_scheduler import reads_of_overwritten_values_checked
 from aotgrad.torch_compat.kernels import (
     DECOMPOSED_OTHERWISE,
@@ -348,6 +351,7 @@ from aotgrad.torch_compat.recording import (
     SubgraphTracer,
     TensorTracker,
     TrackedTensor,
+    check_shapes,
     copy_current_meta,
     forget_constant,
     hidden_tracing_modes,
@@ -372,6 +376,7 @@ from aotgrad.torch_compat.refusals import (
     SEVERAL_IN_ONE_PLACE,
     SMALLEST_OF_KIND,
     WRITES_TO_EXPANDED,
+    fills_a_mask,
     is_known_empty,
     memory_key,
     misses,

@@ -13,7 +13,9 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.fx as fx
@@ -103,6 +105,21 @@ def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
     from torch._inductor.compile_fx import _recursive_joint_graph_passes
 
     return _recursive_joint_graph_passes(module)
+
+
+@contextlib.contextmanager
+def around_post_grad_passes(around: Callable[[fx.Graph], AbstractContextManager]) -> Iterator[None]:
+    """Inside, what Inductor runs on a half before it makes code of it runs in `around(graph)`."""
+    from torch._inductor import compile_fx
+
+    passes = compile_fx._recursive_post_grad_passes
+
+    def inside(module: fx.GraphModule, *args: Any, **kwargs: Any) -> None:
+        with around(module.graph):
+            passes(module, *args, **kwargs)
+
+    with mock.patch.object(compile_fx, "_recursive_post_grad_passes", inside):
+        yield
 
 
 def inductor_compile(module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Callable:

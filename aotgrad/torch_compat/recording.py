@@ -181,6 +181,12 @@ def hidden_tracing_modes() -> Iterator[None]:
         yield
 
 
+def check_shapes(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> None:
+    """Raise what the shape function of an op raises of (fake) arguments, without recording anything."""
+    with hidden_tracing_modes():
+        op(*args, **kwargs)
+
+
 class SubgraphTracer(_MakefxTracer):
     """Traces subgraphs in the fake mode that is active: some ops call Dynamo, which has one of its own."""
 

@@ -57,7 +57,7 @@ def refuse_overlapping_operands(
     """Raise eager's error for an operand that shares memory with the tensor written to."""
     if torch.Tag.pointwise in op.tags or op in NEVER_FROM_A_PART:
         collides = partly_overlap
-    elif op in NEVER_FROM_ITSELF:
+    elif op in NEVER_FROM_ITSELF and not fills_a_mask(op, args):
         collides = share_elements
     else:
         return
@@ -128,6 +128,15 @@ def misses(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], dim: in
 
 
 EXTREMA = frozenset({torch.ops.aten.max.dim, torch.ops.aten.min.dim})
+
+
+def fills_a_mask(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    """Whether eager reads one number of the CPU, and then writes it where a mask is set: it may be in the written memory."""
+    if op not in (torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default) or args[3:4] == (True,):
+        return False
+    indices, values = [index for index in args[1] if index is not None], args[2]
+    is_mask = len(indices) == 1 and indices[0].dtype in (torch.bool, torch.uint8)
+    return is_mask and values.is_cpu and known_equal([values.numel()], [1])
 
 
 def is_known_empty(tensor: torch.Tensor, dim: int) -> bool:

@@ -11,9 +11,13 @@ import torch.nn.functional as F
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.utils import fresh_cache
 
+import aotgrad
 from aotgrad.backends import corrected
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators"),
+]
 
 
 def losses(x, target):
@@ -63,7 +67,46 @@ class Case:
                 result = compiled(*self.make_args())
             except BackendCompilerFailed:
                 return False
-        return torch.allclose(result, self.function(*self.make_args()))
+        expected = self.function(*self.make_args())
+        return result.stride() == expected.stride() and torch.allclose(result, expected)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A function that eager refuses, and that would return something without a correction."""
+
+    function: Callable
+    make_args: Callable[[], tuple[torch.Tensor, ...]]
+
+    def is_right(self) -> bool:
+        with pytest.raises(RuntimeError):
+            self.function(*self.make_args())
+        with fresh_cache():
+            compiled = aotgrad.aot_function(self.function, "inductor", options={"min_graph_ops": 0})
+            try:
+                compiled(*self.make_args())
+            except RuntimeError:
+                return True
+        return False
+
+
+def add_swapped(x):
+    doubled = x * 2
+    return doubled.index_add(0, torch.tensor([1, 0]), doubled[:2])
+
+
+def multiply_by_flipped(x):
+    torch._foreach_mul_([x], [x.flip(0)])
+    return x.clone()
+
+
+def empty_in_no_order(x):
+    torch.empty_permuted(x.size(), (0, 0))
+    return x.sin().cos()
+
+
+def ones_summed(x):
+    return torch.ones_like(x).cumsum(0)
 
 
 CASES = {
@@ -80,7 +123,37 @@ CASES = {
         dynamic=True,
     ),
     "reads between two writes": Case(write_read_and_write, lambda: (torch.arange(25.0),)),
+    "operands of cat that are empty": Refused(lambda x: torch.cat([x[1:], x[0]]), lambda: (torch.ones(1, 2),)),
+    "orders of dimensions": Refused(empty_in_no_order, lambda: (torch.ones(2, 3),)),
+    "sizes of what index_add adds": Refused(
+        lambda x: x.index_add(0, torch.tensor([0, 1]), x[0]), lambda: (torch.ones(3, 2),)
+    ),
+    "constants that are expanded": Case(ones_summed, lambda: (torch.ones(3, 4),)),
+    "writes over what they read": Case(add_swapped, lambda: (torch.tensor([1.0, 10.0, 100.0]),)),
 }
+
+
+SWAPPED = torch.tensor([1, 0])
+
+WRITES_OVER_WHAT_THEY_READ: dict[str, Callable] = {
+    "index_add": add_swapped,
+    "index_put": lambda x: (doubled := x * 2).index_put((SWAPPED,), doubled[:2]),
+    "index_copy": lambda x: (doubled := x * 2).index_copy(0, SWAPPED, doubled[:2]),
+    "computed in the same kernel": lambda x: (doubled := x * 2).index_put((SWAPPED,), doubled[:2] * 3),
+    "one after the other": lambda x: (put := (x * 2).index_put((SWAPPED,), x[:2])).index_put((SWAPPED,), put[1:]),
+    "indices": lambda x: (places := x.abs().long() * 0).index_put((places[1:],), SWAPPED),
+    "a list": multiply_by_flipped,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("name", WRITES_OVER_WHAT_THEY_READ)
+def test_a_write_does_not_read_what_it_has_written(name: str, dtype: torch.dtype) -> None:
+    function, x = WRITES_OVER_WHAT_THEY_READ[name], torch.tensor([1, 10, 100]).to(dtype)
+    mine, expected = x.clone(), x.clone()
+    compiled = aotgrad.aot_function(function, "inductor", options={"min_graph_ops": 0})
+    assert torch.equal(compiled(mine), function(expected))
+    assert torch.equal(mine, expected)
 
 
 def test_every_correction_has_a_case() -> None:

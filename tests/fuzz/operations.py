@@ -54,7 +54,7 @@ VIEWS = (
     "{0}.tensor_split(2)[0]",
     "{0}.split_with_sizes([1, {0}.shape[0] - 1])[1]",
     "{0}.T",
-    "{0}.permute(*range({0}.dim())[::-1])",
+    "{0}.permute(*reversed(range({0}.dim())))",
     "{0}.swapaxes(0, -1)",
     "{0}.unflatten(0, (1, -1))",
     "{0}.ravel()",

@@ -174,3 +174,22 @@ def test_a_defect_of_torch_that_is_known():
     second.retain_grad()
     with pytest.raises(RuntimeError, match="INTERNAL ASSERT FAILED"):
         second.mul_(2)
+
+
+def made_anew(x):
+    with torch.no_grad():
+        view = x.T
+    return view
+
+
+def test_dynamo_makes_a_view_anew_where_grad_mode_is_on():
+    """If this fails, the first line of `OF_DYNAMO` is to go."""
+    x = torch.ones(2, 3, requires_grad=True)
+    assert made_anew(x).is_leaf
+    assert not torch.compile(made_anew, backend="eager")(x).is_leaf
+
+
+def test_dynamo_has_no_guard_for_an_input_that_gets_a_dimension():
+    """If this fails, the second line of `OF_DYNAMO` is to go."""
+    with pytest.raises(IndexError):
+        torch.compile(lambda x: x.mul_(x).unsqueeze_(0), backend="eager")(torch.tensor(3.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 
@@ -34,6 +35,22 @@ def test_inductor_compiles_a_graph(fake_mode):
     x = torch.rand(4)
     torch.testing.assert_close(compiled([x])[0], x.sin().cos())
     assert [compat.as_symints(fake_mode, stride) for stride in strides] == [(1,)]
+
+
+@inductor
+def test_passes_before_code_is_made_run_inside_of_a_context(fake_mode):
+    seen = []
+
+    @contextlib.contextmanager
+    def around(graph):
+        seen.append([str(node.target) for node in graph.nodes if node.op == "call_function"])
+        yield
+
+    module, fake = graph_of_sin_cos(fake_mode)
+    settings = compat.inductor_graph_settings(cudagraphs=False)
+    with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.around_post_grad_passes(around):
+        compat.inductor_compile(module, [fake], static_input_idxs=[], is_inference=True, **settings)
+    assert seen == [["aten.sin.default", "aten.cos.default"]]
 
 
 @inductor

@@ -101,6 +101,19 @@ def test_hidden_tracing_modes_record_nothing(fake_mode):
     assert trace.recorded() == []
 
 
+def test_shapes_are_checked_without_a_record(fake_mode):
+    def first(tensors, dim=0):
+        compat.check_shapes(aten.cat.default, tensors, dim)
+        return tensors[0].clone()
+
+    trace = Tracing(fake_mode, torch.ones(2, 3), {aten.cat.default: first})
+    with trace.active() as x:
+        torch.cat([x, x])
+        with pytest.raises(RuntimeError):
+            torch.cat([x, x[0]])
+    assert trace.recorded() == ["aten.clone.default", "aten.select.int"]
+
+
 def test_decompose_applies_a_table(fake_mode):
     trace = Tracing(fake_mode, torch.ones(2), {aten.silu.default: lambda x: x * x.sigmoid()})
     with trace.active() as x:

@@ -26,6 +26,17 @@ def test_writes_from_the_memory_that_they_write_to():
     compat.refuse_overlapping_operands(aten.mul_.Tensor, x, (x, x), {})
 
 
+def test_a_number_is_read_before_a_mask_is_filled_with_it():
+    x = torch.arange(4.0)
+    for args in ((x, [x > 2], x[1]), (x, [x > 2], x[1:2])):
+        assert compat.fills_a_mask(aten.index_put_.default, args)
+        aten.index_put_(*args)
+    for args in ((x, [x > 2], x[1], True), (x, [x.long()], x[1]), (x, [x > 0], x[:2])):
+        assert not compat.fills_a_mask(aten.index_put_.default, args)
+    with pytest.raises(RuntimeError, match=compat.OVERLAPPING[:90]):
+        aten.index_put_(x, [x > 2], x[1], True)
+
+
 def test_what_is_written_to_part_of_what_is_read():
     x = torch.arange(4.0)
     (read,) = compat.read_arguments(aten.sin.out, (x,), {"out": x[1:]})

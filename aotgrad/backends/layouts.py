@@ -1,0 +1,73 @@
+"""Results that lie in memory as traced, whatever a backend's passes have put in their place.
+
+with output_layouts_kept(graph):
+    ...                     a pass computes `zeros(2, 3).cumsum(0)` at once, as one row that is expanded
+                            the row is copied twice
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Sizes and strides, as hints."""
+
+
+@contextlib.contextmanager
+def output_layouts_kept(graph: fx.Graph) -> Iterator[None]:
+    """After passes that run inside, dense outputs are copied that lie otherwise."""
+    layouts = [layout_of(output) for output in outputs_of(graph)]
+    yield
+    outputs = list(outputs_of(graph))
+    (end,) = graph.find_nodes(op="output")
+    for k, (node, layout) in enumerate(zip(outputs, layouts, strict=True)):
+        if layout is not None and differ(*layout, torch_compat.hints(node.meta["val"].stride())):
+            with graph.inserting_before(end):
+                outputs[k] = copied(node, layout)
+    end.args = (type(end.args[0])(outputs),)
+
+
+def outputs_of(graph: fx.Graph) -> Sequence[Any]:
+    (output,) = graph.find_nodes(op="output")
+    return output.args[0]
+
+
+def layout_of(output: Any) -> Layout | None:
+    value = output.meta.get("val") if isinstance(output, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    layout = torch_compat.hints(value.size()), torch_compat.hints(value.stride())
+    return layout if torch_compat.is_dense_layout(*layout) else None
+
+
+def copied(node: fx.Node, layout: Layout) -> fx.Node:
+    """A dense copy: contiguous when its dimensions are ordered by stride."""
+    _, strides = layout
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    back = sorted(range(len(order)), key=order.__getitem__)
+    ordered = called(torch.ops.aten.permute.default, node, order)
+    copy = called(torch.ops.aten.clone.default, ordered, memory_format=torch.contiguous_format)
+    return called(torch.ops.aten.permute.default, copy, back)
+
+
+def called(op: torch._ops.OpOverload, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+    """A node that calls `op` of another node."""
+    result = node.graph.call_function(op, (node, *args), kwargs)
+    result.meta = {**node.meta, "val": op(node.meta["val"], *args, **kwargs)}
+    return result
+
+
+def differ(size: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether strides differ in a dimension that has more than one position.
+
+    >>> differ((4, 1), (1, 1), (1, 4))
+    False
+    """
+    return any(n != 1 and a != b for n, a, b in zip(size, one, other, strict=True))

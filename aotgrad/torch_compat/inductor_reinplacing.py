@@ -1,0 +1,108 @@
+"""Inductor's pass that turns functional writes into writes in place."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+
+
+@contextlib.contextmanager
+def reads_of_targets_checked() -> Iterator[None]:
+    """Inside, a write stays functional whose other arguments are read from what it would write to.
+
+    Torch looks at what reads the target after the write, and not at what the write itself reads: views of the target, and
+    what is computed from it in the same kernel.
+    """
+    from torch._inductor.fx_passes import reinplace
+
+    make_in_place = reinplace.reinplace_inplaceable_ops_core
+
+    def make_safe_ones_in_place(graph: fx.Graph) -> None:
+        with _disguised([node for node in graph.nodes if _must_stay_functional(node)]):
+            make_in_place(graph)
+
+    with mock.patch.object(reinplace, "reinplace_inplaceable_ops_core", make_safe_ones_in_place):
+        yield
+
+
+@contextlib.contextmanager
+def _disguised(nodes: Sequence[fx.Node]) -> Iterator[None]:
+    """Inside, no pass knows what the nodes call."""
+    targets = [node.target for node in nodes]
+    for node in nodes:
+        node.target = _unknown
+    try:
+        yield
+    finally:
+        for node, target in zip(nodes, targets, strict=True):
+            node.target = target
+
+
+def _unknown(*_: Any) -> None:
+    """What a disguised node calls."""
+
+
+def _must_stay_functional(node: fx.Node) -> bool:
+    """Whether an op on a list, or one that writes to chosen elements, would read elements that it has written to.
+
+    Or whether it is on complex lists, of whose writes in place Inductor cannot make code.
+    """
+    if node.target in _WRITES_TO_CHOSEN_ELEMENTS:
+        return _is_read_from(node.args[:1], _nodes_in(node.args[1:]), of=None)
+    if not _is_on_lists(node):
+        return False
+    targets = node.args[0]
+    if any(target.meta["val"].is_complex() for target in targets):
+        return True
+    return any(_is_read_from(targets, _nodes_in(_at(k, node.args[1:])), of=target) for k, target in enumerate(targets))
+
+
+_WRITES_TO_CHOSEN_ELEMENTS = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
+
+
+def _is_read_from(targets: Sequence[fx.Node], values: Sequence[fx.Node], of: fx.Node | None) -> bool:
+    """Whether one of `values` is computed from the memory of `targets`, other than from `of` element by element."""
+    from torch._inductor.fx_utils import get_node_storage
+
+    storages = {get_node_storage(target) for target in targets} - {None}
+    waiting, seen = [(value, of is not None) for value in values], set()
+    while waiting:
+        node, is_elementwise = waiting.pop()
+        if (node, is_elementwise) in seen or (node is of and is_elementwise):
+            continue
+        seen.add((node, is_elementwise))
+        if get_node_storage(node) in storages:
+            return True
+        sources, each_alone = _sources(node)
+        waiting += [(source, is_elementwise and each_alone) for source in sources]
+    return False
+
+
+def _sources(node: fx.Node) -> tuple[Sequence[fx.Node], bool]:
+    """What a value is computed from, and whether each element is from the elements at its own place."""
+    made_by = node.args[0] if node.target is operator.getitem else None
+    if isinstance(made_by, fx.Node) and _is_on_lists(made_by):
+        return _nodes_in(_at(node.args[1], made_by.args)), True
+    return node.all_input_nodes, torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def _is_on_lists(node: fx.Node) -> bool:
+    from torch._inductor.fx_passes.reinplace import inplaceable_foreach_ops
+
+    return node.target in inplaceable_foreach_ops
+
+
+def _at(position: int, args: Sequence[Any]) -> list[Any]:
+    """The arguments of an op on lists that it takes for the elements at `position`."""
+    return [each[position] if isinstance(each, (list, tuple)) else each for each in args]
+
+
+def _nodes_in(args: Sequence[Any]) -> list[fx.Node]:
+    return [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, fx.Node)]

@@ -1,0 +1,47 @@
+"""Feature tests of `aotgrad/torch_compat/inductor_reinplacing.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.fx as fx
+from torch._inductor.fx_passes import reinplace
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotgrad import torch_compat as compat
+
+
+def writes_to_a_part(x, y, swapped):
+    doubled = x * 2
+    return doubled.index_put((swapped,), y[:2])
+
+
+def writes_over_what_it_reads(x, y, swapped):
+    doubled = x * 2
+    return doubled.index_put((swapped,), doubled[:2] + y[:2])
+
+
+def adds_decayed(x, y, swapped):
+    (result,) = torch._foreach_add([x], [y + x * 0.1])
+    return x.copy_(result)
+
+
+def adds_flipped(x, y, swapped):
+    (result,) = torch._foreach_add([x], [y + x.flip(0)])
+    return x.copy_(result)
+
+
+@pytest.mark.parametrize(
+    ("function", "in_place"),
+    [(writes_to_a_part, True), (writes_over_what_it_reads, False), (adds_decayed, True), (adds_flipped, False)],
+)
+def test_only_writes_that_read_elsewhere_are_made_in_place(function, in_place: bool) -> None:
+    graph: fx.Graph = make_fx(function, tracing_mode="fake")(torch.ones(3), torch.ones(3), torch.tensor([1, 0])).graph
+    with compat.reads_of_targets_checked():
+        reinplace.reinplace_inplaceable_ops_core(graph)
+    targets = {str(node.target) for node in graph.nodes}
+    assert (
+        targets & {"aten.index_put_.default", "aten._foreach_add_.List"}
+        if in_place
+        else not any("index_put_" in target or "foreach_add_" in target for target in targets)
+    )
