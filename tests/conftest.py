@@ -14,6 +14,7 @@ import torch
 from aotgrad.backends import registry
 from tests.golden.harness import golden
 from tests.native.built import implementation, library
+from tests.quick_compiler import use_quick_compiler
 
 __all__ = ["golden", "implementation", "library"]
 
@@ -21,6 +22,7 @@ os.environ.setdefault("AOTGRAD_VERIFY", "1")
 # Tests, and the processes that they start, leave the user's cache alone.
 os.environ["AOTGRAD_CACHE_DIR"] = tempfile.mkdtemp(prefix="aotgrad-tests-")
 atexit.register(shutil.rmtree, os.environ["AOTGRAD_CACHE_DIR"], ignore_errors=True)
+use_quick_compiler()
 # Each xdist worker would otherwise start as many threads as there are cores.
 torch.set_num_threads(1)
 

@@ -61,8 +61,8 @@ OF_DYNAMO = (
     r"o\d+: (has a grad_fn|is_leaf): \w+; eager: ",
     r"raised IndexError: list index out of range",
 )
-"""Dynamo makes a returned `x.T` anew behind its graph, where grad mode is on again, and fails where an input gets a dimension
-in place. `test_fuzz.py` shows both without aotgrad."""
+"""Dynamo makes a returned `x.T` anew behind its graph, where grad mode is on again, and fails where an input gets
+a dimension in place. `test_fuzz.py` shows both without aotgrad."""
 
 ATTRIBUTE_VIEW = re.compile(r"\.(T|H|mT|mH|real|imag)\b")
 
