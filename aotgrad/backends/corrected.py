@@ -36,7 +36,10 @@ class Decomposition:
 
 @dataclass(frozen=True)
 class Check:
-    """`function` of the arguments of `op` raises where eager raises, and Inductor's decomposition would not."""
+    """`function` of the arguments of `op` raises where eager raises, and Inductor's decomposition would not.
+
+    Or it returns `NotImplemented`: the op is not taken apart.
+    """
 
     op: torch._ops.OpOverload
     function: Callable
@@ -79,7 +82,8 @@ def preceded(decomposition: Callable, check: Callable) -> Callable:
 
     @functools.wraps(decomposition)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        check(*args, **kwargs)
+        if check(*args, **kwargs) is NotImplemented:
+            return NotImplemented
         return decomposition(*args, **kwargs)
 
     return checked
@@ -143,6 +147,14 @@ def check_index_add(input: torch.Tensor, dim: int, index: torch.Tensor, source: 
         raise RuntimeError(f"sizes {added} are added to sizes {elsewhere}, apart from dimension {dim}")
 
 
+def keep_sum_of_nothing(one: Any, other: Any, **_: Any) -> Any:
+    """A sum of complex tensors without elements is not taken apart."""
+    is_empty = any(
+        isinstance(x, torch.Tensor) and x.is_complex() and torch_compat.known_equal([x.numel()], [0]) for x in (one, other)
+    )
+    return NotImplemented if is_empty else None
+
+
 # --- Rewrites --------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +205,9 @@ CORRECTIONS: Mapping[str, Correction] = {
     ),
     "sizes of what index_add adds": Check(
         torch.ops.aten.index_add.default, check_index_add, "what is added is broadcast, which eager refuses"
+    ),
+    "complex sums of nothing": Check(
+        torch.ops.aten.add.Tensor, keep_sum_of_nothing, "a view as complex numbers of a tensor without elements is refused"
     ),
     "index_put into an expanded tensor": Rewrite(
         copy_expanded_targets, "Inductor writes into the expanded tensor in place, so that each row is written to each time"
