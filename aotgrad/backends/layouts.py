@@ -28,7 +28,7 @@ def output_layouts_kept(graph: fx.Graph) -> Iterator[None]:
     outputs = list(outputs_of(graph))
     (end,) = graph.find_nodes(op="output")
     for k, (node, layout) in enumerate(zip(outputs, layouts, strict=True)):
-        if layout is not None and differ(*layout, torch_compat.hints(node.meta["val"].stride())):
+        if layout is not None and "val" in node.meta and differ(*layout, torch_compat.hints(node.meta["val"].stride())):
             with graph.inserting_before(end):
                 outputs[k] = copied(node, layout)
     end.args = (type(end.args[0])(outputs),)
