@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import aotgrad
+from aotgrad.backends.inductor import InductorBackend
 
 from .against_eager import AOT
 
@@ -27,3 +32,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(Path(__file__).parent) and parameters.get("backend") not in AOT:
             for warning in TORCH_WARNS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@dataclass(frozen=True)
+class EveryGraph(InductorBackend):
+    """Inductor for graphs of one op, too."""
+
+    min_graph_ops = 0
+
+
+HALVES = {"eager halves": aotgrad.nop, "inductor halves": EveryGraph()}
+
+
+@pytest.fixture(params=HALVES)
+def halves(request: pytest.FixtureRequest) -> Any:
+    """What compiles both halves: the first argument after the function of `aot_function` and `aot_module`."""
+    return HALVES[request.param]

@@ -42,10 +42,10 @@ def test_a_nan_is_located(backend: str, create_graph: bool) -> None:
     assert "root = torch.sqrt(y - y)" in message and __file__ in message
 
 
-def test_the_forward_line_is_told_as_a_warning_as_in_eager() -> None:
+def test_the_forward_line_is_told_as_a_warning_as_in_eager(halves) -> None:
     x = torch.ones(3, requires_grad=True)
     with torch.autograd.detect_anomaly():
-        y = aotgrad.aot_function(infinite_slope, aotgrad.nop)(x)
+        y = aotgrad.aot_function(infinite_slope, halves)(x)
         with pytest.raises(RuntimeError), pytest.warns(UserWarning, match="return root \\* x"):
             y.sum().backward()
 
@@ -59,19 +59,19 @@ def test_without_a_nan_the_gradients_are_the_same(backend: str) -> None:
     assert torch.equal(actual, expected)
 
 
-def test_a_nan_that_no_gradient_depends_on_is_no_anomaly() -> None:
+def test_a_nan_that_no_gradient_depends_on_is_no_anomaly(halves) -> None:
     """The output that would make one is not used: its part of the backward does not run."""
     x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     with torch.autograd.detect_anomaly():
-        a, _ = aotgrad.aot_function(lambda x, y: (finite(x), infinite_slope(y)), aotgrad.nop)(x, y)
+        a, _ = aotgrad.aot_function(lambda x, y: (finite(x), infinite_slope(y)), halves)(x, y)
         a.sum().backward()
     assert x.grad is not None and y.grad is None
 
 
-def test_nothing_is_looked_for_without_check_nan() -> None:
+def test_nothing_is_looked_for_without_check_nan(halves) -> None:
     x = torch.ones(3, requires_grad=True)
     with torch.autograd.detect_anomaly(check_nan=False):
-        (gradient,) = torch.autograd.grad(aotgrad.aot_function(infinite_slope, aotgrad.nop)(x).sum(), x)
+        (gradient,) = torch.autograd.grad(aotgrad.aot_function(infinite_slope, halves)(x).sum(), x)
     assert gradient.isnan().all()
 
 

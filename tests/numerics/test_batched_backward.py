@@ -77,18 +77,18 @@ def test_second_order(backend: str) -> None:
     assert_close(run(compiled(function, backend)), run(function))
 
 
-def test_a_vmap_in_a_vmap() -> None:
+def test_a_vmap_in_a_vmap(halves) -> None:
     (x,) = doubles((3,))
-    y = aotgrad.aot_function(lambda x: x.sin(), aotgrad.nop)(x)
+    y = aotgrad.aot_function(lambda x: x.sin(), halves)(x)
     rows = torch.func.vmap(torch.func.vmap(lambda tangent: torch.autograd.grad(y, x, tangent, retain_graph=True)[0]))
     tangents = basis(y).expand(2, 3, 3)
     assert_close([rows(tangents)], [x.cos().diag().expand(2, 3, 3)])
 
 
 @pytest.mark.parametrize("dimension", [1, 2])
-def test_batches_and_tangents_that_are_not_contiguous(dimension: int) -> None:
+def test_batches_and_tangents_that_are_not_contiguous(halves, dimension: int) -> None:
     (x,) = doubles((2, 3))
-    y = aotgrad.aot_function(lambda x: (x @ x.mT).view(-1).sin(), aotgrad.nop)(x)
+    y = aotgrad.aot_function(lambda x: (x @ x.mT).view(-1).sin(), halves)(x)
     tangents = torch.randn(4, 5, 5, dtype=y.dtype).transpose(0, dimension)[:, :, 0]
     tangents = tangents[:, : y.numel()].contiguous()
     vmapped = torch.func.vmap(lambda tangent: torch.autograd.grad(y, x, tangent, retain_graph=True)[0], in_dims=1)
@@ -97,26 +97,26 @@ def test_batches_and_tangents_that_are_not_contiguous(dimension: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
-def test_vectorized_jacobians(strategy: str) -> None:
+def test_vectorized_jacobians(halves, strategy: str) -> None:
     def function(x):
         return x.sin().cumsum(0)
 
     (x,) = (t.detach() for t in doubles((3,)))
     jacobian = torch.autograd.functional.jacobian
-    actual = jacobian(aotgrad.aot_function(function, aotgrad.nop), x, vectorize=True, strategy=strategy)
+    actual = jacobian(aotgrad.aot_function(function, halves), x, vectorize=True, strategy=strategy)
     torch.testing.assert_close(actual, jacobian(function, x))
 
 
-def test_the_graph_is_freed_as_in_eager() -> None:
+def test_the_graph_is_freed_as_in_eager(halves) -> None:
     (x,) = doubles((3,))
-    y = aotgrad.aot_function(lambda x: x.exp(), aotgrad.nop)(x)
+    y = aotgrad.aot_function(lambda x: x.exp(), halves)(x)
     torch.autograd.grad(y, x, basis(y), is_grads_batched=True)
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         torch.autograd.grad(y, x, basis(y), is_grads_batched=True)
 
 
-def test_symbolic_sizes() -> None:
-    function = aotgrad.aot_function(lambda x: x.sin() * x.size(0), aotgrad.nop, dynamic=True)
+def test_symbolic_sizes(halves) -> None:
+    function = aotgrad.aot_function(lambda x: x.sin() * x.size(0), halves, dynamic=True)
     for size in (3, 5):
         (x,) = doubles((size,))
         y = function(x)

@@ -331,9 +331,9 @@ def test_sizes_that_depend_on_values(name: str, backend: str) -> None:
 # --- Inputs of which several elements are the same memory ------------------------------------------------------------
 
 
-def test_a_change_of_an_unfolded_input_is_refused() -> None:
+def test_a_change_of_an_unfolded_input_is_refused(halves) -> None:
     """Whether elements overlap is a guard of a plan that changes them: strides may come to lie closer."""
-    under_test = aotgrad.aot_function(lambda x: x.mul_(2), aotgrad.nop, dynamic=True)
+    under_test = aotgrad.aot_function(lambda x: x.mul_(2), halves, dynamic=True)
     for rows, columns, step in ((4, 5, 6), (3, 5, 7), (6, 2, 9)):
         x = plain(60).as_strided((rows, columns), (step, 1))
         expected = x * 2
@@ -360,8 +360,8 @@ def histogram(x):
     [(histogram, lambda size: (plain(size),)), (volume, lambda size: (leaf(1, size, 5, 5, 5), plain(1, size, 3)))],
     ids=["in the forward", "in the backward"],
 )
-def test_sizes_are_static_where_an_op_has_no_shape_function(function, make) -> None:
-    compiled = aotgrad.aot_function(function, aotgrad.nop, dynamic=True)
+def test_sizes_are_static_where_an_op_has_no_shape_function(halves, function, make) -> None:
+    compiled = aotgrad.aot_function(function, halves, dynamic=True)
     for size in (3, 4, 3):
         arguments = make(size)
         results = [f(*arguments) for f in (compiled, function)]
@@ -371,7 +371,7 @@ def test_sizes_are_static_where_an_op_has_no_shape_function(function, make) -> N
     assert [plan.hits for plan in compiled.plans()] == [0, 1]
 
 
-def test_a_view_of_what_was_transposed_since_is_refused_for_every_size():
+def test_a_view_of_what_was_transposed_since_is_refused_for_every_size(halves):
     """Shape functions raise `ValueError` where kernels raise `RuntimeError`; the call before left the input as it was."""
 
     def f(x):
@@ -383,7 +383,7 @@ def test_a_view_of_what_was_transposed_since_is_refused_for_every_size():
     x = torch.ones(3, 4, requires_grad=True)
     for dynamic in (False, True):
         with pytest.raises(aotgrad.errors.UnsupportedAliasingError, match="had its size or stride changed"):
-            aotgrad.aot_function(f, aotgrad.nop, dynamic=dynamic)(x)
+            aotgrad.aot_function(f, halves, dynamic=dynamic)(x)
     assert x.shape == (3, 4) and x._version == 0
 
 

@@ -91,8 +91,8 @@ def test_tangents_through_inductor() -> None:
     assert_equal(actual, tangents_of(function, primals, tangents))
 
 
-def test_a_second_call_runs_the_plan_of_the_first() -> None:
-    function = aotgrad.aot_function(lambda x: x.sin(), aotgrad.nop)
+def test_a_second_call_runs_the_plan_of_the_first(halves) -> None:
+    function = aotgrad.aot_function(lambda x: x.sin(), halves)
     primals, tangents = doubles((3,)), doubles((3,))
     tangents_of(function, primals, tangents)
     before = aotgrad.counters["compilations"]
@@ -101,7 +101,7 @@ def test_a_second_call_runs_the_plan_of_the_first() -> None:
 
 
 @every_function
-def test_reverse_over_forward(name: str) -> None:
+def test_reverse_over_forward(halves, name: str) -> None:
     function, *shapes = SMOOTH[name]
     if name in ("attention", "log_softmax"):
         pytest.skip("eager computes the tangent of a softmax in place, so that it cannot be differentiated")
@@ -112,7 +112,7 @@ def test_reverse_over_forward(name: str) -> None:
         found = [t for pair in tangents_of(function, primals, tangents) for t in pair if t is not None and t.requires_grad]
         return torch.autograd.grad(sum((t * t).sum() for t in found), [*primals, *tangents], allow_unused=True)
 
-    under_test = aotgrad.aot_function(function, aotgrad.nop)
+    under_test = aotgrad.aot_function(function, halves)
     assert_equal(gradients(under_test), gradients(function))
 
 
@@ -173,22 +173,22 @@ def test_a_backward_inside_of_a_forward_mode_level_has_tangents(differentiate, b
     assert_equal(run(compiled_for_duals(function, backend, options={"grad_segments": segments})), run(function))
 
 
-def test_jvp_around_the_backward_of_an_earlier_call() -> None:
+def test_jvp_around_the_backward_of_an_earlier_call(halves) -> None:
     def run(function):
         (x,) = (tensor.requires_grad_() for tensor in doubles((3,)))
         result, ones = function(x), torch.ones(3, dtype=DOUBLE)
         return torch.func.jvp(lambda v: torch.autograd.grad(result, x, v, retain_graph=True)[0], (ones,), (ones * 2,))
 
-    assert_equal(run(aotgrad.aot_function(lambda x: x.exp().sin(), aotgrad.nop)), run(lambda x: x.exp().sin()))
+    assert_equal(run(aotgrad.aot_function(lambda x: x.exp().sin(), halves)), run(lambda x: x.exp().sin()))
 
 
 @every_function
-def test_jvp_around_a_compiled_function(name: str) -> None:
+def test_jvp_around_a_compiled_function(halves, name: str) -> None:
     function, *shapes = SMOOTH[name]
     if name in ("dictionary", "without_a_tangent"):
         pytest.skip("torch.func.jvp takes functions of which every result is a tensor with a tangent")
     primals, tangents = tuple(doubles(*shapes)), tuple(doubles(*shapes))
-    under_test, inlined = aotgrad.aot_function(function, aotgrad.nop), aotgrad.counters["inlined"]
+    under_test, inlined = aotgrad.aot_function(function, halves), aotgrad.counters["inlined"]
     assert_equal(torch.func.jvp(under_test, primals, tangents), torch.func.jvp(function, primals, tangents))
     assert aotgrad.counters["inlined"] == inlined
 
@@ -207,7 +207,7 @@ ALIASES = {
 
 
 @pytest.mark.parametrize("name", ALIASES)
-def test_tangents_follow_changes_and_aliases(name: str) -> None:
+def test_tangents_follow_changes_and_aliases(halves, name: str) -> None:
     """What the caller does with the results afterwards is seen by the tangents, too."""
 
     def run(function):
@@ -218,12 +218,12 @@ def test_tangents_follow_changes_and_aliases(name: str) -> None:
                 leaves[0].mul_(3)
             return [tuple(forward_ad.unpack_dual(value)) for value in (x, *leaves)]
 
-    under_test = aotgrad.aot_function(ALIASES[name], aotgrad.nop)
+    under_test = aotgrad.aot_function(ALIASES[name], halves)
     for _ in range(2):
         assert_equal(run(under_test), run(ALIASES[name]))
 
 
-def test_a_function_without_a_forward_derivative_raises_as_in_eager() -> None:
+def test_a_function_without_a_forward_derivative_raises_as_in_eager(halves) -> None:
     class Reverse(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -236,15 +236,15 @@ def test_a_function_without_a_forward_derivative_raises_as_in_eager() -> None:
     def function(x):
         return Reverse.apply(x * 1)
 
-    for run in (function, aotgrad.aot_function(function, aotgrad.nop)):
+    for run in (function, aotgrad.aot_function(function, halves)):
         with pytest.raises(NotImplementedError, match="jvp"):
             tangents_of(run, [x.requires_grad_() for x in doubles((3,))], doubles((3,)))
 
 
-def test_plans_do_not_keep_the_tensors_of_the_first_call_alive() -> None:
+def test_plans_do_not_keep_the_tensors_of_the_first_call_alive(halves) -> None:
     import weakref
 
-    function = aotgrad.aot_function(lambda x: x.sin(), aotgrad.nop)
+    function = aotgrad.aot_function(lambda x: x.sin(), halves)
     primals, tangents = doubles((3,)), doubles((3,))
     watched = [weakref.ref(t) for t in (*primals, *tangents)]
     tangents_of(function, primals, tangents)
@@ -321,15 +321,15 @@ def test_transforms_inside(name: str, backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node with no underlying reference:UserWarning")
-def test_linearize_around() -> None:
+def test_linearize_around(halves) -> None:
     """It traces what it differentiates with `make_fx`: the function runs in that trace as it is."""
     (x,) = doubles((3,))
-    actual = torch.func.linearize(aotgrad.aot_function(vector, aotgrad.nop), x)[1](x.cos())
+    actual = torch.func.linearize(aotgrad.aot_function(vector, halves), x)[1](x.cos())
     assert_equal(actual, torch.func.linearize(vector, x)[1](x.cos()))
 
 
 @pytest.mark.parametrize("randomness", ["different", "same"])
-def test_vmap_around_random_numbers(randomness: str) -> None:
+def test_vmap_around_random_numbers(halves, randomness: str) -> None:
     def run(function):
         torch.manual_seed(0)
         return torch.func.vmap(function, randomness=randomness)(torch.ones(4, 6))
@@ -337,4 +337,4 @@ def test_vmap_around_random_numbers(randomness: str) -> None:
     def dropout(x):
         return F.dropout(x, 0.5)
 
-    assert_equal(run(aotgrad.aot_function(dropout, aotgrad.nop)), run(dropout))
+    assert_equal(run(aotgrad.aot_function(dropout, halves)), run(dropout))

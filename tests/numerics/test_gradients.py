@@ -29,9 +29,9 @@ def doubles(*shapes):
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_first_and_second_derivatives(name: str) -> None:
+def test_first_and_second_derivatives(halves, name: str) -> None:
     function, *shapes = SMOOTH[name]
-    compiled = aotgrad.aot_function(function, aotgrad.nop)
+    compiled = aotgrad.aot_function(function, halves)
     assert torch.autograd.gradcheck(compiled, doubles(*shapes))
     assert torch.autograd.gradgradcheck(compiled, doubles(*shapes))
 
@@ -43,11 +43,11 @@ def third_derivative(function) -> torch.Tensor:
     return torch.autograd.grad((second**2).sum(), x)[0]
 
 
-def test_third_derivative() -> None:
+def test_third_derivative(halves) -> None:
     def quartic(x):
         return x**4
 
-    torch.testing.assert_close(third_derivative(aotgrad.aot_function(quartic, aotgrad.nop)), third_derivative(quartic))
+    torch.testing.assert_close(third_derivative(aotgrad.aot_function(quartic, halves)), third_derivative(quartic))
 
 
 def dropout_and_gradients(function):
@@ -67,9 +67,9 @@ def test_the_second_derivative_sees_the_mask_of_the_forward() -> None:
         torch.testing.assert_close(found, wanted)
 
 
-def test_an_input_changed_before_a_second_derivative_is_noticed() -> None:
+def test_an_input_changed_before_a_second_derivative_is_noticed(halves) -> None:
     (x,) = doubles((3,))
-    y = aotgrad.aot_function(lambda x: x**3, aotgrad.nop)(x)
+    y = aotgrad.aot_function(lambda x: x**3, halves)(x)
     with torch.no_grad():
         x.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -79,7 +79,7 @@ def test_an_input_changed_before_a_second_derivative_is_noticed() -> None:
 @pytest.mark.parametrize("function", [torch.mul, torch.add, lambda x, y: x.sin() + y], ids=["mul", "add", "sum"])
 @pytest.mark.parametrize("y_requires_grad", [False, True])
 @pytest.mark.parametrize("changed", [0, 1])
-def test_an_input_whose_value_no_gradient_needs_may_change(function, y_requires_grad, changed) -> None:
+def test_an_input_whose_value_no_gradient_needs_may_change(halves, function, y_requires_grad, changed) -> None:
     def run(function):
         inputs = doubles((3,), (3,))
         inputs[1].requires_grad_(y_requires_grad)
@@ -91,12 +91,12 @@ def test_an_input_whose_value_no_gradient_needs_may_change(function, y_requires_
         except RuntimeError as error:
             return str(error).partition(":")[0]
 
-    assert run(aotgrad.aot_function(function, aotgrad.nop)) == run(function)
+    assert run(aotgrad.aot_function(function, halves)) == run(function)
 
 
-def test_a_gradient_that_no_used_output_needs_is_none() -> None:
+def test_a_gradient_that_no_used_output_needs_is_none(halves) -> None:
     x, a, b = doubles((3,), (3,), (3,))
-    used, _ = aotgrad.aot_function(lambda x, a, b: (x * a, x * b), aotgrad.nop)(x, a, b)
+    used, _ = aotgrad.aot_function(lambda x, a, b: (x * a, x * b), halves)(x, a, b)
     used.sum().backward()
     assert b.grad is None
     assert torch.equal(a.grad, x) and torch.equal(x.grad, a)
@@ -153,11 +153,11 @@ def test_of_gradients_that_are_views_of_one_tensor_the_engine_is_asked_for_one(c
         assert asked == [3, 3]
 
 
-def test_gradients_of_one_tensor_by_nodes_that_save_different_values_are_asked_for_each() -> None:
+def test_gradients_of_one_tensor_by_nodes_that_save_different_values_are_asked_for_each(halves) -> None:
     def function(x, y, z):
         return x.view(-1) + y.exp().log() + z.view(-1)
 
-    for call in (function, aotgrad.aot_function(function, aotgrad.nop)):
+    for call in (function, aotgrad.aot_function(function, halves)):
         x, y, z = (torch.ones(3, requires_grad=True) for _ in range(3))
         y = y * 1
         output = call(x, y, z)
@@ -169,8 +169,8 @@ def test_gradients_of_one_tensor_by_nodes_that_save_different_values_are_asked_f
             torch.autograd.grad(output.sum(), y)
 
 
-def test_a_graph_may_be_kept_after_plain_steps() -> None:
-    compiled = aotgrad.aot_function(lambda x: x.exp(), aotgrad.nop)
+def test_a_graph_may_be_kept_after_plain_steps(halves) -> None:
+    compiled = aotgrad.aot_function(lambda x: x.exp(), halves)
     (x,) = doubles((3,))
     compiled(x).sum().backward()
     x.grad = None
@@ -182,14 +182,14 @@ def test_a_graph_may_be_kept_after_plain_steps() -> None:
         loss.backward()
 
 
-def test_the_function_runs_once_per_compilation() -> None:
+def test_the_function_runs_once_per_compilation(halves) -> None:
     runs = []
 
     def function(x):
         runs.append(1)
         return x.sin()
 
-    compiled = aotgrad.aot_function(function, aotgrad.nop)
+    compiled = aotgrad.aot_function(function, halves)
     for _ in range(2):
         compiled(*doubles((3,))).sum().backward()
     assert len(runs) == 1
