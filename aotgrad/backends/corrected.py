@@ -147,12 +147,10 @@ def check_index_add(input: torch.Tensor, dim: int, index: torch.Tensor, source: 
         raise RuntimeError(f"sizes {added} are added to sizes {elsewhere}, apart from dimension {dim}")
 
 
-def keep_sum_of_nothing(one: Any, other: Any, **_: Any) -> Any:
-    """A sum of complex tensors without elements is not taken apart."""
-    is_empty = any(
-        isinstance(x, torch.Tensor) and x.is_complex() and torch_compat.known_equal([x.numel()], [0]) for x in (one, other)
-    )
-    return NotImplemented if is_empty else None
+def keep_complex_sum(*operands: Any, **_: Any) -> Any:
+    """A sum of complex tensors is not taken apart unless they are contiguous."""
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.is_complex()]
+    return None if all(map(torch_compat.known_contiguous, tensors)) else NotImplemented
 
 
 # --- Rewrites --------------------------------------------------------------------------------------------------------
@@ -206,8 +204,10 @@ CORRECTIONS: Mapping[str, Correction] = {
     "sizes of what index_add adds": Check(
         torch.ops.aten.index_add.default, check_index_add, "what is added is broadcast, which eager refuses"
     ),
-    "complex sums of nothing": Check(
-        torch.ops.aten.add.Tensor, keep_sum_of_nothing, "a view as complex numbers of a tensor without elements is refused"
+    "complex sums": Check(
+        torch.ops.aten.add.Tensor,
+        keep_complex_sum,
+        "the real and imaginary parts are added as one real tensor, which some strides do not let view as complex again",
     ),
     "index_put into an expanded tensor": Rewrite(
         copy_expanded_targets, "Inductor writes into the expanded tensor in place, so that each row is written to each time"
