@@ -3,12 +3,14 @@
 for cell in sweep([(row, "aotgrad")], folder, limit_s=600): print(cell.outcome)
 
 What a cell prints is kept in `folder`, and results in `folder/results.jsonl`; what is in there does not run again. Each
-process starts with empty caches, so that it compiles everything.
+process compiles everything: its caches are empty but for what Inductor has found out about the processor, by compiling a few
+programs of its own, which would be most of a small program's first step.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,8 @@ from scripts.workflows.cell import Cell
 from scripts.workflows.rows import Row
 
 Key = tuple[str, str]
+PROBED = "probed"
+PROBE = "from torch._inductor.cpu_vec_isa import pick_vec_isa; pick_vec_isa()"
 
 
 def read_cells(folder: Path) -> dict[Key, Cell]:
@@ -32,6 +36,7 @@ def sweep(tasks: Iterable[tuple[Row, str]], folder: Path, limit_s: float) -> Ite
     """The cells of the tasks, one after the other, as they come."""
     folder.mkdir(exist_ok=True)
     for row, backend in tasks:
+        probe(folder / PROBED)
         cell = in_a_process(row, backend, folder, limit_s)
         with (folder / "results.jsonl").open("a") as results:
             results.write(cell.to_line() + "\n")
@@ -41,6 +46,7 @@ def sweep(tasks: Iterable[tuple[Row, str]], folder: Path, limit_s: float) -> Ite
 def in_a_process(row: Row, backend: str, folder: Path, limit_s: float) -> Cell:
     with tempfile.TemporaryDirectory(prefix="aotgrad-workflows-") as scratch:
         result, log = Path(scratch) / "cell.json", folder / f"{row.name}.{backend}.log"
+        shutil.copytree(folder / PROBED, inductor_cache(scratch))
         command = [sys.executable, "-m", "scripts.workflows.cell", row.name, backend, str(result)]
         with log.open("w") as output:
             try:
@@ -54,8 +60,20 @@ def in_a_process(row: Row, backend: str, folder: Path, limit_s: float) -> Cell:
         return Cell.from_line(result.read_text())
 
 
+def probe(folder: Path) -> None:
+    """What Inductor finds out about the processor, once."""
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(prefix="aotgrad-workflows-") as scratch:
+            subprocess.run([sys.executable, "-c", PROBE], env=environment(scratch), check=True)
+            shutil.copytree(inductor_cache(scratch), folder)
+
+
+def inductor_cache(scratch: str) -> str:
+    return f"{scratch}/inductor"
+
+
 def environment(scratch: str) -> dict[str, str]:
-    own = {"TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "AOTGRAD_CACHE_DIR": f"{scratch}/aotgrad"}
+    own = {"TORCHINDUCTOR_CACHE_DIR": inductor_cache(scratch), "AOTGRAD_CACHE_DIR": f"{scratch}/aotgrad"}
     return {**os.environ, **own, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
 

@@ -12,7 +12,7 @@ from scripts.workflows.compare import Difference, difference
 from scripts.workflows.report import page
 from scripts.workflows.rows import BY_NAME, ROWS
 from scripts.workflows.run import Run
-from scripts.workflows.sweep import read_cells, sweep
+from scripts.workflows.sweep import PROBED, read_cells, sweep
 
 ONE = torch.ones(3)
 
@@ -72,6 +72,7 @@ def test_results_are_kept_and_a_line_that_was_cut_off_is_left_out(tmp_path):
 
 
 def test_a_process_that_does_not_end_costs_its_own_cell(tmp_path):
+    (tmp_path / PROBED).mkdir()
     (cell,) = sweep([(BY_NAME["pinn"], "aotgrad")], tmp_path, limit_s=0.1)
     assert cell.outcome == "timed out" and read_cells(tmp_path) == {cell.key: cell}
 

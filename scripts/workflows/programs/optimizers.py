@@ -84,10 +84,11 @@ def exponential_moving_average(run: Run) -> None:
 
 
 def lbfgs(run: Run) -> None:
-    """The closure of L-BFGS is called as often as its line search wants: losses without gradients and with them."""
-    network = run.compile(mlp(16, 32, 1, activation=nn.Tanh))
+    """The closure of L-BFGS is called as often as its line search wants: losses without gradients and with them. In float64:
+    the last bit of a loss decides in a line search, so that runs in float32 part soon."""
+    network = run.compile(mlp(16, 32, 1, activation=nn.Tanh).double())
     optimizer = torch.optim.LBFGS(network.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
-    loss_of = regression(network)
+    loss_of = Regression(network, [batch.double() for batch in batches(32, 16)])
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -95,6 +96,6 @@ def lbfgs(run: Run) -> None:
         loss.backward()
         return loss
 
-    for _ in range(2):  # a line search lets the last bit of a loss decide, so that runs part soon
+    for _ in range(STEPS):
         loss = optimizer.step(closure)
         run.step(torch.as_tensor(loss), network)
