@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+import aotgrad
 
 Compiled = TypeVar("Compiled", bound=Callable[..., Any])
 
@@ -42,6 +45,15 @@ class Run:
             target.compile(backend=self.backend, **options)
             return target  # pyright: ignore[reportReturnType]
         return torch.compile(target, backend=self.backend, **options)
+
+    @contextmanager
+    def installed(self) -> Iterator[str | None]:
+        """For a framework that compiles by itself: what its user calls the backend. "inductor" is aotgrad inside of it."""
+        if self.backend is None or not self.backend.startswith("aotgrad"):
+            yield self.backend
+        else:
+            with aotgrad.install():
+                yield "inductor" if self.backend == "aotgrad" else self.backend
 
     def step(self, loss: Tensor | None, *modules: nn.Module) -> None:
         """A step has ended: what its loss was, and the gradients that parameters of the modules have."""

@@ -15,7 +15,7 @@ class Classifier(lightning.LightningModule):
     def __init__(self, run: Run) -> None:
         super().__init__()
         self.record, self.losses = run, []
-        self.network = run.compile(Chain(mlp(16, 64, 64), torch.nn.BatchNorm1d(64), torch.nn.Dropout(0.1), mlp(64, 32, 4)))
+        self.network = Chain(mlp(16, 64, 64), torch.nn.BatchNorm1d(64), torch.nn.Dropout(0.1), mlp(64, 32, 4))
 
     def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
         loss = torch.nn.functional.cross_entropy(self.network(batch["x"]), batch["y"])
@@ -34,7 +34,8 @@ class Classifier(lightning.LightningModule):
 
 
 def lightning_trainer(run: Run) -> None:
-    """Batch norm and dropout, two epochs with validation, gradients accumulated and clipped."""
+    """Batch norm and dropout, two epochs with validation, gradients accumulated and clipped. What `torch.compile` makes of
+    the module goes to the trainer; aotgrad is installed for it."""
     data = DataLoader(Batches(x=torch.randn(64, 16), y=torch.randint(4, (64,))), batch_size=8)
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -46,5 +47,7 @@ def lightning_trainer(run: Run) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Classifier(run), data, data)
+    module = Classifier(run)
+    with run.installed() as backend:
+        trainer.fit(module if backend is None else torch.compile(module, backend=backend), data, data)
     run.observe("validation", trainer.callback_metrics["validation"])

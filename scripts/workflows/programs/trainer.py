@@ -1,4 +1,4 @@
-"""`transformers.Trainer` with models of three families, random weights. The model is compiled before the trainer gets it."""
+"""`transformers.Trainer` with models of three families, random weights."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ def trainer_bert(run: Run) -> None:
 
 
 def trainer_llama(run: Run) -> None:
-    """Llama, saved in the middle; another trainer resumes with another model."""
+    """Llama, saved in the middle; another trainer resumes with another model. The trainers compile, aotgrad is installed."""
     with tempfile.TemporaryDirectory() as folder:
-        fit(run, llama(), folder, observe_losses=False, save_steps=STEPS // 2, max_steps=STEPS // 2)
-        fit(run, llama(), folder, resume=str(Path(folder) / f"checkpoint-{STEPS // 2}"))
+        first = dict(observe_losses=False, save_steps=STEPS // 2, max_steps=STEPS // 2)
+        for settings in (first, dict(resume=str(Path(folder) / f"checkpoint-{STEPS // 2}"))):
+            with run.installed() as backend:
+                compiled = dict(torch_compile=backend is not None, torch_compile_backend=backend)
+                fit(run, llama(), folder, compile_first=False, **compiled, **settings)
 
 
 def trainer_llama_bf16(run: Run) -> None:
@@ -57,11 +60,11 @@ def llama() -> PreTrainedModel:
 class Record(TrainerCallback):
     """Tells the run what a step's gradients are, before the optimizer changes anything."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, model: nn.Module) -> None:
+        self.run, self.model = run, model
 
-    def on_pre_optimizer_step(self, *_: object, model: nn.Module, **__: object) -> None:
-        self.run.step(None, model)
+    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
+        self.run.step(None, self.model)
 
 
 def fit(
@@ -71,16 +74,19 @@ def fit(
     labels: torch.Tensor | None = None,
     resume: str | None = None,
     observe_losses: bool = True,
+    compile_first: bool = True,
     **arguments: Any,
 ) -> None:
-    """Train on random tokens; all gradients are observed, and the losses that the trainer logs."""
+    """Train on random tokens; all gradients are observed, and the losses that the trainer logs. The model is compiled before
+    the trainer gets it, or by the trainer if `arguments` say so."""
     tokens = torch.randint(VOCABULARY, (64, LENGTH), generator=torch.Generator().manual_seed(0))
     data = Batches(input_ids=tokens, labels=tokens if labels is None else labels)
     common = dict(max_steps=STEPS, per_device_train_batch_size=4, logging_steps=1, report_to=[], use_cpu=True)
     saving = dict(save_strategy="steps" if "save_steps" in arguments else "no", disable_tqdm=True)
     with tempfile.TemporaryDirectory() as scratch:
         settings = TrainingArguments(folder or scratch, **{**common, **saving, **arguments})
-        trainer = Trainer(run.compile(model), settings, train_dataset=data, callbacks=[Record(run)])
+        given = run.compile(model) if compile_first else model
+        trainer = Trainer(given, settings, train_dataset=data, callbacks=[Record(run, model)])
         trainer.train(resume_from_checkpoint=resume)
     if observe_losses:
         run.observe_all("loss of step", [entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
