@@ -35,17 +35,21 @@ def ode_whole_solver(run: Run) -> None:
 
 
 def ode_adjoint(run: Run) -> None:
-    """Steps of a size that the solver chooses; a second equation is solved for the gradient."""
-    fit(run, odeint_adjoint, run.compile(make_slope()), method="dopri5", rtol=1e-4, atol=1e-5)
+    """Steps of a size that the solver chooses; a second equation is solved for the gradient. In float64: the last bit of a
+    float32 decides about steps that are tried again."""
+    slope = run.compile(make_slope().double())
+    fit(run, odeint_adjoint, slope, torch.float64, method="dopri5", rtol=1e-4, atol=1e-5)
 
 
 def make_slope() -> Slope:
     return Slope(mlp(2, 32, 2, activation=torch.nn.Tanh))
 
 
-def fit(run: Run, solve: Callable[..., Tensor], slope: Slope, **settings: object) -> None:
+def fit(
+    run: Run, solve: Callable[..., Tensor], slope: Slope, dtype: torch.dtype = torch.float32, **settings: object
+) -> None:
     """Arcs, from points on them."""
-    times, starts = torch.linspace(0, 1, 6), torch.randn(STEPS, 16, 2)
+    times, starts = torch.linspace(0, 1, 6, dtype=dtype), torch.randn(STEPS, 16, 2, dtype=dtype)
     rotation = torch.stack([times.cos(), times.sin()], -1)
 
     def loss_of(step: int) -> Tensor:
