@@ -199,11 +199,17 @@ def dividing(op: Any, **options: Any) -> Compute:
     return compute
 
 
-def of_finite(op: Any) -> Compute:
-    def compute(rewriting: Rewriting, value: fx.Node) -> fx.Node:
-        size = rewriting.call(aten.abs.default, value)
-        check(rewriting, rewriting.call(aten.ne.Scalar, size, math.inf), "math domain error")
-        return rewriting.call(op, value)
+def of_domain(op: Any, message: str = "math domain error") -> Compute:
+    """What Python refuses where the result is no number or infinite, unless it has an argument of that kind."""
+
+    def compute(rewriting: Rewriting, *values: fx.Node) -> fx.Node:
+        result = rewriting.call(op, *values)
+        for is_of_kind in (aten.isnan.default, aten.isinf.default):
+            holds = rewriting.call(aten.logical_not.default, rewriting.call(is_of_kind, result))
+            for value in values:
+                holds = rewriting.call(aten.logical_or.default, holds, rewriting.call(is_of_kind, value))
+            check(rewriting, holds, message)
+        return result
 
     return compute
 
@@ -217,12 +223,6 @@ def chosen(is_better: Any) -> Compute:
     return compute
 
 
-def square_root(rewriting: Rewriting, value: fx.Node) -> fx.Node:
-    is_negative = rewriting.call(aten.lt.Scalar, value, 0)
-    check(rewriting, rewriting.call(aten.logical_not.default, is_negative), "math domain error")
-    return rewriting.call(aten.sqrt.default, value)
-
-
 def check(rewriting: Rewriting, holds: fx.Node, message: str) -> None:
     rewriting.call(torch_compat.assert_later, holds, message)
 
@@ -234,18 +234,24 @@ NUMBERS: Mapping[Any, Compute] = {
     operator.mod: dividing(aten.remainder.Tensor),
     operator.mul: of_tensors(aten.mul.Tensor),
     operator.neg: of_tensors(aten.neg.default),
+    operator.pow: of_domain(aten.pow.Tensor_Tensor, "a power of floats is too large or complex"),
     operator.sub: of_tensors(aten.sub.Tensor),
     operator.truediv: dividing(aten.div.Tensor),
     torch.sym_max: chosen(aten.gt.Tensor),
     torch.sym_min: chosen(aten.lt.Tensor),
+    torch_compat.symbolic_function("acos"): of_domain(aten.acos.default),
+    torch_compat.symbolic_function("asin"): of_domain(aten.asin.default),
     torch_compat.symbolic_function("atan"): of_tensors(aten.atan.default),
-    torch_compat.symbolic_function("cos"): of_finite(aten.cos.default),
-    torch_compat.symbolic_function("sin"): of_finite(aten.sin.default),
-    torch_compat.symbolic_function("sqrt"): square_root,
-    torch_compat.symbolic_function("tan"): of_finite(aten.tan.default),
+    torch_compat.symbolic_function("cos"): of_domain(aten.cos.default),
+    torch_compat.symbolic_function("cosh"): of_domain(aten.cosh.default, "math range error"),
+    torch_compat.symbolic_function("log2"): of_domain(aten.log2.default),
+    torch_compat.symbolic_function("sin"): of_domain(aten.sin.default),
+    torch_compat.symbolic_function("sinh"): of_domain(aten.sinh.default, "math range error"),
+    torch_compat.symbolic_function("sqrt"): of_domain(aten.sqrt.default),
+    torch_compat.symbolic_function("tan"): of_domain(aten.tan.default),
     torch_compat.symbolic_function("tanh"): of_tensors(aten.tanh.default),
 }
-"""By the operator or function. No powers and exponentials, which overflow with an error, and powers may be complex."""
+"""By the operator or function."""
 
 
 # --- Ops that take a number where another overload takes a tensor ----------------------------------------------------

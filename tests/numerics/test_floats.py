@@ -58,6 +58,8 @@ CASES: dict[str, Callable] = {
     "addmm": lambda x, s: torch.addmm(x[:3], x[:9].view(3, 3), x[:9].view(3, 3), alpha=s, beta=s * 2).sin(),
     "arithmetic": lambda x, s: (x * (s * 2 + 1) / (s - 3) - abs(-s)).sin(),
     "functions": lambda x, s: (x * math.sin(s) + math.sqrt(s) + max(s, 0.6)).sin(),
+    "powers": lambda x, s: (x * s**2.0 + s**0.5 * 0.9**s).sin() * (s + 1) ** 3 * s**-1,
+    "more functions": lambda x, s: x * (math.cosh(s) + math.sinh(s) + math.log2(s) + math.asin(s / 2) + math.acos(s / 2)),
     "an int and a float": lambda x, s: (x * (s * x.shape[0])).sin(),
     "remainder": lambda x, s: torch.fmod(x, s) + x % s,
     "temperature": lambda x, s: (x / s).softmax(0),
@@ -272,6 +274,49 @@ def test_a_division_by_zero_raises() -> None:
         torch.testing.assert_close(compiled(leaf(), s), function(leaf(), s))
     with pytest.raises((ZeroDivisionError, RuntimeError), match="division by zero"):
         compiled(leaf(), 1.0 + 0.0)
+
+
+POWERS: dict[str, tuple[Callable, float]] = {
+    "overflow": (lambda x, s: x * s**9.0, 1e300),
+    "zero to a negative power": (lambda x, s: x * s**-0.5, 0.0),
+    "range": (lambda x, s: x * math.cosh(s), 1e4),
+    "domain": (lambda x, s: x * math.asin(s), 1.5),
+    "infinity": (lambda x, s: x * math.sin(s), math.inf),
+}
+
+
+@pytest.mark.parametrize("name", POWERS)
+@pytest.mark.parametrize("backend", ["aotgrad_eager", "aotgrad"])
+def test_what_python_refuses_raises(name: str, backend: str) -> None:
+    """In the plan for all floats, where the graph would go on with an infinity or with no number."""
+    function, refused = POWERS[name]
+    compiled = compiled_by(backend, function)
+    for s in (0.5, 0.6, 0.7):
+        torch.testing.assert_close(compiled(leaf(), s), function(leaf(), s))
+    with pytest.raises((ArithmeticError, ValueError)):
+        function(leaf(), refused)
+    with pytest.raises((ArithmeticError, ValueError, RuntimeError)):
+        compiled(leaf(), refused)
+
+
+def test_a_power_of_infinity() -> None:
+    """What Python does not refuse."""
+    compiled = compiled_by("aotgrad", lambda x, s: (x * s**0.5, s**2.0, 0.5**s))
+    for s in (0.5, 0.6, math.inf, 0.0):
+        expected = (2 * s**0.5, s**2.0, 0.5**s)
+        found = compiled(torch.tensor(2.0, dtype=torch.float64), s)
+        assert [float(each) for each in found] == pytest.approx(expected)
+
+
+def test_a_power_of_a_result_that_is_complex_raises() -> None:
+    def function(x):
+        return x.cos() * x.detach().sum().item() ** 0.5
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = compiled_by("aotgrad", function)
+        torch.testing.assert_close(compiled(torch.ones(3)), function(torch.ones(3)))
+        with pytest.raises(RuntimeError):
+            compiled(-torch.ones(3))
 
 
 def test_a_float_of_a_result_reaches_inductor() -> None:
