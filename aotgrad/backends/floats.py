@@ -12,7 +12,6 @@ What Python refuses (a division by zero) is an assertion of the graph.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

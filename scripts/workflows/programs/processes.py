@@ -21,10 +21,10 @@ class Process(gpytorch.models.ExactGP):
 
 
 def gaussian_process(run: Run) -> None:
-    """The marginal likelihood is compiled: kernel, Cholesky decomposition and all."""
-    x = torch.rand(40, 2)
+    """The marginal likelihood is compiled: kernel, Cholesky decomposition and all. In float64, as such matrices need it."""
+    x = torch.rand(40, 2).double()
     y = (6 * x.sum(-1)).sin()
-    model = Process(x, y)
+    model = Process(x, y).double()
     likelihood = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     loss_of = run.compile(lambda: -likelihood(model(x), y))
     train(run, model.train(), torch.optim.Adam(model.parameters(), lr=0.1), lambda step: loss_of())
