@@ -39,6 +39,8 @@ def inductor_decompositions() -> Mapping[Any, Callable]:
     table = select_decomp_table()
     if is_first:
         _own_decompositions.update(table)
+    import torch._inductor.lowering  # noqa: F401  # decompositions read it, and do not import it
+
     return table
 
 
