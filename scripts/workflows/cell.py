@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import platform
 import random
 import sys
 import traceback
@@ -50,6 +51,7 @@ class Cell:
     compilations: int | None = None
     graph_breaks: int | None = None
     versions: str = ""
+    machine: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -76,7 +78,7 @@ def run_cell(row: Row, backend: str) -> Cell:
             return with_dynamo(row, compiled, compared(row, eager, compiled))
         except Exception as error:
             traceback.print_exc()
-            return Cell(row.name, backend, RAISES, f"{type(error).__name__}: {error}", versions=versions(row))
+            return Cell(row.name, backend, RAISES, f"{type(error).__name__}: {error}", **surroundings(row))
 
 
 @contextmanager
@@ -116,7 +118,7 @@ def compared(row: Row, eager: Run, compiled: Run) -> Cell:
         total_s=sum(compiled.wall_s),
         compilations=made,
         graph_breaks=sum(dynamo_counters["graph_break"].values()),
-        versions=versions(row),
+        **surroundings(row),
     )
 
 
@@ -137,6 +139,13 @@ def outcome_of(relative: float, tolerance: float) -> str:
 def compilations(backend: str) -> int:
     """How many plans were made, or how often torch's own AOTAutograd ran."""
     return dynamo_counters["aot_autograd"]["total"] if backend == "inductor" else aotgrad.counters["compilations"]
+
+
+def surroundings(row: Row) -> dict[str, str]:
+    """With what a cell was run."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    machine = f"{platform.system()}, {platform.machine()} ({capability}), Python {platform.python_version()}"
+    return {"versions": versions(row), "machine": machine}
 
 
 def versions(row: Row) -> str:

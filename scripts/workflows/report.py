@@ -103,6 +103,10 @@ def versions(cells: Cells) -> str:
     return ", ".join(sorted(set(packages), key=str.lower))
 
 
+def machines(cells: Cells) -> str:
+    return "; ".join(sorted({cell.machine for cell in cells.values() if cell.machine}))
+
+
 def page(cells: Cells, command: str) -> str:
     """The whole document."""
     return PAGE.format(
@@ -113,6 +117,7 @@ def page(cells: Cells, command: str) -> str:
         ours=failures(cells, [b for b in BACKENDS if b != PEER]),
         notes=notes(),
         versions=versions(cells),
+        machines=machines(cells),
         **counts("peer_good", "ran_peer", cells, PEER),
         **counts("inductor", "ran_inductor", cells, "aotgrad"),
         **counts("eager_halves", "ran_eager_halves", cells, "aotgrad_eager"),
@@ -130,10 +135,18 @@ PAGE = """\
 # Programs that other people wrote
 
 `{command}` makes this document. It runs programs of common frameworks with random weights and small
-sizes, in an environment of its own (`scripts/workflows.txt`), in eager and with three backends: the peer
-(`backend="inductor"`, Inductor behind torch's own AOTAutograd), `aotgrad` and `aotgrad_eager`. Each row is a program in
-[scripts/workflows](../scripts/workflows/rows.py); every cell is a process of its own with empty caches and one thread, which
-runs the program in eager and then compiled. A cell that is empty has not been run.
+sizes, in an environment of its own (`scripts/workflows.txt`), in eager and with three backends, the columns of the tables:
+
+- **peer**: `backend="inductor"`, Inductor behind torch's own AOTAutograd;
+- **aotgrad**: `backend="aotgrad"`, Inductor behind aotgrad;
+- **aotgrad_eager**: `backend="aotgrad_eager"`, the halves as plain FX code.
+
+Each row is a program in [scripts/workflows](../scripts/workflows/rows.py). Every cell is a process of its own with empty
+caches and one thread, which runs the program in eager and then compiled. A cell that is empty has not been run. In most programs
+the model is compiled before the framework gets it; where the framework compiles (a `Trainer`, `accelerate`, Lightning), the
+program says "inductor" to it, after `aotgrad.install()`.
+
+It was run on: {machines}. Packages: {versions}.
 
 Of {rows} programs, eager's results come of {eager_halves} with `aotgrad_eager` (of {ran_eager_halves} that were run),
 of {inductor} with `aotgrad` (of {ran_inductor}), and of {peer_good} with the peer (of {ran_peer}).
@@ -149,6 +162,8 @@ also compiles what it would leave to eager as too small (`min_graph_ops` is 0).
 
 {results}
 
+Of some rows there is more to say:
+
 {notes}
 
 ## Where aotgrad fails
@@ -163,10 +178,9 @@ also compiles what it would leave to eager as too small (`min_graph_ops` is 0).
 
 A step: the median processor time of the second half of the steps, in eager, then over eager's in the same process (below
 1 is faster). The first step compiles, and is timed by the clock on the wall of a busy machine. Models are tiny, so that most
-steps are short: [when compiling does not pay](recipes.md#when-compiling-does-not-pay). "compiled" counts plans, "breaks"
-Dynamo's graph breaks.
+steps are short: [when compiling does not pay](recipes.md#when-compiling-does-not-pay). "compiled" counts plans, of aotgrad
+those of gradients of gradients, too; "breaks" are Dynamo's graph breaks. A break comes from the framework's Python, in front
+of any backend.
 
 {times}
-
-Versions: {versions}.
 """

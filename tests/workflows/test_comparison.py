@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from scripts.workflows.cell import CLOSE, DIFFERS, EQUAL, NOT_COMPILED, Cell, compared, run_once, settings
+from scripts.workflows.cell import CLOSE, DIFFERS, EQUAL, NOT_COMPILED, Cell, compared, compilations, run_once, settings
 from scripts.workflows.compare import Difference, difference
 from scripts.workflows.report import page
 from scripts.workflows.rows import BY_NAME, ROWS
@@ -84,6 +84,17 @@ def test_the_document_says_who_differs_and_who_raises():
     text = page({cell.key: cell for cell in (equal, raised, differs)}, "make")
     assert "raises: `RuntimeError: no second backward`" in text and "**5e-01**" in text and "2.00" in text
     assert "differs by 5e-01 at step 1 loss" in text
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_inductor_means_aotgrad_where_a_framework_compiles():
+    with settings(), Run("aotgrad").installed() as name:
+        compiled = torch.compile(lambda x: (x * 2).sin(), backend=name)
+        assert name == "inductor" and torch.allclose(compiled(ONE), (ONE * 2).sin())
+        assert compilations("aotgrad") == 1
+    for backend in (None, "inductor", "aotgrad_eager"):
+        with Run(backend).installed() as name:
+            assert name == backend
 
 
 def test_names_are_unique():
