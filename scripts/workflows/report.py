@@ -142,9 +142,9 @@ sizes, in an environment of its own (`scripts/workflows.txt`), in eager and with
 - **aotgrad_eager**: `backend="aotgrad_eager"`, the halves as plain FX code.
 
 Each row is a program in [scripts/workflows](../scripts/workflows/rows.py). Every cell is a process of its own with empty
-caches and one thread, which runs the program in eager and then compiled. A cell that is empty has not been run. In most programs
-the model is compiled before the framework gets it; where the framework compiles (a `Trainer`, `accelerate`, Lightning), the
-program says "inductor" to it, after `aotgrad.install()`.
+caches and one thread, which runs the program in eager and then compiled. A cell that is empty has not been run. In most
+programs the model is compiled before the framework gets it; where the framework compiles (a `Trainer`, `accelerate`,
+Lightning), the program says "inductor" to it, after `aotgrad.install()`.
 
 It was run on: {machines}. Packages: {versions}.
 
