@@ -231,5 +231,9 @@ CORRECTIONS: Mapping[str, Correction] = {
         torch_compat.reads_of_targets_checked,
         "an index_put or an op on a list writes in place to what its other arguments are views of, or computed from",
     ),
+    "reads after a write": Amendment(
+        torch_compat.reads_of_written_values_kept,
+        "a read of what a write leaves in a buffer comes before it, if its loops were made anew to be fused with others",
+    ),
 }
 """By name. Inductor's own cache keeps apart what was compiled with other names: one that changes gets another name."""

@@ -256,7 +256,10 @@ from aotgrad.torch_compat.inductor_kernels import (
 )
 from aotgrad.torch_compat.inductor_name import Compile, named_inductor, take_inductors_name
 from aotgrad.torch_compat.inductor_reinplacing import reads_of_targets_checked
-from aotgrad.torch_compat.inductor_scheduler import reads_of_overwritten_values_checked
+from aotgrad.torch_compat.inductor_scheduler import (
+    reads_of_overwritten_values_checked,
+    reads_of_written_values_kept,
+)
 from aotgrad.torch_compat.kernels import (
     DECOMPOSED_OTHERWISE,
     OUT_IS_LOST,

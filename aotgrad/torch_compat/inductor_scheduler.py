@@ -26,6 +26,26 @@ def reads_of_overwritten_values_checked() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def reads_of_written_values_kept() -> Iterator[None]:
+    """Inside, a node whose loops are made anew goes on to depend on the writes that its reads wait for.
+
+    Torch before 2.14 reads its dependencies off the new loops, which name a buffer as it first was.
+    """
+    from unittest import mock
+
+    from torch._inductor.scheduler import SchedulerNode
+
+    recompute = SchedulerNode.recompute_size_and_body
+
+    def recompute_size_and_body(self: SchedulerNode, *args: Any, **kwargs: Any) -> None:
+        recompute(self, *args, **kwargs)
+        self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
+    with mock.patch.object(SchedulerNode, "recompute_size_and_body", recompute_size_and_body):
+        yield
+
+
 def _reads_elsewhere(scheduler: Any, written: str, reader: Any, writer: Any) -> bool:
     """Whether `reader` reads a buffer, as an earlier write has left it, at other elements than `writer` writes."""
     from torch._inductor.dependencies import MemoryDep

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sympy
 import torch
+from torch._inductor.dependencies import MemoryDep, ReadWrites
+from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.utils import fresh_cache
+from torch.utils._ordered_set import OrderedSet
 
 from aotgrad import torch_compat as compat
 from tests.torch_compat.tracing import inductor
@@ -23,3 +27,25 @@ def test_a_read_between_two_writes_is_of_what_the_first_one_left(fake_mode):
     with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.reads_of_overwritten_values_checked():
         compiled = compat.inductor_compile(module, inputs, static_input_idxs=[], is_inference=True, **settings)
     assert torch.equal(compiled([x.clone()])[0], function(x)[0])
+
+
+class Node(SchedulerNode):
+    """A node that reads what `buf1` has written to `buf0`."""
+
+    def __init__(self) -> None:
+        self.mutation_renames = {"buf0": "buf1"}
+        self._compute_attrs()
+
+    def _compute_attrs(self, *_, **__) -> None:
+        reads = OrderedSet([MemoryDep("buf0", sympy.Integer(0), (), ())])
+        self.read_writes = ReadWrites(reads, OrderedSet(), OrderedSet())
+
+    def set_read_writes(self, read_writes: ReadWrites) -> None:
+        self.read_writes = read_writes
+
+
+def test_a_node_whose_loops_are_made_anew_reads_what_was_written():
+    node = Node()
+    with compat.reads_of_written_values_kept():
+        node.recompute_size_and_body()
+    assert [read.name for read in node.read_writes.reads] == ["buf1"]
