@@ -78,7 +78,14 @@ ROWS = (
         why="in float64, too; what is left is that eager's backward of `hardsigmoid` takes 1/6 in single precision.",
     ),
     Row("diffusion:diffusion_unet", "U-Net", "diffusers"),
-    Row("diffusion:diffusion_unet_conditioned", "U-Net with cross attention, bfloat16", "diffusers", BFLOAT16),
+    Row(
+        "diffusion:diffusion_unet_conditioned",
+        "U-Net with cross attention, bfloat16",
+        "diffusers",
+        tolerance=2e-1,
+        why="eager's own gradients in bfloat16 are up to 0.19 off those in float32. The peer's are zero in front of an "
+        "upsampling: Inductor reads what that writes before it does, which aotgrad keeps it from (`backends/corrected.py`).",
+    ),
     Row("graphs:gcn", "GCN", "torch_geometric"),
     Row("graphs:gat", "GAT", "torch_geometric"),
     Row("graphs:schnet", "SchNet, energies and forces", "torch_geometric"),
