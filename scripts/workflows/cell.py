@@ -130,6 +130,13 @@ def with_dynamo(row: Row, compiled: Run, cell: Cell) -> Cell:
     return replace(cell, from_dynamo=difference(run_once(row, "eager").observations, compiled.observations).relative)
 
 
+def judged(cell: Cell, row: Row) -> Cell:
+    """What has a figure, by the row's tolerance."""
+    if cell.difference is None or cell.outcome == NOT_COMPILED:
+        return cell
+    return replace(cell, outcome=outcome_of(cell.difference, row.tolerance))
+
+
 def outcome_of(relative: float, tolerance: float) -> str:
     if relative == 0.0:
         return EQUAL

@@ -17,8 +17,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from scripts.workflows.cell import Cell
-from scripts.workflows.rows import Row
+from scripts.workflows.cell import Cell, judged
+from scripts.workflows.rows import BY_NAME, Row
 
 Key = tuple[str, str]
 PROBED = "probed"
@@ -26,10 +26,11 @@ PROBE = "from torch._inductor.cpu_vec_isa import pick_vec_isa; pick_vec_isa()"
 
 
 def read_cells(folder: Path) -> dict[Key, Cell]:
-    """The last result of each row and backend; a line that was cut off is left out."""
+    """The last result of each row and backend, by the tolerance that a row has now; a line that was cut off is left out."""
     path = folder / "results.jsonl"
     lines = path.read_text().splitlines() if path.exists() else ()
-    return {cell.key: cell for cell in map(Cell.from_line, (line for line in lines if line.endswith("}")))}
+    cells = map(Cell.from_line, (line for line in lines if line.endswith("}")))
+    return {cell.key: judged(cell, BY_NAME[cell.row]) for cell in cells if cell.row in BY_NAME}
 
 
 def sweep(tasks: Iterable[tuple[Row, str]], folder: Path, limit_s: float) -> Iterator[Cell]:

@@ -71,6 +71,15 @@ def test_results_are_kept_and_a_line_that_was_cut_off_is_left_out(tmp_path):
     assert read_cells(tmp_path) == {("pinn", "aotgrad"): cell}
 
 
+def test_a_result_is_judged_by_the_tolerance_of_today(tmp_path):
+    found = [
+        Cell("pinn", "aotgrad", CLOSE, "loss", difference=0.5),
+        Cell("pinn", "inductor", DIFFERS, "loss", difference=1e-7),
+    ]
+    (tmp_path / "results.jsonl").write_text("\n".join(cell.to_line() for cell in found) + "\n")
+    assert [cell.outcome for cell in read_cells(tmp_path).values()] == [DIFFERS, CLOSE]
+
+
 def test_a_process_that_does_not_end_costs_its_own_cell(tmp_path):
     (tmp_path / PROBED).mkdir()
     (cell,) = sweep([(BY_NAME["pinn"], "aotgrad")], tmp_path, limit_s=0.1)
