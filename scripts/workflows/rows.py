@@ -129,7 +129,8 @@ ROWS = (
         "schedule_free:schedule_free",
         "AdamW without a schedule, compiled",
         "schedulefree",
-        why="the peer compiles the step of each sum of weights that the optimizer keeps; in aotgrad one plan serves the warm-up, and one what follows.",
+        why="the peer compiles the step of each sum of weights that the optimizer keeps; in aotgrad one plan serves the "
+        "warm-up, and one what follows.",
     ),
 )
 BY_NAME = {row.name: row for row in ROWS}
