@@ -177,10 +177,10 @@ Of some rows there is more to say:
 ## Times
 
 A step: the median processor time of the second half of the steps, in eager, then over eager's in the same process (below
-1 is faster). The first step compiles, and is timed by the clock on the wall of a machine that is busy with other things, at times
-much busier: first steps of different columns do not compare. Models are tiny, so that most steps are short: [when compiling does not pay](recipes.md#when-compiling-does-not-pay). "compiled" counts plans, of aotgrad
-those of gradients of gradients, too; "breaks" are Dynamo's graph breaks. A break comes from the framework's Python, in front
-of any backend.
+1 is faster). The first step compiles, and is timed by the clock on the wall of a machine that is busy with other things, at
+times much busier: first steps of different columns do not compare. Models are tiny, so that most steps are short:
+[when compiling does not pay](recipes.md#when-compiling-does-not-pay). "compiled" counts plans, of aotgrad those of gradients
+of gradients, too; "breaks" are Dynamo's graph breaks. A break comes from the framework's Python, in front of any backend.
 
 {times}
 """
