@@ -80,7 +80,7 @@ def gradients(function, x, time):
     torch.manual_seed(0)
     weights = {name: (0.1 * torch.randn_like(each)).requires_grad_() for name, each in UPSAMPLING.named_parameters()}
     (gradient,) = torch.autograd.grad(function(x, time, weights).square().mean(), x)
-    return gradient / gradient.abs().max()
+    return (gradient / gradient.abs().max()).contiguous()  # Inductor chooses a gradient's layout
 
 
 def call(function, *args):
