@@ -267,13 +267,33 @@ class AskedValues(Protocol):
         ...
 
 
+class Region(Protocol):
+    """A checkpointed region that a function has run. `keeps_state`: it draws the same random numbers again."""
+
+    keeps_state: bool
+
+    def holds(self, node: Any) -> bool:
+        """Whether it has made an autograd node."""
+        ...
+
+    def is_within(self, other: Any) -> bool:
+        """Whether `other` has run it."""
+        ...
+
+
+OnRegion = Callable[[Region, Sequence[Any]], AbstractContextManager[None]]
+
+
 class OpenTrace(Protocol):
     """What later stages need of the trace: its graph, the node of a live tensor, and a way back in.
 
-    `on_hook` is called with an autograd node and what a hook of it holds, before that runs.
+    `on_hook` is called with an autograd node and what a hook of it holds, before that runs. A checkpointed region that runs
+    again does so within what `on_region` makes of it and of what it holds. `changing` are those that change something.
     """
 
     on_hook: Callable[[Any, Sequence[Any]], None] | None
+    on_region: OnRegion | None
+    changing: set[Any]
 
     @property
     def graph(self) -> fx.Graph: ...
@@ -638,7 +658,8 @@ class JointGraph:
     overwrites, so their old value may not be read after the forward; `private_inputs` those that the caller does not have,
     so that nobody writes to them. `segments` are the parts of the backward, in the order in which they run. `recorded` is
     the forward as it was traced, if there is a backward. `memory` says which tensors a backward changes in place: inputs,
-    results, and tangents. The autograd nodes that do so are `effects`, by age among all of the function.
+    results, and tangents. The autograd nodes that do so are `effects`, by age among all of
+    the function: groups of nodes that are one segment each.
     """
 
     module: fx.GraphModule
@@ -649,7 +670,7 @@ class JointGraph:
     private_inputs: frozenset[int] = frozenset()
     recorded: RecordedForward | None = field(default=None, repr=False, compare=False)
     memory: tuple[Primal | ForwardResult | Tangent, ...] = ()
-    effects: frozenset[int] = frozenset()
+    effects: tuple[frozenset[int], ...] = ()
 
     @property
     def differentiable(self) -> bool:

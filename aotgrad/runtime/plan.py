@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aotgrad import torch_compat
+from aotgrad import op_table, torch_compat
 from aotgrad.ir import (
     GRAPH_OUTPUTS,
     AliasOfInput,
@@ -196,7 +196,7 @@ class _PlanBuilder:
         if self.partition.backward is None:
             return ()
         nodes = self.partition.forward.module.graph.nodes
-        return tuple(sorted({device_type(node) for node in nodes if is_random(node)}))
+        return tuple(sorted({device_type(node) for node in nodes if op_table.draws(node)}))
 
     def attach(self) -> Iterator[Step]:
         """One node a segment; those that run last in a backward are made first."""
@@ -780,12 +780,6 @@ def parents_first(parents: Sequence[int | None], ages: Sequence[int]) -> list[in
     for index in sorted(range(len(parents)), key=ages.__getitem__):
         visit(index)
     return list(order)
-
-
-def is_random(node: Any) -> bool:
-    """Whether a node draws random numbers, also if it records the state of the generator before."""
-    op = node.args[0] if is_recorded(node) else node.target
-    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
 
 
 def is_recorded(node: Any) -> bool:

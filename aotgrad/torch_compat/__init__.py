@@ -68,6 +68,7 @@ from aotgrad.torch_compat.autograd import (
     saved_tensors,
     saves_a_value,
     saves_in_another_way,
+    saves_packed_values,
     sequence_nr,
     set_defaults,
     some_saved_tensors,
@@ -86,6 +87,14 @@ from aotgrad.torch_compat.backward_checks import (
     keep_differentiable,
     keep_gradient_layout,
 )
+from aotgrad.torch_compat.checkpoints import (
+    REENTRANT_WITHOUT_GRADIENT,
+    checkpointed,
+    has_own_policy,
+    kept_regions_run_by,
+    plain_checkpoints,
+    regions_noted,
+)
 from aotgrad.torch_compat.contexts import (
     AutocastState,
     any_autocast_enabled,
@@ -95,7 +104,6 @@ from aotgrad.torch_compat.contexts import (
     autocast_state,
     bare_evaluation,
     below_autograd,
-    checkpoints_within,
     default_devices,
     disable_autocast,
     function_modes,
@@ -104,7 +112,6 @@ from aotgrad.torch_compat.contexts import (
     no_jit_autocast,
     normal_mode,
     only_places_tensors,
-    plain_checkpoints,
     run_below_autograd,
     unobserved,
 )
@@ -339,6 +346,7 @@ from aotgrad.torch_compat.ops import (
     zero_without_memory,
 )
 from aotgrad.torch_compat.random import (
+    RANDOM_STATE_BYTES,
     RandomReplay,
     device_types_that_draw,
     random_state,

@@ -208,6 +208,15 @@ def _saved_attributes(kind: type) -> tuple[str, ...]:
     return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
+def saves_packed_values(node: Any) -> bool:
+    """Whether saved-tensor hooks have packed what a node saved, as those of a checkpoint do, or that is not shown."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        raw = list(node._raw_saved_tensors)
+    else:
+        raw = pytree.tree_leaves([getattr(node, f"_raw{name}") for name in _saved_attributes(type(node))])
+    return type(node).__name__ == "CppFunction" or any(getattr(saved, "unpack_hook", None) is not None for saved in raw)
+
+
 def _holds_a_tensor(node: Any, name: str) -> bool:
     try:
         value = getattr(node, name)
