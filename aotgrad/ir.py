@@ -191,7 +191,8 @@ class Capture:
     it again, on the caller's tensors.
     Of the `outputs`, the function returned the first `returned`. `older_views` are those that are views and older than a
     write to their memory, as all are that were not returned; see `capture/ages.py`.
-    `hooked_nodes` are the autograd nodes that hooks of other tensors belong to.
+    `hooked_nodes` are the autograd nodes that hooks of other tensors belong to, and `nodes_with_hooks`: these have hooks of
+    their own.
     `hidden_reshapes` are the inputs whose size or stride was changed in place under `no_grad`.
     `joins` are tensors whose gradients are those of an input; see `capture/joins.py`.
     `new_leaves` are the inputs that the function has told to require grad. `assigned` are those that it has given other
@@ -213,6 +214,7 @@ class Capture:
     output_hooks: tuple[OutputHook, ...] = ()
     older_views: frozenset[int] = frozenset()
     hooked_nodes: frozenset[Any] = frozenset()
+    nodes_with_hooks: frozenset[Any] = frozenset()
     hidden_reshapes: frozenset[int] = frozenset()
     values: AskedValues | None = None
     new_leaves: frozenset[int] = frozenset()
@@ -594,12 +596,14 @@ class SavingNodes:
 class ChangedMemory:
     """What a segment changes in place, and by how much the version counter rises.
 
-    `tangent`: the one of the segment's that it is, if it is one.
+    `tangent`: the one of the segment's that it is, if it is one. `for_saved`: it does so where one of its nodes runs that
+    needs a saved value, which a checkpointed region makes again.
     """
 
     memory: Memory
     version_bumps: int
     tangent: Tangent | None = None
+    for_saved: bool = False
 
 
 @dataclass(frozen=True)

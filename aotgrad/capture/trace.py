@@ -365,8 +365,9 @@ def run_traced(trace: Trace, function: FlatFunction, convention: CallingConventi
         outputs += tuple(torch_compat.detached_functional(arguments[index]) for index in assigned)
     modes = grad_mode_before, grad_mode_after
     joined = joins.positions(joined, arguments)
-    hooked = frozenset(noted.nodes)
-    made = (hooks, joined, of_views, older, hooked, frozenset(reshaped.hidden), values, new_leaves, assigned)
+    own_hooks = noted.hooked_nodes([*outputs, *arguments])
+    hooked = own_hooks | noted.nodes
+    made = (hooks, joined, of_views, older, hooked, own_hooks, frozenset(reshaped.hidden), values, new_leaves, assigned)
     return Capture(trace, convention, primals, arguments, before, outputs, returned, *modes, *made)
 
 

@@ -47,9 +47,11 @@ from aotgrad.joint.segments import (
     Edge,
     Segmentation,
     arranged,
+    detours_by_edge,
     ends_without_inputs,
     find_segments,
     positions_of,
+    reachable,
     saving_nodes,
     single_segment,
     targets_behind,
@@ -320,6 +322,7 @@ def _append_backward(
     failing: Mapping[Any, str] = NOTHING_FAILS,
 ) -> AppendedBackward:
     if not outputs:
+        reject_hooks_outside(capture, {}, {}, (), failing)
         return AppendedBackward({}, {}, ())
     segmentation = segmentation_of(capture, outputs, views, grad_segments, failing, effects)
     first = len(effects.cells)
@@ -396,7 +399,8 @@ def _gradients_behind_effects(segmentation: Segmentation | None, found: FoundGra
     missing: dict[Gradient, None] = {}
     for node in segmentation.alone:
         number = segmentation.segment_of[node]
-        for target in targets_behind(node, ends):
+        left = {edge: target for edge, target in ends.items() if segmentation.leaves(number, edge)}
+        for target in targets_behind(node, left):
             if (number, target) not in there:
                 missing[Gradient(target, number if segmentation.count > 1 else None)] = None
     return list(missing)
@@ -496,17 +500,38 @@ def segmentation_of(
 ) -> Segmentation | None:
     """`None` if it is known at once that the backward is one segment, as it is for one result."""
     writing = effects is not None and effects.any
-    is_plain = not (capture.joins or capture.assigned or views or failing or writing)
+    is_plain = not (capture.joins or capture.assigned or views or failing or writing or capture.nodes_with_hooks)
     if len(outputs) == 1 and grad_segments == 1 and is_plain:
         return None
     inputs = _input_edges(capture, outputs)
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
     bases = [tuple(results[base] for base in view.bases if base in results) for view in views]
     detours = [Detour(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
+    reject_hooks_outside(capture, results, inputs, detours, failing)
     positions = positions_of(effects.group_of, results, inputs, detours, failing) if effects is not None and writing else ()
     found = find_segments(results, inputs, cut_into(capture, grad_segments), detours, failing, positions)
     assert found is not None or not writing, "a result that is an input is no result of the graph"
     return single_segment(results, inputs, failing) if found is None and failing else found
+
+
+def reject_hooks_outside(
+    capture: Capture,
+    results: Mapping[ForwardResult, Edge],
+    inputs: Mapping[Edge, Primal],
+    detours: Sequence[Detour],
+    failing: Mapping[Any, str],
+) -> None:
+    """Raise for a hook of an autograd node that stands outside of the graph.
+
+    Raises:
+        CaptureError: it would not be called.
+    """
+    inside = reachable([node for node, _ in results.values()], inputs, detours_by_edge(detours, inputs), failing)
+    if not capture.nodes_with_hooks.issubset(inside):
+        raise CaptureError(
+            "the function hooks the autograd node of an argument, or of a view that it returns (x.grad_fn.register_hook), "
+            "which is not that of the call; use register_hook() of the tensor, or do this outside of the compiled function"
+        )
 
 
 def cut_into(capture: Capture, grad_segments: int | str) -> Chunks:

@@ -338,10 +338,13 @@ class Effects:
         """
         numbers: dict[Any, int] = {storage: k for k, storage in enumerate(self.cells)}
         numbers |= {place: k for k, place in enumerate(self.memory(tangents)) if isinstance(place, Tangent)}
+        custom = {number for node, number in segment_of.items() if torch_compat.is_custom_node(node)}
         for write in (write for write in self.writes.values() if write.by in segment_of):
             tangent = tangents[write.to] if isinstance(write.to, fx.Node) else None
             memory = Memory(numbers[write.to if tangent is None else tangent])
-            yield segment_of[write.by], ChangedMemory(memory, write.version_bumps, tangent), write.value
+            number = segment_of[write.by]
+            for_saved = self.group_of(write.by) is not write.by and number not in custom  # which may ask for it always
+            yield number, ChangedMemory(memory, write.version_bumps, tangent, for_saved), write.value
 
 
 def shared_memory_changes(argument: int) -> CaptureError:

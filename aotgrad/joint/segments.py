@@ -143,8 +143,9 @@ def find_segments(
     group_of = one_group_each(zeroed, groups, entered_at(order, successors, roots))
     level = levels(*condensed(order, successors, group_of), set(group_of.values()))
     level_of = {node: level[group_of.get(node, node)] for node in order}
-    keys: dict[Any, Any] = {node: (reached[node], chunk[node], level_of[node], None) for node in order}
-    keys.update({node: (0, 0, 0, group) for node, group in group_of.items()})
+    behind = dependence(order, successors, [node for group in at_positions(effects, successors) for node in group])
+    keys: dict[Any, Any] = {node: (reached[node], chunk[node], level_of[node], behind[node], None) for node in order}
+    keys.update({node: (0, 0, 0, 0, group) for node, group in group_of.items()})
     segment_of = numbered(keys, successors)
     count = len(set(segment_of.values()))
     targets = targets_of([node for node in order if node not in failing], segment_of, results, inputs, detour_at)

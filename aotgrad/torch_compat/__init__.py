@@ -39,6 +39,7 @@ from aotgrad.torch_compat.assignments import (
     swap_tensors,
 )
 from aotgrad.torch_compat.autograd import (
+    GRAD_FN,
     PROBES_PER_EXCEPTION,
     UNPACKS_ONE,
     applied,
@@ -74,6 +75,7 @@ from aotgrad.torch_compat.autograd import (
     some_saved_tensors,
     unpack_hook,
     was_hooked,
+    wrap_node_hooks,
 )
 from aotgrad.torch_compat.backward_checks import (
     CHECKED,

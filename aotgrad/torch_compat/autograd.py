@@ -86,11 +86,28 @@ def _accumulating_node(leaf: torch.Tensor) -> Any:
 
 
 def _is_hooked(node: Any) -> bool:
-    """Whether an autograd node has hooks in Python. Only a further one shows the others."""
-    probe = node.register_hook(lambda gradients, _: None)
+    """Whether an autograd node has hooks in Python that run after it."""
+    return bool(_hooks_behind(node.register_hook(lambda gradients, _: None)))
+
+
+def _hooks_behind(probe: Any) -> dict[int, Callable]:
+    """The hooks of an autograd node in Python: only a further one shows the others."""
     hooks = probe.hooks_dict_ref()
     probe.remove()
-    return bool(hooks)
+    return hooks
+
+
+def wrap_node_hooks(node: Any, wrap: Callable[[Callable], Callable]) -> bool:
+    """Replace the hooks of an autograd node in Python, before and after it; whether there are any."""
+    before = _hooks_behind(node.register_prehook(lambda _: None))
+    after = _hooks_behind(node.register_hook(lambda gradients, _: None))
+    for hooks in (before, after):
+        hooks.update({key: wrap(hook) for key, hook in hooks.items()})
+    return bool(before or after)
+
+
+GRAD_FN = torch.Tensor.grad_fn.__get__  # pyright: ignore[reportFunctionMemberAccess]
+"""What a function mode sees of who asks for the history of a tensor."""
 
 
 def _emptied(hooks: dict[int, Callable] | None) -> list[Callable]:

@@ -654,6 +654,18 @@ def checkpoint_of_what_changes():
 
 
 @error_case
+def hook_of_a_node_outside():
+    """A hook is put on the node that accumulates the gradient of an argument."""
+
+    def hooked(x):
+        y = x.sin()
+        torch.autograd.graph.get_gradient_edge(x).node.register_hook(print)
+        return y
+
+    aotgrad.aot_function(hooked, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
 def drawn_again_in_another_way():
     """Two ops draw from one state."""
 

@@ -217,8 +217,9 @@ def one_by_one(function: Callable, args: Sequence[Tensor]) -> Any:
     outputs, found = function(*args), []
     for leaf in args:
         if leaf.requires_grad:
-            (gradient,) = torch.autograd.grad(total(outputs), leaf, retain_graph=True, allow_unused=True)
-            found += [gradient, args[1]._version, args[1].clone()]
+            for output in (total(outputs), total(outputs[0])):
+                (gradient,) = torch.autograd.grad(output, leaf, retain_graph=True, allow_unused=True)
+                found += [gradient, args[1]._version, args[1].clone()]
     return outputs, found
 
 
@@ -250,10 +251,21 @@ def needs_values_behind_a_sum(x, buffer, w):
     return checkpoint(region, x.cos(), w * 2).sin()
 
 
+def returns_a_sum_between(x, buffer, w):
+    """Two nodes need values of the region, and what is between them is returned, too."""
+
+    def region(h, w):
+        buffer.add_(1)
+        between = h.exp() + w
+        return between, between.sin()
+
+    return checkpoint(region, x.cos(), w * 2)
+
+
 @pytest.mark.parametrize("backend", ["nop", "eager", "dynamo"])
 @pytest.mark.parametrize(
     "function",
-    [adds_what_needs_nothing, needs_values_for_both, needs_values_behind_a_sum],
+    [adds_what_needs_nothing, needs_values_for_both, needs_values_behind_a_sum, returns_a_sum_between],
     ids=lambda function: function.__name__,
 )
 def test_a_gradient_that_needs_no_value_of_the_region(function: Callable, backend: str) -> None:
