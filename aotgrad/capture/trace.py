@@ -25,6 +25,7 @@ from aotgrad.capture.direct import DirectRecorder
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
 from aotgrad.capture.generator import WatchedGenerator, watched
 from aotgrad.capture.hooks import NotedHooks, held_by, take_hooks, take_hooks_of_views
+from aotgrad.capture.indexing import NotedIndexing
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import Region, reentered
 from aotgrad.capture.values import ValueReads
@@ -349,6 +350,7 @@ def run_traced(trace: Trace, function: FlatFunction, convention: CallingConventi
             joins.collected() as joined,
             trace.watched_draws(),
             trace.checkpoints(),
+            NotedIndexing(trace.recorder) if is_symbolic(convention) else contextlib.nullcontext(),
         ):
             outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         trace.reject_stale_memory([*outputs, *arguments])
@@ -395,6 +397,11 @@ def inputs_that_come_to_require_grad(inputs: Sequence[InputSpec], arguments: Seq
     pairs = enumerate(zip(inputs, arguments, strict=True))
     plain = [(k, value) for k, (spec, value) in pairs if isinstance(spec, TensorInput) and not spec.requires_grad]
     return frozenset(k for k, value in plain if value.requires_grad and value.is_leaf)
+
+
+def is_symbolic(convention: CallingConvention) -> bool:
+    """Whether a size or stride of an input is symbolic."""
+    return any(not isinstance(spec, SymInput) and torch_compat.is_symbolic(spec.fake) for spec in convention.inputs)
 
 
 def views_of_leaves(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> list[torch.Tensor]:
