@@ -195,7 +195,8 @@ class Capture:
     their own.
     `hidden_reshapes` are the inputs whose size or stride was changed in place under `no_grad`.
     `joins` are tensors whose gradients are those of an input; see `capture/joins.py`.
-    `new_leaves` are the inputs that the function has told to require grad. `assigned` are those that it has given other
+    `new_leaves` are the inputs that the function has told to require grad, `ended` those that no longer do, or are detached.
+    `assigned` are those that it has given other
     memory (`x.data = y`), each with the output that this is.
     `values` are what the function, and the backward, asked about values; see `capture/values.py`.
     """
@@ -219,6 +220,7 @@ class Capture:
     values: AskedValues | None = None
     new_leaves: frozenset[int] = frozenset()
     assigned: Mapping[int, int] = field(default_factory=dict)
+    ended: frozenset[int] = frozenset()
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:

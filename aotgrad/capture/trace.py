@@ -357,6 +357,7 @@ def run_traced(trace: Trace, function: FlatFunction, convention: CallingConventi
         trace.reject_states(outputs)
         grad_mode_after = torch.is_grad_enabled()
         new_leaves = inputs_that_come_to_require_grad(convention.inputs, arguments)
+        ended = inputs_that_cease_to_require_grad(convention.inputs, arguments)
         hooks = (*(InputHook(k, "requires_grad_", ()) for k in sorted(new_leaves)), *take_hooks(arguments))
         of_views = take_hooks_of_views(outputs, arguments)
         returned = len(outputs)
@@ -369,7 +370,19 @@ def run_traced(trace: Trace, function: FlatFunction, convention: CallingConventi
     joined = joins.positions(joined, arguments)
     own_hooks = noted.hooked_nodes([*outputs, *arguments])
     hooked = own_hooks | noted.nodes
-    made = (hooks, joined, of_views, older, hooked, own_hooks, frozenset(reshaped.hidden), values, new_leaves, assigned)
+    made = (
+        hooks,
+        joined,
+        of_views,
+        older,
+        hooked,
+        own_hooks,
+        frozenset(reshaped.hidden),
+        values,
+        new_leaves,
+        assigned,
+        ended,
+    )
     return Capture(trace, convention, primals, arguments, before, outputs, returned, *modes, *made)
 
 
@@ -397,6 +410,16 @@ def inputs_that_come_to_require_grad(inputs: Sequence[InputSpec], arguments: Seq
     pairs = enumerate(zip(inputs, arguments, strict=True))
     plain = [(k, value) for k, (spec, value) in pairs if isinstance(spec, TensorInput) and not spec.requires_grad]
     return frozenset(k for k, value in plain if value.requires_grad and value.is_leaf)
+
+
+def inputs_that_cease_to_require_grad(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> frozenset[int]:
+    """The inputs that required grad, and do not now. Leaves do again from here on: what was computed of them goes on."""
+    found: set[int] = set()
+    for index, (spec, value) in enumerate(zip(inputs, arguments, strict=True)):
+        if isinstance(spec, TensorInput) and spec.requires_grad and not value.requires_grad:
+            found.add(index)
+            value.requires_grad_(spec.is_leaf)
+    return frozenset(found)
 
 
 def is_symbolic(convention: CallingConvention) -> bool:

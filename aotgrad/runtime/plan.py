@@ -41,6 +41,7 @@ from aotgrad.ir import (
     SymInput,
     SymOutput,
     SyntheticBase,
+    TensorInput,
     UnsafeViewAlias,
     ViewAndMutationMeta,
     ViewReplay,
@@ -153,8 +154,10 @@ class _PlanBuilder:
             *self.new_leaves(),
             *self.attach(),
             *self.mutations(),
+            *self.detached_inputs(),
             *self.outputs(),
             *self.assignments(),
+            *self.ended_leaves(),
             *self.grad_mode(),
         )
         forward = (*self.bases(), self.forward(later)) if self.runs_forward() else ()
@@ -459,6 +462,22 @@ class _PlanBuilder:
         for index, output in self.capture.assigned.items():
             source = self.return_value(output, self.meta.outputs[output]).value
             yield AssignData(self.inputs[index], source)
+
+    def detached_inputs(self) -> Iterator[CallMethod]:
+        """Inputs that are detached, once what was computed of them has its history: views are made of the detached ones."""
+        for index in sorted(self.capture.ended):
+            if not self.is_leaf(index):
+                yield CallMethod(self.inputs[index], "detach_", ())
+
+    def ended_leaves(self) -> Iterator[CallMethod]:
+        """Leaves that no longer require grad: their views are made before, each with grad mode as it needs it."""
+        for index in sorted(self.capture.ended):
+            if self.is_leaf(index):
+                yield CallMethod(self.inputs[index], "requires_grad_", (False,))
+
+    def is_leaf(self, index: int) -> bool:
+        spec = self.capture.inputs[index]
+        return isinstance(spec, TensorInput) and spec.is_leaf
 
     # -- mutated inputs
 

@@ -513,9 +513,9 @@ def backward_of_what_was_reshaped():
 
 @error_case
 def requires_grad_changed():
-    """An input is told to require grad no more."""
+    """An input is told to require grad no more, and changed."""
     x = torch.ones(3, requires_grad=True)
-    aotgrad.aot_function(lambda x: x.sin() * x.requires_grad_(False), aotgrad.nop)(x)
+    aotgrad.aot_function(lambda x: x.sin() * x.requires_grad_(False).mul_(2), aotgrad.nop)(x)
 
 
 @error_case
@@ -654,6 +654,14 @@ def checkpoint_of_what_changes():
 
 
 @error_case
+def higher_order_of_what_is_detached():
+    """An argument is detached, and a gradient of a gradient asked for."""
+    x = torch.ones(3, requires_grad=True)
+    y, _ = aotgrad.aot_function(lambda x: (x.sin(), x.detach_()), aotgrad.nop)(x)
+    y.sum().backward(create_graph=True)
+
+
+@error_case
 def hook_of_a_node_outside():
     """A hook is put on the node that accumulates the gradient of an argument."""
 
@@ -688,14 +696,11 @@ def checkpoint_with_a_policy_and_a_write():
         count.add_(1)
         return x.exp()
 
-    def counted(x, count):
-        contexts = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, policy)
-        return torch.utils.checkpoint.checkpoint(region, x, count, use_reentrant=False, context_fn=contexts)
-
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.compile(counted, backend="aotgrad_eager")(torch.ones(3, requires_grad=True), torch.zeros(()))
+    kept = torch.fx.symbolic_trace(region)
+    contexts = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, policy)
+    kept.meta["_checkpoint_context_fn"] = contexts
+    counted = functools.partial(torch.ops.higher_order.tag_activation_checkpoint, kept)
+    aotgrad.aot_function(counted, aotgrad.nop)(torch.ones(3, requires_grad=True), torch.zeros(()))
 
 
 @error_case
