@@ -67,10 +67,11 @@ def is_index_of_all(node: fx.Node) -> bool:
     """Whether a node is an item of an index with several that takes all of a dimension: eager makes no view for it."""
     if not node.meta.get("indexed") or node.target is not aten.slice.Tensor:
         return False
-    source, dim, start, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
-    end = end.meta["val"] if isinstance(end, fx.Node) else end
-    ends_last = end is None or (isinstance(end, int) and end == sys.maxsize)
-    return start in (0, None) and step == 1 and (ends_last or known_equal([end], [source.meta["val"].size(dim)]))
+    given: Any = fx.map_arg(tuple(node.args), lambda arg: arg.meta["val"])
+    source, dim, start, end, step = (*given, *(0, None, None, 1)[len(given) - 1 :])
+    if start not in (0, None) or step != 1:
+        return False
+    return end is None or (isinstance(end, int) and end == sys.maxsize) or known_equal([end], [source.size(dim)])
 
 
 def without_prefix(steps: tuple[ViewStep, ...], prefix: tuple[ViewStep, ...]) -> tuple[ViewStep, ...] | None:
