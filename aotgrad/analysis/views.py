@@ -68,7 +68,8 @@ def is_index_of_all(node: fx.Node) -> bool:
     if not node.meta.get("indexed") or node.target is not aten.slice.Tensor:
         return False
     given: Any = fx.map_arg(tuple(node.args), lambda arg: arg.meta["val"])
-    source, dim, start, end, step = (*given, *(0, None, None, 1)[len(given) - 1 :])
+    filled: tuple[Any, ...] = (*given, *(0, None, None, 1)[len(given) - 1 :])
+    source, dim, start, end, step = filled
     if start not in (0, None) or step != 1:
         return False
     return end is None or (isinstance(end, int) and end == sys.maxsize) or known_equal([end], [source.size(dim)])

@@ -63,6 +63,14 @@ def checkpointed(
 
 Rerun = Callable[..., Any]
 
+_GENERATOR = next(  # the first is torch 2.15's
+    name
+    for name in ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+    if hasattr(torch.utils.checkpoint, name)
+)
+"""What runs around a region, and has it run again; it gets the region, and whether to keep the random state: as the second
+argument, or by name."""
+
 
 class ReturnedTogether(torch.autograd.Function):
     """What a region returns for which only one autograd node is to be seen: it gets all gradients, or zeros.
@@ -120,15 +128,15 @@ def regions_noted(note: Callable[[Rerun, bool], tuple[Rerun, Callable[[], None]]
     """
     from unittest import mock
 
-    thread, checkpoint = threading.get_ident(), torch.utils.checkpoint._checkpoint_without_reentrant_generator
+    thread, checkpoint = threading.get_ident(), getattr(torch.utils.checkpoint, _GENERATOR)
     reentrant = torch.utils.checkpoint.CheckpointFunction
 
-    def noted(function: Rerun, keeps_state: bool = True, *others: Any, **settings: Any) -> Iterator[None]:
+    def noted(function: Rerun, *others: Any, **settings: Any) -> Iterator[None]:
         if threading.get_ident() != thread:
-            yield from checkpoint(function, keeps_state, *others, **settings)
+            yield from checkpoint(function, *others, **settings)
             return
-        function, end = note(function, keeps_state)
-        yield from checkpoint(function, keeps_state, *others, **settings)
+        function, end = note(function, settings["preserve_rng_state"] if "preserve_rng_state" in settings else others[0])
+        yield from checkpoint(function, *others, **settings)
         end()
 
     class Reentrant:
@@ -137,7 +145,7 @@ def regions_noted(note: Callable[[Rerun, bool], tuple[Rerun, Callable[[], None]]
             return (ReentrantCheckpoint if threading.get_ident() == thread else reentrant).apply(*args)
 
     with (
-        mock.patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", noted),
+        mock.patch.object(torch.utils.checkpoint, _GENERATOR, noted),
         mock.patch.object(torch.utils.checkpoint, "CheckpointFunction", Reentrant),
     ):
         yield
