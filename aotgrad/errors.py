@@ -77,14 +77,6 @@ class ContractError(AssertionError):
     """A stage returned something that breaks its contract: a bug in aotgrad or in a pass."""
 
 
-def other_numbers(op: object) -> CaptureError:
-    """That a checkpointed region does not draw the same numbers again."""
-    return CaptureError(
-        f"{op} runs again while gradients are computed and draws other numbers than in the forward (torch.utils.checkpoint "
-        "with preserve_rng_state=False around dropout?); checkpoint outside of the compiled function"
-    )
-
-
 def add_note(error: BaseException, note: str) -> None:
     """Attach `note` to `error` where the Python version has notes (3.11)."""
     attach = getattr(error, "add_note", None)

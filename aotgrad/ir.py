@@ -191,10 +191,12 @@ class Capture:
     it again, on the caller's tensors.
     Of the `outputs`, the function returned the first `returned`. `older_views` are those that are views and older than a
     write to their memory, as all are that were not returned; see `capture/ages.py`.
-    `hooked_nodes` are the autograd nodes that hooks of other tensors belong to.
+    `hooked_nodes` are the autograd nodes that hooks of other tensors belong to, and `nodes_with_hooks`: these have hooks of
+    their own.
     `hidden_reshapes` are the inputs whose size or stride was changed in place under `no_grad`.
     `joins` are tensors whose gradients are those of an input; see `capture/joins.py`.
-    `new_leaves` are the inputs that the function has told to require grad. `assigned` are those that it has given other
+    `new_leaves` are the inputs that the function has told to require grad, `ended` those that no longer do, or are detached.
+    `assigned` are those that it has given other
     memory (`x.data = y`), each with the output that this is.
     `values` are what the function, and the backward, asked about values; see `capture/values.py`.
     """
@@ -213,10 +215,12 @@ class Capture:
     output_hooks: tuple[OutputHook, ...] = ()
     older_views: frozenset[int] = frozenset()
     hooked_nodes: frozenset[Any] = frozenset()
+    nodes_with_hooks: frozenset[Any] = frozenset()
     hidden_reshapes: frozenset[int] = frozenset()
     values: AskedValues | None = None
     new_leaves: frozenset[int] = frozenset()
     assigned: Mapping[int, int] = field(default_factory=dict)
+    ended: frozenset[int] = frozenset()
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
@@ -267,13 +271,33 @@ class AskedValues(Protocol):
         ...
 
 
+class Region(Protocol):
+    """A checkpointed region that a function has run. `keeps_state`: it draws the same random numbers again."""
+
+    keeps_state: bool
+
+    def holds(self, node: Any) -> bool:
+        """Whether it has made an autograd node."""
+        ...
+
+    def is_within(self, other: Any) -> bool:
+        """Whether `other` has run it."""
+        ...
+
+
+OnRegion = Callable[[Region, Sequence[Any]], AbstractContextManager[None]]
+
+
 class OpenTrace(Protocol):
     """What later stages need of the trace: its graph, the node of a live tensor, and a way back in.
 
-    `on_hook` is called with an autograd node and what a hook of it holds, before that runs.
+    `on_hook` is called with an autograd node and what a hook of it holds, before that runs. A checkpointed region that runs
+    again does so within what `on_region` makes of it and of what it holds. `changing` are those that change something.
     """
 
     on_hook: Callable[[Any, Sequence[Any]], None] | None
+    on_region: OnRegion | None
+    changing: set[Any]
 
     @property
     def graph(self) -> fx.Graph: ...
@@ -574,12 +598,14 @@ class SavingNodes:
 class ChangedMemory:
     """What a segment changes in place, and by how much the version counter rises.
 
-    `tangent`: the one of the segment's that it is, if it is one.
+    `tangent`: the one of the segment's that it is, if it is one. `for_saved`: it does so where one of its nodes runs that
+    needs a saved value, which a checkpointed region makes again.
     """
 
     memory: Memory
     version_bumps: int
     tangent: Tangent | None = None
+    for_saved: bool = False
 
 
 @dataclass(frozen=True)
@@ -638,7 +664,8 @@ class JointGraph:
     overwrites, so their old value may not be read after the forward; `private_inputs` those that the caller does not have,
     so that nobody writes to them. `segments` are the parts of the backward, in the order in which they run. `recorded` is
     the forward as it was traced, if there is a backward. `memory` says which tensors a backward changes in place: inputs,
-    results, and tangents. The autograd nodes that do so are `effects`, by age among all of the function.
+    results, and tangents. The autograd nodes that do so are `effects`, by age among all of
+    the function: groups of nodes that are one segment each.
     """
 
     module: fx.GraphModule
@@ -649,7 +676,7 @@ class JointGraph:
     private_inputs: frozenset[int] = frozenset()
     recorded: RecordedForward | None = field(default=None, repr=False, compare=False)
     memory: tuple[Primal | ForwardResult | Tangent, ...] = ()
-    effects: frozenset[int] = frozenset()
+    effects: tuple[frozenset[int], ...] = ()
 
     @property
     def differentiable(self) -> bool:

@@ -22,6 +22,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from aotgrad import torch_compat
+from aotgrad.capture import regions
 from aotgrad.capture.flatten import Arguments
 from aotgrad.errors import CaptureError
 from aotgrad.locks import COMPILING
@@ -294,7 +295,7 @@ class LiftedModule:
     def forward(self, *everything: Any, **kwargs: Any) -> Any:
         slots = slots_of(self.module)
         tensors, args = everything[: len(slots)], everything[len(slots) :]
-        with self.replaced(slots, tensors):
+        with regions.reentered(lambda: self.replaced(slots, tensors)):
             result = self.run(*args, **kwargs)
             check_not_reassigned(slots, tensors)
         check_keeps_no_traced(self.module)

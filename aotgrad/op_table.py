@@ -272,6 +272,23 @@ def is_random(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
+DRAWN_BY_SIZE = frozenset({"aten.bernoulli", "aten.rand_like", "aten.randint_like", "aten.randn_like"})
+
+
+@functools.cache
+def draws_by_size(target: Any) -> bool:
+    """Whether a random op reads nothing of the values of its arguments."""
+    if op_name(target) == "aten.bernoulli":
+        return target is torch.ops.aten.bernoulli.p
+    return op_name(target) in DRAWN_BY_SIZE
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether a node draws random numbers, also if it records the state of the generator before."""
+    op: Any = node.args[0] if node.target is torch_compat.run_and_save_rng_state else node.target
+    return node.op == "call_function" and is_random(op)
+
+
 def has_effect(target: Any) -> bool:
     """Whether running the op does more than compute its result, so it runs once, where it was."""
     return _has_known_effect(target) or torch_compat.has_registered_effect(target)

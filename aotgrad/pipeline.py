@@ -78,8 +78,7 @@ class Traced:
     @functools.cached_property
     def draws(self) -> bool:
         """Whether the function draws random numbers."""
-        nodes = self.capture.trace.graph.nodes
-        return any(node.op == "call_function" and op_table.is_random(node.target) for node in nodes)
+        return any(map(op_table.draws, self.capture.trace.graph.nodes))
 
     def sharing(self, args: Sequence[Any]) -> MemorySharing:
         """How arguments share memory with those that the function changes."""

@@ -654,7 +654,9 @@ def reject_changed_state(state: State, error: Exception) -> None:
 
 def reject_changes(executable: Stages) -> None:
     """Raises NotCompiled for a function that is not the same when it is run again, as it changes an input."""
-    if any(info is not None and info.version_bumps + info.mutation.data for info in executable.meta.inputs):
+    if executable.capture.ended or any(
+        info is not None and info.version_bumps + info.mutation.data for info in executable.meta.inputs
+    ):
         raise NotCompiled
 
 

@@ -130,6 +130,11 @@ class CapturedFunction:
                 "create_graph=True, and the function makes a leaf that requires grad, which it would make once more; make "
                 "it outside of the compiled function"
             )
+        if self.capture.ended:
+            raise HigherOrderError(
+                "create_graph=True, and the function has told an input to require no grad, or detached it in place; do "
+                "this outside of the compiled function"
+            )
         if self.capture.assigned:
             raise HigherOrderError(
                 "create_graph=True, and the function has given another memory to an input, by `x.data = ...` or "

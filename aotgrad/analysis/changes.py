@@ -101,10 +101,13 @@ class Change:
         return self.before.storage is not None and not statically_fits(self.argument, self.before.storage_bytes)
 
     def has_another_requires_grad(self) -> bool:
-        """It comes to require grad after it has changed, or as one of several that share memory; or it ceases to."""
+        """It comes to require grad after it has changed, or ceases to, or does so as one of several that share memory."""
+        changed = self.version_bumps > 0 or self.mutation is not MutationType.NONE
+        if self.index in self.capture.ended:
+            return changed
         if self.argument.grad_fn is not None or self.argument.requires_grad == self.spec.requires_grad:
             return False
-        return self.index not in self.capture.new_leaves or self.version_bumps > 0 or self.mutation is not MutationType.NONE
+        return self.index not in self.capture.new_leaves or changed
 
     def has_gained_a_gradient(self) -> bool:
         primal = None if self.is_member else self.capture.primals[self.index]

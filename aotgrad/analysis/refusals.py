@@ -40,8 +40,8 @@ REFUSALS = (
     ),
     Refusal(
         Change.has_another_requires_grad,
-        "input {} has its requires_grad changed, by `requires_grad_(False)` or `detach_()`, or by `requires_grad_()` and is "
-        "changed in place besides; do this outside of the compiled function",
+        "input {} has its requires_grad changed, by `requires_grad_()` or `detach_()`, and is changed in place besides, or "
+        "shares memory with another input that is; do this outside of the compiled function",
     ),
     Refusal(
         Change.has_gained_a_gradient,

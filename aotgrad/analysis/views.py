@@ -9,6 +9,7 @@ the chain that must be replayed at run time.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -22,6 +23,7 @@ from aotgrad.torch_compat import is_view_op, known_equal
 aten = torch.ops.aten
 AS_STRIDED = aten.as_strided.default
 DETACH = aten.detach.default
+ALIAS_STEP = ViewStep(aten.alias.default, (), (), None)
 DETACH_STEP = ViewStep(DETACH, (), (), None)
 DATA_STEP = ViewStep(aten.data.default, (), (), None)
 
@@ -51,11 +53,26 @@ def chain_from(node: fx.Node, stops: Collection[fx.Node] = ()) -> tuple[fx.Node,
     Of several `detach` in a row, of which some traces record more than others, one stays.
     """
     steps: list[ViewStep] = []
+    indexed = False
     while node not in stops and (found := parent_in_chain(node)) is not None:
+        takes_all = is_index_of_all(node)
+        indexed |= takes_all
         node, step = found
-        if not (steps and step.op is DETACH and steps[-1].op is DETACH):
+        if not takes_all and not (steps and step.op is DETACH and steps[-1].op is DETACH):
             steps.append(step)
-    return node, tuple(reversed(steps))
+    return node, tuple(reversed(steps)) if steps or not indexed else (ALIAS_STEP,)
+
+
+def is_index_of_all(node: fx.Node) -> bool:
+    """Whether a node is an item of an index with several that takes all of a dimension: eager makes no view for it."""
+    if not node.meta.get("indexed") or node.target is not aten.slice.Tensor:
+        return False
+    given: Any = fx.map_arg(tuple(node.args), lambda arg: arg.meta["val"])
+    filled: tuple[Any, ...] = (*given, *(0, None, None, 1)[len(given) - 1 :])
+    source, dim, start, end, step = filled
+    if start not in (0, None) or step != 1:
+        return False
+    return end is None or (isinstance(end, int) and end == sys.maxsize) or known_equal([end], [source.size(dim)])
 
 
 def without_prefix(steps: tuple[ViewStep, ...], prefix: tuple[ViewStep, ...]) -> tuple[ViewStep, ...] | None:

@@ -23,6 +23,7 @@ from aotgrad.backends.corrected import CORRECTIONS, amended, corrected_decomposi
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.floats import floats_as_tensors
 from aotgrad.backends.layouts import differ, output_layouts_kept
+from aotgrad.backends.seeds import own_seeds_of_backward
 from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.locks import COMPILING
@@ -66,6 +67,7 @@ class InductorBackend:
             with output_layouts_kept(joint.module.graph):
                 module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
+            own_seeds_of_backward(module.graph)
             module.recompile()  # Inductor's cache looks a graph up by its code.
             return replace(joint, module=module)
 

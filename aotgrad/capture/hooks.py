@@ -9,7 +9,7 @@ the caller's tensors. There a hook sees what it sees in eager: the whole gradien
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ class NotedHooks(TorchFunctionMode):
 
     def __init__(self, arguments: Sequence[Any], entered: Callable[[Any, Any], None]) -> None:
         super().__init__()
+        self.asked_for_nodes = False
         self.others = {id(argument) for argument in arguments}
         self.nodes: set[Any] = set()
         self.node_of = WeakIdKeyDictionary()
@@ -43,7 +44,37 @@ class NotedHooks(TorchFunctionMode):
                 self.node_of[tensor] = tensor.grad_fn
                 self.nodes.add(tensor.grad_fn)
             return function(tensor, OnGradients(hook, functools.partial(self.entered, self.node_of[tensor])))
+        self.asked_for_nodes |= function == torch_compat.GRAD_FN
         return function(*args, **(kwargs or {}))
+
+    def hooked_nodes(self, live: Iterable[Any]) -> frozenset[Any]:
+        """The autograd nodes behind live tensors whose own hooks the function has registered, which tell `entered` now."""
+        if not self.asked_for_nodes:
+            return frozenset()
+        stack: list[Any] = [value.grad_fn for value in live if isinstance(value, torch.Tensor)]
+        found: dict[Any, bool] = {}
+        while stack:
+            node = stack.pop()
+            if node is not None and node not in found:
+                wrap = functools.partial(OnNode, functools.partial(self.entered, node))
+                found[node] = torch_compat.wrap_node_hooks(node, wrap)
+                stack += [successor for successor, _ in node.next_functions]
+        return frozenset(node for node, is_hooked in found.items() if is_hooked)
+
+
+@dataclass(frozen=True)
+class OnNode:
+    """A hook of an autograd node that is not called without a gradient. `entered` is told before what it holds."""
+
+    entered: Callable[[Any], None]
+    hook: Callable
+
+    def __call__(self, *gradients: Sequence[torch.Tensor | None]) -> Any:
+        arrived = [gradient for gradient in gradients[-1] if gradient is not None]
+        if not arrived:
+            return None
+        self.entered([*pytree.tree_leaves(gradients), *held_by(self.hook)])
+        return self.hook(*gradients)
 
 
 @dataclass(frozen=True)

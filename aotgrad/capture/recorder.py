@@ -55,6 +55,7 @@ class Recorder(PythonKeyTracer):
         self._origins: dict[int, dict[str, Any]] = {}
         self._stacks = UserStacks()
         self._attributed: dict[str, Any] | None = None
+        self.is_indexing = False
 
     def create_node(self, kind, target, args, kwargs, name=None, type_expr=None) -> fx.Node:
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
@@ -109,6 +110,8 @@ class Recorder(PythonKeyTracer):
                 node.meta.setdefault("nn_module_stack", modules)
         if repeats.is_repeated():
             node.meta["repeated"] = True
+        if self.is_indexing:
+            node.meta["indexed"] = True
         sequence_nr = torch_compat.sequence_nr() - 1
         node.meta["seq_nr"] = sequence_nr
         if sequence_nr in self._origins:

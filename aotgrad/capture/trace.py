@@ -10,7 +10,10 @@ the function is never run a second time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,22 +24,53 @@ from aotgrad.capture import ages, joins
 from aotgrad.capture.direct import DirectRecorder
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
 from aotgrad.capture.generator import WatchedGenerator, watched
-from aotgrad.capture.hooks import NotedHooks, take_hooks, take_hooks_of_views
+from aotgrad.capture.hooks import NotedHooks, held_by, take_hooks, take_hooks_of_views
+from aotgrad.capture.indexing import NotedIndexing
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
+from aotgrad.capture.regions import Region, reentered
 from aotgrad.capture.values import ValueReads
-from aotgrad.errors import AOTGradError, CaptureError, add_note, other_numbers
-from aotgrad.ir import CallingConvention, Capture, InputHook, InputSpec, MemberInput, SymInput, TensorInput
+from aotgrad.errors import AOTGradError, CaptureError, add_note
+from aotgrad.ir import CallingConvention, Capture, InputHook, InputSpec, MemberInput, OnRegion, SymInput, TensorInput
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.torch_compat import FakeTensorMode
 from aotgrad.value_guards import Level
 
 FlatFunction = Callable[..., Sequence[Any]]
+NO_REGIONS: Mapping[fx.GraphModule, Collection[int]] = {}
+
+
+@dataclass(frozen=True)
+class KeptRegion:
+    """A run of a region that Dynamo keeps: its tensors, each with its value when it began, and the regions inside.
+
+    `draws`: it draws other random numbers the second time.
+    """
+
+    region: fx.GraphModule
+    arguments: Mapping[int, tuple[torch.Tensor, fx.Node]]
+    draws: bool
+    inside: frozenset[fx.GraphModule]
+
+
+def checkpointed(_: Any, region: fx.GraphModule, args: Sequence[Any], settings: dict[str, Any]) -> Any:
+    """What a region returns that Dynamo keeps, inside of another one that is traced again in the backward."""
+    return torch_compat.checkpointed(region, args, settings, range(len(args)))
 
 
 class Trace:
-    """An FX graph under construction, with the modes that record into it. Implements `ir.OpenTrace`."""
+    """An FX graph under construction, with the modes that record into it. Implements `ir.OpenTrace`.
 
-    def __init__(self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable], values: ValueReads) -> None:
+    `traced_again` are those of the regions that Dynamo keeps which the backward runs again, and traces, each with the
+    arguments that change.
+    """
+
+    def __init__(
+        self,
+        fake_mode: FakeTensorMode,
+        decompositions: Mapping[Any, Callable],
+        values: ValueReads,
+        traced_again: Mapping[fx.GraphModule, Collection[int]] = NO_REGIONS,
+    ) -> None:
         self.recorder = Recorder()
         self._generator = WatchedGenerator(self.recorder.graph)
         self._values = values
@@ -48,6 +82,10 @@ class Trace:
         )
         self._decompositions = decompositions
         self.on_hook: Callable[[Any, Sequence[Any]], None] | None = None
+        self.on_region: OnRegion | None = None
+        self.changing: set[Any] = set()
+        self._traced_again = traced_again
+        self._kept: list[KeptRegion] = []
 
     @property
     def graph(self) -> fx.Graph:
@@ -62,19 +100,64 @@ class Trace:
         """While the function runs."""
         return watched(self._generator)
 
-    @contextlib.contextmanager
-    def region(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """While a checkpointed region of Dynamo's runs, which is not run again in the trace of the backward.
+    def checkpoints(self) -> contextlib.AbstractContextManager[Any]:
+        """While the function runs, note its checkpointed regions, and what those do that Dynamo keeps."""
+        stack = contextlib.ExitStack()
+        stack.enter_context(torch_compat.regions_noted(self.begin_region))
+        stack.enter_context(torch_compat.kept_regions_run_by(self.run_kept))
+        return stack
+
+    def begin_region(self, function: Callable, keeps_state: bool) -> tuple[Callable, Callable[[], None]]:
+        region = Region.begun(function, keeps_state)
+        return functools.partial(self.run_again, region), region.end
+
+    def run_again(self, region: Region, *args: Any, **kwargs: Any) -> Any:
+        """Run a region in the backward, as `on_region` wants it; one that changes something runs at no other time."""
+        if self.on_region is not None:
+            with self.on_region(region, [*args, *kwargs.values(), *held_by(region.function)]):
+                return region.run_again(args, kwargs)
+        if region in self.changing:
+            raise RuntimeError("a checkpointed region that changes something runs again in the backward only")
+        return region.run_again(args, kwargs)
+
+    def run_kept(self, run: Callable, region: fx.GraphModule, args: Sequence[Any], settings: dict[str, Any]) -> Any:
+        """Run a region that Dynamo keeps, which is not run again in the trace of the backward if it does nothing else.
 
         Raises:
-            CaptureError: eager draws other numbers when it runs it again.
+            CaptureError: it does, and the user says which of its values are saved.
         """
-        keeps_state = settings.get("preserve_rng_state", True)
-        before = set() if keeps_state else set(self.graph.nodes)
-        yield
-        for node in () if keeps_state else self.graph.nodes:
-            if op_table.is_random(node.target) and node not in before:
-                raise other_numbers(node.target)
+        if region in self._traced_again:
+            if torch_compat.has_own_policy(region):
+                raise CaptureError(
+                    "torch.utils.checkpoint with a context_fn runs a region again in the backward that changes a tensor in "
+                    "place, or draws other random numbers then; leave out context_fn, or checkpoint outside of the "
+                    "compiled function"
+                )
+            with reentered(lambda: torch_compat.kept_regions_run_by(checkpointed)):
+                return torch_compat.checkpointed(region, args, settings, self._traced_again[region])
+        if not torch.is_grad_enabled():
+            return run(region, *args, **settings)
+        tensors = {k: (value, self.node_of(value)) for k, value in enumerate(args) if torch_compat.any_functional([value])}
+        last, begun = next(reversed(self.graph.nodes), None), len(self._kept)
+        result = run(region, *args, **settings)
+        made = itertools.takewhile(lambda node: node is not last, reversed(self.graph.nodes))
+        draws = not settings.get("preserve_rng_state", True) and any(op_table.is_random(node.target) for node in made)
+        self._kept.append(KeptRegion(region, tensors, draws, frozenset(each.region for each in self._kept[begun:])))
+        return result
+
+    def regions_to_trace_again(self) -> dict[fx.GraphModule, Collection[int]]:
+        """The regions that Dynamo keeps, and that do more than compute the same again, or read what changes.
+
+        Those arguments are given that do. One that requires grad may not, in eager: of others, Dynamo does not tell whether
+        the region was given them, or closes over them.
+        """
+        found: dict[fx.GraphModule, Collection[int]] = {}
+        for kept in self._kept:
+            pairs = kept.arguments.items()
+            changed = {k for k, (value, node) in pairs if not value.requires_grad and self.node_of(value) is not node}
+            if changed or kept.draws or not kept.inside.isdisjoint(found):
+                found[kept.region] = changed.union(found.get(kept.region, ()))
+        return found
 
     @contextlib.contextmanager
     def watched_draws_of_backward(self) -> Iterator[None]:
@@ -242,9 +325,18 @@ def capture_function(
     """
     if any(isinstance(spec, TensorInput) and spec.requires_grad for spec in convention.inputs):
         decompositions = {op: rule for op, rule in decompositions.items() if op not in torch_compat.FOR_INFERENCE_ONLY}
-    values = values or ValueReads(Level.NOTHING, ())
-    trace = Trace(fake_mode, decompositions, values)
-    values.begin(trace.recorder, fake_mode, convention)
+    values, changing = values or ValueReads(Level.NOTHING, ()), NO_REGIONS
+    while True:
+        trace = Trace(fake_mode, decompositions, values, changing)
+        values.begin(trace.recorder, fake_mode, convention)
+        capture = run_traced(trace, function, convention, values)
+        if not (found := trace.regions_to_trace_again()):
+            return capture
+        changing = {**changing, **found}
+
+
+def run_traced(trace: Trace, function: FlatFunction, convention: CallingConvention, values: ValueReads) -> Capture:
+    """Run `function` once, with `trace` recording."""
     grad_mode_before = torch.is_grad_enabled()
     with trace.active(), restored_grad_mode():
         primals, arguments = _make_inputs(trace, convention)
@@ -257,13 +349,15 @@ def capture_function(
             shared_versions(convention, arguments),
             joins.collected() as joined,
             trace.watched_draws(),
-            torch_compat.checkpoints_within(trace.region),
+            trace.checkpoints(),
+            NotedIndexing(trace.recorder) if is_symbolic(convention) else contextlib.nullcontext(),
         ):
             outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         trace.reject_stale_memory([*outputs, *arguments])
         trace.reject_states(outputs)
         grad_mode_after = torch.is_grad_enabled()
         new_leaves = inputs_that_come_to_require_grad(convention.inputs, arguments)
+        ended = inputs_that_cease_to_require_grad(convention.inputs, arguments)
         hooks = (*(InputHook(k, "requires_grad_", ()) for k in sorted(new_leaves)), *take_hooks(arguments))
         of_views = take_hooks_of_views(outputs, arguments)
         returned = len(outputs)
@@ -274,8 +368,21 @@ def capture_function(
         outputs += tuple(torch_compat.detached_functional(arguments[index]) for index in assigned)
     modes = grad_mode_before, grad_mode_after
     joined = joins.positions(joined, arguments)
-    hooked = frozenset(noted.nodes)
-    made = (hooks, joined, of_views, older, hooked, frozenset(reshaped.hidden), values, new_leaves, assigned)
+    own_hooks = noted.hooked_nodes([*outputs, *arguments])
+    hooked = own_hooks | noted.nodes
+    made = (
+        hooks,
+        joined,
+        of_views,
+        older,
+        hooked,
+        own_hooks,
+        frozenset(reshaped.hidden),
+        values,
+        new_leaves,
+        assigned,
+        ended,
+    )
     return Capture(trace, convention, primals, arguments, before, outputs, returned, *modes, *made)
 
 
@@ -303,6 +410,21 @@ def inputs_that_come_to_require_grad(inputs: Sequence[InputSpec], arguments: Seq
     pairs = enumerate(zip(inputs, arguments, strict=True))
     plain = [(k, value) for k, (spec, value) in pairs if isinstance(spec, TensorInput) and not spec.requires_grad]
     return frozenset(k for k, value in plain if value.requires_grad and value.is_leaf)
+
+
+def inputs_that_cease_to_require_grad(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> frozenset[int]:
+    """The inputs that required grad, and do not now. Leaves do again from here on: what was computed of them goes on."""
+    found: set[int] = set()
+    for index, (spec, value) in enumerate(zip(inputs, arguments, strict=True)):
+        if isinstance(spec, TensorInput) and spec.requires_grad and not value.requires_grad:
+            found.add(index)
+            value.requires_grad_(spec.is_leaf)
+    return frozenset(found)
+
+
+def is_symbolic(convention: CallingConvention) -> bool:
+    """Whether a size or stride of an input is symbolic."""
+    return any(not isinstance(spec, SymInput) and torch_compat.is_symbolic(spec.fake) for spec in convention.inputs)
 
 
 def views_of_leaves(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> list[torch.Tensor]:
@@ -425,6 +547,10 @@ EXPLANATIONS = {
     "unsafe_split and a write to the same memory": (
         "a tensor is used or returned, or is an input, whose memory was changed through a piece that unsafe_chunk() or "
         "unsafe_split() made of it, or the other way round; use chunk() or split()"
+    ),
+    torch_compat.REENTRANT_WITHOUT_GRADIENT: (
+        "torch.utils.checkpoint with use_reentrant=True returns a tensor that does not require grad by itself, at {line}, "
+        "and would require grad then: pass use_reentrant=False"
     ),
     torch_compat.ENTANGLED_LIST: (
         "several tensors of a list that is changed in place share memory and require grad, at {line}. Change them one by one"

@@ -235,10 +235,10 @@ def reject_moved_inputs(traced: TracedJoint, names: Sequence[str]) -> None:
     Raises:
         ExportError: names it.
     """
-    if traced.meta.new_leaves or traced.capture.new_leaves:
+    if traced.meta.new_leaves or traced.capture.new_leaves or traced.capture.ended:
         raise ExportError(
-            "requires_grad_() is called on an argument, or on a new tensor that is returned, which a graph of values cannot "
-            "do; do that outside of what is exported, or use export_joint"
+            "requires_grad_() or detach_() is called on an argument, or requires_grad_() on a new tensor that is returned, "
+            "which a graph of values cannot do; do that outside of what is exported, or use export_joint"
         )
     if traced.capture.assigned:
         raise ExportError(

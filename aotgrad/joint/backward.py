@@ -16,18 +16,16 @@ import contextlib
 import itertools
 import math
 import operator
-import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.fx as fx
-import torch.utils.checkpoint
 from torch.autograd.graph import GradientEdge
 
 from aotgrad import op_table, torch_compat
-from aotgrad.errors import AOTGradError, CaptureError, UnsupportedMutationError, other_numbers
+from aotgrad.errors import AOTGradError, CaptureError, UnsupportedMutationError
 from aotgrad.ir import (
     BackwardSegment,
     Capture,
@@ -40,7 +38,7 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
     needs_sentinel,
 )
-from aotgrad.joint.effects import Effects, Place
+from aotgrad.joint.effects import Effects, LastNode, Place
 from aotgrad.joint.segments import (
     NOTHING_FAILS,
     Chunks,
@@ -49,9 +47,11 @@ from aotgrad.joint.segments import (
     Edge,
     Segmentation,
     arranged,
+    detours_by_edge,
     ends_without_inputs,
     find_segments,
     positions_of,
+    reachable,
     saving_nodes,
     single_segment,
     targets_behind,
@@ -145,7 +145,7 @@ class AppendedBackward:
     gradients: dict[Gradient, fx.Node | None]
     segments: tuple[BackwardSegment, ...]
     memory: tuple[Place | Tangent, ...] = ()
-    effects: frozenset[int] = frozenset()
+    effects: tuple[frozenset[int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -244,14 +244,14 @@ def passed_over(failing: dict[Any, str]) -> dict[Any, str]:
     """The same nodes, which neither raise nor compute anything from now on.
 
     Raises:
-        CaptureError: a value was saved when it needed no gradient, and has got one by being overwritten; or a region was
-            checkpointed that changes what it reads.
+        CaptureError: a value was saved when it needed no gradient, and has got one by being overwritten; or a checkpointed
+            region was given a tensor that was changed since.
     """
     for node, message in failing.items():
         try:
             torch_compat.pass_over(node)
         except RuntimeError as error:
-            reject_repeated_change(error)
+            reject_changed_argument(error)
             raise untraceable(message) from error
     return failing
 
@@ -260,31 +260,26 @@ def untraceable(reason: object) -> CaptureError:
     return CaptureError(f"the backward of the function cannot be traced: {reason}")
 
 
-REPEATED_CHANGES = ("mutating a non-functional tensor", "hooks have already been set")
-"""Parts of what torch raises where a checkpointed region runs again: its changes are not traced, its saved values hooked."""
-
-
-def reject_repeated_change(error: RuntimeError) -> None:
-    """Raise if a checkpointed region changes a tensor in place.
+def reject_changed_argument(error: RuntimeError) -> None:
+    """Raise if a checkpointed region was given a tensor that was changed in place since: its saved values are hooked.
 
     Raises:
-        CaptureError: a backward would change it once more, as eager's does, where nothing may be changed.
+        CaptureError: eager's backward raises, too.
     """
-    if any(part in str(error) for part in REPEATED_CHANGES):
+    if "hooks have already been set" in str(error):
         raise CaptureError(
-            "torch.utils.checkpoint runs a region again in the backward that changes a tensor in place which it reads (the "
-            "running statistics of a batch norm?), so it would be changed twice; checkpoint outside of the compiled function"
+            "torch.utils.checkpoint runs a region again in the backward, and a tensor that requires grad and that it was "
+            "given is changed in place before, which raises in eager, too; give it a clone()"
         ) from error
 
 
 def reject_foreign_change(error: RuntimeError) -> None:
-    """Raise if something else than a checkpointed region changes a tensor that the trace knows nothing of.
+    """Raise if something changes a tensor that the trace knows nothing of.
 
     Raises:
         CaptureError: the change would happen once, while tracing.
     """
-    frames = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
-    if "mutating a non-functional tensor" in str(error) and torch.utils.checkpoint.__file__ not in frames:
+    if "mutating a non-functional tensor" in str(error):
         raise CaptureError(
             "the backward of an autograd function, or a hook, changes a tensor in place that is no argument of the compiled "
             "function; pass it as an argument, so that the change reaches it on every call"
@@ -327,8 +322,9 @@ def _append_backward(
     failing: Mapping[Any, str] = NOTHING_FAILS,
 ) -> AppendedBackward:
     if not outputs:
+        reject_hooks_outside(capture, {}, {}, (), failing)
         return AppendedBackward({}, {}, ())
-    segmentation = segmentation_of(capture, outputs, views, grad_segments, failing, effects.nodes)
+    segmentation = segmentation_of(capture, outputs, views, grad_segments, failing, effects)
     first = len(effects.cells)
     tangents = {Tangent(result.slot): _add_tangent(capture.trace, first + k, result) for k, result in enumerate(outputs)}
     with capture.trace.watched_draws_of_backward():
@@ -403,7 +399,8 @@ def _gradients_behind_effects(segmentation: Segmentation | None, found: FoundGra
     missing: dict[Gradient, None] = {}
     for node in segmentation.alone:
         number = segmentation.segment_of[node]
-        for target in targets_behind(node, ends):
+        left = {edge: target for edge, target in ends.items() if segmentation.leaves(number, edge)}
+        for target in targets_behind(node, left):
             if (number, target) not in there:
                 missing[Gradient(target, number if segmentation.count > 1 else None)] = None
     return list(missing)
@@ -499,20 +496,42 @@ def segmentation_of(
     views: Sequence[View],
     grad_segments: int | str,
     failing: Mapping[Any, str] = NOTHING_FAILS,
-    effects: Collection[Any] = (),
+    effects: Effects | None = None,
 ) -> Segmentation | None:
     """`None` if it is known at once that the backward is one segment, as it is for one result."""
-    is_plain = not (capture.joins or capture.assigned or views or failing or effects)
+    writing = effects is not None and effects.any
+    is_plain = not (capture.joins or capture.assigned or views or failing or writing or capture.nodes_with_hooks)
     if len(outputs) == 1 and grad_segments == 1 and is_plain:
         return None
     inputs = _input_edges(capture, outputs)
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
     bases = [tuple(results[base] for base in view.bases if base in results) for view in views]
     detours = [Detour(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
-    positions = positions_of(effects, results, inputs, detours, failing)
+    reject_hooks_outside(capture, results, inputs, detours, failing)
+    positions = positions_of(effects.group_of, results, inputs, detours, failing) if effects is not None and writing else ()
     found = find_segments(results, inputs, cut_into(capture, grad_segments), detours, failing, positions)
-    assert found is not None or not effects, "a result that is an input is no result of the graph"
+    assert found is not None or not writing, "a result that is an input is no result of the graph"
     return single_segment(results, inputs, failing) if found is None and failing else found
+
+
+def reject_hooks_outside(
+    capture: Capture,
+    results: Mapping[ForwardResult, Edge],
+    inputs: Mapping[Edge, Primal],
+    detours: Sequence[Detour],
+    failing: Mapping[Any, str],
+) -> None:
+    """Raise for a hook of an autograd node that stands outside of the graph.
+
+    Raises:
+        CaptureError: it would not be called.
+    """
+    inside = reachable([node for node, _ in results.values()], inputs, detours_by_edge(detours, inputs), failing)
+    if not capture.nodes_with_hooks.issubset(inside):
+        raise CaptureError(
+            "the function hooks the autograd node of an argument, or of a view that it returns (x.grad_fn.register_hook), "
+            "which is not that of the call; use register_hook() of the tensor, or do this outside of the compiled function"
+        )
 
 
 def cut_into(capture: Capture, grad_segments: int | str) -> Chunks:
@@ -629,17 +648,21 @@ def arrivals(primals: Sequence[Any]) -> Iterator[list[int]]:
 
 
 def _reject_new_draws(capture: Capture, tangents: Sequence[torch.Tensor]) -> None:
-    """A random op that the backward runs and that depends on no tangent may be one of the forward that runs again.
+    """A random op that the backward runs for no tangent makes again what the forward has saved.
 
     Raises:
-        CaptureError: names the op, if it draws other numbers than were drawn in the forward.
+        CaptureError: names the op, if it draws other numbers than were drawn in the forward, and no autograd function or
+            checkpointed region does so.
     """
     dependent = {capture.trace.node_of(tangent) for tangent in tangents}
     for node in capture.trace.graph.nodes:
         if dependent.intersection(node.all_input_nodes):
             dependent.add(node)
         elif is_of_another_op(node) and op_table.is_random(node.target) and "draw" not in node.meta:
-            raise other_numbers(node.target)
+            raise CaptureError(
+                f"{node.target} draws random numbers while gradients are computed, for what the forward has saved (a "
+                "saved-tensor hook that draws?); do this outside of the compiled function"
+            )
 
 
 def is_of_another_op(node: fx.Node) -> bool:
@@ -715,8 +738,12 @@ def _gradients(
     if not outputs or not (wanted or ends):
         return gradients
     inputs = [*(capture.primals[i] for i in wanted), *ends]
-    watched = effects.watched(autograd_nodes(roots))
-    with attributed_to_forward(capture.trace, roots, segment_of) as last, watched, eager_dtypes(), explained(last):
+    with (
+        attributed_to_forward(capture.trace, roots, segment_of) as last,
+        effects.watched(autograd_nodes(roots), last),
+        eager_dtypes(),
+        explained(last),
+    ):
         # Retained: a backward that raises is tried again.
         found = torch.autograd.grad(roots, inputs, tangents, retain_graph=True, allow_unused=True)
     for index, gradient in zip(wanted, found, strict=False):
@@ -766,13 +793,6 @@ def differentiated_as_in_eager(roots: Iterable[torch.Tensor]) -> Iterator[None]:
             handle.remove()
 
 
-@dataclass
-class LastNode:
-    """The autograd node that a backward runs, or ran last."""
-
-    node: Any = None
-
-
 @contextlib.contextmanager
 def explained(last: LastNode) -> Iterator[None]:
     """Says why a backward cannot be traced.
@@ -790,7 +810,6 @@ def explained(last: LastNode) -> Iterator[None]:
             raise OverwrittenValue(last.node, str(error)) from error
         reject_hidden_reshape(error)
         reject_foreign_change(error)
-        reject_repeated_change(error)
         raise untraceable(error) from error
 
 

@@ -1,4 +1,5 @@
-"""What a backward changes in place: inputs, results and gradients that an autograd function or a hook writes to.
+"""What a backward changes in place: inputs, results and gradients that an autograd function or a hook writes to, or a
+checkpointed region that runs again.
 
 In: a captured function, while its backward is traced. Out: which autograd nodes write, and to what memory.
 
@@ -11,12 +12,16 @@ when eager's node runs, and between the same ones. What it writes to is `Memory`
 it in the backward gets, in place of what the forward knew. After each node it holds the placeholder again, as any other
 segment finds it.
 
+A checkpointed region runs again when the first of its nodes needs a value of it, and once in a backward. So these nodes
+are one segment, with those between, and what one leaves in the memory the next one finds.
+
 What a node has saved, and nobody else can see, is no such memory: eager raises where it is read again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,11 +32,18 @@ import torch.fx as fx
 
 from aotgrad import op_table, torch_compat
 from aotgrad.errors import CaptureError
-from aotgrad.ir import Capture, ChangedMemory, Geometry, MemberInput, ViewAndMutationMeta
+from aotgrad.ir import Capture, ChangedMemory, Geometry, MemberInput, Region, ViewAndMutationMeta
 from aotgrad.slots import ForwardResult, IntermediateBase, Memory, Primal, Tangent, UserOutput
 
 Place = Primal | ForwardResult
 """Where memory is found at run time."""
+
+
+@dataclass
+class LastNode:
+    """The autograd node that a backward runs, or ran last."""
+
+    node: Any = None
 
 
 @dataclass(frozen=True)
@@ -57,11 +69,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Write:
-    """What an autograd node left in a cell, by its storage, or in a gradient that came in, by its placeholder."""
+    """What the nodes of a group left in a cell, by its storage, or in a gradient that came in, by its placeholder.
+
+    `fake` is the value as it is traced. `by` is one of the nodes.
+    """
 
     by: Any
     to: int | fx.Node
     value: fx.Node
+    fake: torch.Tensor
     version_bumps: int
 
 
@@ -69,20 +85,30 @@ class Write:
 class Effects:
     """The nodes of one function that write, and to what: empty until a trace of its backward has seen some.
 
-    `grown`: the last trace has seen a node or memory that was not known. `private` are the storages that the running node
-    has saved, and does not keep otherwise, `last` is the last node of the graph when it began.
+    `regions` are the checkpointed regions that do something when they run again. The nodes that make a region run are a
+    group, which is one segment; any other node that writes is one by itself.
+    `grown`: the last trace has seen a node or memory that was not known. `held` are the placeholders of the memory.
+    `private` are the storages that the running node has saved, and does not keep otherwise, `last` is the last node of the
+    graph when it began.
     """
 
     capture: Capture
     meta: ViewAndMutationMeta
     nodes: dict[Any, None] = field(default_factory=dict)
+    regions: dict[Region, set[Any]] = field(default_factory=dict)
     cells: dict[int, Cell] = field(default_factory=dict)
-    writes: list[Write] = field(default_factory=list)
+    writes: dict[tuple[Any, int | fx.Node], Write] = field(default_factory=dict)
     grown: bool = False
+    held: dict[int, torch.Tensor] = field(default_factory=dict)
     running: Any = None
     private: set[int] = field(default_factory=set)
     last: fx.Node | None = None
     seen: dict[int, Seen] = field(default_factory=dict)
+
+    @property
+    def any(self) -> bool:
+        """Whether there are such nodes."""
+        return bool(self.nodes or self.regions)
 
     @property
     def new_results(self) -> dict[IntermediateBase, fx.Node]:
@@ -90,14 +116,26 @@ class Effects:
         bases = [(cell.place, cell.node) for cell in self.cells.values() if isinstance(cell.place, IntermediateBase)]
         return {place: node for place, node in bases if place.index >= len(self.meta.bases)}
 
+    def group_of(self, node: Any) -> Any:
+        """What a node that writes, or makes a region run that does, has in common with the others of its group."""
+        outer = (region for region in self.regions if not any(map(region.is_within, self.regions)))
+        for region in outer:
+            if region.holds(node) and (node in self.nodes or self.makes_run(node, region)):
+                return region
+        return node if node in self.nodes else None
+
+    def makes_run(self, node: Any, region: Region) -> bool:
+        return torch_compat.saves_packed_values(node) or any(node in nodes for nodes in self.regions.values())
+
     # -- around a trace
 
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:
         """While a backward is traced, the memory holds placeholders."""
-        self.writes, self.grown, self.running = [], False, None
-        for k, cell in enumerate(self.cells.values()):
-            torch_compat.replace_value(cell.tensor, self.capture.trace.add_memory(f"tangents_{k + 1}", cell.tensor))
+        self.writes, self.grown, self.running = {}, False, None
+        for k, (storage, cell) in enumerate(self.cells.items()):
+            self.held[storage] = self.capture.trace.add_memory(f"tangents_{k + 1}", cell.tensor)
+            torch_compat.replace_value(cell.tensor, self.held[storage])
         try:
             yield
         finally:
@@ -105,17 +143,19 @@ class Effects:
                 torch_compat.replace_value(cell.tensor, cell.value)
 
     @contextlib.contextmanager
-    def watched(self, nodes: Iterable[Any]) -> Iterator[None]:
-        """Look at what the custom and the hooked ones among `nodes` write to."""
+    def watched(self, nodes: Sequence[Any], last: LastNode) -> Iterator[None]:
+        """Look at what the custom and the hooked ones among `nodes` write to, and the regions that run again."""
         trace, hooked = self.capture.trace, self.capture.hooked_nodes
-        watched = [node for node in nodes if torch_compat.is_custom_node(node) or node in hooked]
+        writing = (node for node in nodes if self.group_of(node) is not None)
+        watched = [*{*filter(torch_compat.is_custom_node, nodes), *hooked.intersection(nodes), *writing}]
         handles = [node.register_prehook(lambda gradients, node=node: self.enter(node, gradients)) for node in watched]
         handles += [node.register_hook(lambda *_, node=node: self.leave(node)) for node in watched]
         trace.on_hook = self.enter
+        trace.on_region = functools.partial(self.run_again, last)
         try:
             yield
         finally:
-            trace.on_hook = None
+            trace.on_hook = trace.on_region = None
             for handle in handles:
                 handle.remove()
 
@@ -128,10 +168,20 @@ class Effects:
             self.last = next(reversed(self.capture.trace.graph.nodes))
             kept, saved = kept_by(node), saved_by(node)
             self.private = storages(saved) - storages(kept)
+            self.go_on_with(self.group_of(node))
             held = [*held, *self.capture.arguments, *self.capture.outputs, *kept, *saved]
+        self.note_seen(held)
+
+    def note_seen(self, held: Iterable[Any]) -> None:
         for tensor in held:
             if torch_compat.is_functional(tensor) and (whole := torch_compat.whole(tensor)) is not None:
                 self.seen.setdefault(id(whole), self.look_at(whole))
+
+    def go_on_with(self, group: Any) -> None:
+        """Let the memory hold what earlier nodes of the group have left there."""
+        for (by, storage), write in self.writes.items():
+            if by is group and isinstance(storage, int):
+                torch_compat.replace_value(self.cells[storage].tensor, write.fake)
 
     def look_at(self, tensor: torch.Tensor) -> Seen:
         node, value = self.capture.trace.node_of(tensor), torch_compat.from_functional(tensor)
@@ -139,16 +189,58 @@ class Effects:
 
     def leave(self, node: Any) -> None:
         """Note what `node` has written to, and undo that, unless nobody can see it."""
-        changed: dict[int, list[Seen]] = {}
-        for seen in self.seen.values():
-            if self.capture.trace.node_of(seen.tensor) is not seen.node:
-                changed.setdefault(torch_compat.storage_id(seen.tensor), []).append(seen)
-        for storage, tensors in changed.items():
+        for storage, tensors in self.changed().items():
             if (to := self.target(node, storage, tensors[0])) is not None:
                 self.note(node, to, tensors)
         if self.has_drawn():  # it draws when eager's node runs, and only then
             self.add_node(node)
+        for storage, value in self.held.items():
+            torch_compat.replace_value(self.cells[storage].tensor, value)
         self.running, self.seen = None, {}
+
+    def changed(self) -> dict[int, list[Seen]]:
+        """The tensors that were changed, by their storage."""
+        changed: dict[int, list[Seen]] = {}
+        for seen in self.seen.values():
+            if self.capture.trace.node_of(seen.tensor) is not seen.node:
+                changed.setdefault(torch_compat.storage_id(seen.tensor), []).append(seen)
+        return changed
+
+    @contextlib.contextmanager
+    def run_again(self, last: LastNode, region: Region, held: Sequence[Any]) -> Iterator[None]:
+        """Around a region that runs again while node `last` runs. The first time that it changes something, undo that."""
+        node = last.node
+        is_known = region in self.regions and self.group_of(node) is not None
+        outer = self.running, self.seen, self.private, self.last
+        if not is_known:
+            self.running, self.seen, self.private = region, {}, set()
+            held = [*held, *self.capture.arguments, *self.capture.outputs]
+        self.last = next(reversed(self.capture.trace.graph.nodes))
+        self.note_seen(held)
+        try:
+            yield
+        finally:
+            draws = self.note_draws(region)
+            if not is_known:
+                if draws or self.changed():
+                    self.add_region(region, node)
+                self.undo([seen for tensors in self.changed().values() for seen in tensors])
+                self.running, self.seen, self.private, self.last = outer
+            else:
+                self.last = outer[-1]
+
+    def add_region(self, region: Region, node: Any) -> None:
+        self.regions.setdefault(region, set()).add(node)
+        self.capture.trace.changing.add(region)
+        self.grown = True
+
+    def note_draws(self, region: Region) -> bool:
+        """Whether the region that has run has drawn other random numbers than in the forward: those of the backward."""
+        made = itertools.takewhile(lambda each: each is not self.last, reversed(self.capture.trace.graph.nodes))
+        drawn = [node for node in made if not region.keeps_state and op_table.is_random(node.target)]
+        for node in drawn:
+            node.meta["own_backward"] = True
+        return bool(drawn)
 
     def has_drawn(self) -> bool:
         """Whether the running node, that of a custom function, has drawn random numbers itself."""
@@ -177,8 +269,9 @@ class Effects:
         return storage
 
     def add_node(self, node: Any) -> None:
-        self.grown |= node not in self.nodes
-        self.nodes[node] = None
+        self.grown |= self.group_of(node) is None
+        if self.group_of(node) is None:
+            self.nodes[node] = None
 
     def place(self, storage: int, seen: Seen) -> Place | None:
         """The input or result that some memory is.
@@ -215,17 +308,25 @@ class Effects:
                 "the backward of an autograd function changes the size or stride of a tensor in place that it has not made "
                 "itself (t_, resize_, ...); use t(), ... instead"
             )
-        bumps = [(torch_compat.version_of(seen.tensor) or 0) - seen.version for seen in tensors]
-        self.writes.append(Write(node, to, self.capture.trace.node_of(tensors[0].tensor), max(bumps)))
+        bumps = max((torch_compat.version_of(seen.tensor) or 0) - seen.version for seen in tensors)
+        group, tensor = self.group_of(node), tensors[0].tensor
+        if (earlier := self.writes.get((group, to))) is not None:
+            bumps += earlier.version_bumps
+        value, fake = self.capture.trace.node_of(tensor), torch_compat.from_functional(tensor)
+        self.writes[group, to] = Write(node, to, value, fake, bumps)
+        self.undo(tensors)
+
+    def undo(self, tensors: Sequence[Seen]) -> None:
+        """Let tensors be what they were."""
         for seen in tensors:
             torch_compat.raise_version(seen.tensor, seen.version, 0)
-        torch_compat.replace_value(tensors[0].tensor, tensors[0].value)
+            torch_compat.replace_value(seen.tensor, seen.value)
 
     # -- after a trace
 
     def memory(self, tangents: Mapping[fx.Node, Tangent]) -> list[Place | Tangent]:
         """Where each memory is found: the cells, then the gradients that are written to."""
-        written = [tangents[to] for to in (w.to for w in self.writes) if isinstance(to, fx.Node) and to in tangents]
+        written = [tangents[to] for to in (w.to for w in self.writes.values()) if isinstance(to, fx.Node) and to in tangents]
         return [*(cell.place for cell in self.cells.values()), *written]
 
     def outcome(
@@ -237,16 +338,19 @@ class Effects:
         """
         numbers: dict[Any, int] = {storage: k for k, storage in enumerate(self.cells)}
         numbers |= {place: k for k, place in enumerate(self.memory(tangents)) if isinstance(place, Tangent)}
-        for write in (write for write in self.writes if write.by in segment_of):
+        custom = {number for node, number in segment_of.items() if torch_compat.is_custom_node(node)}
+        for write in (write for write in self.writes.values() if write.by in segment_of):
             tangent = tangents[write.to] if isinstance(write.to, fx.Node) else None
             memory = Memory(numbers[write.to if tangent is None else tangent])
-            yield segment_of[write.by], ChangedMemory(memory, write.version_bumps, tangent), write.value
+            number = segment_of[write.by]
+            for_saved = self.group_of(write.by) is not write.by and number not in custom  # which may ask for it always
+            yield number, ChangedMemory(memory, write.version_bumps, tangent, for_saved), write.value
 
 
 def shared_memory_changes(argument: int) -> CaptureError:
     return CaptureError(
-        f"input {argument} is changed in place by the backward of an autograd function, or by a hook, and shares memory "
-        "with another input; pass a clone() of one of them"
+        f"input {argument} is changed in place by the backward of an autograd function, a hook, or a checkpointed region, "
+        "and shares memory with another input; pass a clone() of one of them"
     )
 
 

@@ -33,6 +33,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from aotgrad import torch_compat
+from aotgrad.errors import CaptureError
 from aotgrad.ir import BackwardSegment, SavingNodes
 from aotgrad.joint.chunks import chunks_of_equal_length, chunks_of_equal_weight
 from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, OldInput, Primal, ReturnedView, Tangent, UpdatedInput
@@ -76,8 +77,8 @@ class Segmentation:
     """The segment of each autograd node, numbered so that gradients flow to higher numbers, and what edges mean.
 
     `targets` are the edges that a gradient may leave a segment through. `materialized` are segments of a single node that
-    gets zeros for an undefined gradient beside a defined one. `alone` are the nodes that change tensors in place, each of
-    them a segment, and `effects` their positions by age. `failures` are the nodes that raise.
+    gets zeros for an undefined gradient beside a defined one. `alone` are the nodes that change tensors in place, in groups
+    that are a segment each, and `effects` their positions by age. `failures` are the nodes that raise.
     """
 
     segment_of: Mapping[Any, int]
@@ -86,7 +87,7 @@ class Segmentation:
     materialized: frozenset[int]
     detours: frozenset[Edge] = frozenset()
     alone: frozenset[Any] = frozenset()
-    effects: frozenset[int] = frozenset()
+    effects: tuple[frozenset[int], ...] = ()
     failures: Mapping[Any, Failure] = field(default_factory=dict)
 
     def renumbered(self, number: Mapping[int, int]) -> Segmentation:
@@ -117,7 +118,7 @@ def find_segments(
     chunks: Chunks,
     detours: Sequence[Detour] = (),
     failing: Mapping[Any, str] = NOTHING_FAILS,
-    effects: Collection[int] = (),
+    effects: Collection[frozenset[int]] = (),
 ) -> Segmentation | None:
     """The segments of the graph between results and inputs, or `None` if a result is an input: nothing can be cut there.
 
@@ -134,23 +135,87 @@ def find_segments(
         return None
     detour_at = detours_by_edge(detours, inputs)
     successors = reachable([node for node, _ in roots], inputs, detour_at, failing)
-    writing = at_positions(effects, successors)
     order = topological_order(successors, successors.__getitem__, lambda node: -torch_compat.node_sequence_nr(node))
     reached = dependence(order, successors, [node for node, _ in roots])
     chunk = chunks_of(order, successors, inputs, chunks)
     zeroed = nodes_that_get_zeros(order, reached, roots)
-    alone = zeroed | writing
-    level = levels(order, successors, alone)
-    keys = {node: (reached[node], chunk[node], level[node], node if node in alone else None) for node in order}
+    groups = [with_those_between(group, order, successors) for group in at_positions(effects, successors)]
+    group_of = one_group_each(zeroed, groups, entered_at(order, successors, roots))
+    level = levels(*condensed(order, successors, group_of), set(group_of.values()))
+    level_of = {node: level[group_of.get(node, node)] for node in order}
+    behind = dependence(order, successors, [node for group in at_positions(effects, successors) for node in group])
+    keys: dict[Any, Any] = {node: (reached[node], chunk[node], level_of[node], behind[node], None) for node in order}
+    keys.update({node: (0, 0, 0, 0, group) for node, group in group_of.items()})
     segment_of = numbered(keys, successors)
     count = len(set(segment_of.values()))
     targets = targets_of([node for node in order if node not in failing], segment_of, results, inputs, detour_at)
-    custom = (node for node in writing if torch_compat.is_custom_node(node))
+    custom = (node for group in groups if len(group) == 1 for node in group if torch_compat.is_custom_node(node))
     materialized = frozenset(segment_of[node] for node in (*zeroed, *custom))
     failures = failures_of(order, failing, {**ends_at(results, detour_at), **inputs}) if failing else {}
     left = frozenset(detour_at.keys() & targets.keys())
-    alone = frozenset(writing)
-    return Segmentation(segment_of, targets, count, materialized, left, alone, frozenset(effects), failures)
+    alone = frozenset().union(*groups)
+    return Segmentation(segment_of, targets, count, materialized, left, alone, tuple(effects), failures)
+
+
+def with_those_between(group: Collection[Any], order: Sequence[Any], successors: Mapping[Any, Sequence[Any]]) -> set[Any]:
+    """The nodes of a group, and those that gradients pass on their way from one to another."""
+    if len(group) == 1:
+        return set(group)
+    behind, before = set(group), set(group)
+    for node in order:
+        if node in behind:
+            behind.update(successors[node])
+    for node in reversed(order):
+        if not before.isdisjoint(successors[node]):
+            before.add(node)
+    return behind & before
+
+
+def entered_at(order: Sequence[Any], successors: Mapping[Any, Sequence[Any]], roots: Sequence[Edge]) -> dict[Any, set[Any]]:
+    """Where gradients come to each node from: other nodes, or `None` for outside."""
+    sources: dict[Any, set[Any]] = {node: set() for node in order}
+    for node, _ in roots:
+        sources[node].add(None)
+    for node in order:
+        for successor in successors[node]:
+            sources[successor].add(node)
+    return sources
+
+
+def one_group_each(zeroed: set[Any], groups: Sequence[Collection[Any]], sources: Mapping[Any, set[Any]]) -> dict[Any, Any]:
+    """For each node that is not to be in a segment with others, one node of its group.
+
+    One of `zeroed` may be in a group if it is the only one to which gradients come from outside of it.
+
+    Raises:
+        CaptureError: a node would be in two.
+    """
+    found: dict[Any, Any] = {}
+    for group in groups:
+        first = min(group, key=torch_compat.node_sequence_nr)
+        entries = [node for node in group if not sources[node].issubset(group)]
+        if any(node in found for node in group) or (not zeroed.isdisjoint(group) and len(entries) > 1):
+            raise CaptureError(
+                "a region of torch.utils.checkpoint changes a tensor in place or draws random numbers when it runs again in "
+                "the backward, and has an autograd function in it with several results, or another such region; "
+                "checkpoint outside of the compiled function"
+            )
+        found.update(dict.fromkeys(group, first))
+    return {**{node: node for node in zeroed}, **found}
+
+
+def condensed(
+    order: Sequence[Any], successors: Mapping[Any, Sequence[Any]], group_of: Mapping[Any, Any]
+) -> tuple[list[Any], dict[Any, list[Any]]]:
+    """The graph with one item for each group, in topological order."""
+    onward: dict[Any, dict[Any, None]] = {}
+    for node in order:
+        item = group_of.get(node, node)
+        found = onward.setdefault(item, {})
+        found.update((other, None) for other in (group_of.get(n, n) for n in successors[node]) if other is not item)
+    lists = {item: list(found) for item, found in onward.items()}
+    position = {item: k for k, item in enumerate(lists)}
+    return topological_order(lists, lists.__getitem__, position.__getitem__), lists
 
 
 def detours_by_edge(detours: Sequence[Detour], inputs: Mapping[Edge, Primal]) -> dict[Edge, Detour]:
@@ -158,22 +223,25 @@ def detours_by_edge(detours: Sequence[Detour], inputs: Mapping[Edge, Primal]) ->
 
 
 def positions_of(
-    nodes: Collection[Any],
+    group_of: Callable[[Any], Any],
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
     detours: Sequence[Detour],
     failing: Collection[Any],
-) -> frozenset[int]:
-    """Which of the nodes between results and inputs, by age, some are: the same ones whenever the function runs."""
-    if not nodes:
-        return frozenset()
+) -> tuple[frozenset[int], ...]:
+    """Which of the nodes between results and inputs, by age, are in each group: the same ones whenever the function runs."""
     found = reachable([node for node, _ in results.values()], inputs, detours_by_edge(detours, inputs), failing)
-    return frozenset(k for k, node in enumerate(sorted(found, key=torch_compat.node_sequence_nr)) if node in nodes)
+    groups: dict[Any, set[int]] = {}
+    for k, node in enumerate(sorted(found, key=torch_compat.node_sequence_nr)):
+        if (group := group_of(node)) is not None:
+            groups.setdefault(group, set()).add(k)
+    return tuple(map(frozenset, groups.values()))
 
 
-def at_positions(positions: Collection[int], nodes: Collection[Any]) -> set[Any]:
+def at_positions(groups: Collection[Collection[int]], nodes: Collection[Any]) -> list[list[Any]]:
     """The nodes that `positions_of` has found."""
-    return {sorted(nodes, key=torch_compat.node_sequence_nr)[position] for position in positions}
+    by_age = sorted(nodes, key=torch_compat.node_sequence_nr) if groups else []
+    return [[by_age[position] for position in group] for group in groups]
 
 
 def single_segment(

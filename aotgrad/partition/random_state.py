@@ -20,8 +20,6 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.partition import costs
 
-STATE_BYTES = {"cpu": 5056, "cuda": 16}
-
 
 def can_record(node: fx.Node) -> bool:
     """Whether the op draws from the default generator of one device whose state can be set."""
@@ -34,7 +32,7 @@ def can_record(node: fx.Node) -> bool:
 
 def state_bytes(node: fx.Node) -> int:
     """Bytes of the state that is recorded for the op."""
-    return STATE_BYTES[_device(node) or "cpu"]
+    return torch_compat.RANDOM_STATE_BYTES[_device(node) or "cpu"]
 
 
 def state_name(node: fx.Node) -> str:
@@ -76,7 +74,7 @@ def _item(graph: fx.Graph, node: fx.Node, index: int, name: str, value: Any) -> 
 def _device(node: fx.Node) -> str | None:
     devices = {tensor.device.type for tensor in costs.tensors_of(node)}
     (device,) = devices if len(devices) == 1 else (None,)
-    return device if device in STATE_BYTES else None
+    return device if device in torch_compat.RANDOM_STATE_BYTES else None
 
 
 def _state(node: fx.Node) -> torch.Tensor:

@@ -73,14 +73,16 @@ class MemoryWrite:
     target: int
     is_tangent: bool
     version_bumps: int
+    for_saved: bool
 
     @classmethod
     def of(cls, change: ChangedMemory, half: GraphHalf, segment: BackwardSegment) -> MemoryWrite:
         slots = half.signature.outputs
         position = next(k for k, slot in enumerate(slots) if isinstance(slot, Gradient) and slot.of == change.memory)
         if change.tangent is not None:
-            return cls(position, segment.tangents.index(change.tangent), True, change.version_bumps)
-        return cls(position, memory_of(half, segment).index(change.memory), False, change.version_bumps)
+            return cls(position, segment.tangents.index(change.tangent), True, change.version_bumps, change.for_saved)
+        target = memory_of(half, segment).index(change.memory)
+        return cls(position, target, False, change.version_bumps, change.for_saved)
 
     def write(self, results: Gradients, memory: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]) -> None:
         """Write, and count it as eager does."""
@@ -194,12 +196,17 @@ class Backward:
         return [each.detach() for each in memory[: len(self.variants.full.signature.memory)]]
 
     def finished(
-        self, results: Gradients, memory: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
+        self,
+        key: VariantKey,
+        results: Gradients,
+        memory: Sequence[torch.Tensor],
+        tangents: Sequence[torch.Tensor | None],
     ) -> tuple[torch.Tensor | None, ...]:
         """What the node returns, after its writes to memory: eager's node does nothing where no gradient arrives."""
         if self.materialize or any(tangent is not None for tangent in tangents):
             for change in self.changes:
-                change.write(results, memory, tangents)
+                if not change.for_saved or self.nodes_run(key):
+                    change.write(results, memory, tangents)
         return self.returned(results)
 
     @functools.cached_property
@@ -397,14 +404,14 @@ class Segment(torch.autograd.Function):
             return (*plan.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
         if creates_graph or torch_compat.any_autocast_enabled() or torch_compat.is_transformed(tangents):
             values = [*ctx.sizes, *unpack_and_release(ctx, key), *plan.taken(ctx.memory)]
-            return plan.finished(plan.run_transformed(key, values, tangents, layouts), ctx.memory, tangents)
+            return plan.finished(key, plan.run_transformed(key, values, tangents, layouts), ctx.memory, tangents)
         variant = plan.variants.get(key)
         values = [*ctx.sizes, *unpack_and_release(ctx, key), *plan.taken(ctx.memory)]
         ready = map(as_traced, tangents, layouts)
         values += ready if variant.undefined is None else plan.with_zeros(list(ready), layouts)
         with torch_compat.below_autograd():
             gradients = variant(values)
-        return plan.finished(gradients, ctx.memory, tangents)
+        return plan.finished(key, gradients, ctx.memory, tangents)
 
 
 def is_watched_or_transformed() -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aotgrad import torch_compat
+from aotgrad import op_table, torch_compat
 from aotgrad.ir import (
     GRAPH_OUTPUTS,
     AliasOfInput,
@@ -41,6 +41,7 @@ from aotgrad.ir import (
     SymInput,
     SymOutput,
     SyntheticBase,
+    TensorInput,
     UnsafeViewAlias,
     ViewAndMutationMeta,
     ViewReplay,
@@ -153,8 +154,10 @@ class _PlanBuilder:
             *self.new_leaves(),
             *self.attach(),
             *self.mutations(),
+            *self.detached_inputs(),
             *self.outputs(),
             *self.assignments(),
+            *self.ended_leaves(),
             *self.grad_mode(),
         )
         forward = (*self.bases(), self.forward(later)) if self.runs_forward() else ()
@@ -196,7 +199,7 @@ class _PlanBuilder:
         if self.partition.backward is None:
             return ()
         nodes = self.partition.forward.module.graph.nodes
-        return tuple(sorted({device_type(node) for node in nodes if is_random(node)}))
+        return tuple(sorted({device_type(node) for node in nodes if op_table.draws(node)}))
 
     def attach(self) -> Iterator[Step]:
         """One node a segment; those that run last in a backward are made first."""
@@ -459,6 +462,22 @@ class _PlanBuilder:
         for index, output in self.capture.assigned.items():
             source = self.return_value(output, self.meta.outputs[output]).value
             yield AssignData(self.inputs[index], source)
+
+    def detached_inputs(self) -> Iterator[CallMethod]:
+        """Inputs that are detached, once what was computed of them has its history: views are made of the detached ones."""
+        for index in sorted(self.capture.ended):
+            if not self.is_leaf(index):
+                yield CallMethod(self.inputs[index], "detach_", ())
+
+    def ended_leaves(self) -> Iterator[CallMethod]:
+        """Leaves that no longer require grad: their views are made before, each with grad mode as it needs it."""
+        for index in sorted(self.capture.ended):
+            if self.is_leaf(index):
+                yield CallMethod(self.inputs[index], "requires_grad_", (False,))
+
+    def is_leaf(self, index: int) -> bool:
+        spec = self.capture.inputs[index]
+        return isinstance(spec, TensorInput) and spec.is_leaf
 
     # -- mutated inputs
 
@@ -780,12 +799,6 @@ def parents_first(parents: Sequence[int | None], ages: Sequence[int]) -> list[in
     for index in sorted(range(len(parents)), key=ages.__getitem__):
         visit(index)
     return list(order)
-
-
-def is_random(node: Any) -> bool:
-    """Whether a node draws random numbers, also if it records the state of the generator before."""
-    op = node.args[0] if is_recorded(node) else node.target
-    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
 
 
 def is_recorded(node: Any) -> bool:

@@ -39,6 +39,7 @@ from aotgrad.torch_compat.assignments import (
     swap_tensors,
 )
 from aotgrad.torch_compat.autograd import (
+    GRAD_FN,
     PROBES_PER_EXCEPTION,
     UNPACKS_ONE,
     applied,
@@ -68,11 +69,13 @@ from aotgrad.torch_compat.autograd import (
     saved_tensors,
     saves_a_value,
     saves_in_another_way,
+    saves_packed_values,
     sequence_nr,
     set_defaults,
     some_saved_tensors,
     unpack_hook,
     was_hooked,
+    wrap_node_hooks,
 )
 from aotgrad.torch_compat.backward_checks import (
     CHECKED,
@@ -86,6 +89,14 @@ from aotgrad.torch_compat.backward_checks import (
     keep_differentiable,
     keep_gradient_layout,
 )
+from aotgrad.torch_compat.checkpoints import (
+    REENTRANT_WITHOUT_GRADIENT,
+    checkpointed,
+    has_own_policy,
+    kept_regions_run_by,
+    plain_checkpoints,
+    regions_noted,
+)
 from aotgrad.torch_compat.contexts import (
     AutocastState,
     any_autocast_enabled,
@@ -95,7 +106,6 @@ from aotgrad.torch_compat.contexts import (
     autocast_state,
     bare_evaluation,
     below_autograd,
-    checkpoints_within,
     default_devices,
     disable_autocast,
     function_modes,
@@ -104,7 +114,6 @@ from aotgrad.torch_compat.contexts import (
     no_jit_autocast,
     normal_mode,
     only_places_tensors,
-    plain_checkpoints,
     run_below_autograd,
     unobserved,
 )
@@ -342,6 +351,7 @@ from aotgrad.torch_compat.ops import (
     zero_without_memory,
 )
 from aotgrad.torch_compat.random import (
+    RANDOM_STATE_BYTES,
     RandomReplay,
     device_types_that_draw,
     random_state,

@@ -86,11 +86,28 @@ def _accumulating_node(leaf: torch.Tensor) -> Any:
 
 
 def _is_hooked(node: Any) -> bool:
-    """Whether an autograd node has hooks in Python. Only a further one shows the others."""
-    probe = node.register_hook(lambda gradients, _: None)
+    """Whether an autograd node has hooks in Python that run after it."""
+    return bool(_hooks_behind(node.register_hook(lambda gradients, _: None)))
+
+
+def _hooks_behind(probe: Any) -> dict[int, Callable]:
+    """The hooks of an autograd node in Python: only a further one shows the others."""
     hooks = probe.hooks_dict_ref()
     probe.remove()
-    return bool(hooks)
+    return hooks
+
+
+def wrap_node_hooks(node: Any, wrap: Callable[[Callable], Callable]) -> bool:
+    """Replace the hooks of an autograd node in Python, before and after it; whether there are any."""
+    before = _hooks_behind(node.register_prehook(lambda _: None))
+    after = _hooks_behind(node.register_hook(lambda gradients, _: None))
+    for hooks in (before, after):
+        hooks.update({key: wrap(hook) for key, hook in hooks.items()})
+    return bool(before or after)
+
+
+GRAD_FN = torch.Tensor.grad_fn.__get__  # pyright: ignore[reportFunctionMemberAccess]
+"""What a function mode sees of who asks for the history of a tensor."""
 
 
 def _emptied(hooks: dict[int, Callable] | None) -> list[Callable]:
@@ -206,6 +223,15 @@ def saves_a_value(node: Any, saved: Sequence[torch.Tensor] = ()) -> bool:
 def _saved_attributes(kind: type) -> tuple[str, ...]:
     """The attributes under which nodes of one kind show what they saved: asked for once, not for every node."""
     return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def saves_packed_values(node: Any) -> bool:
+    """Whether saved-tensor hooks have packed what a node saved, as those of a checkpoint do, or that is not shown."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        raw = list(node._raw_saved_tensors)
+    else:
+        raw = pytree.tree_leaves([getattr(node, f"_raw{name}") for name in _saved_attributes(type(node))])
+    return type(node).__name__ == "CppFunction" or any(getattr(saved, "unpack_hook", None) is not None for saved in raw)
 
 
 def _holds_a_tensor(node: Any, name: str) -> bool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch._higher_order_ops.wrap as wrapped_regions
 from torch.utils._device import DeviceContext
 
 below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
@@ -131,49 +129,3 @@ def no_jit_autocast() -> Iterator[None]:
 def function_modes_are_defaults() -> bool:
     """Whether no function mode is on but default devices, and no dispatch mode."""
     return not torch._C._len_torch_dispatch_stack() and all(map(only_places_tensors, function_modes()))
-
-
-@contextlib.contextmanager
-def plain_checkpoints() -> Iterator[None]:
-    """In this thread, run what Dynamo keeps as a checkpointed region like any code.
-
-    Torch runs such a region again in one backward only, and a function whose gradients are differentiated has two.
-    """
-
-    def run(checkpoint: Callable[..., Any], region: torch.fx.GraphModule, args: Sequence[Any], settings: Any) -> Any:
-        with torch.fx.traceback.preserve_node_meta():
-            return torch.fx.Interpreter(region).run(*args)
-
-    with _regions_run_by(run):
-        yield
-
-
-@contextlib.contextmanager
-def checkpoints_within(around: Callable[[Mapping[str, Any]], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """In this thread, run what Dynamo keeps as a checkpointed region within `around(settings of the checkpoint)`."""
-
-    def run(checkpoint: Callable[..., Any], region: torch.fx.GraphModule, args: Sequence[Any], settings: Any) -> Any:
-        with around(settings):
-            return checkpoint(region, *args, **settings)
-
-    with _regions_run_by(run):
-        yield
-
-
-@contextlib.contextmanager
-def _regions_run_by(run: Callable[..., Any]) -> Iterator[None]:
-    """In this thread, call `run` with what runs a region that Dynamo keeps, the region, its arguments and settings."""
-    from unittest import mock
-
-    thread, checkpoint = threading.get_ident(), getattr(wrapped_regions, "tag_activation_checkpoint_impl", None)
-    if checkpoint is None:  # torch 2.11 runs it like any code
-        yield
-        return
-
-    def called(region: torch.fx.GraphModule, *args: Any, **settings: Any) -> Any:
-        if threading.get_ident() != thread:
-            return checkpoint(region, *args, **settings)
-        return run(checkpoint, region, args, settings)
-
-    with mock.patch.object(wrapped_regions, "tag_activation_checkpoint_impl", called):
-        yield

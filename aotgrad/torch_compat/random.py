@@ -16,6 +16,10 @@ run_with_rng_state = torch._prims.rng_prims.run_with_rng_state
 """`(state, op, *args) -> op(*args)` with the generator in that state; leaves the generator as it was."""
 
 
+RANDOM_STATE_BYTES = {"cpu": 5056, "cuda": 16}
+"""By device, of the generators whose state can be set."""
+
+
 def random_state(device_types: Sequence[str]) -> Any:
     """The state of the random generators, to run the same random ops again."""
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}

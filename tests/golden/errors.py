@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import warnings
 from unittest import mock
@@ -512,9 +513,9 @@ def backward_of_what_was_reshaped():
 
 @error_case
 def requires_grad_changed():
-    """An input is told to require grad no more."""
+    """An input is told to require grad no more, and changed."""
     x = torch.ones(3, requires_grad=True)
-    aotgrad.aot_function(lambda x: x.sin() * x.requires_grad_(False), aotgrad.nop)(x)
+    aotgrad.aot_function(lambda x: x.sin() * x.requires_grad_(False).mul_(2), aotgrad.nop)(x)
 
 
 @error_case
@@ -640,42 +641,113 @@ def gradient_of_a_backward_that_draws():
 
 
 @error_case
-def checkpoint_with_dropout():
-    """A checkpoint that does not keep the random state draws another mask in the backward."""
+def checkpoint_of_what_changes():
+    """A region gets a tensor that is changed before the backward runs it again."""
 
-    def block(x):
-        settings = {"use_reentrant": False, "preserve_rng_state": False}
-        return torch.utils.checkpoint.checkpoint(lambda y: nn.functional.dropout(y, 0.5), x, **settings)
-
-    aotgrad.aot_function(block, aotgrad.nop)(torch.ones(3, requires_grad=True))
-
-
-@error_case
-def checkpoint_with_dropout_of_what_changes():
-    """The region runs again on another value, from the random state that was kept."""
-
-    def block(x):
-        w = torch.ones(3)
-        y = torch.utils.checkpoint.checkpoint(lambda x: nn.functional.dropout(x * w, 0.5), x, use_reentrant=False)
-        w.add_(1)
+    def changed(x):
+        h = x * 2
+        y = torch.utils.checkpoint.checkpoint(torch.exp, h, use_reentrant=False)
+        h.add_(1)
         return y
 
+    aotgrad.aot_function(changed, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def higher_order_of_what_is_detached():
+    """An argument is detached, and a gradient of a gradient asked for."""
+    x = torch.ones(3, requires_grad=True)
+    y, _ = aotgrad.aot_function(lambda x: (x.sin(), x.detach_()), aotgrad.nop)(x)
+    y.sum().backward(create_graph=True)
+
+
+@error_case
+def hook_of_a_node_outside():
+    """A hook is put on the node that accumulates the gradient of an argument."""
+
+    def hooked(x):
+        y = x.sin()
+        torch.autograd.graph.get_gradient_edge(x).node.register_hook(print)
+        return y
+
+    aotgrad.aot_function(hooked, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def drawn_again_in_another_way():
+    """Two ops draw from one state."""
+
+    def function(x):
+        with torch.random.fork_rng(devices=()):
+            y = torch.rand(3)
+        return torch.randn(3) + y * x
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def checkpoint_with_a_policy_and_a_write():
+    """The user says of a region that changes a tensor which of its values are saved."""
+
+    def policy(ctx, op, *args, **kwargs):
+        return torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+
+    def region(x, count):
+        count.add_(1)
+        return x.exp()
+
+    kept = torch.fx.symbolic_trace(region)
+    contexts = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, policy)
+    kept.meta["_checkpoint_context_fn"] = contexts
+    counted = functools.partial(torch.ops.higher_order.tag_activation_checkpoint, kept)
+    aotgrad.aot_function(counted, aotgrad.nop)(torch.ones(3, requires_grad=True), torch.zeros(()))
+
+
+@error_case
+def checkpoint_that_writes_around_two_results():
+    """A region changes a tensor, and a function in it has two results, of which a backward may need one."""
+
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin(), x.cos()
+
+        @staticmethod
+        def backward(ctx, first, second):
+            (x,) = ctx.saved_tensors
+            return first * x.cos() - second * x.sin()
+
+    def counted(x, count):
+        def region(h):
+            count.add_(1)
+            first, second = Two.apply(h.exp())
+            return first.exp(), second.exp()
+
+        return torch.utils.checkpoint.checkpoint(region, x, use_reentrant=False)
+
+    aotgrad.aot_function(counted, aotgrad.nop)(torch.ones(3, requires_grad=True), torch.zeros(()))
+
+
+@error_case
+def reentrant_checkpoint_without_a_gradient():
+    """Eager says of all that such a region returns that it requires grad."""
+
+    def block(x):
+        return torch.utils.checkpoint.checkpoint(lambda h: (h.exp(), h.detach()), x, use_reentrant=True)
+
     aotgrad.aot_function(block, aotgrad.nop)(torch.ones(3, requires_grad=True))
 
 
 @error_case
-def checkpoint_with_batch_norm():
-    """A batch norm in a checkpointed region changes its statistics in the forward, and again in the backward."""
+def saved_value_that_is_drawn():
+    """A saved-tensor hook draws random numbers in the backward."""
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(4)
+    def function(x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved + torch.rand_like(saved)):
+            return x.exp()
 
-        def forward(self, x):
-            return torch.utils.checkpoint.checkpoint(self.norm, x, use_reentrant=False)
-
-    aotgrad.aot_module(Block(), aotgrad.nop)(torch.ones(3, 4))
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3, requires_grad=True))
 
 
 @error_case

@@ -113,6 +113,14 @@ def drawn_again(x):
     return torch.rand_like(x) + y
 
 
+@pass_case(RemoveRepeatedDraws(), args=["f32[3]"])
+def drawn_again_of_another_value(x):
+    """An op that reads values starts again from the state that the generator had before the first one."""
+    with torch.random.fork_rng(devices=()):
+        y = torch.bernoulli(x.sigmoid())
+    return torch.bernoulli(x.cos().abs()) + y
+
+
 @pass_case(BatchMM(), args=["f32[4, 3]", "f32[4, 3]", "f32[3, 2]", "f32[3, 2]", "f32[2, 3]"])
 def small_products(x, y, w, v, u):
     """Products with one right operand are one product of all rows; then those of equal shapes become one batch."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import aotgrad
-from aotgrad.errors import AOTGradError
+from aotgrad.errors import AOTGradError, CaptureError
 from tests.numerics.against_eager import COMPILERS, compiled
 
 EVERY = ("nop", "eager", "dynamo", "inductor")
@@ -480,6 +480,140 @@ def test_a_custom_op_writes_in_the_backward(use: Use, backend: str) -> None:
 @pytest.mark.parametrize("function", [hooks_a_value, hooks_two_values], ids=lambda f: f.__name__)
 def test_a_hook_writes(function: Callable, use: Use, backend: str) -> None:
     assert_alike(function, use, x_and_buffer, backend)
+
+
+def hooks_a_node(x, buffer):
+    def after(gradients, arrived):
+        buffer.add_(arrived[0] + gradients[0])
+        return (gradients[0] * buffer,)
+
+    h = x.cos()
+    h.grad_fn.register_hook(after)
+    return h.exp() * 3
+
+
+def hooks_before_a_node(x, buffer):
+    def before(gradients):
+        buffer.mul_(2)
+        return (gradients[0] * buffer,)
+
+    h = x.cos()
+    h.grad_fn.register_prehook(before)
+    return h.exp() * 3
+
+
+def hooks_nodes_of_two_results(x, buffer):
+    def before(gradients):
+        buffer.mul_(2)
+
+    def after(_, gradients):
+        buffer.add_(gradients[0])
+
+    h, k = x.cos(), x.sin()
+    h.grad_fn.register_prehook(before)
+    h.grad_fn.register_hook(after)
+    k.grad_fn.register_hook(after)
+    return h.exp() * 3, (h * k).sum()
+
+
+def hooks_the_last_node(x, buffer):
+    def after(_, gradients):
+        buffer.add_(gradients[0])
+
+    h = x.cos().exp()
+    h.grad_fn.register_hook(after)
+    return h
+
+
+def hooks_a_custom_node(x, buffer):
+    def before(gradients):
+        buffer.mul_(2)
+
+    def after(_, gradients):
+        buffer.add_(gradients[0])
+
+    h = Adds.apply(x.cos(), buffer)
+    h.grad_fn.register_prehook(before)
+    h.grad_fn.register_hook(after)
+    return h.exp()
+
+
+def hooks_a_node_and_writes_nothing(x, buffer):
+    h = x.cos()
+    h.grad_fn.register_prehook(lambda gradients: (gradients[0] + buffer,))
+    h.grad_fn.register_hook(lambda gradients, _: (gradients[0] * 2,))
+    return h.exp() * 3
+
+
+def removes_its_hook(x, buffer):
+    h = x.cos()
+    h.grad_fn.register_prehook(lambda gradients: (gradients[0] + buffer,)).remove()
+    return h.exp() * 3
+
+
+HOOKS_OF_NODES = (
+    hooks_a_node,
+    hooks_before_a_node,
+    hooks_nodes_of_two_results,
+    hooks_the_last_node,
+    hooks_a_custom_node,
+    hooks_a_node_and_writes_nothing,
+    removes_its_hook,
+)
+
+
+@pytest.mark.parametrize("backend", [*WITHOUT_DYNAMO, "aot_inductor"])
+@pytest.mark.parametrize("use", [once, retained, each_result, in_turn], ids=lambda use: use.__name__)
+@pytest.mark.parametrize("function", HOOKS_OF_NODES, ids=lambda f: f.__name__)
+def test_a_hook_of_a_node_writes(function: Callable, use: Use, backend: str) -> None:
+    assert_alike(function, use, x_and_buffer, backend)
+
+
+def counting(buffer: Tensor) -> Callable:
+    def count(*_: Any) -> None:
+        buffer.add_(1)
+
+    return count
+
+
+def hooks_what_accumulates(x, buffer):
+    y = x.cos()
+    y.grad_fn.next_functions[0][0].register_hook(counting(buffer))
+    return y
+
+
+def hooks_the_edge_of_an_argument(x, buffer):
+    y = x.cos()
+    torch.autograd.graph.get_gradient_edge(x).node.register_prehook(counting(buffer))
+    return y
+
+
+def hooks_a_view_of_an_argument(x, buffer):
+    y = x[1:]
+    y.grad_fn.register_hook(counting(buffer))
+    return y
+
+
+def hooks_what_an_argument_was_made_by(x, buffer):
+    y = x[1:] if x.grad_fn is None else x
+    y.grad_fn.register_hook(counting(buffer))
+    return y.cos(), y
+
+
+HOOKS_OUTSIDE = (
+    hooks_what_accumulates,
+    hooks_the_edge_of_an_argument,
+    hooks_a_view_of_an_argument,
+    hooks_what_an_argument_was_made_by,
+)
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("function", HOOKS_OUTSIDE, ids=lambda f: f.__name__)
+def test_a_hook_of_a_node_outside_of_the_graph_is_refused(function: Callable, is_leaf: bool) -> None:
+    x, buffer = x_and_buffer()
+    with pytest.raises(CaptureError, match="hooks the autograd node of an argument, or of a view"):
+        compiled(function, "nop")(x if is_leaf else x * 1, buffer)
 
 
 @pytest.mark.parametrize("backend", ["nop", "eager", "dynamo"])

@@ -650,24 +650,3 @@ def test_the_notes_of_an_error_hold_what_torch_said() -> None:
 def test_a_refused_mutation_of_a_non_leaf_is_not_half_done() -> None:
     x = non_leaf(3)
     assert_refused(lambda x: (x.mul_(2), Strange()), (x,), UnsupportedOutputError)
-
-
-def test_a_checkpointed_batch_norm_behind_dynamo():
-    """Eager counts the batch twice, in the forward and in the backward; torch's own backends once."""
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(4)
-
-        def forward(self, x):
-            return torch.utils.checkpoint.checkpoint(self.norm, x, use_reentrant=False)
-
-    torch._dynamo.reset()
-    block = Block()
-    with pytest.raises(CaptureError, match="runs a region again in the backward that changes") as raised:
-        torch.compile(block, backend="aotgrad_eager")(torch.randn(3, 4))
-    assert "TORCHDYNAMO_VERBOSE" not in str(raised.value), "Dynamo adds nothing"
-    assert block.norm.num_batches_tracked == 0
-    block.eval()
-    assert torch.equal(torch.compile(block, backend="aotgrad_eager")(torch.ones(3, 4)), block(torch.ones(3, 4)))

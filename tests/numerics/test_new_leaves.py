@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import aotgrad
+from aotgrad.errors import HigherOrderError
 from tests.numerics.against_eager import AOT
 from tests.numerics.test_backward_effects import assert_alike
 
@@ -185,3 +187,105 @@ def test_an_argument_comes_to_require_grad(function: Callable, use: Callable, ba
 @every_backend
 def test_an_argument_that_requires_grad_is_told_so(backend: str) -> None:
     assert_alike(told, backward_of_all, lambda: [torch.randn(3).requires_grad_(), torch.rand(3)], backend)
+
+
+# --- Arguments that come to require no grad ------------------------------------------------------------------------------
+
+
+def ends_in_the_middle(x, y):
+    z = (x * y).sin()
+    x.requires_grad_(False)
+    return z, x * 2
+
+
+def ends_at_once(x, y):
+    x.requires_grad_(False)
+    return x * y, x
+
+
+def is_detached(x, y):
+    z = (x * y).sin()
+    x.detach_()
+    return z, x * 2, x
+
+
+def is_viewed_before(x, y):
+    z = x[1:]
+    x.requires_grad_(False)
+    return z, x.sin() * y
+
+
+def is_viewed_after(x, y):
+    z = (x * y).sin()
+    x.detach_()
+    return z, x[1:]
+
+
+def ends_and_begins(x, y):
+    z = (x * y).sin()
+    x.requires_grad_(False)
+    w = x * 3
+    x.requires_grad_()
+    return z + w, w
+
+
+def is_hooked_and_ends(x, y):
+    x.register_hook(lambda gradient: gradient * 3)
+    z = (x * y).sin()
+    x.requires_grad_(False)
+    return z
+
+
+ENDED = (
+    ends_in_the_middle,
+    ends_at_once,
+    is_detached,
+    is_viewed_before,
+    is_viewed_after,
+    ends_and_begins,
+    is_hooked_and_ends,
+)
+LEAVES: list[Tensor] = []
+
+
+def leaf_and_other() -> list[Tensor]:
+    LEAVES[:] = [torch.randn(3, 3).requires_grad_()]
+    return [LEAVES[0], torch.randn(3, 3)]
+
+
+def computed_and_other() -> list[Tensor]:
+    leaf, other = leaf_and_other()
+    return [leaf * 1, other]
+
+
+def flags_and_gradients(function: Callable, args: Sequence[Tensor]) -> Any:
+    outputs = function(*args)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    found = [(t.requires_grad, t.is_leaf, t is args[0], t._base is args[0]) for t in (args[0], *outputs)]
+    with_grad = [output.sin().sum() for output in outputs if output.requires_grad]
+    for loss in with_grad * 2:
+        loss.backward(retain_graph=True)
+    return found, outputs, LEAVES[0].grad
+
+
+# Dynamo breaks the graph at these, and what is behind them is another one.
+@pytest.mark.parametrize("make_args", [leaf_and_other, computed_and_other], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("backend", [*AOT, "aot_inductor"])
+@pytest.mark.parametrize("function", ENDED, ids=lambda function: function.__name__)
+def test_an_argument_ends_its_history(function: Callable, backend: str, make_args: Callable) -> None:
+    if make_args is computed_and_other and "requires_grad_" in function.__code__.co_names:
+        pytest.skip("only a leaf can be told so")
+    assert_alike(function, flags_and_gradients, make_args, backend)
+
+
+@pytest.mark.parametrize("backend", ["dynamo", "inductor"])
+@pytest.mark.parametrize("function", ENDED, ids=lambda function: function.__name__)
+def test_dynamo_leaves_it_to_eager(function: Callable, backend: str) -> None:
+    assert_alike(function, flags_and_gradients, leaf_and_other, backend, fullgraph=False)
+
+
+def test_what_is_detached_has_no_second_order() -> None:
+    x = torch.randn(3, requires_grad=True)
+    y, _ = aotgrad.aot_function(lambda x: (x.sin(), x.detach_()), aotgrad.nop)(x)
+    with pytest.raises(HigherOrderError, match="told an input to require no grad"):
+        y.sum().backward(create_graph=True)

@@ -245,23 +245,6 @@ def test_dropout_in_a_checkpoint(function, backend: str, order: int) -> None:
             torch.testing.assert_close(actual, wanted, rtol=0 if order == 1 else None, atol=0 if order == 1 else None)
 
 
-@pytest.mark.parametrize("backend", ["nop", "dynamo"])
-@pytest.mark.parametrize("draws", [False, True])
-def test_a_checkpoint_that_keeps_no_state(backend: str, draws: bool) -> None:
-    """Eager draws another mask in the backward: that is refused, and nothing else is."""
-
-    def function(x):
-        settings = {"use_reentrant": False, "preserve_rng_state": False}
-        return torch.utils.checkpoint.checkpoint(lambda x: nn.functional.dropout(x.sin(), 0.5, draws).exp(), x, **settings)
-
-    if not draws:
-        assert_like_eager(function, lambda: (leaf(20),), backend)
-        return
-    raised = (CaptureError, torch._dynamo.exc.BackendCompilerFailed)
-    with pytest.raises(raised, match="preserve_rng_state=False"):
-        compiled(function, backend)(leaf(20))
-
-
 def test_inductors_mask_in_a_checkpoint() -> None:
     def function(x, w):
         return checkpointed(lambda x: nn.functional.dropout(x * w, 0.5), x)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from aotgrad import torch_compat as compat
 
@@ -428,3 +429,38 @@ def test_saved_tensor_hooks_are_seen():
 
 def test_what_is_a_parameter():
     assert compat.is_parameter(torch.nn.Parameter(torch.ones(1))) and not compat.is_parameter(torch.ones(1))
+
+
+def test_hooks_of_a_node_are_wrapped():
+    seen, x = [], torch.ones(2, requires_grad=True)
+    y = x.exp()
+    assert not compat.wrap_node_hooks(y.grad_fn, None)
+    y.grad_fn.register_prehook(lambda gradients: seen.append("before"))
+    removed = y.grad_fn.register_hook(lambda gradients, arrived: seen.append("after"))
+
+    def wrap(hook):
+        return lambda *gradients: seen.append("wrapped") or hook(*gradients)
+
+    assert compat.wrap_node_hooks(y.grad_fn, wrap)
+    y.sum().backward(retain_graph=True)
+    assert seen == ["wrapped", "before", "wrapped", "after"]
+    removed.remove()
+    y.sum().backward()
+    assert seen[4:] == ["wrapped", "before"]
+
+
+def test_a_mode_sees_who_asks_for_a_history():
+    class Asked(TorchFunctionMode):
+        found = False
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            self.found |= function == compat.GRAD_FN
+            return function(*args, **(kwargs or {}))
+
+    x = torch.ones(2, requires_grad=True)
+    for ask in (lambda: x.exp().grad_fn, lambda: torch.autograd.graph.get_gradient_edge(x)):
+        with Asked() as mode:
+            x.exp()
+            assert not mode.found
+            ask()
+        assert mode.found

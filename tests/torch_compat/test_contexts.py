@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
-import torch._higher_order_ops.wrap as wrapped_regions
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -156,30 +153,3 @@ def test_a_mode_of_the_users_own_is_no_default():
         assert compat.function_modes_are_defaults()
     with Mode():
         assert not compat.function_modes_are_defaults()
-
-
-def test_a_checkpointed_region_runs_like_any_code():
-    region = torch.fx.symbolic_trace(lambda x: x.exp().sin())
-    checkpoint = torch.ops.higher_order.tag_activation_checkpoint
-    saved = []
-    for context in (contextlib.nullcontext, compat.plain_checkpoints):
-        x, packed = torch.ones(2, requires_grad=True), []
-        with (
-            torch.autograd.graph.saved_tensors_hooks(lambda t, packed=packed: packed.append(t) or t, lambda t: t),
-            context(),
-        ):
-            (first,) = torch.autograd.grad(checkpoint(region, x).sum(), x)
-        assert torch.allclose(first, x.exp().cos() * x.exp())
-        saved.append(len(packed))
-    assert saved[1] == 2
-    seen = []
-
-    @contextlib.contextmanager
-    def around(settings):
-        seen.append(settings["preserve_rng_state"])
-        yield
-
-    with compat.checkpoints_within(around):
-        assert torch.equal(checkpoint(region, x, preserve_rng_state=False), x.exp().sin())
-    assert seen == [False]
-    assert wrapped_regions.tag_activation_checkpoint_impl.__name__ == "tag_activation_checkpoint_impl"

@@ -1,0 +1,25 @@
+"""Seeds of random ops in a graph for Inductor: those of the backward are made in the backward.
+
+    seeds = inductor_seeds(2); a = inductor_random(lookup(seeds, 0)); b = inductor_random(lookup(seeds, 1))      b: backward
+    ->  seeds = ...; a = inductor_random(lookup(seeds, 0)); own = inductor_seeds(1); b = inductor_random(lookup(own, 0))
+
+Inductor makes all seeds of a joint graph at once. From one that the forward has made, each backward would draw the same.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.fx as fx
+
+
+def own_seeds_of_backward(graph: fx.Graph) -> None:
+    """Let each random op of the backward start from a seed that the backward makes."""
+    for lookup in graph.find_nodes(op="call_function", target=torch.ops.prims.inductor_lookup_seed.default):
+        if lookup.meta.get("partitioner_tag") == "is_backward":
+            seeds = lookup.args[0]
+            with graph.inserting_before(lookup):
+                own = graph.call_function(seeds.target, (1, *seeds.args[1:]))
+            own.meta = {"val": seeds.meta["val"][:1], "partitioner_tag": "is_backward", "autograd_backward": True}
+            lookup.args = (own, 0)
+            if not seeds.users:
+                graph.erase_node(seeds)

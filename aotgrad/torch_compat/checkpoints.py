@@ -1,0 +1,170 @@
+"""`torch.utils.checkpoint`: regions that the backward runs again, and those that Dynamo keeps as one op."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch._higher_order_ops.wrap as wrapped_regions
+import torch.utils.checkpoint
+
+
+@contextlib.contextmanager
+def plain_checkpoints() -> Iterator[None]:
+    """In this thread, run what Dynamo keeps as a checkpointed region like any code.
+
+    Torch runs such a region again in one backward only, and a function whose gradients are differentiated has two.
+    """
+
+    def run(checkpoint: Callable[..., Any], region: torch.fx.GraphModule, args: Sequence[Any], settings: Any) -> Any:
+        with torch.fx.traceback.preserve_node_meta():
+            return torch.fx.Interpreter(region).run(*args)
+
+    with _regions_run_by(run):
+        yield
+
+
+RunKept = Callable[[Callable[..., Any], torch.fx.GraphModule, Sequence[Any], dict[str, Any]], Any]
+"""Gets what runs a region that Dynamo keeps as torch does, the region, its arguments and the settings of the checkpoint."""
+
+
+@contextlib.contextmanager
+def kept_regions_run_by(run: RunKept) -> Iterator[None]:
+    """In this thread, run what Dynamo keeps as a checkpointed region by `run`."""
+    with _regions_run_by(run):
+        yield
+
+
+def has_own_policy(region: torch.fx.GraphModule) -> bool:
+    """Whether the user says of a region that Dynamo keeps which of its values are saved."""
+    return "_checkpoint_context_fn" in region.meta
+
+
+def checkpointed(
+    region: torch.fx.GraphModule, args: Sequence[Any], settings: dict[str, Any], closed_over: Collection[int]
+) -> Any:
+    """What a region that Dynamo keeps returns, checkpointed like any code: the backward runs it again.
+
+    Arguments may not be changed before that. Those at the positions `closed_over` may.
+    """
+
+    def interpreted(*passed: Any) -> Any:
+        rest = iter(passed)
+        values = [value if k in closed_over else next(rest) for k, value in enumerate(args)]
+        with torch.fx.traceback.preserve_node_meta():
+            return torch.fx.Interpreter(region).run(*values)
+
+    passed = [value for k, value in enumerate(args) if k not in closed_over]
+    return torch.utils.checkpoint.checkpoint(interpreted, *passed, **settings)
+
+
+Rerun = Callable[..., Any]
+
+_GENERATOR = next(  # the first is torch 2.15's
+    name
+    for name in ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+    if hasattr(torch.utils.checkpoint, name)
+)
+"""What runs around a region, and has it run again; it gets the region, and whether to keep the random state: as the second
+argument, or by name."""
+
+
+class ReturnedTogether(torch.autograd.Function):
+    """What a region returns for which only one autograd node is to be seen: it gets all gradients, or zeros.
+
+    Its backward needs a value of the region, whatever else does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Any) -> Any:
+        ctx.save_for_backward(next(filter(_requires_grad, outputs)))
+        results = tuple(value.view_as(value) if _requires_grad(value) else value for value in outputs)
+        return results[0] if len(results) == 1 else results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        _ = ctx.saved_tensors
+        return gradients
+
+
+REENTRANT_WITHOUT_GRADIENT = "a reentrant checkpoint returns a tensor that needs no gradient"
+
+
+class ReentrantCheckpoint:
+    """What a trace has in place of the autograd function of `use_reentrant=True`, which runs a backward in the backward."""
+
+    @staticmethod
+    def apply(function: Rerun, keeps_state: bool, *args: Any) -> Any:
+        torch.utils.checkpoint.check_backward_validity(args)
+        if not (torch.is_grad_enabled() and any(map(_requires_grad, args))):
+            with torch.no_grad():
+                return function(*args)
+
+        def together(*args: Any) -> Any:
+            results = function(*args)
+            outputs = results if isinstance(results, tuple) else (results,)
+            if any(isinstance(value, torch.Tensor) and not value.requires_grad for value in outputs):
+                raise RuntimeError(REENTRANT_WITHOUT_GRADIENT)
+            found = ReturnedTogether.apply(*outputs)
+            return (found,) if isinstance(results, tuple) and len(results) == 1 else found
+
+        settings = {"use_reentrant": False, "preserve_rng_state": keeps_state, "early_stop": False}
+        return torch.utils.checkpoint.checkpoint(together, *args, **settings)
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+@contextlib.contextmanager
+def regions_noted(note: Callable[[Rerun, bool], tuple[Rerun, Callable[[], None]]]) -> Iterator[None]:
+    """In this thread, tell of checkpointed regions that the backward runs again.
+
+    `note(function, keeps_random_state)` is called when one begins; it returns what is run again in place of the function,
+    and what is called when the region has run.
+    """
+    from unittest import mock
+
+    thread, checkpoint = threading.get_ident(), getattr(torch.utils.checkpoint, _GENERATOR)
+    reentrant = torch.utils.checkpoint.CheckpointFunction
+
+    def noted(function: Rerun, *others: Any, **settings: Any) -> Iterator[None]:
+        if threading.get_ident() != thread:
+            yield from checkpoint(function, *others, **settings)
+            return
+        function, end = note(function, settings["preserve_rng_state"] if "preserve_rng_state" in settings else others[0])
+        yield from checkpoint(function, *others, **settings)
+        end()
+
+    class Reentrant:
+        @staticmethod
+        def apply(*args: Any) -> Any:
+            return (ReentrantCheckpoint if threading.get_ident() == thread else reentrant).apply(*args)
+
+    with (
+        mock.patch.object(torch.utils.checkpoint, _GENERATOR, noted),
+        mock.patch.object(torch.utils.checkpoint, "CheckpointFunction", Reentrant),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _regions_run_by(run: Callable[..., Any]) -> Iterator[None]:
+    """In this thread, call `run` with what runs a region that Dynamo keeps, the region, its arguments and settings."""
+    from unittest import mock
+
+    thread, checkpoint = threading.get_ident(), getattr(wrapped_regions, "tag_activation_checkpoint_impl", None)
+    if checkpoint is None:  # torch 2.11 runs it like any code
+        yield
+        return
+
+    def called(region: torch.fx.GraphModule, *args: Any, **settings: Any) -> Any:
+        if threading.get_ident() != thread:
+            return checkpoint(region, *args, **settings)
+        return run(checkpoint, region, args, settings)
+
+    with mock.patch.object(wrapped_regions, "tag_activation_checkpoint_impl", called):
+        yield

@@ -1,0 +1,474 @@
+"""`torch.utils.checkpoint` around what is not the same the second time: eager runs the region again in the backward.
+
+Its writes happen again there, once for each backward that needs a value of the region, and as far as eager runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint as torchs_checkpoint
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+import aotgrad
+
+from .against_eager import COMPILERS, compiled
+from .test_backward_effects import (
+    EVERY,
+    WITHOUT_DYNAMO,
+    assert_alike,
+    each_result,
+    in_turn,
+    once,
+    only_forward,
+    retained,
+    total,
+)
+
+checkpoint = functools.partial(torchs_checkpoint, use_reentrant=False)
+
+
+def x_and_buffer() -> list[Tensor]:
+    return [torch.randn(3, 3, dtype=torch.double).requires_grad_(), torch.rand(3, 3, dtype=torch.double) + 1]
+
+
+every_backend = pytest.mark.parametrize("backend", EVERY)
+
+
+# --- Writes --------------------------------------------------------------------------------------------------------------
+
+
+def counts(x, buffer):
+    def region(h):
+        buffer.add_(1)
+        return h.exp() * 2
+
+    return checkpoint(region, x.cos()).sin()
+
+
+def reads_and_counts(x, buffer):
+    """What the backward reads is what the region has left, or was given."""
+
+    def region(h):
+        y = (h * buffer).sin()
+        buffer.mul_(2)
+        return (y * buffer).cos()
+
+    return checkpoint(region, x.cos()).sin()
+
+
+def counts_at_the_end(x, buffer):
+    """Eager stops running the region as soon as it has all saved values."""
+
+    def region(h):
+        y = h.exp()
+        buffer.add_(1)
+        return y
+
+    return checkpoint(region, x.cos()).sin()
+
+
+def counts_to_the_end(x, buffer):
+    def region(h):
+        y = h.exp()
+        buffer.add_(1)
+        return y
+
+    return checkpoint(region, x.cos(), early_stop=False).sin()
+
+
+def counts_in_two_regions(x, buffer):
+    def region(h):
+        buffer.add_(h.detach())
+        return (h * buffer).exp()
+
+    return checkpoint(region, checkpoint(region, x.cos()).sin()).sin()
+
+
+def counts_in_a_region_within(x, buffer):
+    def inner(h):
+        buffer.add_(1)
+        return (h * buffer).cos()
+
+    def outer(h):
+        buffer.mul_(2)
+        return checkpoint(inner, h.sin()).sin()
+
+    return checkpoint(outer, x.cos()).sin()
+
+
+def counts_and_returns_two(x, buffer):
+    """Each result leads to values of the region; both together need it once."""
+
+    def region(h):
+        buffer.add_(1)
+        return (h * buffer).exp(), h.sin() * buffer
+
+    first, second = checkpoint(region, x.cos())
+    return first.sin(), second.cos()
+
+
+def counts_beside_what_needs_nothing(x, buffer):
+    """No backward of the first result needs a value of the region."""
+
+    def region(h):
+        buffer.add_(1)
+        return h + 1, h.sin()
+
+    return checkpoint(region, x.cos())
+
+
+def normalizes(x, buffer):
+    def region(h):
+        return F.batch_norm(h, buffer[0], buffer[1], training=True).sin()
+
+    return checkpoint(region, x.cos()).sin()
+
+
+def drops_and_counts(x, buffer):
+    def region(h):
+        buffer.add_(1)
+        return F.dropout(h * buffer, 0.5).sin()
+
+    return checkpoint(region, F.dropout(x, 0.2)).sin()
+
+
+class Adds(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, buffer):
+        ctx.buffer = buffer
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.buffer.add_(gradient)
+        return gradient * ctx.saved_tensors[0].cos(), None
+
+
+def counts_beside_a_custom_function(x, buffer):
+    """The region writes, and the backward of a function in it."""
+
+    def region(h):
+        buffer.mul_(2)
+        return Adds.apply(h.exp(), buffer).sin()
+
+    return checkpoint(region, x.cos()).sin()
+
+
+PROGRAMS = (
+    counts,
+    reads_and_counts,
+    counts_at_the_end,
+    counts_to_the_end,
+    counts_in_two_regions,
+    counts_in_a_region_within,
+    counts_and_returns_two,
+    counts_beside_what_needs_nothing,
+    normalizes,
+)
+USES = (once, retained, only_forward, in_turn, each_result)
+
+
+@every_backend
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("function", PROGRAMS, ids=lambda function: function.__name__)
+def test_a_region_writes_once_more(function: Callable, use: Callable, backend: str) -> None:
+    assert_alike(function, use, x_and_buffer, backend)
+
+
+@pytest.mark.parametrize("backend", WITHOUT_DYNAMO)
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+def test_beside_a_custom_function(use: Callable, backend: str) -> None:
+    assert_alike(counts_beside_a_custom_function, use, x_and_buffer, backend)
+
+
+@pytest.mark.parametrize("backend", ["nop", "dynamo"])
+@pytest.mark.parametrize("function", PROGRAMS, ids=lambda function: function.__name__)
+def test_sizes_that_change(function: Callable, backend: str) -> None:
+    assert_alike(function, retained, x_and_buffer, backend, dynamic=True)
+
+
+@pytest.mark.parametrize("backend", ["nop", "dynamo"])
+@pytest.mark.parametrize("function", PROGRAMS, ids=lambda function: function.__name__)
+def test_in_many_segments(function: Callable, backend: str) -> None:
+    assert_alike(function, retained, x_and_buffer, backend, options={"grad_segments": 3})
+
+
+def test_an_early_stop_that_is_turned_off() -> None:
+    def function(x, buffer):
+        with set_checkpoint_early_stop(False):
+            return counts_at_the_end(x, buffer)
+
+    assert_alike(function, once, x_and_buffer, "nop")
+
+
+# --- Which gradients are asked for ---------------------------------------------------------------------------------------
+
+
+def one_by_one(function: Callable, args: Sequence[Tensor]) -> Any:
+    """The gradient of each input in a backward of its own, and the version of the buffer after it."""
+    outputs, found = function(*args), []
+    for leaf in args:
+        if leaf.requires_grad:
+            for output in (total(outputs), total(outputs[0])):
+                (gradient,) = torch.autograd.grad(output, leaf, retain_graph=True, allow_unused=True)
+                found += [gradient, args[1]._version, args[1].clone()]
+    return outputs, found
+
+
+def two_leaves_and_a_buffer() -> list[Tensor]:
+    return [*x_and_buffer(), torch.randn(3, 3, dtype=torch.double).requires_grad_()]
+
+
+def adds_what_needs_nothing(x, buffer, w):
+    def region(h, w):
+        buffer.add_(1)
+        return h.exp() + w
+
+    return checkpoint(region, x.cos(), w * 2)
+
+
+def needs_values_for_both(x, buffer, w):
+    def region(h, w):
+        buffer.add_(1)
+        return h.exp() + w.sin()
+
+    return checkpoint(region, x.cos(), w * 2).sin()
+
+
+def needs_values_behind_a_sum(x, buffer, w):
+    def region(h, w):
+        buffer.add_(1)
+        return ((h.exp() * buffer).cos() + w).sin()
+
+    return checkpoint(region, x.cos(), w * 2).sin()
+
+
+def returns_a_sum_between(x, buffer, w):
+    """Two nodes need values of the region, and what is between them is returned, too."""
+
+    def region(h, w):
+        buffer.add_(1)
+        between = h.exp() + w
+        return between, between.sin()
+
+    return checkpoint(region, x.cos(), w * 2)
+
+
+@pytest.mark.parametrize("backend", ["nop", "eager", "dynamo"])
+@pytest.mark.parametrize(
+    "function",
+    [adds_what_needs_nothing, needs_values_for_both, needs_values_behind_a_sum, returns_a_sum_between],
+    ids=lambda function: function.__name__,
+)
+def test_a_gradient_that_needs_no_value_of_the_region(function: Callable, backend: str) -> None:
+    assert_alike(function, one_by_one, two_leaves_and_a_buffer, backend)
+
+
+# --- Modules -------------------------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A block as in a residual network, the whole of it checkpointed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+
+    def region(self, x):
+        self.count.add_(1)
+        return x + self.second(self.norm(self.first(x)).relu())
+
+    def forward(self, x):
+        return checkpoint(self.region, x)
+
+
+def trained(compile: Callable) -> list[Tensor]:
+    """Four steps, of which one has no backward; parameters are replaced on the way."""
+    torch.manual_seed(3)
+    blocks = nn.Sequential(nn.Linear(4, 4), Block(), Block()).double()
+    step, found = compile(blocks), []
+    for k in range(4):
+        if k == 2:
+            blocks[1].first.weight = nn.Parameter(torch.randn(4, 4).double())
+        loss = (step(torch.randn(5, 4).double()) ** 2).sum()
+        if k != 1:
+            loss.backward()
+        with torch.no_grad():
+            for parameter in blocks.parameters():
+                parameter -= 0.1 * (0 if parameter.grad is None else parameter.grad)
+        found += [loss.detach(), *(value.clone() for value in blocks.state_dict().values())]
+        found += [torch.tensor(buffer._version) for buffer in blocks.buffers()]
+    return found
+
+
+@every_backend
+def test_a_batch_norm(backend: str) -> None:
+    def compile(module: nn.Module) -> Callable:
+        if backend in WITHOUT_DYNAMO:
+            return aotgrad.aot_module(module, COMPILERS[backend])
+        return compiled(module, backend)
+
+    for mine, eager in zip(trained(compile), trained(lambda module: module), strict=True):
+        torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
+
+
+# --- Random numbers that are others -------------------------------------------------------------------------------------
+
+
+def draws_anew(x, buffer):
+    """The gradient is that of another mask than the one that the result was made with."""
+    settings = {"preserve_rng_state": False}
+    return checkpoint(lambda h: F.dropout(h.exp(), 0.5) * torch.rand_like(h), x.cos(), **settings).sin()
+
+
+def draws_anew_and_writes(x, buffer):
+    def region(h):
+        buffer.add_(torch.rand_like(buffer))
+        return F.dropout(h.exp() * buffer, 0.5)
+
+    return F.dropout(checkpoint(region, x.cos(), preserve_rng_state=False), 0.5)
+
+
+def draws_anew_for_two_results(x, buffer):
+    def region(h):
+        return F.dropout(h.exp(), 0.5), F.dropout(h.sin(), 0.5)
+
+    first, second = checkpoint(region, x.cos(), preserve_rng_state=False)
+    return first.sin(), second.sin()
+
+
+def draws_anew_within_what_draws_again(x, buffer):
+    def region(h):
+        inner = checkpoint(lambda h: F.dropout(h.exp(), 0.5), F.dropout(h, 0.2), preserve_rng_state=False)
+        return F.dropout(inner.sin(), 0.3)
+
+    return checkpoint(region, x.cos())
+
+
+def draws_again_for_other_values(x, buffer):
+    """The region draws the same numbers again, and reads a value that was changed since."""
+    w = buffer * 2
+    y = checkpoint(lambda h: F.dropout(h * w, 0.5) * torch.rand_like(h * w), x.cos())
+    w.add_(1)
+    return y
+
+
+DRAWING = (
+    drops_and_counts,
+    draws_anew,
+    draws_anew_and_writes,
+    draws_anew_for_two_results,
+    draws_anew_within_what_draws_again,
+    draws_again_for_other_values,
+)
+
+
+def then_the_next_numbers(use: Callable, function: Callable, args: Sequence[Tensor]) -> Any:
+    return use(function, args), torch.rand(3)
+
+
+@pytest.mark.parametrize("backend", ["nop", "eager", "dynamo"])
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("function", DRAWING, ids=lambda function: function.__name__)
+def test_numbers_are_drawn_as_in_eager(function: Callable, use: Callable, backend: str) -> None:
+    assert_alike(function, functools.partial(then_the_next_numbers, use), x_and_buffer, backend)
+
+
+@pytest.mark.parametrize("backend", ["aot_inductor", "inductor"])
+def test_inductor_draws_anew(backend: str) -> None:
+    """The gradient is that of another mask than the value's."""
+
+    def function(x):
+        return checkpoint(lambda h: F.dropout(h * 1, 0.5), x, preserve_rng_state=False)
+
+    x = torch.ones(1000, requires_grad=True)
+    y = compiled(function, backend)(x)
+    (first,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    (second,) = torch.autograd.grad(y.sum(), x)
+    for one, other in ((y, first), (y, second), (first, second)):
+        assert {0, 2} == {*one.unique().tolist()} and 300 < (one != other).sum() < 700
+
+
+# --- use_reentrant=True --------------------------------------------------------------------------------------------------
+
+reentrant = functools.partial(torchs_checkpoint, use_reentrant=True)
+
+
+def runs_all_of_it(x, buffer):
+    """It runs again whatever the backward needs, and to its end."""
+
+    def region(h):
+        y = h + 1
+        buffer.add_(1)
+        return y
+
+    return reentrant(region, x.cos()).sin()
+
+
+def returns_two_that_it_counts(x, buffer):
+    def region(h):
+        buffer.add_(1)
+        return (h * buffer).exp(), h.sin()
+
+    return reentrant(region, x.cos())
+
+
+def returns_two(x, buffer):
+    """A gradient that is undefined is zeros to it."""
+    return reentrant(lambda h: (h.exp() * buffer, h.sin()), x.cos())
+
+
+def returns_one_in_a_tuple(x, buffer):
+    return reentrant(lambda h: (h.exp() * buffer,), x.cos())
+
+
+def returns_its_argument(x, buffer):
+    return reentrant(lambda h: h, x.cos()) * 2
+
+
+def drops(x, buffer):
+    return reentrant(lambda h: F.dropout(h.exp(), 0.5), x.cos())
+
+
+def drops_anew(x, buffer):
+    return reentrant(lambda h: F.dropout(h.exp(), 0.5), x.cos(), preserve_rng_state=False)
+
+
+REENTRANT = (
+    runs_all_of_it,
+    returns_two_that_it_counts,
+    returns_two,
+    returns_one_in_a_tuple,
+    returns_its_argument,
+    drops,
+    drops_anew,
+)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("backend", ["nop", "eager", "dynamo"])
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("function", REENTRANT, ids=lambda function: function.__name__)
+def test_reentrant(function: Callable, use: Callable, backend: str) -> None:
+    assert_alike(function, functools.partial(then_the_next_numbers, use), x_and_buffer, backend)
+
+
+# Dynamo does not tell what was passed to the region from what it closed over.
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("backend", WITHOUT_DYNAMO)
+def test_reentrant_without_an_argument_that_requires_grad(backend: str) -> None:
+    """What the region closes over gets no gradient then."""
+
+    def function(x, buffer):
+        return reentrant(lambda h: h.exp() * x, buffer) + x
+
+    assert_alike(function, retained, x_and_buffer, backend)

@@ -1,0 +1,102 @@
+"""What is used of `torch.utils.checkpoint`, and of the op that Dynamo makes of it."""
+
+import contextlib
+import functools
+
+import pytest
+import torch
+import torch._higher_order_ops.wrap as wrapped_regions
+import torch.utils.checkpoint
+
+from aotgrad import torch_compat as compat
+
+kept = torch.ops.higher_order.tag_activation_checkpoint
+checkpoint = torch.utils.checkpoint.checkpoint
+
+
+def leaf() -> torch.Tensor:
+    return torch.ones(2, requires_grad=True)
+
+
+def test_a_region_that_dynamo_keeps_runs_like_any_code():
+    region, saved = torch.fx.symbolic_trace(lambda x: x.exp().sin()), []
+    for context in (contextlib.nullcontext, compat.plain_checkpoints):
+        x, packed = leaf(), []
+        with (
+            torch.autograd.graph.saved_tensors_hooks(lambda t, packed=packed: packed.append(t) or t, lambda t: t),
+            context(),
+        ):
+            (first,) = torch.autograd.grad(kept(region, x).sum(), x)
+        assert torch.allclose(first, x.exp().cos() * x.exp())
+        saved.append(len(packed))
+    assert saved[1] == 2
+    assert wrapped_regions.tag_activation_checkpoint_impl.__name__ == "tag_activation_checkpoint_impl"
+
+
+def test_it_runs_as_one_is_told_to():
+    region, seen, x = torch.fx.symbolic_trace(lambda x: x.exp().sin()), [], leaf()
+
+    def run(of_torch, region, args, settings):
+        seen.append((settings, compat.has_own_policy(region)))
+        return of_torch(region, *args, **settings)
+
+    with compat.kept_regions_run_by(run):
+        assert torch.equal(kept(region, x, preserve_rng_state=False), x.exp().sin())
+    assert seen == [({"preserve_rng_state": False}, False)]
+    region.meta["_checkpoint_context_fn"] = None
+    assert compat.has_own_policy(region)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_it_runs_again_in_the_backward_and_may_change_what_it_closes_over(use_reentrant):
+    def counted(x, count):
+        count.add_(1)
+        return x.exp()
+
+    region, count, x = torch.fx.symbolic_trace(counted), torch.zeros(()), leaf()
+    settings = {"preserve_rng_state": True, "use_reentrant": use_reentrant}
+    with compat.regions_noted(lambda function, keeps: (function, lambda: None)):
+        y = compat.checkpointed(region, [x, count], settings, {1})
+    assert count == 1
+    torch.autograd.grad(y.sum(), x)
+    assert count == 2
+
+
+def test_a_region_is_noted_and_what_it_runs_again():
+    events, x = [], leaf()
+
+    def note(function, keeps_state):
+        events.append(("begins", keeps_state))
+        return functools.partial(again, function), lambda: events.append("ends")
+
+    def again(function, *args):
+        events.append("again")
+        return function(*args)
+
+    with compat.regions_noted(note):
+        y = checkpoint(lambda x: x.exp(), x, use_reentrant=False, preserve_rng_state=False)
+        assert compat.saves_packed_values(y.grad_fn)
+        checkpoint(lambda x: x.exp(), x, use_reentrant=False)
+    z = checkpoint(lambda x: x.exp(), x, use_reentrant=False)
+    assert events == [("begins", False), "ends", ("begins", True), "ends"]
+    torch.autograd.grad((y + z).sum(), x)
+    assert events[-1] == "again"
+    assert events.count("again") == 1
+    assert not compat.saves_packed_values(x.exp().grad_fn)
+
+
+def test_a_reentrant_region_is_one_node():
+    x = leaf()
+    with compat.regions_noted(lambda function, keeps: (function, lambda: None)):
+        first, second = checkpoint(lambda x: (x.exp(), x.sin()), x, use_reentrant=True)
+        with pytest.raises(RuntimeError, match=compat.REENTRANT_WITHOUT_GRADIENT):
+            checkpoint(lambda x: x.detach(), x, use_reentrant=True)
+        with pytest.warns(UserWarning, match="None of the inputs"):
+            assert not checkpoint(lambda y: y * x, x.detach(), use_reentrant=True).requires_grad
+    assert first.grad_fn is second.grad_fn
+    assert torch.equal(torch.autograd.grad(first.sum(), x)[0], x.exp())
+    assert torch.utils.checkpoint.CheckpointFunction.__name__ == "CheckpointFunction"
+
+
+def test_the_size_of_a_random_state():
+    assert torch.get_rng_state().nbytes == compat.RANDOM_STATE_BYTES["cpu"]
