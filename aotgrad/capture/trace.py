@@ -36,8 +36,10 @@ FlatFunction = Callable[..., Sequence[Any]]
 class Trace:
     """An FX graph under construction, with the modes that record into it. Implements `ir.OpenTrace`."""
 
-    def __init__(self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable], values: ValueReads) -> None:
-        self.recorder = Recorder()
+    def __init__(
+        self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable], values: ValueReads, is_symbolic: bool
+    ) -> None:
+        self.recorder, self._is_symbolic = Recorder(), is_symbolic
         self._generator = WatchedGenerator(self.recorder.graph)
         self._values = values
         self._fake_mode = fake_mode
@@ -103,6 +105,7 @@ class Trace:
                 self._fake_mode,
                 torch_compat.answered_by(self._fake_mode, self._values.answer),
                 torch_compat.symbolic_kernels(),
+                torch_compat.symbolic_zero_tensors() if self._is_symbolic else contextlib.nullcontext(),
                 torch_compat.fx_traceback.preserve_node_meta(),  # nodes carry the op before decomposition, `original_aten`
                 self._proxy_mode,
                 torch_compat.decompose(self._decompositions),
@@ -243,7 +246,8 @@ def capture_function(
     if any(isinstance(spec, TensorInput) and spec.requires_grad for spec in convention.inputs):
         decompositions = {op: rule for op, rule in decompositions.items() if op not in torch_compat.FOR_INFERENCE_ONLY}
     values = values or ValueReads(Level.NOTHING, ())
-    trace = Trace(fake_mode, decompositions, values)
+    is_symbolic = any(isinstance(spec, TensorInput) and torch_compat.is_symbolic(spec.fake) for spec in convention.inputs)
+    trace = Trace(fake_mode, decompositions, values, is_symbolic)
     values.begin(trace.recorder, fake_mode, convention)
     grad_mode_before = torch.is_grad_enabled()
     with trace.active(), restored_grad_mode():
