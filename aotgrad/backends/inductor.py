@@ -27,6 +27,7 @@ from aotgrad.backends.pieces import compile_in_pieces, has_sparse_values
 from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.locks import COMPILING
+from aotgrad.options import Options
 from aotgrad.slots import GraphSignature, IntermediateBase, Saved, Tangent, UserOutput
 
 
@@ -46,6 +47,11 @@ class InductorBackend:
     def min_graph_ops(self) -> int:
         """A lone op has nothing to be fused with (`scripts/bench/small_graphs.py`); the other modes were asked for."""
         return 2 if self.mode == "default" and not self.settings else 0
+
+    def as_the_options_say(self, options: Options) -> InductorBackend:
+        """With a mode and settings from the options, where they say something."""
+        mode = self.mode if options.mode == "default" else options.mode
+        return replace(self, mode=mode, settings=(*self.settings, *options.inductor))
 
     def configured(self, **more: Any) -> contextlib.AbstractContextManager[None]:
         """Inductor's configuration, as it is asked for here."""
