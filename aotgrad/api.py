@@ -134,8 +134,8 @@ def users_backend(
 
 
 def recipe_of(backend: Backend, partition_fn: Callable, options: Options) -> Recipe:
-    """A recipe of which the halves are kept on disk if the options say so."""
-    return (StoringRecipe if options.cache else Recipe)(backend, partition_fn, options)
+    """A recipe for the backend as the options say, of which the halves are kept on disk if they say so."""
+    return (StoringRecipe if options.cache else Recipe)(registry.configured(backend, options), partition_fn, options)
 
 
 def clear_cache(compiled: Callable) -> None:

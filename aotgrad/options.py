@@ -49,7 +49,8 @@ class Options:
         plan_limit: how many plans one function may have; further calls run eagerly.
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
         inductor: Inductor's own options, on top of those of the mode: `{"max_autotune": True, "triton.cudagraphs": True}`,
-            for the forward and for backwards that are compiled later. Other backends have no use for them, as for the mode.
+            for the forward and for backwards that are compiled later, by `torch.compile`, `aot_function` and the like. Other
+            backends have no use for them, as for the mode.
         on_error: `"raise"`, or `"eager"`: a function that cannot be compiled, or whose backward cannot, runs eagerly, with a
             warning that says why, and `counters["eager_on_error"]` counts it.
         keep_input_mutations: in graphs without a backward, write mutated inputs inside the graph, not after it.

@@ -10,6 +10,7 @@ import torch
 
 import aotgrad
 from aotgrad import torch_compat
+from aotgrad.backends import registry
 from aotgrad.backends.inductor import InductorBackend
 from aotgrad.errors import OptionError
 from aotgrad.options import LEGAL_VALUES, PASSES, Options
@@ -123,8 +124,25 @@ def test_one_of_inductors_beside_ours_is_refused_with_where_it_belongs(name):
 quiet = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 
 
-def inductor_configurations(monkeypatch, function, **options):
-    """What Inductor was configured to when it compiled the forward and the backward of a function, and its keys on disk."""
+WAYS = {
+    "dynamo": lambda function, options: torch.compile(function, backend="aotgrad", options={"cache": False, **options}),
+    "aot_function": lambda function, options: aotgrad.aot_function(function, "inductor", options=options),
+    "aot_module": lambda function, options: aotgrad.aot_module(Calling(function), "inductor", options=options),
+    "backend": lambda function, options: aotgrad.aot_function(function, InductorBackend(), options=options),
+}
+
+
+class Calling(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def inductor_configurations(monkeypatch, function, way="dynamo", **options):
+    """What Inductor was configured to when it compiled the forward and the backward of a function."""
     from torch._inductor import config
 
     found, compile = [], torch_compat.inductor_compile
@@ -136,28 +154,39 @@ def inductor_configurations(monkeypatch, function, **options):
     monkeypatch.setattr(torch_compat, "inductor_compile", note)
     torch._dynamo.reset()
     x = torch.ones(3, 3, requires_grad=True)
-    torch.compile(function, backend="aotgrad", options={"cache": False, **options})(x).sum().backward()
+    WAYS[way](function, options)(x).sum().backward()
     assert torch.equal(x.grad, torch.autograd.grad(function(x).sum(), x)[0])
     return found
 
 
 @quiet
-def test_inductors_options_reach_the_forward_and_the_backward(monkeypatch):
+@pytest.mark.parametrize("way", WAYS)
+def test_inductors_options_reach_the_forward_and_the_backward(monkeypatch, way):
     from torch._inductor import config
 
     usual = (config.epilogue_fusion, config.max_autotune, config.split_reductions)
     given = {"epilogue_fusion": not usual[0], "split_reductions": not usual[2]}
     expected = (not usual[0], usual[1], not usual[2])
-    assert inductor_configurations(monkeypatch, lambda x: x @ x @ x, inductor=given) == [expected] * 2
-    assert inductor_configurations(monkeypatch, lambda x: x @ x @ x) == [usual] * 2
+    assert inductor_configurations(monkeypatch, lambda x: x @ x @ x, way, inductor=given) == [expected] * 2
+    assert inductor_configurations(monkeypatch, lambda x: x @ x @ x, way) == [usual] * 2
     assert (config.epilogue_fusion, config.max_autotune, config.split_reductions) == usual
 
 
 @quiet
-def test_inductors_options_are_on_top_of_the_mode(monkeypatch):
+@pytest.mark.parametrize("way", WAYS)
+def test_inductors_options_are_on_top_of_the_mode(monkeypatch, way):
     given = {"mode": "max-autotune-no-cudagraphs", "inductor": {"epilogue_fusion": False}}
-    found = inductor_configurations(monkeypatch, lambda x: x @ x @ x, **given)
+    found = inductor_configurations(monkeypatch, lambda x: x @ x @ x, way, **given)
     assert [each[:2] for each in found] == [(False, True)] * 2
+
+
+def test_what_a_backend_was_made_with_stays_where_the_options_say_nothing():
+    backend = InductorBackend("max-autotune-no-cudagraphs", (("epilogue_fusion", False),))
+    assert registry.configured(backend, Options()) == backend
+    more = registry.configured(backend, Options(inductor={"split_reductions": False}))
+    assert (more.mode, more.settings) == (backend.mode, (("epilogue_fusion", False), ("split_reductions", False)))
+    assert registry.configured(backend, Options(mode="reduce-overhead")).mode == "reduce-overhead"
+    assert registry.configured("eager", Options(mode="reduce-overhead")) is registry.get("eager")
 
 
 @quiet

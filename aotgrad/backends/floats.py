@@ -8,6 +8,9 @@ results are promoted as they are there. Where an op takes no tensor, or a size d
 under a guard of the trace.
 
 What Python refuses (a division by zero) is an assertion of the graph.
+
+What is computed of sizes is a tensor, too: `x * (1 / n)` multiplies by one that is made of the size `n`. Where Inductor has
+no such op, and where a size is made of it, it stays the number that it is.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ OF_ONE_VALUE = ("val", "tensor_meta", "unbacked_bindings")
 
 
 def floats_as_tensors(graph: fx.Graph) -> None:
-    """Rewrite a graph so that no op takes a float that was read from a tensor, or what Python computed of one."""
+    """Rewrite a graph so that no op takes a float that was read from a tensor, or computed of sizes, or of such floats."""
     reads = list(filter(is_float_read, graph.nodes))
-    if reads:
+    if reads or any(map(is_float_of_sizes, graph.nodes)):
         make_sizes_constant(graph, reads)
         rewriting = Rewriting(graph)
         for node in list(graph.nodes):
@@ -41,6 +44,13 @@ def floats_as_tensors(graph: fx.Graph) -> None:
 
 def is_float_read(node: fx.Node) -> bool:
     return node.target is torch_compat.read_number and isinstance(node.meta["val"], torch.SymFloat)
+
+
+def is_float_of_sizes(node: fx.Node) -> bool:
+    """Whether a number is a fraction of sizes, or is computed of such ones."""
+    if node.op != "call_function" or node.target not in NUMBERS or not isinstance(node.meta.get("val"), torch.SymFloat):
+        return False
+    return all(isinstance(value_of(each), torch.SymInt) or is_float_of_sizes(each) for each in node.all_input_nodes)
 
 
 def make_sizes_constant(graph: fx.Graph, reads: Sequence[fx.Node]) -> None:
@@ -77,7 +87,8 @@ def names_in(number: Any) -> Sequence[str]:
 
 @dataclass
 class Rewriting:
-    """`tensors`: what holds the value of a number. `numbers`: those that nothing needs in the end.
+    """`tensors`: what holds the value of a number. `numbers`: those that nothing needs in the end. `of_sizes`: the numbers
+    among them that may be needed as they are, since they are computed of sizes.
 
     `origin` is what new nodes say of where they come from.
     """
@@ -85,6 +96,7 @@ class Rewriting:
     graph: fx.Graph
     tensors: dict[fx.Node, fx.Node] = field(default_factory=dict)
     numbers: list[fx.Node] = field(default_factory=list)
+    of_sizes: set[fx.Node] = field(default_factory=set)
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     def visit(self, node: fx.Node) -> None:
@@ -93,6 +105,9 @@ class Rewriting:
         with self.graph.inserting_before(node):
             if is_float_read(node):
                 self.add_number(node, self.cast(self.call(aten.reshape.default, node.args[0], []), torch.float64))
+            elif is_float_of_sizes(node):
+                self.of_sizes.add(node)
+                self.visit_number(node)
             elif self.tensors.keys().isdisjoint(node.all_input_nodes):
                 return
             elif node.op == "output":
@@ -105,6 +120,8 @@ class Rewriting:
     def visit_number(self, node: fx.Node) -> None:
         """What Python computes of floats is computed of tensors; what has no such form is a constant."""
         compute = NUMBERS.get(node.target)
+        if self.of_sizes.issuperset(self.tensors.keys() & set(node.all_input_nodes)) and node not in self.of_sizes:
+            return
         if compute is not None:
             self.add_number(node, compute(self, *map(self.double, node.args)))
             return
@@ -127,17 +144,22 @@ class Rewriting:
 
     def remove_numbers(self) -> None:
         for node in reversed(self.numbers):
-            self.graph.erase_node(node)
+            if node not in self.of_sizes or not node.users:
+                self.graph.erase_node(node)
 
     # -- arguments
 
+    def may_be_zero(self, divisor: fx.Node) -> bool:
+        """Whether a number may be zero in another call; what sizes are is guarded."""
+        return any(tensor is divisor and number not in self.of_sizes for number, tensor in self.tensors.items())
+
     def constant(self, node: fx.Node) -> Any:
         """The value of a float in this trace, under a guard; any other node as it is."""
-        return value_in_trace(node) if node in self.tensors else node
+        return value_in_trace(node) if node in self.tensors.keys() - self.of_sizes else node
 
     def number(self, node: fx.Node) -> fx.Node:
         """A float read from the tensor that holds it; any other node as it is."""
-        if node not in self.tensors:
+        if node not in self.tensors or node in self.of_sizes:
             return node
         read = self.graph.call_function(torch_compat.read_number, (self.tensors[node],))
         read.meta = {**self.origin, **torch_compat.meta_of_read(value_of(self.tensors[node]))}
@@ -191,7 +213,7 @@ def dividing(op: Any, **options: Any) -> Compute:
     """A division, which Python refuses by zero."""
 
     def compute(rewriting: Rewriting, left: fx.Node, right: fx.Node) -> fx.Node:
-        if right in rewriting.tensors.values():
+        if rewriting.may_be_zero(right):
             check(rewriting, rewriting.call(aten.ne.Scalar, right, 0), "float division by zero")
         return rewriting.call(op, left, right, **options)
 
@@ -236,6 +258,7 @@ NUMBERS: Mapping[Any, Compute] = {
     operator.pow: of_domain(aten.pow.Tensor_Tensor, "a power of floats is too large or complex"),
     operator.sub: of_tensors(aten.sub.Tensor),
     operator.truediv: dividing(aten.div.Tensor),
+    torch.sym_float: lambda _, value: value,
     torch.sym_max: chosen(aten.gt.Tensor),
     torch.sym_min: chosen(aten.lt.Tensor),
     torch_compat.symbolic_function("acos"): of_domain(aten.acos.default),

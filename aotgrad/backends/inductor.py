@@ -23,11 +23,13 @@ from aotgrad.backends.corrected import CORRECTIONS, amended, corrected_decomposi
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.floats import floats_as_tensors
 from aotgrad.backends.layouts import differ, output_layouts_kept
+from aotgrad.backends.pieces import compile_in_pieces, has_sparse_values
 from aotgrad.backends.seeds import own_seeds_of_backward
 from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.locks import COMPILING
-from aotgrad.slots import IntermediateBase, Saved, Tangent, UserOutput
+from aotgrad.options import Options
+from aotgrad.slots import GraphSignature, IntermediateBase, Saved, Tangent, UserOutput
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class InductorBackend:
     def min_graph_ops(self) -> int:
         """A lone op has nothing to be fused with (`scripts/bench/small_graphs.py`); the other modes were asked for."""
         return 2 if self.mode == "default" and not self.settings else 0
+
+    def as_the_options_say(self, options: Options) -> InductorBackend:
+        """With a mode and settings from the options, where they say something."""
+        mode = self.mode if options.mode == "default" else options.mode
+        return replace(self, mode=mode, settings=(*self.settings, *options.inductor))
 
     def configured(self, **more: Any) -> contextlib.AbstractContextManager[None]:
         """Inductor's configuration, as it is asked for here."""
@@ -123,6 +130,8 @@ class InductorBackend:
 
     def _make(self, job: Job, shared: Shared) -> Callable:
         module = job.half.module
+        if has_sparse_values(module.graph):
+            return compile_in_pieces(module, functools.partial(self._make_dense, job))
         apart = torch_compat.apart_in_inductors_cache(repr((job.visible, *CORRECTIONS)))
         settings = {**job.configuration, **apart}
         with self.context(module, **settings):
@@ -131,6 +140,14 @@ class InductorBackend:
             torch_compat.call_in_inductor({node.target for node in module.graph.nodes})
             with kernels_together(), amended():
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
+
+    def _make_dense(self, job: Job, piece: fx.GraphModule) -> Callable:
+        """Compile a piece of a half, whose inputs and results are like in the trace."""
+        settings = {key: value for key, value in job.settings.items() if key != "static_input_idxs"}
+        (output,) = piece.graph.find_nodes(op="output")
+        signature = GraphSignature((), tuple(map(UserOutput, range(len(output.args[0])))))
+        with torch_compat.reported_output_strides():
+            return self._make(Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings), Shared(False))
 
     def cache_key(self) -> str | None:
         with self.configured():

@@ -44,6 +44,8 @@ def layout_of(output: Any) -> Layout | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     layout = torch_compat.hints(value.size()), torch_compat.hints(value.stride())
+    if any(number is None for numbers in layout for number in numbers):  # as many elements as values say
+        return None
     return layout if torch_compat.is_dense_layout(*layout) else None
 
 

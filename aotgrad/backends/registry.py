@@ -7,9 +7,10 @@ from typing import Any, cast
 
 from aotgrad.backends.base import AnyBackend, Backend, Compiler, FunctionBackend
 from aotgrad.backends.eager import eager
-from aotgrad.backends.inductor import inductor
+from aotgrad.backends.inductor import InductorBackend, inductor
 from aotgrad.backends.interpreter import interpreter
 from aotgrad.errors import BackendError
+from aotgrad.options import Options
 
 _BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (eager, inductor, interpreter)}
 
@@ -53,6 +54,16 @@ def get(name: str) -> Backend:
     if name not in _BACKENDS:
         raise BackendError(f"no backend {name!r}; registered are {', '.join(sorted(_BACKENDS))}")
     return _BACKENDS[name]
+
+
+def configured(backend: str | Backend, options: Options) -> Backend:
+    """A backend, with what the options say of it: Inductor's mode and settings.
+
+    Raises:
+        BackendError: there is none of that name.
+    """
+    found = as_backend(backend)
+    return found.as_the_options_say(options) if isinstance(found, InductorBackend) else found
 
 
 def is_backend(backend: AnyBackend) -> bool:

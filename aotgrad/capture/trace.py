@@ -60,8 +60,8 @@ def checkpointed(_: Any, region: fx.GraphModule, args: Sequence[Any], settings: 
 class Trace:
     """An FX graph under construction, with the modes that record into it. Implements `ir.OpenTrace`.
 
-    `traced_again` are those of the regions that Dynamo keeps which the backward runs again, and traces, each with the
-    arguments that change.
+    `is_symbolic`: a size or stride of an input is. `traced_again` are those of the regions that Dynamo keeps which the
+    backward runs again, and traces, each with the arguments that change.
     """
 
     def __init__(
@@ -69,9 +69,10 @@ class Trace:
         fake_mode: FakeTensorMode,
         decompositions: Mapping[Any, Callable],
         values: ValueReads,
+        is_symbolic: bool,
         traced_again: Mapping[fx.GraphModule, Collection[int]] = NO_REGIONS,
     ) -> None:
-        self.recorder = Recorder()
+        self.recorder, self._is_symbolic = Recorder(), is_symbolic
         self._generator = WatchedGenerator(self.recorder.graph)
         self._values = values
         self._fake_mode = fake_mode
@@ -186,6 +187,7 @@ class Trace:
                 self._fake_mode,
                 torch_compat.answered_by(self._fake_mode, self._values.answer),
                 torch_compat.symbolic_kernels(),
+                torch_compat.symbolic_zero_tensors() if self._is_symbolic else contextlib.nullcontext(),
                 torch_compat.fx_traceback.preserve_node_meta(),  # nodes carry the op before decomposition, `original_aten`
                 self._proxy_mode,
                 torch_compat.decompose(self._decompositions),
@@ -327,7 +329,7 @@ def capture_function(
         decompositions = {op: rule for op, rule in decompositions.items() if op not in torch_compat.FOR_INFERENCE_ONLY}
     values, changing = values or ValueReads(Level.NOTHING, ()), NO_REGIONS
     while True:
-        trace = Trace(fake_mode, decompositions, values, changing)
+        trace = Trace(fake_mode, decompositions, values, is_symbolic(convention), changing)
         values.begin(trace.recorder, fake_mode, convention)
         capture = run_traced(trace, function, convention, values)
         if not (found := trace.regions_to_trace_again()):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.api import EagerModule, FlatCallable, compile_module
-from aotgrad.backends import Backend, registry
-from aotgrad.backends.inductor import InductorBackend
+from aotgrad.backends import registry
 from aotgrad.capture.recorder import give_lines
 from aotgrad.errors import AOTGradError, CaptureError
 from aotgrad.on_error import ran_eagerly
@@ -73,7 +71,7 @@ class DynamoBackend:
 
     def compiled(self, module: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable:
         """What runs in place of Dynamo's graph."""
-        recipe = Recipe(self.configured(options), PARTITIONERS[options.partitioner], options)
+        recipe = Recipe(registry.configured(self.backend, options), PARTITIONERS[options.partitioner], options)
         give_lines(module.graph)
         try:
             compiled = compile_graph(module, example_inputs, recipe)
@@ -83,13 +81,6 @@ class DynamoBackend:
             ran_eagerly("a graph of torch.compile", error)
             compiled = EagerModule(module)
         return torch_compat.disable_dynamo(compiled.fastest)
-
-    def configured(self, options: Options) -> Backend:
-        """The registered backend, configured as the options say."""
-        backend = registry.get(self.backend)
-        if not isinstance(backend, InductorBackend):
-            return backend
-        return replace(backend, mode=options.mode, settings=tuple(options.inductor))
 
 
 def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], recipe: Recipe) -> FlatCallable | EagerModule:

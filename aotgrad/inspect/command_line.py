@@ -150,7 +150,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
 def run_stages(arguments: argparse.Namespace) -> int:
     options = Options.from_mapping(options_of(arguments))
     target = Target.of(arguments.function, arguments.inputs)
-    recipe = Recipe(registry.get(arguments.backend), PARTITIONERS[options.partitioner], options)
+    recipe = Recipe(registry.configured(arguments.backend, options), PARTITIONERS[options.partitioner], options)
     for title, text in stages(target, recipe, arguments.stage or STAGES):
         print(f"--- {title} ---\n\n{text}\n")
     return OK

@@ -466,3 +466,4 @@ from aotgrad.torch_compat.views import (
     made_under_no_grad,
     storage_node,
 )
+from aotgrad.torch_compat.zero_tensors import symbolic_zero_tensors

@@ -101,6 +101,12 @@ COMPUTED_BEFORE_WRITTEN = {
 """Ops that write to `out` as many elements as values say, or to a wrong one, and the ops that compute those."""
 
 
+def _as_a_tensor(number: torch.SymInt | torch.SymFloat, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+    """The arguments of `scalar_tensor` for a symbolic number that a formula has taken for a tensor, and converts."""
+    own = torch.int64 if isinstance(number, torch.SymInt) else torch.float64
+    return (number,), {"dtype": dtype or own, "device": device}
+
+
 def computed_and_written(mode: FunctionalTensorMode, op: Any, classes: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """What an op of `COMPUTED_BEFORE_WRITTEN` returns: `out`, with the sizes and values of what another op computes."""
     names = [argument.name for argument in op._schema.arguments if argument.is_out]
@@ -135,6 +141,8 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             return mode._assign(*args)
         if op in REPLACES_STORAGE:
             raise RuntimeError(REPLACES_STORAGE[op])
+        if op is torch.ops.aten._to_copy.default and isinstance(args[0], (torch.SymInt, torch.SymFloat)):
+            op, args, kwargs = torch.ops.aten.scalar_tensor.default, *_as_a_tensor(*args, **(kwargs or {}))
         if op in COMPUTED_BEFORE_WRITTEN:
             return computed_and_written(mode, op, classes, args, kwargs or {})
         if op is torch.ops.aten.resize_as_.default:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import sympy
 import torch
@@ -24,10 +25,21 @@ class AskingShapeEnv(ShapeEnv):
         try:
             return super().evaluate_expr(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode:
-            value = None if self.answer is None else self.answer(orig_expr)
+            value = False if _does_not_matter(orig_expr) else None if self.answer is None else self.answer(orig_expr)
             if value is None:
                 raise
             return value
+
+
+_ASK_WHETHER_EMPTY = frozenset({"EmbeddingBackward0", "EmbeddingBagBackward0"})
+"""Autograd nodes that ask whether there is no element, and do for none what they do for some."""
+
+
+def _does_not_matter(expression: Any) -> bool:
+    """Whether it does not matter for what a running autograd node computes if an expression is true."""
+    node = torch._C._current_autograd_node()
+    asks = node is not None and node.name() in _ASK_WHETHER_EMPTY
+    return asks and isinstance(expression, sympy.Eq) and sympy.S.Zero in expression.args
 
 
 @contextlib.contextmanager
@@ -35,13 +47,33 @@ def answered_by(mode: FakeTensorMode, answer: Callable[[Any], Any]) -> Iterator[
     """Inside, `answer` is asked what depends on values; not if the shape environment is Dynamo's, which guards it itself."""
     env = mode.shape_env
     if not isinstance(env, AskingShapeEnv):
-        yield
+        with _answered_where_it_does_not_matter(env):
+            yield
         return
     env.answer = answer
     try:
         yield
     finally:
         env.answer = None
+
+
+@contextlib.contextmanager
+def _answered_where_it_does_not_matter(env: ShapeEnv | None) -> Iterator[None]:
+    if env is None:
+        yield
+        return
+    evaluate = env.evaluate_expr
+
+    def evaluate_expr(orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return evaluate(orig_expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            if _does_not_matter(orig_expr):
+                return False
+            raise
+
+    with mock.patch.object(env, "evaluate_expr", evaluate_expr):
+        yield
 
 
 def deferred_checks(mode: FakeTensorMode) -> list[Any]:

@@ -388,3 +388,49 @@ def test_without_dynamo_each_float_has_a_plan_up_to_the_limit() -> None:
     for k in range(20):
         assert torch.equal(compiled(x, k / 7), x * (k / 7))
     assert len(compiled.plans()) == 8
+
+
+OF_SIZES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "fraction": lambda x: x.sin() * (1 / x.shape[0]) + x / (x.shape[0] / 7),
+    "fractions of fractions": lambda x: x.sin() * (1.0 / (x.numel() / x.shape[1] - 1.5) - abs(0.5 - x.shape[0])),
+    "clamp": lambda x: x.clamp(max=x.shape[0] / 9).cos(),
+    "filled": lambda x: torch.full((3,), x.shape[0] / 3, dtype=x.dtype) + x.sum(),
+    "compared": lambda x: (x > x.shape[0] / 30).to(x.dtype) * x,
+    "root": lambda x: x * x.shape[0] ** -0.5,
+    "in float32": lambda x: x.float() * (x.shape[0] / 3),
+    "batch norm": lambda x: F.batch_norm(x.sin(), None, None, training=True).cos(),
+}
+
+
+@pytest.mark.parametrize("dynamo", [False, True], ids=["aot_function", "dynamo"])
+def test_floats_of_sizes_through_inductor(dynamo: bool) -> None:
+    def all_of(x):
+        return tuple(function(x) for function in OF_SIZES.values())
+
+    torch._dynamo.reset()
+    options = {"cache": False, "min_graph_ops": 0}
+    if dynamo:
+        compiled = torch.compile(all_of, backend="aotgrad", dynamic=True, fullgraph=True, options=options)
+    else:
+        compiled = aotgrad.aot_function(all_of, "inductor", dynamic=True, options=options)
+    made = []
+    for n in (5, 7, 9):
+        x = torch.randn(n, 3, dtype=torch.float64, requires_grad=True)
+        before = aotgrad.counters["compilations"]
+        for name, found, expected in zip(OF_SIZES, compiled(x), all_of(x), strict=True):
+            rtol = 1e-6 if name == "in float32" else 1e-7 if name == "root" else 1e-12
+            torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol)
+            (one,), (other,) = (torch.autograd.grad(each.sum(), x, retain_graph=True) for each in (found, expected))
+            torch.testing.assert_close(one, other, rtol=rtol, atol=rtol)
+        made.append(aotgrad.counters["compilations"] - before)
+    assert made == [1, 0, 0]
+
+
+def test_a_size_is_made_of_a_float_of_sizes() -> None:
+    def function(x):
+        return x[: torch.sym_int(x.shape[0] / 2)].sin() * (x.shape[0] / 3)
+
+    compiled = aotgrad.aot_function(function, "inductor", dynamic=True, options={"min_graph_ops": 0})
+    for n in (6, 9):
+        x = torch.randn(n, dtype=torch.float64)
+        torch.testing.assert_close(compiled(x), function(x), rtol=1e-12, atol=0)

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._inductor.exc import InductorError
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
@@ -526,10 +525,7 @@ NORMS = {
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("name", "backend"), [*((n, b) for n in NORMS for b in ("nop", "dynamo")), ("usual", "inductor")])
-def test_batch_norms_differentiated_twice(name: str, backend: str, dynamic: bool, request: pytest.FixtureRequest) -> None:
-    if dynamic and backend == "inductor":
-        reason = "Inductor takes no constant that is a fraction of symbolic sizes"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True, raises=InductorError))
+def test_batch_norms_differentiated_twice(name: str, backend: str, dynamic: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), NORMS[name](3), nn.Tanh()).double()
     if backend == "nop":

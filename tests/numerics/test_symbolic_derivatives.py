@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -213,12 +214,64 @@ def test_the_old_value_of_a_changed_input_is_refused() -> None:
     assert torch.equal(*(torch.autograd.grad(g.sum(), x)[0] for g in (gradient, x.cos() * 2)))
 
 
-def test_forward_mode_has_two_plans_for_all_sizes() -> None:
+def of_a_product(x):
+    return (x.sin() * x.sum()).exp() - x.cos() / x.shape[0]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", [mixing, with_its_size, of_a_product])
+def test_forward_mode_has_two_plans_for_all_sizes(function: Callable, requires_grad: bool) -> None:
     """Behind Dynamo: the sizes that the second plan has symbols for are those that have changed."""
+    step = functools.partial(tangent_and_gradients, requires_grad=requires_grad)
+    assert plans_made(function, made_with_dynamo(function), step) == [2, 1, 0, 0, 0]
 
-    def tangent(function, n):
-        x = torch.randn(n, dtype=torch.float64)
-        with forward_ad.dual_level():
-            return tuple(forward_ad.unpack_dual(function(forward_ad.make_dual(x, x.cos()))))
 
-    assert plans_made(mixing, made_with_dynamo(mixing), tangent) == [2, 1, 0, 0, 0]
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", [mixing, with_its_size, of_a_product])
+def test_forward_mode_has_one_plan_for_all_sizes(function: Callable, requires_grad: bool) -> None:
+    step = functools.partial(tangent_and_gradients, requires_grad=requires_grad)
+    assert plans_made(function, made_without(function), step) == [1, 0, 0, 0, 0]
+
+
+def tangent_and_gradients(function, n, requires_grad):
+    x = torch.randn(n, dtype=torch.float64, requires_grad=requires_grad)
+    with forward_ad.dual_level():
+        results = tuple(forward_ad.unpack_dual(function(forward_ad.make_dual(x, x.detach().cos()))))
+    return (*results, *torch.autograd.grad(sum(each.sum() for each in results), x)) if requires_grad else results
+
+
+def squared(x):
+    return (x.sin() * x).sum() ** 2
+
+
+def scaled(x):
+    return ((x.sin() * x).sum() * x.shape[0] / 9).cos()
+
+
+TRANSFORMS: dict[str, Callable[[Callable], Callable]] = {
+    "hessian": torch.func.hessian,
+    "jacrev": torch.func.jacrev,
+    "jacfwd": torch.func.jacfwd,
+    "grad of grad": lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).square().sum()),
+    "vmap of grad": lambda f: lambda x: torch.func.vmap(torch.func.grad(f))(torch.stack([x, x * 2])),
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x.cos(),))[1],
+}
+
+
+def applied(function, n):
+    return (function(torch.randn(n, dtype=torch.float64)),)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("function", [squared, scaled])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_transform_that_is_compiled_is_one_plan_for_all_sizes(name: str, function: Callable) -> None:
+    transformed = TRANSFORMS[name](function)
+    assert plans_made(transformed, made_without(transformed), applied) == [1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSFORMS if name != "jvp"])
+def test_a_transform_of_a_compiled_function_has_its_plans_for_all_sizes(name: str) -> None:
+    transform = TRANSFORMS[name]
+    made = plans_made(transform(squared), transform(made_without(squared)), applied)
+    assert made[0] > 0 and made[1:] == [0, 0, 0, 0]

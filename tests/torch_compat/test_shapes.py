@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import sympy
 import torch
+import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from aotgrad import torch_compat as compat
 from aotgrad.errors import CaptureError
@@ -116,3 +117,17 @@ def test_what_cannot_be_computed_of_a_symbolic_float():
             torch.autograd.grad((number**x).sum(), x)
     assert compat.lacks_symbolic_floats(found.value) and not compat.lacks_symbolic_floats(RuntimeError("other"))
     assert not compat.lacks_symbolic_floats(None)
+
+
+@pytest.mark.parametrize("padding", [{}, {"padding_idx": 1}])
+def test_whether_no_row_has_a_gradient_does_not_matter(fake_mode, padding):
+    """Dynamo's shape environment answers nothing; the sparse gradient of a padded table asks whether it is empty."""
+    fake_mode.shape_env = ShapeEnv()
+    with compat.answered_by(fake_mode, lambda _: None), fake_mode:
+        table = torch.empty(4, 2, requires_grad=True)
+        rows = F.embedding(torch.empty(3, dtype=torch.int64), table, sparse=True, **padding)
+        (gradient,) = torch.autograd.grad(rows.sum(), table)
+        assert gradient.is_sparse
+        if padding:
+            with pytest.raises(GuardOnDataDependentSymNode):
+                bool(torch.nonzero(rows).numel() == 0)

@@ -1,0 +1,159 @@
+"""Keeps what a compiler cannot hold away from it: a graph with sparse values is cut, and only its dense pieces are compiled.
+
+In: a graph, and what compiles a graph. Out: a callable that runs the pieces, each on what it reads of those before it.
+
+    a = mul(x, 2); s = to_sparse(a); t = mul(s, 3); b = mm(t, a); c = sin(b)
+    pieces: [a] compiled; [s, t, b] as they are; [c] compiled
+
+Inductor takes a sparse tensor for a dense one with the strides that the trace made up for it. Nor does a trace know how many
+values a sparse tensor has: what is computed from its `values()` or `indices()` is not compiled either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import op_table
+from aotgrad.backends.eager import boxed_code
+from aotgrad.ir import BoxedCallable
+from aotgrad.lazy_module import LazyGraphModule
+from aotgrad.symbols import bound_symbol, symbols_of
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A callable, what it reads and makes, by name, and what nobody reads after it."""
+
+    call: Callable
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    last_reads: tuple[str, ...]
+
+
+def has_sparse_values(graph: fx.Graph) -> bool:
+    """Whether a value of a graph is a sparse tensor."""
+    return any(map(is_sparse, graph.nodes))
+
+
+def is_sparse(node: fx.Node) -> bool:
+    values = op_table.items_of(node.meta.get("val"))
+    return any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in values)
+
+
+PARTS = ("values", "_values", "indices", "_indices", "crow_indices", "col_indices", "ccol_indices", "row_indices")
+"""Ops that take a sparse tensor apart."""
+
+
+def apart_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that are not compiled: those of sparse values, and what their parts lead to."""
+    from_parts: set[fx.Node] = set()
+    for node in graph.nodes:
+        is_part = op_table.short_name(node.target) in PARTS
+        if node.op != "output" and (is_part or any(each in from_parts for each in node.all_input_nodes)):
+            from_parts.add(node)
+    return from_parts.union(node for node in graph.nodes if any(map(is_sparse, (node, *node.all_input_nodes))))
+
+
+def compile_in_pieces(module: fx.GraphModule, compile_dense: Callable[[fx.GraphModule], Callable]) -> BoxedCallable:
+    """Compile the dense pieces of a graph; `compile_dense` keeps the strides of all that a piece returns."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    read_sizes(graph)
+    stages = stages_of(graph)
+    groups = [[node for node in stages if stages[node] == stage] for stage in sorted(set(stages.values()))]
+    graphs = [piece_of(graph, nodes) for nodes in groups]
+    (output,) = graph.find_nodes(op="output")
+    read_later = {node.name for node in output.all_input_nodes}
+    pieces: list[Piece] = []
+    for nodes, piece in zip(reversed(groups), reversed(graphs), strict=True):
+        compiler = boxed_code if stages[nodes[0]] % 2 else compile_dense
+        reads = names_of(piece.find_nodes(op="placeholder"))
+        makes = names_of(node for node in nodes if is_read_outside(node, nodes))
+        last = tuple(name for name in reads if name not in read_later)
+        pieces.append(Piece(compiler(LazyGraphModule(module, piece)), reads, makes, last))
+        read_later.update(reads)
+    return run_in_order(names_of(graph.find_nodes(op="placeholder")), pieces[::-1], output.args[0])
+
+
+def names_of(nodes: Iterable[fx.Node]) -> tuple[str, ...]:
+    return tuple(node.name for node in nodes)
+
+
+def read_sizes(graph: fx.Graph) -> None:
+    """Make each symbol a number of the graph: a piece need not read the input whose size it is."""
+    placeholders = graph.find_nodes(op="placeholder")
+    known = {bound_symbol(node.meta["val"]) for node in placeholders}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in placeholders:
+        value = node.meta["val"]
+        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if (symbol := bound_symbol(size)) is not None and symbol not in known:
+                known.add(symbol)
+                with graph.inserting_before(first):
+                    number = graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
+                number.meta = {"val": size}
+
+
+def stages_of(graph: fx.Graph) -> dict[fx.Node, int]:
+    """When each node runs: in an even stage if it is dense, in an odd one else. Effects stay between what is around them."""
+    stages, apart = dict[fx.Node, int](), apart_nodes(graph)
+    barrier = latest = 0
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        is_barrier = op_table.runs_once(node.target) or op_table.writes_first_argument(node.target)
+        earliest = max((stages.get(each, 0) for each in node.all_input_nodes), default=0)
+        if not op_table.is_getitem(node.target):  # an item is read where the tuple is made
+            earliest = max(earliest, latest if is_barrier else barrier)
+        stages[node] = earliest + (earliest % 2 != (node in apart))
+        latest = max(latest, stages[node])
+        barrier = latest if is_barrier else barrier
+    return stages
+
+
+def piece_of(graph: fx.Graph, nodes: Sequence[fx.Node]) -> fx.Graph:
+    """Some nodes of a graph as a graph of their own, which returns what is read outside."""
+    piece, copies = fx.Graph(), {}
+    read = dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in nodes)
+    inputs = [node for node in read if node.op != "get_attr"]
+    for node in (*inputs, *numbers_of_symbols(graph, inputs)):
+        copies[node] = piece.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in (*(node for node in read if node.op == "get_attr"), *nodes):
+        copies[node] = piece.node_copy(node, copies.__getitem__)
+    piece.output(tuple(copies[node] for node in nodes if is_read_outside(node, nodes)))
+    return piece
+
+
+def is_read_outside(node: fx.Node, nodes: Sequence[fx.Node]) -> bool:
+    return any(user not in nodes for user in node.users)
+
+
+def numbers_of_symbols(graph: fx.Graph, inputs: Sequence[fx.Node]) -> list[fx.Node]:
+    """The numbers that bind the symbols in the sizes of inputs, where compilers look for them."""
+    missing = {symbol for node in inputs for symbol in symbols_of(node.meta["val"])}
+    missing -= {bound_symbol(node.meta["val"]) for node in inputs}
+    found = {bound_symbol(node.meta.get("val")): node for node in reversed(graph.nodes) if node.op != "output"}
+    return [found[symbol] for symbol in sorted(missing, key=str) if symbol in found]
+
+
+def run_in_order(inputs: Sequence[str], pieces: Sequence[Piece], results: Any) -> BoxedCallable:
+    """What runs the pieces, and lets go of each value after the last piece that reads it."""
+
+    def run(args: list) -> tuple[Any, ...]:
+        values = dict(zip(inputs, args, strict=True))
+        args.clear()
+        for piece in pieces:
+            given = [values[name] for name in piece.reads]
+            for name in piece.last_reads:
+                del values[name]
+            values.update(zip(piece.makes, piece.call(given), strict=True))
+        return tuple(fx.map_arg(list(results), lambda node: values[node.name]))
+
+    run._boxed_call = True
+    return run

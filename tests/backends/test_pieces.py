@@ -1,0 +1,68 @@
+"""Graphs with sparse values: which nodes are compiled, in what order the pieces run, and what they keep alive."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+import torch.fx as fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotgrad.backends.eager import boxed_code
+from aotgrad.backends.pieces import apart_nodes, compile_in_pieces, has_sparse_values, stages_of
+
+
+def traced(function, *args: torch.Tensor) -> fx.GraphModule:
+    return make_fx(function, tracing_mode="fake")(*args)
+
+
+def between(x, y):
+    sparse = (x * 2).to_sparse()
+    return torch.sparse.mm(sparse * 3, y.sin()).exp()
+
+
+def names(nodes) -> set[str]:
+    return {node.name for node in nodes}
+
+
+def test_dense_nodes_are_in_even_stages() -> None:
+    module = traced(between, torch.eye(3), torch.ones(3, 2))
+    stages = {node.name: stage for node, stage in stages_of(module.graph).items()}
+    assert has_sparse_values(module.graph) and not has_sparse_values(traced(torch.sin, torch.ones(2)).graph)
+    assert stages["mul"] == stages["sin"] == 0 and stages["_to_sparse"] == stages["mul_1"] == 1 and stages["exp"] == 2
+
+
+def test_what_parts_of_sparse_tensors_lead_to_is_not_compiled() -> None:
+    module = traced(lambda x: torch.sparse.sum(x.to_sparse()).sin() + x.cos(), torch.eye(3))
+    assert {"sin", "add"} <= names(apart_nodes(module.graph)) and "cos" not in names(apart_nodes(module.graph))
+
+
+def test_effects_stay_between_what_is_around_them() -> None:
+    def draws(x):
+        first = torch.rand_like(x.to_sparse().to_dense())
+        return first + torch.rand(3) + x.sin()
+
+    stages = {node.name: stage for node, stage in stages_of(traced(draws, torch.eye(3)).graph).items()}
+    assert stages["rand_like"] == stages["rand"] == 2 > stages["_to_sparse"]
+
+
+def test_pieces_compute_what_the_graph_does_and_let_go_of_what_nobody_reads() -> None:
+    alive: list[weakref.ref] = []
+    seen: list[tuple[str, bool]] = []
+
+    def compile_dense(module: fx.GraphModule):
+        run, names = boxed_code(module), [node.name for node in module.graph.nodes]
+
+        def watched(args: list):
+            seen.append(("exp" if "exp" in names else "mul", any(each() is not None for each in alive)))
+            results = run(args)
+            alive.extend(map(weakref.ref, results))
+            return results
+
+        return watched
+
+    x, y = torch.eye(3), torch.ones(3, 2)
+    args = [x, y]
+    (result,) = compile_in_pieces(traced(lambda *args: (between(*args),), x, y), compile_dense)(args)
+    assert torch.equal(result, between(x, y)) and args == []
+    assert seen == [("mul", False), ("exp", False)]  # what the first piece has made is freed when the last one starts
