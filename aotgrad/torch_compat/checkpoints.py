@@ -27,12 +27,12 @@ def plain_checkpoints() -> Iterator[None]:
         yield
 
 
-RunKept = Callable[[Callable[..., Any], torch.fx.GraphModule, Sequence[Any], dict[str, Any]], Any]
+_RunKept = Callable[[Callable[..., Any], torch.fx.GraphModule, Sequence[Any], dict[str, Any]], Any]
 """Gets what runs a region that Dynamo keeps as torch does, the region, its arguments and the settings of the checkpoint."""
 
 
 @contextlib.contextmanager
-def kept_regions_run_by(run: RunKept) -> Iterator[None]:
+def kept_regions_run_by(run: _RunKept) -> Iterator[None]:
     """In this thread, run what Dynamo keeps as a checkpointed region by `run`."""
     with _regions_run_by(run):
         yield
@@ -61,7 +61,7 @@ def checkpointed(
     return torch.utils.checkpoint.checkpoint(interpreted, *passed, **settings)
 
 
-Rerun = Callable[..., Any]
+_Rerun = Callable[..., Any]
 
 _GENERATOR = next(  # the first is torch 2.15's
     name
@@ -72,7 +72,7 @@ _GENERATOR = next(  # the first is torch 2.15's
 argument, or by name."""
 
 
-class ReturnedTogether(torch.autograd.Function):
+class _ReturnedTogether(torch.autograd.Function):
     """What a region returns for which only one autograd node is to be seen: it gets all gradients, or zeros.
 
     Its backward needs a value of the region, whatever else does.
@@ -93,11 +93,11 @@ class ReturnedTogether(torch.autograd.Function):
 REENTRANT_WITHOUT_GRADIENT = "a reentrant checkpoint returns a tensor that needs no gradient"
 
 
-class ReentrantCheckpoint:
+class _ReentrantCheckpoint:
     """What a trace has in place of the autograd function of `use_reentrant=True`, which runs a backward in the backward."""
 
     @staticmethod
-    def apply(function: Rerun, keeps_state: bool, *args: Any) -> Any:
+    def apply(function: _Rerun, keeps_state: bool, *args: Any) -> Any:
         torch.utils.checkpoint.check_backward_validity(args)
         if not (torch.is_grad_enabled() and any(map(_requires_grad, args))):
             with torch.no_grad():
@@ -108,7 +108,7 @@ class ReentrantCheckpoint:
             outputs = results if isinstance(results, tuple) else (results,)
             if any(isinstance(value, torch.Tensor) and not value.requires_grad for value in outputs):
                 raise RuntimeError(REENTRANT_WITHOUT_GRADIENT)
-            found = ReturnedTogether.apply(*outputs)
+            found = _ReturnedTogether.apply(*outputs)
             return (found,) if isinstance(results, tuple) and len(results) == 1 else found
 
         settings = {"use_reentrant": False, "preserve_rng_state": keeps_state, "early_stop": False}
@@ -120,7 +120,7 @@ def _requires_grad(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def regions_noted(note: Callable[[Rerun, bool], tuple[Rerun, Callable[[], None]]]) -> Iterator[None]:
+def regions_noted(note: Callable[[_Rerun, bool], tuple[_Rerun, Callable[[], None]]]) -> Iterator[None]:
     """In this thread, tell of checkpointed regions that the backward runs again.
 
     `note(function, keeps_random_state)` is called when one begins; it returns what is run again in place of the function,
@@ -131,7 +131,7 @@ def regions_noted(note: Callable[[Rerun, bool], tuple[Rerun, Callable[[], None]]
     thread, checkpoint = threading.get_ident(), getattr(torch.utils.checkpoint, _GENERATOR)
     reentrant = torch.utils.checkpoint.CheckpointFunction
 
-    def noted(function: Rerun, *others: Any, **settings: Any) -> Iterator[None]:
+    def noted(function: _Rerun, *others: Any, **settings: Any) -> Iterator[None]:
         if threading.get_ident() != thread:
             yield from checkpoint(function, *others, **settings)
             return
@@ -142,7 +142,7 @@ def regions_noted(note: Callable[[Rerun, bool], tuple[Rerun, Callable[[], None]]
     class Reentrant:
         @staticmethod
         def apply(*args: Any) -> Any:
-            return (ReentrantCheckpoint if threading.get_ident() == thread else reentrant).apply(*args)
+            return (_ReentrantCheckpoint if threading.get_ident() == thread else reentrant).apply(*args)
 
     with (
         mock.patch.object(torch.utils.checkpoint, _GENERATOR, noted),
