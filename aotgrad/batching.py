@@ -61,7 +61,8 @@ class BackwardInterpreter(fx.Interpreter):
         return result.to(traced.dtype) if isinstance(traced, torch.Tensor) and is_handed_on(n) else result
 
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
-        return super().call_function(AS_ATEN.get(target, getattr(target, "impl_aten", target)), args, kwargs)
+        op: Any = AS_ATEN.get(target, getattr(target, "impl_aten", target))
+        return super().call_function(op, args, kwargs)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ convolution_backward(..., [True, True, True])[0]    ->    convolution_backward(.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch.fx as fx
 
@@ -17,9 +17,10 @@ def narrow_mask(node: fx.Node) -> None:
     position = op_table.position_of_mask(node.target)
     if position is None or not all(op_table.is_getitem(user.target) for user in node.users):
         return
-    taken = {user.args[1] for user in node.users}
-    arguments: list[Any] = list(node.args)
+    given: Any = node.args
+    taken = {cast(int, user.args[1]) for user in node.users}
+    arguments = list(given)
     arguments[position] = [asked and k in taken for k, asked in enumerate(arguments[position])]
-    if arguments[position] != list(node.args[position]):
+    if arguments[position] != list(given[position]):
         node.args = tuple(arguments)
         node.meta["val"] = type(node.meta["val"])(v if k in taken else None for k, v in enumerate(node.meta["val"]))

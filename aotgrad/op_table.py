@@ -314,7 +314,7 @@ def position_of_mask(target: Any) -> int | None:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
     results = len(target._schema.returns)
-    arguments = enumerate(target._schema.arguments)
+    arguments: Any = enumerate(target._schema.arguments)
     return next((k for k, each in arguments if (str(each.type), each.N) == ("List[bool]", results)), None)
 
 

@@ -58,7 +58,7 @@ def _must_stay_functional(node: fx.Node) -> bool:
         return _is_read_from(node.args[:1], _nodes_in(node.args[1:]), of=None)
     if not _is_on_lists(node):
         return False
-    targets = node.args[0]
+    targets: Any = node.args[0]
     if any(target.meta["val"].is_complex() for target in targets):
         return True
     return any(_is_read_from(targets, _nodes_in(_at(k, node.args[1:])), of=target) for k, target in enumerate(targets))
