@@ -31,12 +31,14 @@ def output_layouts_kept(graph: fx.Graph) -> Iterator[None]:
         if layout is not None and "val" in node.meta and differ(*layout, torch_compat.hints(node.meta["val"].stride())):
             with graph.inserting_before(end):
                 outputs[k] = copied(node, layout)
-    end.args = (type(end.args[0])(outputs),)
+    end.args = (outputs[0] if isinstance(end.args[0], fx.Node) else type(end.args[0])(outputs),)
 
 
 def outputs_of(graph: fx.Graph) -> Sequence[Any]:
-    (output,) = graph.find_nodes(op="output")
-    return output.args[0]
+    """What a graph returns; a subgraph may return one tensor alone."""
+    (end,) = graph.find_nodes(op="output")
+    returned: Any = end.args[0]
+    return (returned,) if isinstance(returned, fx.Node) else returned
 
 
 def layout_of(output: Any) -> Layout | None:
