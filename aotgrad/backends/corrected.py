@@ -11,11 +11,10 @@ For each there is a test that shows what torch does without it, and fails when t
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Union
 
 import torch
@@ -80,7 +79,7 @@ def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callabl
 def preceded(decomposition: Callable, check: Callable) -> Callable:
     """A decomposition whose arguments are checked first."""
 
-    @functools.wraps(decomposition)
+    @wraps(decomposition)
     def checked(*args: Any, **kwargs: Any) -> Any:
         if check(*args, **kwargs) is NotImplemented:
             return NotImplemented

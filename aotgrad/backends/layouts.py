@@ -1,8 +1,9 @@
 """Results that lie in memory as traced, whatever a backend's passes have put in their place.
 
-with output_layouts_kept(graph):
-    ...                     a pass computes `zeros(2, 3).cumsum(0)` at once, as one row that is expanded
-                            the row is copied twice
+    with output_layouts_kept(graph):
+        run_passes(graph)       # one computes `zeros(2, 3).cumsum(0)` at once, as one row that is expanded
+
+The expanded row is copied, so that the result has the strides of the trace.
 """
 
 from __future__ import annotations
