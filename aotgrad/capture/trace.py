@@ -139,7 +139,7 @@ class Trace:
         if not torch.is_grad_enabled():
             return run(region, *args, **settings)
         tensors = {k: (value, self.node_of(value)) for k, value in enumerate(args) if torch_compat.any_functional([value])}
-        last, begun = next(reversed(self.graph.nodes), None), len(self._kept)
+        last, begun = next(iter(reversed(self.graph.nodes)), None), len(self._kept)
         result = run(region, *args, **settings)
         made = itertools.takewhile(lambda node: node is not last, reversed(self.graph.nodes))
         draws = not settings.get("preserve_rng_state", True) and any(op_table.is_random(node.target) for node in made)

@@ -165,7 +165,7 @@ class Effects:
         """Note what is in all that `node` may write to, unless it is running; `held` is among it."""
         if self.running is not node:
             self.running, self.seen = node, {}
-            self.last = next(reversed(self.capture.trace.graph.nodes))
+            self.last = next(iter(reversed(self.capture.trace.graph.nodes)))
             kept, saved = kept_by(node), saved_by(node)
             self.private = storages(saved) - storages(kept)
             self.go_on_with(self.group_of(node))
@@ -215,7 +215,7 @@ class Effects:
         if not is_known:
             self.running, self.seen, self.private = region, {}, set()
             held = [*held, *self.capture.arguments, *self.capture.outputs]
-        self.last = next(reversed(self.capture.trace.graph.nodes))
+        self.last = next(iter(reversed(self.capture.trace.graph.nodes)))
         self.note_seen(held)
         try:
             yield
