@@ -236,8 +236,8 @@ def inductor_has_users_lowerings() -> bool:
     if lowering is None:  # nobody has told it anything
         return False
     plain = (inspect.unwrap(function) for function in lowering.lowerings.values())
-    modules = {getattr(function, "func", function).__module__ for function in plain}
-    return bool(getattr(lowering, "user_lowerings", ())) or not all(name.startswith("torch.") for name in modules)
+    modules = {getattr(function, "func", function).__module__.partition(".")[0] for function in plain}
+    return bool(getattr(lowering, "user_lowerings", ())) or not modules <= {"torch", "_operator"}
 
 
 def is_stable(value: Any) -> bool:
