@@ -1,6 +1,7 @@
 """A C++ compiler that takes half as long for Inductor's kernels, since the suite runs each only a few times.
 
-It optimizes less, and links empty libraries of the names of torch's, which are loaded before any kernel is.
+It optimizes less, and links empty libraries of the names of torch's, which are loaded before any kernel is. Linkers that
+leave out a library which has none of the symbols would leave these out, and not all torches make theirs known otherwise.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ for argument in "$@"; do
     *) arguments+=("$argument") ;;
     esac
 done
-exec {compiler} -L{folder} "${{arguments[@]}}"
+exec {compiler} -Wl,--no-as-needed -L{folder} "${{arguments[@]}}"
 """
 
 
