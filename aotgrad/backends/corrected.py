@@ -218,6 +218,10 @@ CORRECTIONS: Mapping[str, Correction] = {
         torch_compat.traced_storage_offsets,
         "Inductor calls the op with a buffer of its own, whose offset is another one than as_strided counts from",
     ),
+    "offsets of inputs": Amendment(
+        torch_compat.input_offsets_counted,
+        "as_strided of an input that is a slice counts from the slice (torch < 2.13)",
+    ),
     "reads between two writes": Amendment(
         torch_compat.reads_of_overwritten_values_checked,
         "a read of what one write left in a buffer is fused with the next write to it, though they are of other elements",

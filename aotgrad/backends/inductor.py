@@ -22,14 +22,14 @@ from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_in
 from aotgrad.backends.corrected import CORRECTIONS, amended, corrected_decompositions, rewrite
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.floats import floats_as_tensors
-from aotgrad.backends.layouts import differ, output_layouts_kept
+from aotgrad.backends.layouts import differ, keep_as_traced, output_layouts_kept, outputs_of
 from aotgrad.backends.pieces import compile_in_pieces, has_sparse_values
 from aotgrad.backends.seeds import own_seeds_of_backward
 from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.locks import COMPILING
 from aotgrad.options import Options
-from aotgrad.slots import GraphSignature, IntermediateBase, Saved, Tangent, UserOutput
+from aotgrad.slots import Gradient, GraphSignature, IntermediateBase, Saved, Tangent, UserOutput
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class InductorBackend:
         """
         static = [k for k, slot in enumerate(half.signature.inputs) if not isinstance(slot, Tangent)]
         settings = {"static_input_idxs": static, "is_backward": True}
-        return self._compile(Job(half, "backward", (), settings, {"layout_optimization": False}), shared)
+        return self._compile(Job(half, "backward", (Gradient,), settings, {"layout_optimization": False}), shared)
 
     def _compile(self, job: Job, shared: Shared) -> BoxedCallable:
         """What Inductor makes of a graph, or has made of it in an earlier process."""
@@ -132,11 +132,12 @@ class InductorBackend:
         module = job.half.module
         if has_sparse_values(module.graph):
             return compile_in_pieces(module, functools.partial(self._make_dense, job))
-        apart = torch_compat.apart_in_inductors_cache(repr((job.visible, *CORRECTIONS)))
+        apart = torch_compat.apart_in_inductors_cache(repr((job.strides, *CORRECTIONS)))
         settings = {**job.configuration, **apart}
         with self.context(module, **settings):
             (output,) = module.graph.find_nodes(op="output")
             output.meta["user_visible_output_idxs"] = job.visible
+            keep_as_traced(module.graph, job.visible)
             torch_compat.call_in_inductor({node.target for node in module.graph.nodes})
             with kernels_together(), amended():
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
@@ -186,9 +187,15 @@ class Job:
         return [k for k, slot in enumerate(self.half.signature.outputs) if isinstance(slot, self.seen)]
 
     @property
+    def strides(self) -> dict[int, str]:
+        """Those of the visible outputs. The graph does not tell them where Inductor lays out saved tensors otherwise."""
+        values = [getattr(output, "meta", {}).get("val") for output in outputs_of(self.half.module.graph)]
+        return {k: str(stride()) for k in self.visible if (stride := getattr(values[k], "stride", None)) is not None}
+
+    @property
     def text(self) -> str:
         """Everything but the graph."""
-        return repr((self.role, self.visible, sorted(self.settings.items()), sorted(self.configuration.items())))
+        return repr((self.role, self.strides, sorted(self.settings.items()), sorted(self.configuration.items())))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ The expanded row is copied, so that the result has the strides of the trace.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,10 +21,23 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Sizes and strides, as hints."""
 
 
+AS_TRACED = "aotgrad_layouts"
+"""Where an output node says how outputs lay in the trace, by position."""
+
+
+def keep_as_traced(graph: fx.Graph, positions: Iterable[int]) -> None:
+    """Have `output_layouts_kept` keep how these outputs lie now, whatever becomes of the inputs."""
+    (end,) = graph.find_nodes(op="output")
+    outputs = outputs_of(graph)
+    end.meta[AS_TRACED] = {k: layout_of(outputs[k]) for k in positions}
+
+
 @contextlib.contextmanager
 def output_layouts_kept(graph: fx.Graph) -> Iterator[None]:
     """After passes that run inside, dense outputs are copied that lie otherwise."""
-    layouts = [layout_of(output) for output in outputs_of(graph)]
+    (end,) = graph.find_nodes(op="output")
+    traced = end.meta.get(AS_TRACED, {})
+    layouts = [traced.get(k) or layout_of(output) for k, output in enumerate(outputs_of(graph))]
     yield
     outputs = list(outputs_of(graph))
     (end,) = graph.find_nodes(op="output")
@@ -32,6 +45,7 @@ def output_layouts_kept(graph: fx.Graph) -> Iterator[None]:
         if layout is not None and "val" in node.meta and differ(*layout, torch_compat.hints(node.meta["val"].stride())):
             with graph.inserting_before(end):
                 outputs[k] = copied(node, layout)
+                torch_compat.tell_output_stride(end, k, outputs[k].meta["val"].stride())
     end.args = (outputs[0] if isinstance(end.args[0], fx.Node) else type(end.args[0])(outputs),)
 
 

@@ -102,6 +102,42 @@ def traced_storage_offsets() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def input_offsets_counted() -> Iterator[None]:
+    """Inside, `as_strided` of an input counts from where its storage begins, as in eager; without an offset, from the tensor.
+
+    Inductor of torch < 2.13 counts from the first element of the input.
+    """
+    from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import V
+
+    if "storage_offset_relative_to_input_storage" in inspect.signature(lowering.as_strided).parameters:
+        yield
+        return
+
+    def relative(x: Any, size: Any, stride: Any, offset: Any = None, *, plain: Callable) -> Any:
+        layout = x.maybe_get_layout()
+        box = x.data.unwrap_view() if isinstance(x.data, ir.BaseView) else x.data
+        if offset is None:
+            offset = 0 if layout is None else layout.offset
+        elif isinstance(getattr(box, "data", None), ir.InputBuffer):
+            offset = offset - _traced_offset(V.graph, box.get_name())
+        return plain(x, size, stride, offset)
+
+    aten = torch.ops.aten
+    ops = (aten.as_strided.default, aten.as_strided_.default, aten.as_strided_copy.default)
+    changed = {op: functools.partial(relative, plain=lowering.lowerings[op]) for op in ops}
+    with mock.patch.dict(lowering.lowerings, changed):
+        yield
+
+
+def _traced_offset(graph: Any, name: str) -> Any:
+    """Where an input of Inductor's graph lay in its storage in the trace."""
+    values = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder") if node.name == name]
+    offset = values[0].storage_offset() if values else 0
+    return offset.node.expr if isinstance(offset, torch.SymInt) else offset
+
+
 def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
     """What Inductor runs on a joint graph before it is partitioned."""
     from torch._inductor.compile_fx import _recursive_joint_graph_passes
@@ -122,6 +158,13 @@ def around_post_grad_passes(around: Callable[[fx.Graph], AbstractContextManager]
 
     with mock.patch.object(compile_fx, "_recursive_post_grad_passes", inside):
         yield
+
+
+def tell_output_stride(end: fx.Node, position: int, stride: Sequence[Any]) -> None:
+    """Tell Inductor the strides of an output that has taken the place of the one whose strides it has noted."""
+    noted = end.meta.get("original_output_strides")
+    if noted is not None:
+        noted[position] = tuple(stride)
 
 
 def inductor_compile(module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Callable:

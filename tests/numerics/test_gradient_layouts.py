@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import aotgrad
 
-from .against_eager import EXACT, compiled
+from .against_eager import ALL, compiled
 
 COMPLEX = torch.complex64
 
@@ -130,10 +130,10 @@ def assert_same(actual, expected) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", EXACT)
+@pytest.mark.parametrize("backend", ALL)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_eager(name: str, backend: str) -> None:
-    if backend == "dynamo" and name.startswith("sparse_input"):
+    if backend in ("dynamo", "inductor") and name.startswith("sparse_input"):
         pytest.skip("Dynamo takes no sparse tensors in one graph")
     function, make_inputs, tangent = CASES[name]
     expected = gradients(function, make_inputs, tangent)

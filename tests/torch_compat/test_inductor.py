@@ -7,6 +7,7 @@ import sys
 import types
 
 import torch
+import torch.fx as fx
 from torch._dynamo.utils import counters as inductor_counters
 from torch._inductor import config
 from torch._inductor.utils import fresh_cache
@@ -182,3 +183,51 @@ def test_inductor_knows_offsets_in_memory_from_the_trace():
     with compat.traced_storage_offsets(), V.set_graph_handler(graph):
         assert lowerings[op](None) == 6
     assert lowerings.get(op) is before
+
+
+@inductor
+def test_inductor_hears_of_the_strides_of_an_output_that_it_did_not_note(fake_mode):
+    """A transposed copy takes the place of what an op returned, before code is made."""
+
+    @contextlib.contextmanager
+    def transposed(graph):
+        yield
+        (end,) = graph.find_nodes(op="output")
+        (node,) = end.args[0]
+        with graph.inserting_before(end):
+            copy = graph.call_function(aten.permute.default, (graph.call_function(aten.clone.default, (node,)), [1, 0]))
+        copy.args[0].meta["val"], copy.meta["val"] = node.meta["val"], node.meta["val"].t()
+        end.args = ([copy],)
+        compat.tell_output_stride(end, 0, (1, 3))
+
+    module, fake = graph_of_sin_cos(fake_mode, torch.ones(3, 3))
+    (end,) = module.graph.find_nodes(op="output")
+    compat.tell_output_stride(end, 0, (1, 3))  # nothing is noted yet
+    end.meta["user_visible_output_idxs"] = [0]
+    settings = compat.inductor_graph_settings(cudagraphs=False)
+    with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.around_post_grad_passes(transposed):
+        compiled = compat.inductor_compile(module, [fake], static_input_idxs=[], is_inference=True, **settings)
+    assert compiled([torch.ones(3, 3)])[0].stride() == (1, 3)
+
+
+@inductor
+def test_as_strided_of_an_input_counts_from_its_storage(fake_mode):
+    """Of a slice with and without an offset, and of a slice of it."""
+    fake = fake_mode.from_tensor(torch.arange(8.0)[2:], static_shapes=True)
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    row = graph.call_function(aten.slice.Tensor, (x, 0, 1, 5))
+    starts = [(x, (), 2), (x, (0,), 0), (x, (3,), 3), (row, (), 3), (row, (1,), 1)]
+    views = [graph.call_function(aten.as_strided.default, (of, (2,), (1,), *offset)) for of, offset, _ in starts]
+    results = [graph.call_function(aten.mul.Tensor, (view, 1.0)) for view in views]
+    graph.output(tuple(results))
+    for node in graph.nodes:
+        if node.op != "output":
+            args = fx.node.map_arg(node.args, lambda arg: arg.meta["val"])
+            node.meta["val"] = fake if node is x else node.target(*args)
+    settings = compat.inductor_graph_settings(cudagraphs=False)
+    with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.input_offsets_counted():
+        module = fx.GraphModule({}, graph)
+        compiled = compat.inductor_compile(module, [fake], static_input_idxs=[], is_inference=True, **settings)
+    found = compiled([torch.arange(8.0)[2:]])
+    assert [result.tolist() for result in found] == [[start, start + 1] for _, _, start in starts]

@@ -71,8 +71,8 @@ VIEWS_TO_TRY = {
 inductor = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 
 
-def graph_of_sin_cos(fake_mode) -> tuple[fx.GraphModule, torch.Tensor]:
-    fake = fake_mode.from_tensor(torch.ones(4), static_shapes=True)
+def graph_of_sin_cos(fake_mode, like: torch.Tensor | None = None) -> tuple[fx.GraphModule, torch.Tensor]:
+    fake = fake_mode.from_tensor(torch.ones(4) if like is None else like, static_shapes=True)
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = fake
