@@ -36,7 +36,7 @@ def keep_as_traced(graph: fx.Graph, positions: Iterable[int]) -> None:
 def output_layouts_kept(graph: fx.Graph) -> Iterator[None]:
     """After passes that run inside, dense outputs are copied that lie otherwise."""
     (end,) = graph.find_nodes(op="output")
-    traced = end.meta.get(AS_TRACED, {})
+    traced: dict[int, Layout | None] = end.meta.get(AS_TRACED, {})
     layouts = [traced.get(k) or layout_of(output) for k, output in enumerate(outputs_of(graph))]
     yield
     outputs = list(outputs_of(graph))

@@ -18,7 +18,7 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
-from aotgrad.capture.recorder import Recorder
+from aotgrad.capture.recorder import CHECKED_OPS, Recorder
 from aotgrad.torch_compat import FakeTensor, FakeTensorMode, FunctionalTensor, TrackedTensor
 
 MOST_REMEMBERED = 50_000
@@ -71,7 +71,7 @@ class DirectRecorder:
         try:
             return self._kinds[op]
         except KeyError:
-            kind = None if op in self.taken_apart else torch_compat.kind_of_op(op)
+            kind = None if op in self.taken_apart or op in CHECKED_OPS else torch_compat.kind_of_op(op)
             self._kinds[op] = kind
             return kind
 

@@ -34,6 +34,9 @@ STACK_FIELDS = {"nn_module_stack": "fwd_nn_module_stack", "source_fn_stack": "fw
 ModuleStack = dict[str, tuple[str, type]]
 """By path: the path and the class of each module that a node is inside of, the outermost first."""
 
+CHECKED_OPS = frozenset({torch.ops.aten.as_strided_scatter.default})
+"""What writes into a view of any sizes and strides, by which it could reach beyond the memory that a trace knows."""
+
 LIBRARY_FOLDERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 
 
@@ -58,6 +61,8 @@ class Recorder(PythonKeyTracer):
         self.is_indexing = False
 
     def create_node(self, kind, target, args, kwargs, name=None, type_expr=None) -> fx.Node:
+        if target in CHECKED_OPS:
+            torch_compat.check_bounds(args[0].meta["val"], *args[2:])
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
         if kind != "call_function":
             return node

@@ -410,6 +410,7 @@ from aotgrad.torch_compat.shapes import (
     NEED_STATIC_SIZES,
     AskingShapeEnv,
     answered_by,
+    check_bounds,
     deferred_checks,
     guard_count,
     guards_of_mode,

@@ -104,7 +104,7 @@ def traced_storage_offsets() -> Iterator[None]:
 
 @contextlib.contextmanager
 def input_offsets_counted() -> Iterator[None]:
-    """Inside, `as_strided` of an input counts from where its storage begins, as in eager; without an offset, from the tensor.
+    """Inside, `as_strided` of an input counts from where its storage begins, as in eager.
 
     Inductor of torch < 2.13 counts from the first element of the input.
     """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 import aotgrad
-from aotgrad.errors import UnsupportedMutationError
+from aotgrad.errors import CaptureError, UnsupportedMutationError
 from aotgrad.ir import MutationType
 from tests.executables import executable_of
 
@@ -67,12 +69,11 @@ def swap(x):
     ("function", "message"),
     [
         (swap, "input 0 was given another storage, by swap_tensors(); use x.copy_(...)"),
-        (lambda x: x.resize_(9), "input 0 was resized beyond its storage; allocate it large enough before the call"),
+        (lambda x: x.resize_(9), "resized beyond its storage"),  # by us, or by torch >= 2.15 in the trace
     ],
 )
 def test_a_replaced_storage_is_refused_and_the_input_stays(function, message):
     x = torch.ones(2)
-    with pytest.raises(UnsupportedMutationError) as raised:
+    with pytest.raises((UnsupportedMutationError, CaptureError), match=re.escape(message)):
         aotgrad.aot_function(function, aotgrad.nop)(x)
-    assert str(raised.value).startswith(message)
     assert torch.equal(x, torch.ones(2))

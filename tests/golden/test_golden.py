@@ -6,8 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from aotgrad.analysis.refusals import REFUSALS as REFUSED_CHANGES
 from aotgrad.capture.trace import EXPLANATIONS
@@ -30,12 +32,29 @@ RAISES_IN_BACKWARD = {
 SUMMED_IN_ANOTHER_ORDER = {"overlapping_inputs_with_gradients": "three terms meet in the memory that the inputs share"}
 
 
-@pytest.mark.parametrize(("folder", "case"), PAIRS, ids=[f"{folder}/{case.name}" for folder, case in PAIRS])
+NOT_OF_NEW_TORCHES = {
+    **dict.fromkeys(
+        ("capture/symbolic_sizes", "joint/symbolic_sizes", "partition/symbolic_sizes"),
+        "torch >= 2.15 asks for a size where it is first used",
+    ),
+    "errors/resized_beyond_its_storage": "torch >= 2.15 refuses it in the trace, and we say it with another class",
+    "errors/operation_on_a_sparse_tensor": "torch >= 2.15 traces the product",
+}
+
+
+def named(name: str, *values: Any) -> Any:
+    """A case of this name, whose text is that of torch 2.13."""
+    is_new = torch.__version__ >= "2.15" and name in NOT_OF_NEW_TORCHES
+    marks = [pytest.mark.xfail(reason=NOT_OF_NEW_TORCHES[name], strict=True)] if is_new else []
+    return pytest.param(*values, id=name.removeprefix("errors/"), marks=marks)
+
+
+@pytest.mark.parametrize(("folder", "case"), [named(f"{folder}/{case.name}", folder, case) for folder, case in PAIRS])
 def test_stage_text(golden, folder, case):
     golden(f"{folder}/{case.name}", case.text(folder))
 
 
-@pytest.mark.parametrize("name", ERROR_CASES)
+@pytest.mark.parametrize("name", [named(f"errors/{name}", name) for name in ERROR_CASES])
 def test_error_text(golden, name):
     golden(f"errors/{name}", error_text(ERROR_CASES[name]))
 

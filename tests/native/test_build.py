@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -180,7 +181,7 @@ def test_the_command_line(folder, content, monkeypatch, capsys):
         "info"
     )
     assert says("build") == f"built in {folder}\n"
-    assert "1 file, 0.2 MB" in says("info") and f"used with torch {torch.__version__}" in says("info")
+    assert re.search(r"1 file, 0\.\d MB", says("info")) and f"used with torch {torch.__version__}" in says("info")
     monkeypatch.setenv("AOTGRAD_NATIVE", "0")
     assert says("info").endswith("not used: AOTGRAD_NATIVE=0\n")
     assert says("clear") == f"removed 1 files from {folder}\n" and not list(folder.iterdir())

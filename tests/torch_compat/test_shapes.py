@@ -131,3 +131,12 @@ def test_whether_no_row_has_a_gradient_does_not_matter(fake_mode, padding):
         if padding:
             with pytest.raises(GuardOnDataDependentSymNode):
                 bool(torch.nonzero(rows).numel() == 0)
+
+
+def test_a_view_beyond_the_memory_of_a_tensor(fake_mode):
+    value = fake_mode.from_tensor(torch.ones(2, 3))
+    compat.check_bounds(value, (3,), (2,), 1)
+    compat.check_bounds(value, (0, 9), (1, 1), 100)
+    for beyond in [((3,), (2,), 2), ((7,), (1,))]:
+        with pytest.raises(RuntimeError, match="are out of bounds for storage of size 6"):
+            compat.check_bounds(value, *beyond)
