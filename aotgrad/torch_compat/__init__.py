@@ -320,10 +320,14 @@ from aotgrad.torch_compat.memory import (
     versions_of,
 )
 from aotgrad.torch_compat.ops import (
+    COALESCES,
     CONJUGATE,
     FOR_INFERENCE_ONLY,
+    KEEPS_ENTRIES,
+    MAKES_ENTRIES,
     NEGATE,
     ORDINARY_VIEWS,
+    READS_ENTRIES,
     READS_VALUES,
     OpKind,
     Read,
@@ -336,6 +340,7 @@ from aotgrad.torch_compat.ops import (
     has_registered_effect,
     higher_order_name,
     higher_order_named,
+    is_coalesced,
     is_effect_wrapper,
     is_foreach,
     kind_of_op,
@@ -372,6 +377,7 @@ from aotgrad.torch_compat.recording import (
     is_outside_of_kernels,
     proxy_mode,
     proxy_node,
+    say_coalesced,
     settle,
     subgraphs_are_traced,
 )
