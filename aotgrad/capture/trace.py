@@ -77,7 +77,7 @@ class Trace:
         self._values = values
         self._fake_mode = fake_mode
         direct = DirectRecorder(self.recorder, fake_mode, decompositions, self._track)
-        self._proxy_mode = torch_compat.proxy_mode(self.recorder, direct.below_functionalization)
+        self._proxy_mode = torch_compat.proxy_mode(self.recorder, functools.partial(self._record, direct))
         self._functional_mode = torch_compat.functional_mode(
             self.make_effect_token, values, self._proxy_mode, direct.of_functional
         )
@@ -87,6 +87,12 @@ class Trace:
         self.changing: set[Any] = set()
         self._traced_again = traced_again
         self._kept: list[KeptRegion] = []
+
+    def _record(self, direct: DirectRecorder, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The results of an op on fakes, or `NotImplemented`."""
+        if op in torch_compat.READS_ENTRIES and self._values.wants(op, args):
+            return self._values.result(op, args, kwargs)
+        return direct.below_functionalization(op, args, kwargs)
 
     @property
     def graph(self) -> fx.Graph:

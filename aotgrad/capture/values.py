@@ -61,20 +61,48 @@ class ValueReads:
             self._guard = ValueGuard(self.level, *prologue.finished(), tuple(self._conditions.values()), prologue.draws)
         return self._guard
 
+    @property
+    def has_conditions(self) -> bool:
+        """Whether something was answered so far."""
+        return bool(self._conditions)
+
     # -- what torch asks
 
-    def wants(self, op: Any, args: tuple) -> bool:
-        """Whether an op's result is a number, or has a size, that is answered by `result`."""
+    def wants(self, op: Any, args: Sequence[Any]) -> bool:
+        """Whether an op's result is a number, or has a size, that is answered by `result`.
+
+        Raises:
+            CaptureError: it cannot be, at this level, and torch would take it for another one.
+        """
         read = torch_compat.READS_VALUES.get(op)
         if read is None:
             return False
+        if op in torch_compat.READS_ENTRIES:
+            return read is Read.ANSWER or self._wants_parts(node_of(args[0], self._recorder))
         if torch_compat.check_of_running_node(op) is not None:
             return True
         self.asked = True
         forget_closed_over(args, self._recorder)
         return self._prologue is not None and self.level >= (Level.NUMBERS if read is Read.NUMBER else Level.CONDITIONS)
 
-    def result(self, op: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _wants_parts(self, node: fx.Node) -> bool:
+        """Whether the trace does not know how large the indices and values of a sparse tensor are."""
+        if has_known_entries(node):
+            return False
+        self._ask_for_entries()
+        return True
+
+    def _ask_for_entries(self) -> Prologue:
+        """What answers, if something does. Raises CaptureError if not: a fake sparse tensor has no entries."""
+        self.asked = True
+        if self._prologue is None:
+            raise CaptureError(
+                f"a sparse tensor is asked for its entries, of which the trace does not know how many there are, at "
+                f"{printed_line(user_stack_trace())}. Do this outside of the compiled function"
+            )
+        return self._prologue
+
+    def result(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What an op on traced tensors returns: a number of this call, or fakes that have the sizes of this call.
 
         What a backward checks is checked when it runs.
@@ -82,14 +110,34 @@ class ValueReads:
         if (message := torch_compat.check_of_running_node(op)) is not None:
             torch_compat.assert_close(message, *map_tensors(torch_compat.from_functional, args), **kwargs)
             return True
+        if op in torch_compat.READS_ENTRIES and torch_compat.READS_VALUES[op] is Read.ANSWER:
+            return self._told_of_entries(op, fake_of(args[0]))
         assert self._prologue is not None
         node, value = self._prologue.call(op, args, kwargs)
         if torch_compat.READS_VALUES[op] is not Read.SIZES:
             return self._require(self._prologue.named(node, "value"))
-        self._require(f"[tuple(each.size()) for each in {self._prologue.named(node, 'results')}]")
+        name = self._prologue.named(node, "results")
+        one = isinstance(value, torch.Tensor)
+        self._require(f"tuple({name}.size())" if one else f"[tuple(each.size()) for each in {name}]")
         return self._recorded(op, args, kwargs, value)
 
-    def _recorded(self, op: Any, args: tuple, kwargs: dict[str, Any], results: Any) -> Any:
+    def _told_of_entries(self, op: Any, fake: torch.Tensor) -> Any:
+        """What an op tells of the entries of a sparse tensor: asked of the first one that has them."""
+        node = node_of(fake, self._recorder)
+        while (source := torch_compat.KEEPS_ENTRIES.get(node.target)) is not None:
+            node = node_at(node, source)
+        if has_known_entries(node) or (op is torch_compat.is_coalesced and is_known_coalesced(node)):
+            with torch_compat.hidden_tracing_modes():
+                told = op(node.meta["val"])
+        else:
+            prologue = self._ask_for_entries()
+            copy, _ = prologue.call(op, (node,), {})
+            told = self._require(prologue.named(copy, "value"))
+        if op is torch_compat.is_coalesced:
+            torch_compat.say_coalesced(fake, told)
+        return told
+
+    def _recorded(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Any) -> Any:
         """Fakes of an op's results, which the trace computes."""
         recorder = self._recorder
         with torch_compat.hidden_tracing_modes():
@@ -98,7 +146,7 @@ class ValueReads:
             torch.Tensor, lambda each: fx.Proxy(node_of(each, recorder), recorder), (args, kwargs)
         )
         torch_compat.track_tensor_tree(
-            fakes, recorder.create_proxy("call_function", op, args, kwargs), constant=None, tracer=recorder
+            fakes, recorder.create_proxy("call_function", op, tuple(args), kwargs), constant=None, tracer=recorder
         )
         return fakes
 
@@ -185,12 +233,11 @@ class Prologue:
                 places = ((op, more, number) for op, *more, number in geometry(value))
                 yield from ((node, op, *more) for op, more, number in places if torch_compat.was_symbol(number, symbol))
 
-    def call(self, op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[fx.Node, Any]:
+    def call(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[fx.Node, Any]:
         """An op on traced tensors, as a node of this graph, and what it returns."""
-        args, kwargs = pytree.tree_map_only(
-            torch.Tensor, lambda each: self._copied(node_of(each, self._recorder)), (args, kwargs)
-        )
-        node = self._run(self.graph.call_function(op, args, kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda each: node_of(each, self._recorder), (args, kwargs))
+        args, kwargs = map_arg((args, kwargs), self._copied)
+        node = self._run(self.graph.call_function(op, tuple(args), kwargs))
         return node, self._values[node]
 
     def _copied(self, node: fx.Node) -> fx.Node:
@@ -258,18 +305,42 @@ class Prologue:
 map_tensors = functools.partial(pytree.tree_map_only, torch.Tensor)
 
 
+def has_known_entries(node: fx.Node) -> bool:
+    """Whether a trace knows how many entries a sparse tensor has."""
+    while node.target is torch.ops.aten.detach.default:
+        node = node_at(node, 0)
+    return node.target in torch_compat.MAKES_ENTRIES
+
+
+def node_at(node: fx.Node, position: int) -> fx.Node:
+    """An argument of a node that is one, too."""
+    argument = node.args[position]
+    assert isinstance(argument, fx.Node)
+    return argument
+
+
+def is_known_coalesced(node: fx.Node) -> bool:
+    """Whether a fake sparse tensor says whether it is coalesced: of an argument, it is guarded."""
+    return node.op == "placeholder" or node.target in torch_compat.COALESCES
+
+
+def fake_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The fake that holds the current value of a traced tensor."""
+    return torch_compat.from_functional(tensor) if torch_compat.is_functional(tensor) else tensor
+
+
 def node_of(tensor: torch.Tensor, recorder: Recorder) -> fx.Node:
     """The node of a traced tensor."""
-    node = torch_compat.proxy_node(torch_compat.from_functional(tensor), recorder)
+    node = torch_compat.proxy_node(fake_of(tensor), recorder)
     if node is None:
         raise CaptureError(UNSEEN)
     return node
 
 
-def forget_closed_over(args: tuple, recorder: Recorder) -> None:
+def forget_closed_over(args: Sequence[Any], recorder: Recorder) -> None:
     """Tensors that are computed from ones that the function closed over have no value: another call reads them again."""
     for tensor in pytree.tree_leaves(args):
-        inner = torch_compat.from_functional(tensor) if isinstance(tensor, torch.Tensor) else None
+        inner = fake_of(tensor) if isinstance(tensor, torch.Tensor) else None
         if inner is not None and torch_compat.is_constant(inner, recorder) and closes_over(node_of(tensor, recorder)):
             torch_compat.forget_constant(inner, recorder)
 

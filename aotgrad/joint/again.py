@@ -118,7 +118,7 @@ def is_plain(capture: Capture, meta: ViewAndMutationMeta) -> bool:
     """Whether nothing but autograd's own nodes stands between inputs and results, and nothing was asked about values."""
     if meta.new_leaves or capture.assigned or capture.hooks or capture.output_hooks or capture.hooked_nodes or capture.joins:
         return False
-    if capture.values is not None and capture.values.guard() is not None:
+    if capture.values is not None and capture.values.has_conditions:
         return False
     infos = [info for info in meta.inputs if info is not None]
     return not any(info.carries_gradient or info.mutation.metadata for info in infos)

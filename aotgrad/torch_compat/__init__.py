@@ -322,10 +322,14 @@ from aotgrad.torch_compat.memory import (
     versions_of,
 )
 from aotgrad.torch_compat.ops import (
+    COALESCES,
     CONJUGATE,
     FOR_INFERENCE_ONLY,
+    KEEPS_ENTRIES,
+    MAKES_ENTRIES,
     NEGATE,
     ORDINARY_VIEWS,
+    READS_ENTRIES,
     READS_VALUES,
     OpKind,
     Read,
@@ -338,6 +342,7 @@ from aotgrad.torch_compat.ops import (
     has_registered_effect,
     higher_order_name,
     higher_order_named,
+    is_coalesced,
     is_effect_wrapper,
     is_foreach,
     kind_of_op,
@@ -374,6 +379,7 @@ from aotgrad.torch_compat.recording import (
     is_outside_of_kernels,
     proxy_mode,
     proxy_node,
+    say_coalesced,
     settle,
     subgraphs_are_traced,
 )

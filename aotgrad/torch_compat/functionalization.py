@@ -159,7 +159,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             if mode._reads is not None and op in READS_VALUES:
                 # of what the function closed over, too: another call reads it again
                 args = pytree.tree_map_only(torch.Tensor, functools.partial(_traced, mode), args)
-                if mode._reads.wants(op, args):
+                if not is_view_op(op) and mode._reads.wants(op, args):  # of a view, the mode below is told
                     wrap = functools.partial(wrapped_result, mode)
                     return pytree.tree_map_only(FakeTensor, wrap, mode._reads.result(op, args, kwargs or {}))
         if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:

@@ -30,6 +30,40 @@ class Read(enum.Enum):
     SIZES = "the sizes of its results, for which torch has no shape function"
 
 
+_PARTS_OF_SPARSE = ("values", "_values", "indices", "_indices", "crow_indices", "col_indices", "ccol_indices", "row_indices")
+
+is_coalesced = torch.ops.aten.is_coalesced.default
+
+READS_ENTRIES = {
+    torch.ops.aten._nnz.default: Read.ANSWER,
+    is_coalesced: Read.ANSWER,
+    **{getattr(torch.ops.aten, name).default: Read.SIZES for name in _PARTS_OF_SPARSE},
+}
+"""Ops that tell how many entries a sparse tensor has, or whether one place has several. A fake one has none, if computed."""
+
+MAKES_ENTRIES = frozenset(
+    {
+        torch.ops.aten._sparse_coo_tensor_unsafe.default,
+        torch.ops.aten._sparse_coo_tensor_with_dims.default,
+        torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default,
+    }
+)
+"""Ops that make a sparse tensor of the indices that they are given: a fake one has as many entries."""
+
+COALESCES = frozenset(
+    {torch.ops.aten._coalesce.default, torch.ops.aten._to_sparse.default, torch.ops.aten._to_sparse.sparse_dim}
+)
+"""Ops that make a coalesced tensor, as a fake one says."""
+
+KEEPS_ENTRIES: dict[Any, int] = {
+    torch.ops.aten.detach.default: 0,
+    torch.ops.aten.clone.default: 0,
+    torch.ops.aten.neg.default: 0,
+    torch.ops.aten._to_copy.default: 0,
+    torch.ops.aten.sparse_mask.default: 1,
+}
+"""Ops whose result has the entries of one of their arguments, and which one that is."""
+
 READS_VALUES = {
     torch.ops.aten._local_scalar_dense.default: Read.NUMBER,
     torch.ops.aten.allclose.default: Read.ANSWER,
@@ -37,6 +71,7 @@ READS_VALUES = {
     torch.ops.aten.linalg_lstsq.default: Read.SIZES,
     torch.ops.aten._ctc_loss.default: Read.SIZES,
     torch.ops.aten._ctc_loss.Tensor: Read.SIZES,
+    **READS_ENTRIES,
 }
 """Ops whose result depends on values in a way that a graph does not record."""
 

@@ -181,6 +181,12 @@ def hidden_tracing_modes() -> Iterator[None]:
         yield
 
 
+def say_coalesced(fake: torch.Tensor, is_coalesced: bool) -> None:
+    """Let a fake sparse tensor say whether it is coalesced: many shape functions make one that says it is."""
+    with hidden_tracing_modes():
+        torch.ops.aten._coalesced_.default(fake, is_coalesced)
+
+
 def check_shapes(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> None:
     """Raise what the shape function of an op raises of (fake) arguments, without recording anything."""
     with hidden_tracing_modes():

@@ -157,6 +157,17 @@ def values_of_a_sparse_input():
 
 
 @error_case
+def entries_of_a_sparse_tensor():
+    """An exported graph depends on how many entries a sparse tensor has."""
+
+    class Count(nn.Module):
+        def forward(self, x):
+            return x * x.to_sparse()._nnz()
+
+    aotgrad.export_joint(Count(), (torch.eye(2),))
+
+
+@error_case
 def expanded_tensor_filled():
     """An expanded tensor is filled, which eager lets pass."""
     aotgrad.aot_function(lambda x: x.expand(2, 3).fill_(1), aotgrad.nop)(torch.ones(3))

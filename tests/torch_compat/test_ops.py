@@ -97,10 +97,60 @@ def test_decompositions_by_overload():
 
 
 def test_ops_that_read_values_have_the_tags():
-    tags = {op: op.tags for op in compat.READS_VALUES}
-    sizes = {op for op, read in compat.READS_VALUES.items() if read is compat.Read.SIZES}
+    tags = {op: op.tags for op in compat.READS_VALUES if op not in compat.READS_ENTRIES}
+    sizes = {op for op, read in compat.READS_VALUES.items() if read is compat.Read.SIZES} & tags.keys()
     assert all(torch.Tag.dynamic_output_shape in tags[op] for op in sizes)
     assert all(torch.Tag.data_dependent_output in tags[op] for op in tags.keys() - sizes)
+
+
+INDICES, VALUES = torch.tensor([[0, 0, 1], [1, 1, 2]]), torch.ones(3)
+
+
+def entries(sparse):
+    return sparse._nnz(), sparse.is_coalesced()
+
+
+def test_what_a_fake_knows_of_the_entries_that_it_is_made_of():
+    given = (INDICES, VALUES, (4, 4))
+    makes = {
+        aten._sparse_coo_tensor_unsafe.default: lambda indices, values, size: (indices, values, size),
+        aten._sparse_coo_tensor_with_dims.default: lambda indices, values, size: (2, 0, size),
+        aten._sparse_coo_tensor_with_dims_and_tensors.default: lambda indices, values, size: (2, 0, size, indices, values),
+    }
+    assert makes.keys() == compat.MAKES_ENTRIES
+    settings = {"dtype": torch.float32, "layout": torch.sparse_coo, "device": "cpu"}
+    for op, arguments in makes.items():
+        with compat.new_fake_mode() as mode:
+            fake = op(*arguments(mode.from_tensor(INDICES), mode.from_tensor(VALUES), (4, 4)), **settings)
+            told = entries(fake)
+            compat.say_coalesced(fake, True)
+            assert compat.is_coalesced(fake)
+        assert told == entries(op(*arguments(*given), **settings))
+
+
+def test_ops_that_keep_the_entries_of_an_argument():
+    sparse = torch.sparse_coo_tensor(INDICES, VALUES, (4, 4))
+    for op, place in compat.KEEPS_ENTRIES.items():
+        for source in (sparse, sparse.coalesce()):
+            arguments = [torch.ones(4, 4), source] if place else [source]
+            kept = op(*arguments)
+            assert entries(kept) == entries(source) and torch.equal(kept._indices(), source._indices())
+
+
+def test_ops_that_coalesce():
+    sparse, dense = torch.sparse_coo_tensor(INDICES, VALUES, (4, 4)), torch.ones(4, 4)
+    arguments = {aten._coalesce.default: (sparse,), aten._to_sparse.default: (dense,)}
+    arguments[aten._to_sparse.sparse_dim] = (dense, 1)
+    assert arguments.keys() == compat.COALESCES
+    assert all(op(*values).is_coalesced() for op, values in arguments.items())
+
+
+def test_ops_that_tell_of_entries():
+    assert all(op in compat.READS_VALUES for op in compat.READS_ENTRIES)
+    sparse = torch.sparse_coo_tensor(INDICES, VALUES, (4, 4)).coalesce()
+    told = {op: op(sparse) for op in compat.READS_ENTRIES if "row" not in str(op) and "col_" not in str(op)}
+    assert told[aten._nnz.default] == 2 and told[compat.is_coalesced] is True
+    assert torch.equal(told[aten.values.default], sparse.values())
 
 
 @pytest.mark.parametrize("op", [torch.ops.aten.add.Tensor, torch.ops.aten.relu.default, torch.ops.prims.sin.default])
