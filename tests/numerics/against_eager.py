@@ -414,3 +414,18 @@ def bits(value: Tensor) -> Tensor:
     if value.layout is not torch.strided:
         value = value.to_dense()
     return value.resolve_conj().resolve_neg().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def assert_alike(found: Any, expected: Any, halves: AnyBackend) -> None:
+    """Trees of tensors, numbers and other values are equal; but for rounding, if the halves are not eager's."""
+    actual, structure = pytree.tree_flatten(found)
+    wanted, wanted_structure = pytree.tree_flatten(expected)
+    assert structure == wanted_structure, f"{found}, eager has {expected}"
+    exact = halves is aotgrad.nop
+    for got, other in zip(actual, wanted, strict=True):
+        if isinstance(got, Tensor) and isinstance(other, Tensor):
+            torch.testing.assert_close(got, other, equal_nan=True, **({"rtol": 0.0, "atol": 0.0} if exact else {}))
+        elif isinstance(other, float) and not exact:
+            assert got == pytest.approx(other, rel=1.3e-6, abs=1e-5), f"{found}, eager has {expected}"
+        else:
+            assert got == other, f"{found}, eager has {expected}"

@@ -20,6 +20,8 @@ TORCH_WARNS = (
     "ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning",
     # Inductor leaves complex numbers to eager's kernels, and says so.
     "ignore:Torchinductor does not support code generation for complex operators:UserWarning",
+    # Inductor checks the arguments of some ops with what torch deprecates.
+    "ignore:`torch._prims_common.check` is deprecated:FutureWarning",
     # Dynamo itself instantiates a custom autograd function, which torch deprecates.
     "ignore:.*should not be instantiated:DeprecationWarning",
 )
