@@ -423,9 +423,9 @@ def assert_alike(found: Any, expected: Any, halves: AnyBackend) -> None:
     assert structure == wanted_structure, f"{found}, eager has {expected}"
     exact = halves is aotgrad.nop
     for got, other in zip(actual, wanted, strict=True):
-        if isinstance(got, Tensor) and isinstance(other, Tensor):
-            torch.testing.assert_close(got, other, equal_nan=True, **({"rtol": 0.0, "atol": 0.0} if exact else {}))
-        elif isinstance(other, float) and not exact:
-            assert got == pytest.approx(other, rel=1.3e-6, abs=1e-5), f"{found}, eager has {expected}"
+        if isinstance(other, Tensor | float) and not exact:
+            torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(other), equal_nan=True)
+        elif isinstance(other, Tensor):
+            torch.testing.assert_close(got, other, rtol=0, atol=0, equal_nan=True)
         else:
             assert got == other, f"{found}, eager has {expected}"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import aotgrad
 
-from .against_eager import assert_like_eager, compiled, leaf, non_leaf, plain
+from .against_eager import THROUGH_INDUCTOR, assert_alike, assert_like_eager, compiled, leaf, non_leaf, plain
 from .cases import Case, Cases
 
 CASES = Cases()
@@ -282,14 +282,16 @@ def test_each_pattern_of_overlap_is_right(backend: str, first: str, dynamic: boo
 
 
 @pytest.mark.parametrize("first", ["separate", "overlapping"])
-def test_each_pattern_of_overlap_is_right_under_inductor(first: str) -> None:
-    under_test = compiled(scale_first, "inductor")
+@pytest.mark.parametrize("backend", THROUGH_INDUCTOR)
+def test_each_pattern_of_overlap_is_right_under_inductor(backend: str, first: str) -> None:
+    under_test = compiled(scale_first, backend)
     for pattern in (first, "separate", "overlapping", "the same", "overlapping"):
         expectations = {"compilations": None, "values_close": "Inductor fuses and reorders floating point arithmetic"}
         assert_like_eager(scale_first, PATTERNS[pattern], under_test, **expectations)
 
 
-def test_buffers_of_a_module_that_come_to_overlap_under_dynamo() -> None:
+@pytest.mark.parametrize("backend", ["aotgrad_eager", "aotgrad"])
+def test_buffers_of_a_module_that_come_to_overlap_under_dynamo(backend: str) -> None:
     """Dynamo does not see that a buffer is now a part of another one; the values are right all the same."""
 
     class Running(torch.nn.Module):
@@ -304,7 +306,7 @@ def test_buffers_of_a_module_that_come_to_overlap_under_dynamo() -> None:
 
     torch._dynamo.reset()
     eager, module = Running(), Running()
-    under_test = torch.compile(module, backend="aotgrad_eager", options={"min_graph_ops": 0})
+    under_test = torch.compile(module, backend=backend, options={"min_graph_ops": 0})
     for overlapping in (False, True, False, True):
         for model in (eager, module):
             memory = torch.zeros(6)
@@ -341,7 +343,7 @@ def test_what_does_not_overlap_has_a_backward_of_its_own(halves, used: int) -> N
         function(x, y, z)[used].sum().backward()
         return sorted(seen), *(None if tensor.grad is None else tensor.grad.tolist() for tensor in (origin, z))
 
-    assert run(aotgrad.aot_function(function, halves)) == run(function)
+    assert_alike(run(aotgrad.aot_function(function, halves)), run(function), halves)
 
 
 def test_parameters_that_share_memory(halves) -> None:
@@ -447,7 +449,7 @@ def test_each_input_sees_its_own_gradient(halves, function, name) -> None:
         found = torch.autograd.grad(sum(o.sum() for o in outputs), [x, y, whole, origin], allow_unused=True)
         return [sorted(seen), *(None if gradient is None else gradient.tolist() for gradient in found)]
 
-    assert run(aotgrad.aot_function(function, halves)) == run(function)
+    assert_alike(run(aotgrad.aot_function(function, halves)), run(function), halves)
 
 
 def view_from_before(x):
@@ -513,8 +515,8 @@ def uses_a_written_view(x):
 
 
 @pytest.mark.parametrize("function", [uses_an_older_view, uses_a_written_view])
-@pytest.mark.parametrize("compiled", [False, True], ids=["aot_function", "torch.compile"])
-def test_a_result_of_an_older_view_passes_the_input_by(halves, function, compiled: bool) -> None:
+@pytest.mark.parametrize("backend", ["nop", "dynamo", *THROUGH_INDUCTOR])
+def test_a_result_of_an_older_view_passes_the_input_by(function, backend: str) -> None:
     def gradients(called) -> list:
         leaf = torch.ones(3, 3, requires_grad=True)
         whole = leaf.clone()
@@ -523,14 +525,9 @@ def test_a_result_of_an_older_view_passes_the_input_by(halves, function, compile
         found = torch.autograd.grad(result.sum(), [x, whole, leaf], allow_unused=True)
         return [None if gradient is None else gradient.tolist() for gradient in found]
 
-    options = {"min_graph_ops": 0}
-    if compiled:
-        called = torch.compile(function, backend="aotgrad_eager", options=options)
-    else:
-        called = aotgrad.aot_function(function, halves, options=options)
     expected = gradients(function)
     assert expected[0] is None
-    assert gradients(called) == expected
+    assert gradients(compiled(function, backend)) == expected
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "with another view"])
@@ -553,7 +550,7 @@ def test_views_are_older_or_newer_than_a_write(halves, function, beside: bool) -
         return [seen, *(None if tensor.grad is None else tensor.grad.tolist() for tensor in (leaf, *watched))]
 
     called = aotgrad.aot_function(lambda x, *_: function(x), halves, options={"min_graph_ops": 0})
-    assert gradients(called) == gradients(lambda x, *_: function(x))
+    assert_alike(gradients(called), gradients(lambda x, *_: function(x)), halves)
 
 
 def test_a_hook_on_a_written_view_is_guarded(halves) -> None:
@@ -599,7 +596,7 @@ def test_views_that_were_written_have_the_history_of_what_they_are_views_of(halv
         torch.autograd.backward([whole, x, y], [tangent, tangent, tangent.view(-1)])
         return [whole.grad.tolist(), leaf.grad.tolist(), whole._version]
 
-    assert gradients(aotgrad.aot_function(function, halves)) == gradients(function)
+    assert_alike(gradients(aotgrad.aot_function(function, halves)), gradients(function), halves)
 
 
 def before_and_after_a_hidden_write(x):
@@ -637,7 +634,7 @@ def test_a_view_has_another_history_after_a_write_that_autograd_does_not_see(hal
         found = [torch.autograd.grad(output.sum(), each, **asked)[0] for output in outputs for each in (x, origin)]
         return [None if gradient is None else gradient.tolist() for gradient in found] + seen
 
-    assert run(aotgrad.aot_function(function, halves, dynamic=dynamic)) == run(function)
+    assert_alike(run(aotgrad.aot_function(function, halves, dynamic=dynamic)), run(function), halves)
 
 
 def gradients_of_what_was_computed_beside_a_write(called) -> tuple[Tensor | None, ...]:
@@ -651,8 +648,7 @@ def gradients_of_what_was_computed_beside_a_write(called) -> tuple[Tensor | None
 def test_gradients_of_what_was_computed_beside_a_write(halves) -> None:
     """Eager makes the history of the other view anew, too: its gradient enters what both are views of, as that is now."""
     found = gradients_of_what_was_computed_beside_a_write(aotgrad.aot_function(writes_x, halves))
-    expected = gradients_of_what_was_computed_beside_a_write(writes_x)
-    assert [None if g is None else g.tolist() for g in found] == [None if g is None else g.tolist() for g in expected]
+    assert_alike(found, gradients_of_what_was_computed_beside_a_write(writes_x), halves)
 
 
 def writes_x(x, y):

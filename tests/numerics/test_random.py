@@ -134,11 +134,11 @@ def test_random_operations(case: Case, backend: str) -> None:
 
 
 @pytest.mark.parametrize("partitioner", ["min_cut", "save_all"])
-def test_dropout_is_saved_and_not_drawn_again(partitioner: str) -> None:
+def test_dropout_is_saved_and_not_drawn_again(halves, partitioner: str) -> None:
     """The same mask in the backward: the gradient is zero exactly where the output is."""
     partition = {"min_cut": aotgrad.min_cut_rematerialization_partition, "save_all": aotgrad.default_partition}
     function = aotgrad.aot_function(
-        lambda x: nn.functional.dropout(x.relu() + 1, 0.5), aotgrad.nop, partition_fn=partition[partitioner]
+        lambda x: nn.functional.dropout(x.relu() + 1, 0.5), halves, partition_fn=partition[partitioner]
     )
     x = torch.ones(1000, requires_grad=True)
     y = function(x)
@@ -270,7 +270,7 @@ class NoisyGradient(torch.autograd.Function):
 
 @pytest.mark.parametrize("retain", [False, True])
 @pytest.mark.parametrize("wanted", [(0, 1), (0,), (1,)], ids=str)
-def test_a_backward_that_draws(wanted: tuple[int, ...], retain: bool) -> None:
+def test_a_backward_that_draws(halves, wanted: tuple[int, ...], retain: bool) -> None:
     """It does so when eager's node runs: not for a gradient that does not go through it."""
 
     def function(x, w):
@@ -286,15 +286,15 @@ def test_a_backward_that_draws(wanted: tuple[int, ...], retain: bool) -> None:
             found.append(torch.get_rng_state())
         return found
 
-    under_test = aotgrad.aot_function(function, aotgrad.nop)
+    under_test = aotgrad.aot_function(function, halves)
     for _ in range(2):
         assert all(map(torch.equal, run(under_test), run(function)))
 
 
-def test_a_gradient_of_one_that_draws_is_refused() -> None:
+def test_a_gradient_of_one_that_draws_is_refused(halves) -> None:
     """It would draw other numbers, and again."""
     x = torch.ones(3, requires_grad=True)
-    y = aotgrad.aot_function(lambda x: NoisyGradient.apply(x).sin(), aotgrad.nop)(x)
+    y = aotgrad.aot_function(lambda x: NoisyGradient.apply(x).sin(), halves)(x)
     with pytest.raises(HigherOrderError, match="the backward of the compiled function draws random numbers"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
@@ -312,7 +312,7 @@ def test_a_generator_that_is_saved_and_left_as_it_was() -> None:
     assert_like_eager(function, lambda: (leaf(4, 8),), "eager")
 
 
-def test_the_same_numbers_drawn_twice() -> None:
+def test_the_same_numbers_drawn_twice(halves) -> None:
     """From a state that the function has set again, and that it leaves as eager does."""
 
     def function(x):
@@ -325,7 +325,7 @@ def test_the_same_numbers_drawn_twice() -> None:
         return *function(torch.ones(5)), torch.rand(2)
 
     for _ in range(2):
-        assert all(map(torch.equal, run(aotgrad.aot_function(function, aotgrad.nop)), run(function)))
+        assert all(map(torch.equal, run(aotgrad.aot_function(function, halves)), run(function)))
 
 
 def draws_and_goes_back(x):
@@ -367,16 +367,16 @@ SETTERS = (draws_and_goes_back, seeds_for_a_while, seeds_afterwards, seeds_by_ch
 
 
 @pytest.mark.parametrize("function", [*SETTERS, *READERS], ids=lambda function: function.__name__)
-def test_a_function_that_sets_the_generator_is_refused(function) -> None:
+def test_a_function_that_sets_the_generator_is_refused(halves, function) -> None:
     """And leaves it as it was."""
     before = torch.get_rng_state()
     with pytest.raises(CaptureError, match="the function seeds the random generator or sets its state"):
-        aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))
+        aotgrad.aot_function(function, halves)(torch.ones(3))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.random.default_generator is torch.default_generator
 
 
-def test_another_thread_may_seed_while_a_function_is_traced() -> None:
+def test_another_thread_may_seed_while_a_function_is_traced(halves) -> None:
     seed = torch.initial_seed()
 
     def function(x):
@@ -385,4 +385,4 @@ def test_another_thread_may_seed_while_a_function_is_traced() -> None:
         thread.join()
         return x + torch.rand_like(x)
 
-    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))
+    aotgrad.aot_function(function, halves)(torch.ones(3))
