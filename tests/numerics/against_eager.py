@@ -416,12 +416,15 @@ def bits(value: Tensor) -> Tensor:
     return value.resolve_conj().resolve_neg().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
-def assert_alike(found: Any, expected: Any, halves: AnyBackend) -> None:
-    """Trees of tensors, numbers and other values are equal; but for rounding, if the halves are not eager's."""
+def assert_alike(found: Any, expected: Any, compiler: AnyBackend, close: str = "") -> None:
+    """Trees of tensors, numbers and other values are equal; but for rounding, if `compiler` is Inductor or `close` says why.
+
+    `compiler` may be a key of `COMPILERS` or `DYNAMO_BACKENDS`.
+    """
     actual, structure = pytree.tree_flatten(found)
     wanted, wanted_structure = pytree.tree_flatten(expected)
     assert structure == wanted_structure, f"{found}, eager has {expected}"
-    exact = halves is aotgrad.nop
+    exact = (compiler is aotgrad.nop or compiler in EXACT) and not close
     for got, other in zip(actual, wanted, strict=True):
         if isinstance(other, Tensor | float) and not exact:
             torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(other), equal_nan=True)

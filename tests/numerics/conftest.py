@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import aotgrad
 from aotgrad.backends.inductor import InductorBackend
@@ -50,3 +52,10 @@ HALVES = {"eager halves": aotgrad.nop, "inductor halves": EveryGraph()}
 def halves(request: pytest.FixtureRequest) -> Any:
     """What compiles both halves: the first argument after the function of `aot_function` and `aot_module`."""
     return HALVES[request.param]
+
+
+@pytest.fixture
+def eagers_numbers() -> Iterator[None]:
+    """Inductor draws from the generator, as eager does; its own random numbers are others."""
+    with torch._inductor.config.patch(fallback_random=True):
+        yield

@@ -623,7 +623,9 @@ def squared_after_a_hidden_write(x):
 )
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("of", ["a leaf", "a tensor with a history", "no view"])
-def test_a_view_has_another_history_after_a_write_that_autograd_does_not_see(halves, function, of: str, dynamic: bool) -> None:
+def test_a_view_has_another_history_after_a_write_that_autograd_does_not_see(
+    halves, function, of: str, dynamic: bool
+) -> None:
     def run(called) -> list:
         origin, seen = torch.arange(6.0).view(2, 3).clone().requires_grad_(), []
         x = origin[:1] if of == "a leaf" else (origin * 1)[:1] if of == "a tensor with a history" else origin[:1] * 1
