@@ -416,7 +416,7 @@ def bits(value: Tensor) -> Tensor:
     return value.resolve_conj().resolve_neg().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
-def assert_alike(
+def assert_matches(
     found: Any, expected: Any, compiler: AnyBackend, close: str = "", inductor_rtol: float | None = None
 ) -> None:
     """Trees of tensors, numbers and other values are equal; but for rounding, if `compiler` is Inductor or `close` says why.
