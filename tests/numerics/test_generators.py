@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import aotgrad
 from aotgrad.errors import CaptureError
 
-from .against_eager import COMPILERS, assert_alike, compiled
+from .against_eager import COMPILERS, assert_matches, compiled
 
 CLOSED_OVER = torch.Generator()
 
@@ -68,7 +68,7 @@ def test_random_ops(op: Callable, backend: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*ran eagerly")
         for seed in (1, 2, 3):
-            assert_alike(outcome(under_test, seed), outcome(op, seed), backend)
+            assert_matches(outcome(under_test, seed), outcome(op, seed), backend)
     assert len(under_test.plans()) == 1
 
 
@@ -90,7 +90,7 @@ def test_what_is_drawn_again(halves, function: Callable, order: int, options: di
     under_test: Any = aotgrad.aot_function(function, halves, options=options)
     for seed in (1, 2):
         found, wanted = outcome(under_test, seed, order=order), outcome(function, seed, order=order)
-        assert_alike(found, wanted, halves, close="" if order == 1 else "eager sums in another order")
+        assert_matches(found, wanted, halves, close="" if order == 1 else "eager sums in another order")
     assert len(under_test.plans()) == 1
 
 
@@ -108,7 +108,7 @@ def test_a_budget_draws_again(halves) -> None:
         return [y, *torch.autograd.grad(y.sum(), x), state, generator.get_state()]
 
     under_test: Any = aotgrad.aot_function(function, halves, options={"memory_budget": 0.0})
-    assert_alike(run(under_test), run(function), halves)
+    assert_matches(run(under_test), run(function), halves)
     assert "aotgrad_random.bernoulli" in under_test.plans()[0].executable.partition.backward.module.code
 
 
@@ -122,7 +122,7 @@ def test_symbolic_sizes(halves) -> None:
         for each in (under_test, function):
             generator = torch.Generator().manual_seed(size)
             results.append([each(torch.ones(size), generator), generator.get_state()])
-        assert_alike(*results, halves)
+        assert_matches(*results, halves)
     assert len(under_test.plans()) == 1
 
 
@@ -141,7 +141,7 @@ def test_generators_that_are_one(halves) -> None:
                 generator.manual_seed(seed)
             drawn = each(torch.ones(5), *pair)
             results.append([drawn, *(generator.get_state() for generator in (g, h, CLOSED_OVER))])
-        assert_alike(*results, halves)
+        assert_matches(*results, halves)
 
 
 @pytest.mark.usefixtures("eagers_numbers")
@@ -157,7 +157,7 @@ def test_no_generator_and_the_default_one(halves) -> None:
             torch.manual_seed(3)
             own.manual_seed(4)
             results.append([each(torch.ones(5), generator), torch.get_rng_state(), own.get_state()])
-        assert_alike(*results, halves)
+        assert_matches(*results, halves)
     assert len(under_test.plans()) == 3
 
 
@@ -181,7 +181,7 @@ def test_a_generator_of_a_module(halves) -> None:
         for each in (under_test, lambda x: Sampler.forward(model, x)):
             model.generator.manual_seed(step)
             results.append([each(torch.ones(5)), model.generator.get_state()])
-        assert_alike(*results, halves)
+        assert_matches(*results, halves)
     assert len(under_test.plans()) == 2
 
 
@@ -197,7 +197,7 @@ def test_an_input_that_is_filled(halves) -> None:
             x = torch.zeros(5)
             assert each(x) is x and x._version == 1
             results.append([x, CLOSED_OVER.get_state()])
-        assert_alike(*results, halves)
+        assert_matches(*results, halves)
 
 
 @pytest.mark.parametrize("backend", COMPILERS)
@@ -210,7 +210,7 @@ def test_several_generators(backend: str) -> None:
 
     under_test = compiled(function, backend)
     for seed in (1, 2):
-        assert_alike(outcome(under_test, seed), outcome(function, seed), backend)
+        assert_matches(outcome(under_test, seed), outcome(function, seed), backend)
 
 
 @pytest.mark.parametrize("how", ["argument", "closure"])

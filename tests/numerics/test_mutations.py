@@ -8,7 +8,7 @@ from torch import nn
 
 import aotgrad
 
-from .against_eager import assert_alike, leaf, non_leaf, plain
+from .against_eager import assert_matches, leaf, non_leaf, plain
 from .cases import Case, Cases
 
 CASES = Cases()
@@ -398,7 +398,7 @@ def test_gradient_with_respect_to_a_changed_input(halves, change) -> None:
         result = called(x)
         return list(torch.autograd.grad(result.sum(), [x, leaf]))
 
-    assert_alike(gradients(aotgrad.aot_function(function, halves)), gradients(function), halves)
+    assert_matches(gradients(aotgrad.aot_function(function, halves)), gradients(function), halves)
 
 
 VIEWS = {
@@ -434,7 +434,7 @@ def test_a_write_through_a_view_does_not_round(halves, view, of: str, dynamic: b
         return [viewed, sine, x, *torch.autograd.grad(sine.sum(), leaf)]
 
     found = results(aotgrad.aot_function(function, halves, dynamic=dynamic))
-    assert_alike(found, results(function), halves)
+    assert_matches(found, results(function), halves)
 
 
 FIRST = torch.tensor([0])

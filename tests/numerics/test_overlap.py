@@ -8,7 +8,7 @@ from torch import Tensor
 
 import aotgrad
 
-from .against_eager import THROUGH_INDUCTOR, assert_alike, assert_like_eager, compiled, leaf, non_leaf, plain
+from .against_eager import THROUGH_INDUCTOR, assert_like_eager, assert_matches, compiled, leaf, non_leaf, plain
 from .cases import Case, Cases
 
 CASES = Cases()
@@ -343,7 +343,7 @@ def test_what_does_not_overlap_has_a_backward_of_its_own(halves, used: int) -> N
         function(x, y, z)[used].sum().backward()
         return sorted(seen), *(None if tensor.grad is None else tensor.grad.tolist() for tensor in (origin, z))
 
-    assert_alike(run(aotgrad.aot_function(function, halves)), run(function), halves)
+    assert_matches(run(aotgrad.aot_function(function, halves)), run(function), halves)
 
 
 def test_parameters_that_share_memory(halves) -> None:
@@ -449,7 +449,7 @@ def test_each_input_sees_its_own_gradient(halves, function, name) -> None:
         found = torch.autograd.grad(sum(o.sum() for o in outputs), [x, y, whole, origin], allow_unused=True)
         return [sorted(seen), *(None if gradient is None else gradient.tolist() for gradient in found)]
 
-    assert_alike(run(aotgrad.aot_function(function, halves)), run(function), halves)
+    assert_matches(run(aotgrad.aot_function(function, halves)), run(function), halves)
 
 
 def view_from_before(x):
@@ -550,7 +550,7 @@ def test_views_are_older_or_newer_than_a_write(halves, function, beside: bool) -
         return [seen, *(None if tensor.grad is None else tensor.grad.tolist() for tensor in (leaf, *watched))]
 
     called = aotgrad.aot_function(lambda x, *_: function(x), halves, options={"min_graph_ops": 0})
-    assert_alike(gradients(called), gradients(lambda x, *_: function(x)), halves)
+    assert_matches(gradients(called), gradients(lambda x, *_: function(x)), halves)
 
 
 def test_a_hook_on_a_written_view_is_guarded(halves) -> None:
@@ -596,7 +596,7 @@ def test_views_that_were_written_have_the_history_of_what_they_are_views_of(halv
         torch.autograd.backward([whole, x, y], [tangent, tangent, tangent.view(-1)])
         return [whole.grad.tolist(), leaf.grad.tolist(), whole._version]
 
-    assert_alike(gradients(aotgrad.aot_function(function, halves)), gradients(function), halves)
+    assert_matches(gradients(aotgrad.aot_function(function, halves)), gradients(function), halves)
 
 
 def before_and_after_a_hidden_write(x):
@@ -636,7 +636,7 @@ def test_a_view_has_another_history_after_a_write_that_autograd_does_not_see(
         found = [torch.autograd.grad(output.sum(), each, **asked)[0] for output in outputs for each in (x, origin)]
         return [None if gradient is None else gradient.tolist() for gradient in found] + seen
 
-    assert_alike(run(aotgrad.aot_function(function, halves, dynamic=dynamic)), run(function), halves)
+    assert_matches(run(aotgrad.aot_function(function, halves, dynamic=dynamic)), run(function), halves)
 
 
 def gradients_of_what_was_computed_beside_a_write(called) -> tuple[Tensor | None, ...]:
@@ -650,7 +650,7 @@ def gradients_of_what_was_computed_beside_a_write(called) -> tuple[Tensor | None
 def test_gradients_of_what_was_computed_beside_a_write(halves) -> None:
     """Eager makes the history of the other view anew, too: its gradient enters what both are views of, as that is now."""
     found = gradients_of_what_was_computed_beside_a_write(aotgrad.aot_function(writes_x, halves))
-    assert_alike(found, gradients_of_what_was_computed_beside_a_write(writes_x), halves)
+    assert_matches(found, gradients_of_what_was_computed_beside_a_write(writes_x), halves)
 
 
 def writes_x(x, y):

@@ -10,7 +10,7 @@ import torch
 
 import aotgrad
 
-from .against_eager import assert_alike
+from .against_eager import assert_matches
 
 Tensors = Sequence[torch.Tensor]
 
@@ -115,7 +115,7 @@ def test_what_an_overwritten_value_is_not_needed_for_is_computed(halves, functio
     count = function.__code__.co_argcount
     wanted = list(all_gradients(function, count))
     assert any(isinstance(each, str) for each in wanted), "eager raises somewhere"
-    assert_alike(list(all_gradients(aotgrad.aot_function(function, halves, options=options), count)), wanted, halves)
+    assert_matches(list(all_gradients(aotgrad.aot_function(function, halves, options=options), count)), wanted, halves)
 
 
 def second_gradients(function: Callable[..., Any]) -> list[Any]:
@@ -135,5 +135,5 @@ def test_gradients_of_gradients_beside_an_overwritten_value(halves, options):
         return x * 2, hidden + weight**3
 
     found = second_gradients(aotgrad.aot_function(function, halves, options=options))
-    assert_alike(found, second_gradients(function), halves)
+    assert_matches(found, second_gradients(function), halves)
     assert isinstance(found[2], str), "x is behind the value that is gone"

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 import aotgrad
 
-from .against_eager import assert_alike
+from .against_eager import assert_matches
 
 DOUBLE = torch.float64
 Compile = Callable[[Callable], Callable]
@@ -415,7 +415,7 @@ def facts(value: Any) -> tuple[Any, ...]:
 def assert_eagers(case: Callable[[Compile], Any], compile: Compile, halves: Any, **tolerance: Any) -> Counter[str]:
     expected, _ = counted(case, lambda function: function)
     found, counts = counted(case, compile)
-    assert_alike(found, expected, halves, **tolerance)
+    assert_matches(found, expected, halves, **tolerance)
     assert [facts(each) for each in found] == [facts(each) for each in expected]
     return counts
 
