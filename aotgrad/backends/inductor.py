@@ -24,7 +24,7 @@ from aotgrad.backends.corrected import CORRECTIONS, amended, corrected_decomposi
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.floats import floats_as_tensors
 from aotgrad.backends.layouts import differ, output_layouts_kept
-from aotgrad.backends.pieces import compile_in_pieces, has_sparse_values
+from aotgrad.backends.pieces import compile_in_pieces, must_be_cut
 from aotgrad.backends.seeds import own_seeds_of_backward
 from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
@@ -132,7 +132,7 @@ class InductorBackend:
 
     def _make(self, job: Job, shared: Shared) -> Callable:
         module = job.half.module
-        if has_sparse_values(module.graph):
+        if must_be_cut(module.graph):
             return compile_in_pieces(module, functools.partial(self._make_dense, job))
         apart = torch_compat.apart_in_inductors_cache(repr((job.visible, *CORRECTIONS)))
         settings = {**job.configuration, **apart}
@@ -150,7 +150,9 @@ class InductorBackend:
         signature = GraphSignature((), tuple(map(UserOutput, range(len(output.args[0])))))
         with torch_compat.reported_output_strides():
             behind = inputs_behind(piece)
-            return given(self._make(Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings), Shared(False)), behind)
+            return given(
+                self._make(Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings), Shared(False)), behind
+            )
 
     def cache_key(self) -> str | None:
         with self.configured():
@@ -207,7 +209,7 @@ class InductorBackward:
 
 def inputs_behind(module: fx.GraphModule) -> list[torch.Tensor]:
     """What a compiled graph is given after its arguments; one that is compiled in pieces gives it to them."""
-    return [] if has_sparse_values(module.graph) else list(closed_over(module).values())
+    return [] if must_be_cut(module.graph) else list(closed_over(module).values())
 
 
 def kernels_together() -> contextlib.AbstractContextManager[None]:

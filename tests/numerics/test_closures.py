@@ -80,6 +80,7 @@ READING = {
     "a place": lambda x, w: x.detach().narrow(0, w[0].abs().long() % 2, 1) * 2,
     "a condition": lambda x, w: torch.where(w > 1.5, x, -x),
     "an op that needs a tensor": lambda x, w: x.index_select(0, w.long() % 2) * 2,
+    "beside a sparse tensor": lambda x, w: (x.diag().to_sparse() @ (w * 2)[:, None]).sin() * w,
     "nothing else": lambda x, w: (w * 2, x.sin()),
 }
 
