@@ -33,6 +33,9 @@ from aotgrad.slots import (
 )
 from aotgrad.value_guards import ValueGuard
 
+FOLDED = "_folded_"
+"""Begins the names of attributes that hold what passes have computed; others may be tensors of the user's."""
+
 
 @dataclass(frozen=True)
 class Geometry:

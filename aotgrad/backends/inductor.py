@@ -19,11 +19,12 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_inputs
+from aotgrad.backends.closed_over import closed_over, closed_over_as_inputs, given
 from aotgrad.backends.corrected import CORRECTIONS, amended, corrected_decompositions, rewrite
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.floats import floats_as_tensors
 from aotgrad.backends.layouts import differ, keep_as_traced, output_layouts_kept, outputs_of
-from aotgrad.backends.pieces import compile_in_pieces, has_sparse_values
+from aotgrad.backends.pieces import compile_in_pieces, must_be_cut
 from aotgrad.backends.seeds import own_seeds_of_backward
 from aotgrad.backends.wrapper_code import Wrapper
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
@@ -71,7 +72,7 @@ class InductorBackend:
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
         with COMPILING, self.context(joint.module):
             floats_as_tensors(joint.module.graph)
-            with output_layouts_kept(joint.module.graph):
+            with output_layouts_kept(joint.module.graph), closed_over_as_inputs(joint.module):
                 module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
             own_seeds_of_backward(module.graph)
@@ -106,7 +107,7 @@ class InductorBackend:
 
     def _compile(self, job: Job, shared: Shared) -> BoxedCallable:
         """What Inductor makes of a graph, or has made of it in an earlier process."""
-        artefact = None
+        artefact, behind = None, inputs_behind(job.half.module)
         with COMPILING:
             if self.artefacts is not None and not shared.cudagraphs:
                 artefact = self.artefacts(job.half, job.text)
@@ -115,6 +116,7 @@ class InductorBackend:
                 compiled = self._make(job, shared)
                 if artefact is not None and (content := written(compiled)) is not None:
                     artefact.write(content)
+        compiled = given(compiled, behind)
         return checked_arity(compiled, len(job.half.signature.outputs), self.name, job.role)
 
     def _load(self, artefact: Artefact, job: Job) -> Callable | None:
@@ -130,11 +132,11 @@ class InductorBackend:
 
     def _make(self, job: Job, shared: Shared) -> Callable:
         module = job.half.module
-        if has_sparse_values(module.graph):
+        if must_be_cut(module.graph):
             return compile_in_pieces(module, functools.partial(self._make_dense, job))
         apart = torch_compat.apart_in_inductors_cache(repr((job.strides, *CORRECTIONS)))
         settings = {**job.configuration, **apart}
-        with self.context(module, **settings):
+        with self.context(module, **settings), closed_over_as_inputs(module):
             (output,) = module.graph.find_nodes(op="output")
             output.meta["user_visible_output_idxs"] = job.visible
             keep_as_traced(module.graph, job.visible)
@@ -148,7 +150,10 @@ class InductorBackend:
         (output,) = piece.graph.find_nodes(op="output")
         signature = GraphSignature((), tuple(map(UserOutput, range(len(output.args[0])))))
         with torch_compat.reported_output_strides():
-            return self._make(Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings), Shared(False))
+            behind = inputs_behind(piece)
+            return given(
+                self._make(Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings), Shared(False)), behind
+            )
 
     def cache_key(self) -> str | None:
         with self.configured():
@@ -207,6 +212,11 @@ class InductorBackward:
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
         return self.backend.backward(half, self.shared)
+
+
+def inputs_behind(module: fx.GraphModule) -> list[torch.Tensor]:
+    """What a compiled graph is given after its arguments; one that is compiled in pieces gives it to them."""
+    return [] if must_be_cut(module.graph) else list(closed_over(module).values())
 
 
 def kernels_together() -> contextlib.AbstractContextManager[None]:

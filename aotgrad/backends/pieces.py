@@ -6,7 +6,8 @@ In: a graph, and what compiles a graph. Out: a callable that runs the pieces, ea
     pieces: [a] compiled; [s, t, b] as they are; [c] compiled
 
 Inductor takes a sparse tensor for a dense one with the strides that the trace made up for it. Nor does a trace know how many
-values a sparse tensor has: what is computed from its `values()` or `indices()` is not compiled either.
+values a sparse tensor has: what is computed from its `values()` or `indices()` is not compiled either. Nor are ops for which
+torch has no shape function, as `linalg.lstsq`: Inductor asks for the sizes of their results, which a guard of values holds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table
+from aotgrad import op_table, torch_compat
 from aotgrad.backends.eager import boxed_code
 from aotgrad.ir import BoxedCallable
 from aotgrad.lazy_module import LazyGraphModule
@@ -35,9 +36,15 @@ class Piece:
     last_reads: tuple[str, ...]
 
 
-def has_sparse_values(graph: fx.Graph) -> bool:
-    """Whether a value of a graph is a sparse tensor."""
-    return any(map(is_sparse, graph.nodes))
+def must_be_cut(graph: fx.Graph) -> bool:
+    """Whether a graph has something that is not compiled."""
+    return any(is_sparse(node) or is_sized_by_values(node) for node in graph.nodes)
+
+
+def is_sized_by_values(node: fx.Node) -> bool:
+    """Whether a node is an op without a shape function, or one of its results."""
+    op = node.args[0].target if op_table.is_getitem(node.target) else node.target
+    return torch_compat.READS_VALUES.get(op) is torch_compat.Read.SIZES
 
 
 def is_sparse(node: fx.Node) -> bool:
@@ -50,12 +57,13 @@ PARTS = ("values", "_values", "indices", "_indices", "crow_indices", "col_indice
 
 
 def apart_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that are not compiled: those of sparse values, and what their parts lead to."""
+    """The nodes that are not compiled: without a shape function, of sparse values, and what parts of these lead to."""
     from_parts: set[fx.Node] = set()
     for node in graph.nodes:
         is_part = op_table.short_name(node.target) in PARTS
         if node.op != "output" and (is_part or any(each in from_parts for each in node.all_input_nodes)):
             from_parts.add(node)
+    from_parts.update(filter(is_sized_by_values, graph.nodes))
     return from_parts.union(node for node in graph.nodes if any(map(is_sparse, (node, *node.all_input_nodes))))
 
 

@@ -20,6 +20,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.ir import FOLDED
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
 from aotgrad.passes.memory import Memory
@@ -144,7 +145,7 @@ class Folding:
         return new
 
     def attribute(self, node: fx.Node, value: torch.Tensor, reader: fx.Node) -> fx.Node:
-        name = f"_folded_{len(self.pool)}"
+        name = f"{FOLDED}{len(self.pool)}"
         self.module.register_buffer(name, value)
         with node.graph.inserting_before(reader):
             new = node.graph.get_attr(name)

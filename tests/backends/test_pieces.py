@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 
 import torch
@@ -9,7 +10,7 @@ import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotgrad.backends.eager import boxed_code
-from aotgrad.backends.pieces import apart_nodes, compile_in_pieces, has_sparse_values, stages_of
+from aotgrad.backends.pieces import apart_nodes, compile_in_pieces, must_be_cut, stages_of
 
 
 def traced(function, *args: torch.Tensor) -> fx.GraphModule:
@@ -28,13 +29,19 @@ def names(nodes) -> set[str]:
 def test_dense_nodes_are_in_even_stages() -> None:
     module = traced(between, torch.eye(3), torch.ones(3, 2))
     stages = {node.name: stage for node, stage in stages_of(module.graph).items()}
-    assert has_sparse_values(module.graph) and not has_sparse_values(traced(torch.sin, torch.ones(2)).graph)
+    assert must_be_cut(module.graph) and not must_be_cut(traced(torch.sin, torch.ones(2)).graph)
     assert stages["mul"] == stages["sin"] == 0 and stages["_to_sparse"] == stages["mul_1"] == 1 and stages["exp"] == 2
 
 
 def test_what_parts_of_sparse_tensors_lead_to_is_not_compiled() -> None:
     module = traced(lambda x: torch.sparse.sum(x.to_sparse()).sin() + x.cos(), torch.eye(3))
     assert {"sin", "add"} <= names(apart_nodes(module.graph)) and "cos" not in names(apart_nodes(module.graph))
+
+
+def test_an_op_without_a_shape_function_is_not_compiled_and_what_reads_its_results_is() -> None:
+    module = make_fx(lambda x: torch.linalg.lstsq(x * 2, x).solution.sin())(torch.eye(3))
+    apart = {node.target for node in apart_nodes(module.graph)}
+    assert must_be_cut(module.graph) and apart == {torch.ops.aten.linalg_lstsq.default, operator.getitem}
 
 
 def test_effects_stay_between_what_is_around_them() -> None:

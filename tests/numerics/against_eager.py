@@ -414,3 +414,22 @@ def bits(value: Tensor) -> Tensor:
     if value.layout is not torch.strided:
         value = value.to_dense()
     return value.resolve_conj().resolve_neg().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def assert_matches(
+    found: Any, expected: Any, compiler: AnyBackend, close: str = "", inductor_rtol: float | None = None
+) -> None:
+    """Trees of tensors, numbers and other values are equal; but for rounding, if `compiler` is Inductor or `close` says why.
+
+    `compiler` may be a key of `COMPILERS` or `DYNAMO_BACKENDS`; `inductor_rtol` as for `assert_like_eager`.
+    """
+    actual, structure = pytree.tree_flatten(found)
+    wanted, wanted_structure = pytree.tree_flatten(expected)
+    assert structure == wanted_structure, f"{found}, eager has {expected}"
+    exact = compiler is aotgrad.nop or compiler in EXACT
+    rtol = None if close else 0.0 if exact else inductor_rtol
+    for got, other in zip(actual, wanted, strict=True):
+        if isinstance(other, Tensor | float) and not (isinstance(other, float) and rtol == 0):
+            torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(other), rtol=rtol, atol=rtol, equal_nan=True)
+        else:
+            assert got == other, f"{found}, eager has {expected}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import aotgrad
 from aotgrad.backends.inductor import InductorBackend
@@ -20,6 +22,8 @@ TORCH_WARNS = (
     "ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning",
     # Inductor leaves complex numbers to eager's kernels, and says so.
     "ignore:Torchinductor does not support code generation for complex operators:UserWarning",
+    # Inductor checks the arguments of some ops with what torch deprecates.
+    "ignore:`torch._prims_common.check` is deprecated:FutureWarning",
     # Dynamo itself instantiates a custom autograd function, which torch deprecates.
     "ignore:.*should not be instantiated:DeprecationWarning",
 )
@@ -48,3 +52,10 @@ HALVES = {"eager halves": aotgrad.nop, "inductor halves": EveryGraph()}
 def halves(request: pytest.FixtureRequest) -> Any:
     """What compiles both halves: the first argument after the function of `aot_function` and `aot_module`."""
     return HALVES[request.param]
+
+
+@pytest.fixture
+def eagers_numbers() -> Iterator[None]:
+    """Inductor draws from the generator, as eager does; its own random numbers are others."""
+    with torch._inductor.config.patch(fallback_random=True):
+        yield

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import aotgrad
-from tests.numerics.against_eager import ALL, AOT, COMPILERS, compiled
+from tests.numerics.against_eager import ALL, COMPILERS, DYNAMO_BACKENDS, THROUGH_INDUCTOR, compiled
 from tests.numerics.test_backward_effects import assert_alike
 
-every_backend = pytest.mark.parametrize("backend", [*ALL, "inductor"])
-without_dynamo = pytest.mark.parametrize("backend", AOT)
+every_backend = pytest.mark.parametrize("backend", ALL)
 
 
 def the_other(x, y):
@@ -133,7 +132,7 @@ def used_on(function: Callable, args: Sequence[Tensor]) -> Any:
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_memory_is_given(function: Callable, requires_grad: bool, backend: str) -> None:
-    if function in BROKEN_BY_DYNAMO and backend not in AOT:
+    if function in BROKEN_BY_DYNAMO and backend in DYNAMO_BACKENDS:
         pytest.skip("Dynamo breaks the graph here")
     assert_alike(function, used_on, lambda: [torch.randn(3).requires_grad_(requires_grad), torch.rand(3)], backend)
 
@@ -175,7 +174,7 @@ class Decays(nn.Module):
         return x * self.weight
 
 
-@pytest.mark.parametrize("backend", ["nop", "dynamo"])
+@pytest.mark.parametrize("backend", ["nop", "dynamo", *THROUGH_INDUCTOR])
 def test_a_parameter_is_given_data(backend: str) -> None:
     def trained(compile: Callable) -> list[Tensor]:
         module = Decays()
@@ -188,7 +187,7 @@ def test_a_parameter_is_given_data(backend: str) -> None:
         return [module.weight, module.weight.grad]
 
     def compile(module: nn.Module) -> Callable:
-        return aotgrad.aot_module(module, COMPILERS[backend]) if backend in AOT else compiled(module, backend)
+        return aotgrad.aot_module(module, COMPILERS[backend]) if backend in COMPILERS else compiled(module, backend)
 
     for mine, eager in zip(trained(compile), trained(lambda module: module), strict=True):
         torch.testing.assert_close(mine, eager)

@@ -8,7 +8,7 @@ import torch
 import aotgrad
 from aotgrad.errors import AOTGradError, UnsupportedAliasingError
 
-from .against_eager import assert_like_eager, compiled, leaf, plain
+from .against_eager import COMPILERS, assert_like_eager, assert_matches, closeness, compiled, leaf, plain
 from .cases import Case, Cases
 
 CASES = Cases()
@@ -71,14 +71,51 @@ def test_a_returned_tensor_is_the_same_object() -> None:
     assert under_test(plain(3))[1] is under_test(plain(3))[1] is WEIGHT
 
 
-@pytest.mark.parametrize("function", [lambda x, w: x * w, lambda x, w: x + w.t() * 2, lambda x, w: x[1:] + w[1:]])
-def test_its_value_is_that_of_the_call(function) -> None:
-    weight = torch.ones(3)
-    under_test = compiled(lambda x: function(x, weight), "nop")
+READING = {
+    "a product": lambda x, w: x * w,
+    "what the backward needs": lambda x, w: (x * w.exp()).sin(),
+    "a view": lambda x, w: x + w.t() * 2,
+    "a part": lambda x, w: x[1:] + w[1:] * 2,
+    "a number": lambda x, w: x * w[0].item(),
+    "a place": lambda x, w: x.detach().narrow(0, w[0].abs().long() % 2, 1) * 2,
+    "a condition": lambda x, w: torch.where(w > 1.5, x, -x),
+    "an op that needs a tensor": lambda x, w: x.index_select(0, w.long() % 2) * 2,
+    "beside a sparse tensor": lambda x, w: (x.diag().to_sparse() @ (w * 2)[:, None]).sin() * w,
+    "nothing else": lambda x, w: (w * 2, x.sin()),
+}
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+@pytest.mark.parametrize("size", [3, 30])
+@pytest.mark.parametrize("name", READING)
+def test_its_value_is_that_of_the_call(name: str, size: int, backend: str) -> None:
+    """Inductor takes attributes for constants: it writes the values of small ones into its kernels, and folds them."""
+    function, weight, close = READING[name], torch.ones(size), closeness(backend)
+    under_test = compiled(lambda x: function(x, weight), backend)
     for _ in range(3):
-        assert_like_eager(lambda x: function(x, weight), lambda: (leaf(3),), under_test, compilations=None)
-        weight.add_(1)
+        expected = {"compilations": None, "values_close": close}
+        assert_like_eager(lambda x: function(x, weight), lambda: (leaf(size),), under_test, **expected)
+        weight.add_(torch.arange(1.0, size + 1))
     assert len(under_test.plans()) == 1
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_its_value_is_that_of_the_call_at_second_order(backend: str) -> None:
+    weight, number = torch.ones(3), torch.tensor(2.0)
+
+    def function(x):
+        return (x * weight).sin() * number
+
+    def second(function) -> list[torch.Tensor]:
+        x = torch.arange(3.0, requires_grad=True)
+        (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        return [first, *torch.autograd.grad(first.square().sum(), x)]
+
+    under_test = compiled(function, backend)
+    for _ in range(3):
+        assert_matches(second(under_test), second(function), backend, close="summed in another order")
+        weight.add_(torch.arange(3.0))
+        number.add_(1)
 
 
 def changed_beside_it(weight):

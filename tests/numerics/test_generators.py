@@ -12,14 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import aotgrad
-from aotgrad.backends.inductor import inductor
-from aotgrad.calls import FunctionCalls, state_of
 from aotgrad.errors import CaptureError
-from aotgrad.options import Options
-from aotgrad.plan_cache import PlanCache
-from aotgrad.recipe import PARTITIONERS, Recipe
 
-from .against_eager import AOT, compiled
+from .against_eager import COMPILERS, assert_matches, compiled
 
 CLOSED_OVER = torch.Generator()
 
@@ -65,13 +60,7 @@ def outcome(function: Callable, seed: int, *others: torch.Generator, order: int 
     return [*found, *(each.get_state() for each in states)]
 
 
-def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
-    assert len(found) == len(wanted)
-    for actual, expected in zip(found, wanted, strict=True):
-        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("backend", AOT)
+@pytest.mark.parametrize("backend", COMPILERS)
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_random_ops(op: Callable, backend: str) -> None:
     """One plan serves every generator in the same place."""
@@ -79,7 +68,7 @@ def test_random_ops(op: Callable, backend: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*ran eagerly")
         for seed in (1, 2, 3):
-            assert_same(outcome(under_test, seed), outcome(op, seed))
+            assert_matches(outcome(under_test, seed), outcome(op, seed), backend)
     assert len(under_test.plans()) == 1
 
 
@@ -92,20 +81,20 @@ def sampled(x, g):
     return (torch.bernoulli(x.sigmoid(), generator=g) * x).sin() * torch.randn(5, generator=g)
 
 
+@pytest.mark.usefixtures("eagers_numbers")
 @pytest.mark.parametrize("options", [{}, {"memory_budget": 0.0}, {"partitioner": "save_all"}], ids=str)
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("function", [two_generators, sampled])
-def test_what_is_drawn_again(function: Callable, order: int, options: dict[str, Any]) -> None:
+def test_what_is_drawn_again(halves, function: Callable, order: int, options: dict[str, Any]) -> None:
     """With a budget, and in a gradient of a gradient, from the same state, which moves no generator."""
-    under_test: Any = compiled(function, "eager", options=options)
+    under_test: Any = aotgrad.aot_function(function, halves, options=options)
     for seed in (1, 2):
         found, wanted = outcome(under_test, seed, order=order), outcome(function, seed, order=order)
-        for actual, expected in zip(found, wanted, strict=True):
-            torch.testing.assert_close(actual, expected, rtol=0 if order == 1 else None, atol=0 if order == 1 else None)
+        assert_matches(found, wanted, halves, close="" if order == 1 else "eager sums in another order")
     assert len(under_test.plans()) == 1
 
 
-def test_a_budget_draws_again() -> None:
+def test_a_budget_draws_again(halves) -> None:
     """Where the numbers are larger than the state of a generator."""
 
     def function(x, g):
@@ -118,32 +107,32 @@ def test_a_budget_draws_again() -> None:
         state = generator.get_state()
         return [y, *torch.autograd.grad(y.sum(), x), state, generator.get_state()]
 
-    under_test: Any = compiled(function, "nop", options={"memory_budget": 0.0})
-    assert_same(run(under_test), run(function))
+    under_test: Any = aotgrad.aot_function(function, halves, options={"memory_budget": 0.0})
+    assert_matches(run(under_test), run(function), halves)
     assert "aotgrad_random.bernoulli" in under_test.plans()[0].executable.partition.backward.module.code
 
 
-def test_symbolic_sizes() -> None:
+def test_symbolic_sizes(halves) -> None:
     def function(x, g):
         return x * torch.rand(x.shape, generator=g) + torch.randn(x.shape[0] * 2, generator=g)[: x.shape[0]]
 
-    under_test = compiled(function, "nop", dynamic=True)
+    under_test = aotgrad.aot_function(function, halves, dynamic=True)
     for size in (3, 5, 40):
         results = []
         for each in (under_test, function):
             generator = torch.Generator().manual_seed(size)
             results.append([each(torch.ones(size), generator), generator.get_state()])
-        assert_same(*results)
+        assert_matches(*results, halves)
     assert len(under_test.plans()) == 1
 
 
-def test_generators_that_are_one() -> None:
+def test_generators_that_are_one(halves) -> None:
     """Twice the same argument, or the one that the function has closed over: each draw moves all of them."""
 
     def function(x, g, h):
         return torch.rand(5, generator=g) * torch.rand(5, generator=h) * torch.rand(5, generator=CLOSED_OVER) * x
 
-    under_test = compiled(function, "nop")
+    under_test = aotgrad.aot_function(function, halves)
     g, h = torch.Generator(), torch.Generator()
     for pair in ((g, h), (g, g), (CLOSED_OVER, h), (h, CLOSED_OVER), (CLOSED_OVER, CLOSED_OVER), (h, g)):
         results = []
@@ -152,14 +141,15 @@ def test_generators_that_are_one() -> None:
                 generator.manual_seed(seed)
             drawn = each(torch.ones(5), *pair)
             results.append([drawn, *(generator.get_state() for generator in (g, h, CLOSED_OVER))])
-        assert_same(*results)
+        assert_matches(*results, halves)
 
 
-def test_no_generator_and_the_default_one() -> None:
+@pytest.mark.usefixtures("eagers_numbers")
+def test_no_generator_and_the_default_one(halves) -> None:
     def function(x, g):
         return torch.rand(5, generator=g) * x
 
-    under_test: Any = compiled(function, "nop")
+    under_test: Any = aotgrad.aot_function(function, halves)
     own = torch.Generator()
     for generator in (None, torch.default_generator, own, None, torch.default_generator, own):
         results = []
@@ -167,7 +157,7 @@ def test_no_generator_and_the_default_one() -> None:
             torch.manual_seed(3)
             own.manual_seed(4)
             results.append([each(torch.ones(5), generator), torch.get_rng_state(), own.get_state()])
-        assert_same(*results)
+        assert_matches(*results, halves)
     assert len(under_test.plans()) == 3
 
 
@@ -180,10 +170,10 @@ class Sampler(nn.Module):
         return self.linear(x) * torch.rand(5, generator=self.generator)
 
 
-def test_a_generator_of_a_module() -> None:
+def test_a_generator_of_a_module(halves) -> None:
     """Another one in its place is another plan."""
     model = Sampler()
-    under_test: Any = aotgrad.aot_module(model, aotgrad.nop)
+    under_test: Any = aotgrad.aot_module(model, halves)
     for step in range(4):
         if step == 2:
             model.generator = torch.Generator()
@@ -191,15 +181,15 @@ def test_a_generator_of_a_module() -> None:
         for each in (under_test, lambda x: Sampler.forward(model, x)):
             model.generator.manual_seed(step)
             results.append([each(torch.ones(5)), model.generator.get_state()])
-        assert_same(*results)
+        assert_matches(*results, halves)
     assert len(under_test.plans()) == 2
 
 
-def test_an_input_that_is_filled() -> None:
+def test_an_input_that_is_filled(halves) -> None:
     def function(x):
         return x.random_(100, generator=CLOSED_OVER)
 
-    under_test = compiled(function, "nop")
+    under_test = aotgrad.aot_function(function, halves)
     for seed in (1, 2):
         results = []
         for each in (under_test, function):
@@ -207,21 +197,20 @@ def test_an_input_that_is_filled() -> None:
             x = torch.zeros(5)
             assert each(x) is x and x._version == 1
             results.append([x, CLOSED_OVER.get_state()])
-        assert_same(*results)
+        assert_matches(*results, halves)
 
 
-def test_inductor_leaves_them_to_eager() -> None:
-    """It has random numbers of its own for the default generator only."""
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_several_generators(backend: str) -> None:
+    """Inductor has random numbers of its own for the default generator only."""
 
     def function(x, g):
         y = (x * torch.randn(5, generator=g)).sin() + torch.bernoulli(x.sigmoid(), generator=g)
         return y + x.detach().clone().normal_(generator=g) * torch.rand(5, generator=CLOSED_OVER)
 
-    recipe = Recipe(inductor, PARTITIONERS["min_cut"], Options())
-    calls = FunctionCalls(PlanCache(recipe, "function"), function, state_of(function))
+    under_test = compiled(function, backend)
     for seed in (1, 2):
-        for actual, wanted in zip(outcome(calls, seed), outcome(function, seed), strict=True):
-            torch.testing.assert_close(actual, wanted)
+        assert_matches(outcome(under_test, seed), outcome(function, seed), backend)
 
 
 @pytest.mark.parametrize("how", ["argument", "closure"])
@@ -241,12 +230,12 @@ def test_behind_dynamo(backend: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev], ids=["grad", "jacrev"])
-def test_under_transforms(transform: Callable) -> None:
+def test_under_transforms(halves, transform: Callable) -> None:
     def function(x):
         return (x * torch.rand(5, generator=CLOSED_OVER)).sin().sum()
 
     results = []
-    for each in (compiled(function, "nop"), function):
+    for each in (aotgrad.aot_function(function, halves), function):
         CLOSED_OVER.manual_seed(1)
         results.append([transform(each)(torch.ones(5)), CLOSED_OVER.get_state()])
     torch.testing.assert_close(*results)
@@ -293,9 +282,9 @@ REFUSED += (draws_in_the_backward, draws_in_a_checkpoint)
 
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
-def test_what_is_refused(function: Callable) -> None:
+def test_what_is_refused(halves, function: Callable) -> None:
     """At every call; a generator that was given is where it was."""
-    under_test, generator = compiled(function, "nop"), torch.Generator()
+    under_test, generator = aotgrad.aot_function(function, halves), torch.Generator()
     before = generator.get_state()
     for _ in range(2):
         with pytest.raises(CaptureError, match="enerator"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import weakref
 
 import pytest
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import aotgrad
 from aotgrad.observe import recorded
 
-from .against_eager import DYNAMO_BACKENDS, compiled
+from .against_eager import ALL, COMPILERS, DYNAMO_BACKENDS, THROUGH_INDUCTOR, assert_matches, compiled
 
 EYE = torch.eye(3, dtype=torch.float64)
 MATRIX, IMAGE, VOLUME = (3, 4), (1, 2, 5, 5), (1, 1, 3, 3, 3)
@@ -160,7 +161,7 @@ def test_first_and_second_derivatives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_second_derivatives_are_those_of_eager(name: str) -> None:
+def test_second_derivatives_are_those_of_eager(halves, name: str) -> None:
     """`None` where eager has `None`, and equal otherwise: the values of the forward are used again, not made again."""
     function, *shapes = FUNCTIONS[name]
 
@@ -172,7 +173,7 @@ def test_second_derivatives_are_those_of_eager(name: str) -> None:
         return *first, *torch.autograd.grad(loss, inputs, allow_unused=True)
 
     expected = derivatives(function)
-    under_test = aotgrad.aot_function(function, aotgrad.nop)
+    under_test = aotgrad.aot_function(function, halves)
     for _ in range(2):
         for actual, wanted in zip(derivatives(under_test), expected, strict=True):
             assert (actual is None) == (wanted is None)
@@ -194,19 +195,19 @@ def derivatives_to_order(function, order: int) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("backend", ["nop", "eager", "dynamo", "inductor"])
+@pytest.mark.parametrize("backend", ALL)
 def test_any_order(backend: str) -> None:
     def function(x):
         return x.tanh() * x.cos()
 
-    order = 3 if backend == "inductor" else 4
+    order = 3 if backend in THROUGH_INDUCTOR else 4
     expected = derivatives_to_order(function, order)
     for actual, wanted in zip(derivatives_to_order(compiled(function, backend), order), expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True:UserWarning")
-def test_backward_with_create_graph() -> None:
+def test_backward_with_create_graph(halves) -> None:
     def run(function):
         x, w = doubles((3, 4), (4, 2))
         function(x, w).sum().backward(create_graph=True)
@@ -218,11 +219,11 @@ def test_backward_with_create_graph() -> None:
     def function(x, w):
         return (x @ w).sigmoid()
 
-    for actual, wanted in zip(run(aotgrad.aot_function(function, aotgrad.nop)), run(function), strict=True):
+    for actual, wanted in zip(run(aotgrad.aot_function(function, halves)), run(function), strict=True):
         torch.testing.assert_close(actual, wanted)
 
 
-def test_every_differentiable_input_and_the_tangent() -> None:
+def test_every_differentiable_input_and_the_tangent(halves) -> None:
     """The second derivative reaches parameters, data and what the first gradient was started with."""
 
     def run(function):
@@ -233,12 +234,12 @@ def test_every_differentiable_input_and_the_tangent() -> None:
     def function(x, w):
         return (x @ w).tanh()
 
-    for actual, wanted in zip(run(aotgrad.aot_function(function, aotgrad.nop)), run(function), strict=True):
+    for actual, wanted in zip(run(aotgrad.aot_function(function, halves)), run(function), strict=True):
         torch.testing.assert_close(actual, wanted)
 
 
-def test_nothing_is_compiled_for_orders_that_nobody_asks_for() -> None:
-    function = aotgrad.aot_function(lambda x: x.tanh(), aotgrad.nop)
+def test_nothing_is_compiled_for_orders_that_nobody_asks_for(halves) -> None:
+    function = aotgrad.aot_function(lambda x: x.tanh(), halves)
     (x,) = doubles((3,))
     before = aotgrad.counters["compilations"]
     for _ in range(2):
@@ -250,7 +251,7 @@ def test_nothing_is_compiled_for_orders_that_nobody_asks_for() -> None:
     assert aotgrad.counters["compilations"] == before + 2
 
 
-def test_the_first_derivative_runs_no_product_twice() -> None:
+def test_the_first_derivative_runs_no_product_twice(halves) -> None:
     """What the forward saved is an input of the second-order function: of the forward, nothing is left in it."""
 
     def mlp(x, a, b, c):
@@ -258,7 +259,7 @@ def test_the_first_derivative_runs_no_product_twice() -> None:
 
     x, *weights = doubles((8, 4), (4, 4), (4, 4), (4, 1))
     with recorded() as stages:
-        y = aotgrad.aot_function(mlp, aotgrad.nop)(x, *weights)
+        y = aotgrad.aot_function(mlp, halves)(x, *weights)
         torch.autograd.grad(y.sum(), x, create_graph=True)
     _, vjp = (stage.text.partition("def backward")[0] for stage in stages if stage.name == "partition")
     assert (vjp.count("aten.mm.default("), vjp.count("aten.tanh.default(")) == (3, 0)
@@ -293,7 +294,7 @@ def test_the_second_derivative_saves_no_masks() -> None:
     assert "aten.le.Scalar(" in forward and "aten.le.Scalar(" in backward
 
 
-def test_a_result_that_the_caller_overwrites_between_two_orders() -> None:
+def test_a_result_that_the_caller_overwrites_between_two_orders(halves) -> None:
     """It was saved by the first order and is an input of the second one, which eager's error protects, too."""
 
     def run(function):
@@ -309,10 +310,10 @@ def test_a_result_that_the_caller_overwrites_between_two_orders() -> None:
         return (x @ w).relu().exp()
 
     run(function)
-    run(aotgrad.aot_function(function, aotgrad.nop))
+    run(aotgrad.aot_function(function, halves))
 
 
-def test_third_order_takes_values_of_both_earlier_orders() -> None:
+def test_third_order_takes_values_of_both_earlier_orders(halves) -> None:
     def run(function):
         x, w = doubles((3, 4), (4, 4))
         (first,) = torch.autograd.grad(function(x, w).sum(), x, create_graph=True)
@@ -323,7 +324,7 @@ def test_third_order_takes_values_of_both_earlier_orders() -> None:
         return ((x @ w).tanh() @ w).tanh()
 
     with recorded() as stages:
-        actual = run(aotgrad.aot_function(function, aotgrad.nop))
+        actual = run(aotgrad.aot_function(function, halves))
     for one, wanted in zip(actual, run(function), strict=True):
         torch.testing.assert_close(one, wanted)
     forwards = [stage.text.partition("def backward")[0] for stage in stages if stage.name == "partition"]
@@ -372,7 +373,16 @@ def test_gradients_of_gradients_with_respect_to_results(name: str, root: int, of
                 torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_a_result_that_the_caller_changed_is_no_longer_what_was_computed() -> None:
+@pytest.mark.parametrize("name", RETURNING)
+def test_gradients_of_gradients_with_respect_to_results_through_inductor(name: str) -> None:
+    """One plan, whichever result the gradients are of."""
+    under_test = compiled(RETURNING[name], "aot_inductor")
+    for root, of in itertools.product(range(2), range(3)):
+        found, expected = (with_respect_to_results(f, root, of) for f in (under_test, RETURNING[name]))
+        assert_matches(found, expected, "aot_inductor", inductor_rtol=1e-10)
+
+
+def test_a_result_that_the_caller_changed_is_no_longer_what_was_computed(halves) -> None:
     def run(function):
         x, w = doubles((2, 2), (2, 2))
         d, z = function(x, w)
@@ -384,7 +394,7 @@ def test_a_result_that_the_caller_changed_is_no_longer_what_was_computed() -> No
         z = x @ w
         return z**2, z.clone()
 
-    for actual, wanted in zip(run(aotgrad.aot_function(function, aotgrad.nop)), run(function), strict=True):
+    for actual, wanted in zip(run(aotgrad.aot_function(function, halves)), run(function), strict=True):
         assert (actual is None) == (wanted is None)
         if actual is not None:
             torch.testing.assert_close(actual, wanted)
@@ -397,8 +407,9 @@ def two_masks(x):
     return F.dropout(x, 0.5) ** 2, F.dropout(x, 0.3) ** 3
 
 
+@pytest.mark.usefixtures("eagers_numbers")
 @pytest.mark.parametrize("used", [0, 1])
-def test_masks_are_those_of_the_forward(used: int) -> None:
+def test_masks_are_those_of_the_forward(halves, used: int) -> None:
     """Also if only the second output is differentiated; and the generator is where eager leaves it."""
 
     def run(function):
@@ -409,19 +420,20 @@ def test_masks_are_those_of_the_forward(used: int) -> None:
         (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
         return y, first, second, *torch.autograd.grad(second.sum(), x), torch.rand(2)
 
-    for actual, wanted in zip(run(aotgrad.aot_function(two_masks, aotgrad.nop)), run(two_masks), strict=True):
+    for actual, wanted in zip(run(aotgrad.aot_function(two_masks, halves)), run(two_masks), strict=True):
         torch.testing.assert_close(actual, wanted)
 
 
-def test_inductors_masks_are_those_of_its_forward() -> None:
+@pytest.mark.parametrize("backend", THROUGH_INDUCTOR)
+def test_inductors_masks_are_those_of_its_forward(backend: str) -> None:
     (x,) = doubles((200,))
-    y = compiled(lambda x: F.dropout(x, 0.5) ** 2, "inductor")(x)
+    y = compiled(lambda x: F.dropout(x, 0.5) ** 2, backend)(x)
     (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     assert torch.equal(y == 0, first == 0) and torch.equal(y == 0, second == 0)
 
 
-def test_buffers_are_updated_once() -> None:
+def test_buffers_are_updated_once(halves) -> None:
     def run(transform):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Tanh()).double()
@@ -430,7 +442,7 @@ def test_buffers_are_updated_once() -> None:
         gradients = torch.autograd.grad(slope.square().sum(), list(model.parameters()), allow_unused=True)
         return [*gradients, *model.buffers()]
 
-    compile_module = functools.partial(aotgrad.aot_module, fw_compiler=aotgrad.nop)
+    compile_module = functools.partial(aotgrad.aot_module, fw_compiler=halves)
     for actual, wanted in zip(run(compile_module), run(lambda model: model), strict=True):
         torch.testing.assert_close(actual, wanted)
 
@@ -447,7 +459,7 @@ EIGENVECTORS = {
 @pytest.mark.parametrize("depends_on_phase", [False, True])
 @pytest.mark.parametrize("segments", [1, 2])
 @pytest.mark.parametrize("function", EIGENVECTORS.values(), ids=EIGENVECTORS)
-def test_second_gradients_of_complex_eigenvectors(function, segments: int, depends_on_phase: bool) -> None:
+def test_second_gradients_of_complex_eigenvectors(halves, function, segments: int, depends_on_phase: bool) -> None:
     """What is checked is their whole gradient: neither of its parts is independent of their phase."""
 
     def second(function):
@@ -459,7 +471,7 @@ def test_second_gradients_of_complex_eigenvectors(function, segments: int, depen
         loss = first.abs().pow(2).sum() + (results[-1].real.sum() if depends_on_phase else 0)
         return first, *torch.autograd.grad(loss, x)
 
-    under_test = aotgrad.aot_function(function, aotgrad.nop, options={"grad_segments": segments})
+    under_test = aotgrad.aot_function(function, halves, options={"grad_segments": segments})
     if not depends_on_phase:
         torch.testing.assert_close(second(under_test), second(function))
         return
@@ -477,7 +489,7 @@ HERMITIAN = {
 
 @pytest.mark.parametrize("segments", [1, 2])
 @pytest.mark.parametrize("function", HERMITIAN.values(), ids=HERMITIAN)
-def test_third_gradients_of_a_complex_eigh(function, segments: int) -> None:
+def test_third_gradients_of_a_complex_eigh(halves, function, segments: int) -> None:
     def run(function):
         torch.manual_seed(0)
         x = torch.randn(3, 3, dtype=torch.complex128, requires_grad=True)
@@ -488,19 +500,19 @@ def test_third_gradients_of_a_complex_eigh(function, segments: int) -> None:
             found += torch.autograd.grad(found[-1].abs().square().sum(), x, create_graph=True)
         return found
 
-    under_test = aotgrad.aot_function(function, aotgrad.nop, options={"grad_segments": segments})
+    under_test = aotgrad.aot_function(function, halves, options={"grad_segments": segments})
     for actual, wanted in zip(run(under_test), run(function), strict=True):
         torch.testing.assert_close(actual, wanted)
 
 
 @pytest.mark.parametrize("segments", [2, 3, 4, 8, "auto"])
 @pytest.mark.parametrize("grad_mode", ["create_graph", "watched"])
-def test_batch_norms_in_segments(segments: int | str, grad_mode: str) -> None:
+def test_batch_norms_in_segments(halves, segments: int | str, grad_mode: str) -> None:
     """Each segment computes the ones before it again, and the backward of a training step reads no running statistic."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 2, 2), nn.BatchNorm2d(2), nn.Sigmoid()]
     model = nn.Sequential(*layers).double()
-    compiled_model = aotgrad.aot_module(copy.deepcopy(model), aotgrad.nop, options={"grad_segments": segments})
+    compiled_model = aotgrad.aot_module(copy.deepcopy(model), halves, options={"grad_segments": segments})
 
     def step(function, parameters):
         (x,) = doubles((4, 2, 5, 5))
@@ -524,12 +536,14 @@ NORMS = {
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize(("name", "backend"), [*((n, b) for n in NORMS for b in ("nop", "dynamo")), ("usual", "inductor")])
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((n, b) for n in NORMS for b in ("nop", "dynamo")), *(("usual", b) for b in THROUGH_INDUCTOR)]
+)
 def test_batch_norms_differentiated_twice(name: str, backend: str, dynamic: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), NORMS[name](3), nn.Tanh()).double()
-    if backend == "nop":
-        under_test = aotgrad.aot_module(copy.deepcopy(model), aotgrad.nop, dynamic=dynamic)
+    if backend in COMPILERS:
+        under_test = aotgrad.aot_module(copy.deepcopy(model), COMPILERS[backend], dynamic=dynamic)
     else:
         torch._dynamo.reset()
         under_test = torch.compile(copy.deepcopy(model), backend=DYNAMO_BACKENDS[backend], dynamic=dynamic)
@@ -547,7 +561,7 @@ def test_batch_norms_differentiated_twice(name: str, backend: str, dynamic: bool
 
 
 @pytest.mark.parametrize("changed", range(3))
-@pytest.mark.parametrize("backend", ["nop", "dynamo", "inductor"])
+@pytest.mark.parametrize("backend", ["nop", "dynamo", *THROUGH_INDUCTOR])
 def test_what_is_changed_before_a_derivative_of_symbolic_size(backend: str, changed: int) -> None:
     """Sizes are inputs of Dynamo's graphs, and none of a vjp: each change is of the input that it is of."""
 
@@ -571,7 +585,7 @@ def test_what_is_changed_before_a_derivative_of_symbolic_size(backend: str, chan
             first(each)
 
 
-def test_a_changed_input_whose_old_value_is_asked_for() -> None:
+def test_a_changed_input_whose_old_value_is_asked_for(halves) -> None:
     """What the function does again depends on the value before the change."""
 
     def function(x, count):
@@ -586,29 +600,29 @@ def test_a_changed_input_whose_old_value_is_asked_for() -> None:
             found += [first, *torch.autograd.grad(first.sum(), x), count.clone()]
         return found
 
-    torch.testing.assert_close(run(aotgrad.aot_function(function, aotgrad.nop)), run(function))
+    torch.testing.assert_close(run(aotgrad.aot_function(function, halves)), run(function))
 
 
-def test_a_changed_input_whose_old_value_is_needed_is_a_clear_error() -> None:
+def test_a_changed_input_whose_old_value_is_needed_is_a_clear_error(halves) -> None:
     (x,) = doubles((3,))
     changed = x * 1
-    y = aotgrad.aot_function(lambda x: x.mul_(2).sin(), aotgrad.nop)(changed)
+    y = aotgrad.aot_function(lambda x: x.mul_(2).sin(), halves)(changed)
     assert torch.autograd.grad(y.sum(), x, retain_graph=True)[0] is not None
     with pytest.raises(aotgrad.errors.HigherOrderError, match="input 0 had before"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
-def test_a_saved_value_changed_before_is_eagers_error() -> None:
+def test_a_saved_value_changed_before_is_eagers_error(halves) -> None:
     """An output that the backward needs."""
     (x,) = doubles((3,))
-    for function in (torch.exp, aotgrad.aot_function(torch.exp, aotgrad.nop)):
+    for function in (torch.exp, aotgrad.aot_function(torch.exp, halves)):
         y = function(x)
         y.detach().zero_()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
-def test_hooks_of_inputs_run_once() -> None:
+def test_hooks_of_inputs_run_once(halves) -> None:
     def run(function):
         (x,) = doubles((3,))
         calls = []
@@ -620,14 +634,14 @@ def test_hooks_of_inputs_run_once() -> None:
     def function(x):
         return x.exp() * x
 
-    actual, expected = run(aotgrad.aot_function(function, aotgrad.nop)), run(function)
+    actual, expected = run(aotgrad.aot_function(function, halves)), run(function)
     assert len(actual) == len(expected)
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_memory_is_freed_with_the_gradients() -> None:
-    function = aotgrad.aot_function(lambda x, w: (x @ w).tanh(), aotgrad.nop)
+def test_memory_is_freed_with_the_gradients(halves) -> None:
+    function = aotgrad.aot_function(lambda x, w: (x @ w).tanh(), halves)
     for _ in range(2):
         x, w = doubles((3, 4), (4, 2))
         y = function(x, w)
@@ -638,7 +652,7 @@ def test_memory_is_freed_with_the_gradients() -> None:
         assert [reference() for reference in watched] == [None] * 5
 
 
-def test_a_gradient_taken_inside_the_region() -> None:
+def test_a_gradient_taken_inside_the_region(halves) -> None:
     def energy_and_force(x):
         energy = (x.tanh() * x).sum()
         (force,) = torch.autograd.grad(energy, x, create_graph=True)
@@ -649,12 +663,12 @@ def test_a_gradient_taken_inside_the_region() -> None:
         energy, force = function(x)
         return energy, force, *torch.autograd.grad(energy + force.square().sum(), x)
 
-    under_test = aotgrad.aot_function(energy_and_force, aotgrad.nop)
+    under_test = aotgrad.aot_function(energy_and_force, halves)
     for actual, wanted in zip(run(under_test), run(energy_and_force), strict=True):
         torch.testing.assert_close(actual, wanted)
 
 
-@pytest.mark.parametrize("backend", ["nop", "eager", "dynamo"])
+@pytest.mark.parametrize("backend", ALL)
 def test_derivatives_of_a_sparse_gradient(backend: str) -> None:
     index = torch.tensor([0, 2, 2])
 
@@ -671,7 +685,7 @@ def test_derivatives_of_a_sparse_gradient(backend: str) -> None:
     for _ in range(2):
         for actual, wanted in zip(run(under_test), run(cubes), strict=True):
             assert actual.layout is wanted.layout is torch.sparse_coo and actual.requires_grad == wanted.requires_grad
-            assert torch.equal(actual.to_dense(), wanted.to_dense())
+            assert_matches(actual.to_dense(), wanted.to_dense(), backend)
 
 
 class Watching(TorchDispatchMode):
@@ -679,7 +693,7 @@ class Watching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_an_old_value_is_needed_under_a_mode_too() -> None:
+def test_an_old_value_is_needed_under_a_mode_too(halves) -> None:
     """There a derivative runs op by op: it would take the new value for the old one."""
 
     def function(x, factor, count, mean, var):
@@ -695,16 +709,16 @@ def test_an_old_value_is_needed_under_a_mode_too() -> None:
             return torch.autograd.grad(y.square().sum(), x, create_graph=True)[0]
 
     with pytest.raises(aotgrad.errors.HigherOrderError, match="input 1 had before"):
-        run(aotgrad.aot_function(function, aotgrad.nop))
+        run(aotgrad.aot_function(function, halves))
 
     def only_statistics(x, factor, count, mean, var):
         count.add_(1)
         return F.batch_norm(x * x * factor, mean, var, training=True)
 
-    torch.testing.assert_close(run(aotgrad.aot_function(only_statistics, aotgrad.nop)), run(only_statistics))
+    torch.testing.assert_close(run(aotgrad.aot_function(only_statistics, halves)), run(only_statistics))
 
 
-@pytest.mark.parametrize("backend", ["nop", "dynamo", "inductor"])
+@pytest.mark.parametrize("backend", ["nop", "dynamo", *THROUGH_INDUCTOR])
 def test_a_batch_norm_whose_result_is_computed_again(backend: str) -> None:
     """Its new running statistics are no obstacle: the result of a training step does not depend on them."""
 
@@ -722,7 +736,8 @@ def test_a_batch_norm_whose_result_is_computed_again(backend: str) -> None:
         torch.testing.assert_close(actual, wanted)
 
 
-def test_a_gradient_taken_where_dynamo_has_broken_the_graph() -> None:
+@pytest.mark.parametrize("backend", DYNAMO_BACKENDS)
+def test_a_gradient_taken_where_dynamo_has_broken_the_graph(backend: str) -> None:
     """Dynamo is active there; it must not compile parts of the backward that it meets."""
 
     def function(x):
@@ -736,12 +751,14 @@ def test_a_gradient_taken_where_dynamo_has_broken_the_graph() -> None:
         return x.grad
 
     torch._dynamo.reset()
-    assert torch.equal(run(torch.compile(function, backend="aotgrad_eager")), run(function))
+    assert_matches(run(torch.compile(function, backend=DYNAMO_BACKENDS[backend])), run(function), backend)
 
 
+@pytest.mark.usefixtures("eagers_numbers")
+@pytest.mark.parametrize("backend", DYNAMO_BACKENDS)
 @pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("with_dropout", [False, True])
-def test_a_checkpoint_that_dynamo_keeps(with_dropout: bool, segments: int) -> None:
+def test_a_checkpoint_that_dynamo_keeps(with_dropout: bool, segments: int, backend: str) -> None:
     def function(x, w):
         def region(x):
             return F.dropout((x * w).exp(), 0.5, with_dropout).sin()
@@ -756,14 +773,14 @@ def test_a_checkpoint_that_dynamo_keeps(with_dropout: bool, segments: int) -> No
             found += torch.autograd.grad(found[-1].square().sum(), [x, w], create_graph=True)
         return found
 
-    torch._dynamo.reset()
-    under_test = torch.compile(function, backend="aotgrad_eager", options={"min_graph_ops": 0, "grad_segments": segments})
+    under_test = compiled(function, backend, options={"grad_segments": segments})
     for actual, wanted in zip(run(under_test), run(function), strict=True):
         torch.testing.assert_close(actual, wanted)
 
 
+@pytest.mark.usefixtures("eagers_numbers")
 @pytest.mark.parametrize("budget", [0.0, 1.0])
-def test_random_numbers_that_a_memory_budget_draws_again(budget: float) -> None:
+def test_random_numbers_that_a_memory_budget_draws_again(halves, budget: float) -> None:
     """What a second-order function draws again starts from the state before the call, if no mask was saved, too."""
 
     def function(x):
@@ -776,7 +793,7 @@ def test_random_numbers_that_a_memory_budget_draws_again(budget: float) -> None:
         return first, *torch.autograd.grad(first.sum(), x), torch.rand(2)
 
     with recorded() as stages:
-        found = run(aotgrad.aot_function(function, aotgrad.nop, options={"memory_budget": budget}))
+        found = run(aotgrad.aot_function(function, halves, options={"memory_budget": budget}))
     forwards = [stage.text for stage in stages if stage.name == "partition"]
     assert ("run_and_save" in forwards[0]) == (budget == 0.0)
     for actual, wanted in zip(found, run(function), strict=True):

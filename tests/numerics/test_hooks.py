@@ -11,9 +11,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
 import aotgrad
-from aotgrad.backends.eager import compile_eager
-from tests.numerics.against_eager import compiled
-from tests.numerics.test_segments import assert_same
+from tests.numerics.against_eager import ALL, assert_matches, compiled
 
 Trace = list[tuple[str, Any]]
 
@@ -109,31 +107,31 @@ REGISTRATIONS = [accumulated, kept_gradients, node_hooks, replacing_hooks, repla
 @every_function
 @pytest.mark.parametrize("register", REGISTRATIONS, ids=lambda register: register.__name__)
 @pytest.mark.parametrize("segments", [1, 3])
-def test_hooks_see_and_replace_what_they_do_in_eager(function, register, segments):
-    under_test = aotgrad.aot_function(function, compile_eager, options={"grad_segments": segments})
+def test_hooks_see_and_replace_what_they_do_in_eager(halves, function, register, segments):
+    under_test = aotgrad.aot_function(function, halves, options={"grad_segments": segments})
     for _ in range(2):
-        assert_same(traced(under_test, register), traced(function, register))
+        assert_matches(traced(under_test, register), traced(function, register), halves)
 
 
 @every_function
-def test_hooks_registered_before_the_call(function):
+def test_hooks_registered_before_the_call(halves, function):
     for register in (tensor_hooks, replacing_hooks):
-        under_test = aotgrad.aot_function(function, compile_eager)
-        assert_same(traced(under_test, register, before=True), traced(function, register, before=True))
+        under_test = aotgrad.aot_function(function, halves)
+        assert_matches(traced(under_test, register, before=True), traced(function, register, before=True), halves)
 
 
 @every_function
-def test_hooks_registered_after_compiling(function):
+def test_hooks_registered_after_compiling(halves, function):
     def nothing(seen: Trace, tensors: dict[str, Tensor]) -> None:
         pass
 
-    under_test = aotgrad.aot_function(function, compile_eager)
+    under_test = aotgrad.aot_function(function, halves)
     traced(under_test, nothing)
-    assert_same(traced(under_test, replacing_hooks), traced(function, replacing_hooks))
+    assert_matches(traced(under_test, replacing_hooks), traced(function, replacing_hooks), halves)
 
 
 @pytest.mark.parametrize("pieces", [lambda z: z.unbind(), lambda z: z.split(1), lambda z: [p.t() for p in z.chunk(3)]])
-def test_hooks_of_several_pieces(pieces: Callable):
+def test_hooks_of_several_pieces(halves, pieces: Callable):
     """They are results of one autograd node: their hooks run together, in the order of the pieces."""
 
     def function(x, w):
@@ -149,12 +147,11 @@ def test_hooks_of_several_pieces(pieces: Callable):
         sum(output.sum() for output in outputs).backward()
         return [[k for k, _ in seen], *(gradient for _, gradient in seen), x.grad, w.grad]
 
-    actual, expected = run(aotgrad.aot_function(function, compile_eager)), run(function)
-    assert actual[0] == expected[0]
-    assert_same(actual[1:], expected[1:])
+    actual, expected = run(aotgrad.aot_function(function, halves)), run(function)
+    assert_matches(actual, expected, halves)
 
 
-def test_a_hook_of_a_returned_intermediate_sees_the_whole_gradient():
+def test_a_hook_of_a_returned_intermediate_sees_the_whole_gradient(halves):
     def function(x):
         z = x * 2
         return z.sin(), z
@@ -167,7 +164,7 @@ def test_a_hook_of_a_returned_intermediate_sees_the_whole_gradient():
         (d.sum() + (z**2).sum()).backward()
         return [*seen, x.grad]
 
-    assert_same(hooked(aotgrad.aot_function(function, compile_eager)), hooked(function))
+    assert_matches(hooked(aotgrad.aot_function(function, halves)), hooked(function), halves)
 
 
 def several_products(x, y, z):
@@ -176,7 +173,7 @@ def several_products(x, y, z):
 
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
 @pytest.mark.parametrize("segments", [1, 3])
-def test_the_order_of_the_hooks_of_leaves_across_segments(used: tuple[int, ...], segments: int):
+def test_the_order_of_the_hooks_of_leaves_across_segments(halves, used: tuple[int, ...], segments: int):
     def run(function: Callable) -> list[str]:
         seen: list[str] = []
         inputs = dict(zip("xyz", (torch.rand(3, 3, requires_grad=True) for _ in range(3)), strict=True))
@@ -186,7 +183,7 @@ def test_the_order_of_the_hooks_of_leaves_across_segments(used: tuple[int, ...],
         torch.autograd.backward([outputs[k].sum() for k in used])
         return seen
 
-    under_test = aotgrad.aot_function(several_products, compile_eager, options={"grad_segments": segments})
+    under_test = aotgrad.aot_function(several_products, halves, options={"grad_segments": segments})
     assert run(under_test) == run(several_products)
 
 
@@ -261,7 +258,7 @@ HOOKING = [
 @pytest.mark.parametrize("used", [0, 1, None])
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("leaf", [False, True])
-def test_hooks_registered_inside(function, used: int | None, calls: int, leaf: bool):
+def test_hooks_registered_inside(halves, function, used: int | None, calls: int, leaf: bool):
     """They see what comes from outside of the function, too, after those that were registered before, at every call."""
 
     def run(function: Callable) -> list[Any]:
@@ -276,13 +273,12 @@ def test_hooks_registered_inside(function, used: int | None, calls: int, leaf: b
         kept = [tensor.grad for tensor in (*inputs, *outputs) if tensor.retains_grad]
         return [sorted((name, gradient.sum().item()) for name, gradient in seen), *kept, *(t.grad for t in origins)]
 
-    under_test = aotgrad.aot_function(function, compile_eager)
+    under_test = aotgrad.aot_function(function, halves)
     actual, expected = run(under_test), run(function)
-    assert actual[0] == expected[0]
-    assert_same(actual[1:], expected[1:])
+    assert_matches(actual, expected, halves)
 
 
-def test_a_hook_that_runs_after_accumulation_is_registered_at_every_call():
+def test_a_hook_that_runs_after_accumulation_is_registered_at_every_call(halves):
     def run(compile_function: Callable) -> list[float]:
         seen: list[float] = []
 
@@ -295,7 +291,7 @@ def test_a_hook_that_runs_after_accumulation_is_registered_at_every_call():
             under_test(x, w).sum().backward()
         return seen
 
-    actual = run(lambda function: aotgrad.aot_function(function, compile_eager))
+    actual = run(lambda function: aotgrad.aot_function(function, halves))
     assert actual == run(lambda function: function) and len(actual) == 3
 
 
@@ -324,14 +320,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
-def test_hooks_that_only_a_trace_could_run_are_a_clear_error(function):
+def test_hooks_that_only_a_trace_could_run_are_a_clear_error(halves, function):
     x, w = leaves()
     with pytest.raises(aotgrad.errors.CaptureError, match=REFUSED[function]):
-        aotgrad.aot_function(function, compile_eager)(x * 1, w)
+        aotgrad.aot_function(function, halves)(x * 1, w)
 
 
 @pytest.mark.parametrize("order", ["second", "forward"])
-def test_hooks_registered_inside_at_higher_order_and_in_forward_mode(order: str):
+def test_hooks_registered_inside_at_higher_order_and_in_forward_mode(halves, order: str):
     def run(function: Callable) -> list[Any]:
         x, w = leaves()
         if order == "forward":
@@ -340,10 +336,10 @@ def test_hooks_registered_inside_at_higher_order_and_in_forward_mode(order: str)
         (first,) = torch.autograd.grad(function(x, w)[0].sum(), x, create_graph=True)
         return [first, *torch.autograd.grad(first.sum(), x)]
 
-    assert_same(run(aotgrad.aot_function(hooks_its_input, compile_eager)), run(hooks_its_input))
+    assert_matches(run(aotgrad.aot_function(hooks_its_input, halves)), run(hooks_its_input), halves)
 
 
-def test_hooks_of_modules_and_parameters():
+def test_hooks_of_modules_and_parameters(halves):
     def run(compile_model: Callable) -> Trace:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
@@ -360,15 +356,15 @@ def test_hooks_of_modules_and_parameters():
     def by_name(seen: Trace) -> Trace:
         return sorted(seen, key=lambda entry: entry[0])
 
-    found = run(lambda model: aotgrad.aot_module(model, compile_eager))
+    found = run(lambda model: aotgrad.aot_module(model, halves))
     expected = run(lambda model: model)
-    assert_same(by_name(found), by_name(expected))
+    assert_matches(by_name(found), by_name(expected), halves)
     names = [name for name, _ in found]
     for name in {name for name in names if not name.endswith("done")}:
         assert names.index(name) < names.index(f"{name} done")
 
 
-def test_the_order_of_the_hooks_of_many_leaves():
+def test_the_order_of_the_hooks_of_many_leaves(halves):
     def chain(x, *weights):
         for weight in weights:
             x = (x @ weight).tanh()
@@ -382,7 +378,7 @@ def test_the_order_of_the_hooks_of_many_leaves():
         function(torch.ones(2, 2), *weights).sum().backward()
         return seen
 
-    assert order(aotgrad.aot_function(chain, compile_eager)) == order(chain) == list(range(8, -1, -1))
+    assert order(aotgrad.aot_function(chain, halves)) == order(chain) == list(range(8, -1, -1))
 
 
 def packed_and_unpacked(function: Callable) -> list[Tensor]:
@@ -401,11 +397,11 @@ def packed_and_unpacked(function: Callable) -> list[Tensor]:
     return [x.grad, w.grad]
 
 
-def test_saved_tensor_hooks_may_change_what_is_saved():
+def test_saved_tensor_hooks_may_change_what_is_saved(halves):
     def function(x, w):
         return ((x @ w),)
 
-    assert_same(packed_and_unpacked(aotgrad.aot_function(function, compile_eager)), packed_and_unpacked(function))
+    assert_matches(packed_and_unpacked(aotgrad.aot_function(function, halves)), packed_and_unpacked(function), halves)
 
 
 def quantized(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -414,7 +410,7 @@ def quantized(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return (tensor.detach() / step).round().to(torch.int8), step
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ALL)
 def test_saved_tensors_in_eight_bits(backend: str):
     def gradients(function: Callable) -> list[Tensor]:
         x, w = leaves()
@@ -434,7 +430,7 @@ def test_saved_tensors_in_eight_bits(backend: str):
         torch.testing.assert_close(one, other)
 
 
-def test_saved_tensors_on_the_cpu():
+def test_saved_tensors_on_the_cpu(halves):
     def gradients(function: Callable) -> list[Tensor]:
         x, w = leaves()
         with torch.autograd.graph.save_on_cpu():
@@ -445,10 +441,10 @@ def test_saved_tensors_on_the_cpu():
     def function(x, w):
         return (x @ w).exp() * x
 
-    assert_same(gradients(aotgrad.aot_function(function, compile_eager)), gradients(function))
+    assert_matches(gradients(aotgrad.aot_function(function, halves)), gradients(function), halves)
 
 
-def test_saved_tensors_on_disk(tmp_path):
+def test_saved_tensors_on_disk(halves, tmp_path):
     def pack(tensor: Tensor) -> str:
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.pt"
         torch.save(tensor.detach(), path)
@@ -461,6 +457,6 @@ def test_saved_tensors_on_disk(tmp_path):
         sum(output.sum() for output in outputs).backward()
         return [x.grad, w.grad]
 
-    found = gradients(aotgrad.aot_function(trunk_and_heads, compile_eager))
+    found = gradients(aotgrad.aot_function(trunk_and_heads, halves))
     assert list(tmp_path.iterdir())
-    assert_same(found, gradients(trunk_and_heads))
+    assert_matches(found, gradients(trunk_and_heads), halves)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import aotgrad
 from aotgrad.errors import HigherOrderError
-from tests.numerics.against_eager import AOT
+from tests.numerics.against_eager import COMPILERS
 from tests.numerics.test_backward_effects import assert_alike
 
 # Dynamo breaks the graph at these, and eager does them: there is nothing to compile.
-every_backend = pytest.mark.parametrize("backend", AOT)
+every_backend = pytest.mark.parametrize("backend", COMPILERS)
 
 
 def made(x, y):
@@ -270,7 +270,7 @@ def flags_and_gradients(function: Callable, args: Sequence[Tensor]) -> Any:
 
 # Dynamo breaks the graph at these, and what is behind them is another one.
 @pytest.mark.parametrize("make_args", [leaf_and_other, computed_and_other], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("backend", [*AOT, "aot_inductor"])
+@pytest.mark.parametrize("backend", COMPILERS)
 @pytest.mark.parametrize("function", ENDED, ids=lambda function: function.__name__)
 def test_an_argument_ends_its_history(function: Callable, backend: str, make_args: Callable) -> None:
     if make_args is computed_and_other and "requires_grad_" in function.__code__.co_names:
@@ -284,8 +284,8 @@ def test_dynamo_leaves_it_to_eager(function: Callable, backend: str) -> None:
     assert_alike(function, flags_and_gradients, leaf_and_other, backend, fullgraph=False)
 
 
-def test_what_is_detached_has_no_second_order() -> None:
+def test_what_is_detached_has_no_second_order(halves) -> None:
     x = torch.randn(3, requires_grad=True)
-    y, _ = aotgrad.aot_function(lambda x: (x.sin(), x.detach_()), aotgrad.nop)(x)
+    y, _ = aotgrad.aot_function(lambda x: (x.sin(), x.detach_()), halves)(x)
     with pytest.raises(HigherOrderError, match="told an input to require no grad"):
         y.sum().backward(create_graph=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import aotgrad
 
-from .against_eager import assert_like_eager, compiled, leaf, non_leaf, plain
+from .against_eager import THROUGH_INDUCTOR, assert_like_eager, assert_matches, compiled, leaf, non_leaf, plain
 from .cases import Case, Cases
 
 CASES = Cases()
@@ -282,14 +282,16 @@ def test_each_pattern_of_overlap_is_right(backend: str, first: str, dynamic: boo
 
 
 @pytest.mark.parametrize("first", ["separate", "overlapping"])
-def test_each_pattern_of_overlap_is_right_under_inductor(first: str) -> None:
-    under_test = compiled(scale_first, "inductor")
+@pytest.mark.parametrize("backend", THROUGH_INDUCTOR)
+def test_each_pattern_of_overlap_is_right_under_inductor(backend: str, first: str) -> None:
+    under_test = compiled(scale_first, backend)
     for pattern in (first, "separate", "overlapping", "the same", "overlapping"):
         expectations = {"compilations": None, "values_close": "Inductor fuses and reorders floating point arithmetic"}
         assert_like_eager(scale_first, PATTERNS[pattern], under_test, **expectations)
 
 
-def test_buffers_of_a_module_that_come_to_overlap_under_dynamo() -> None:
+@pytest.mark.parametrize("backend", ["aotgrad_eager", "aotgrad"])
+def test_buffers_of_a_module_that_come_to_overlap_under_dynamo(backend: str) -> None:
     """Dynamo does not see that a buffer is now a part of another one; the values are right all the same."""
 
     class Running(torch.nn.Module):
@@ -304,7 +306,7 @@ def test_buffers_of_a_module_that_come_to_overlap_under_dynamo() -> None:
 
     torch._dynamo.reset()
     eager, module = Running(), Running()
-    under_test = torch.compile(module, backend="aotgrad_eager", options={"min_graph_ops": 0})
+    under_test = torch.compile(module, backend=backend, options={"min_graph_ops": 0})
     for overlapping in (False, True, False, True):
         for model in (eager, module):
             memory = torch.zeros(6)
@@ -314,8 +316,8 @@ def test_buffers_of_a_module_that_come_to_overlap_under_dynamo() -> None:
         assert torch.equal(module.total, eager.total) and torch.equal(module.seen, eager.seen)
 
 
-def test_a_pattern_is_compiled_once() -> None:
-    under_test = aotgrad.aot_function(scale_first, aotgrad.nop)
+def test_a_pattern_is_compiled_once(halves) -> None:
+    under_test = aotgrad.aot_function(scale_first, halves)
     for start in range(3):
         under_test(*cut(plain(16)[start:], *HALVES))
     assert len(under_test.plans()) <= 3  # where the pieces lie within 16 bytes is part of the pattern
@@ -324,7 +326,7 @@ def test_a_pattern_is_compiled_once() -> None:
 
 
 @pytest.mark.parametrize("used", range(3))
-def test_what_does_not_overlap_has_a_backward_of_its_own(used: int) -> None:
+def test_what_does_not_overlap_has_a_backward_of_its_own(halves, used: int) -> None:
     """`None` for the inputs that an output does not depend on, and no call of their hooks."""
 
     def function(x, y, z):
@@ -341,10 +343,10 @@ def test_what_does_not_overlap_has_a_backward_of_its_own(used: int) -> None:
         function(x, y, z)[used].sum().backward()
         return sorted(seen), *(None if tensor.grad is None else tensor.grad.tolist() for tensor in (origin, z))
 
-    assert run(aotgrad.aot_function(function, aotgrad.nop)) == run(function)
+    assert_matches(run(aotgrad.aot_function(function, halves)), run(function), halves)
 
 
-def test_parameters_that_share_memory() -> None:
+def test_parameters_that_share_memory(halves) -> None:
     class Tied(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -355,15 +357,15 @@ def test_parameters_that_share_memory() -> None:
             self.recent.add_(x)
             return self.history * 2
 
-    eager, module = Tied(), aotgrad.aot_module(Tied(), aotgrad.nop)
+    eager, module = Tied(), aotgrad.aot_module(Tied(), halves)
     for _ in range(2):
         assert torch.equal(module(torch.ones(3)), eager(torch.ones(3)))
     assert torch.equal(module.history, eager.history) and module.recent._version == eager.recent._version
 
 
-def test_a_gradient_of_the_gradient_is_refused_where_the_old_value_is_gone() -> None:
+def test_a_gradient_of_the_gradient_is_refused_where_the_old_value_is_gone(halves) -> None:
     x = leaf(8)
-    _, _, z = aotgrad.aot_function(scale_first, aotgrad.nop)(*cut(x * 1, *HALVES))
+    _, _, z = aotgrad.aot_function(scale_first, halves)(*cut(x * 1, *HALVES))
     with pytest.raises(aotgrad.errors.HigherOrderError, match="clone"):
         torch.autograd.grad(z, x, create_graph=True)
 
@@ -433,7 +435,7 @@ LEGAL = [
 
 
 @pytest.mark.parametrize(("function", "name"), LEGAL)
-def test_each_input_sees_its_own_gradient(function, name) -> None:
+def test_each_input_sees_its_own_gradient(halves, function, name) -> None:
     """Also what depends on an input as it was before the write, and hooks from before the call see that only."""
 
     def run(called) -> list:
@@ -447,7 +449,7 @@ def test_each_input_sees_its_own_gradient(function, name) -> None:
         found = torch.autograd.grad(sum(o.sum() for o in outputs), [x, y, whole, origin], allow_unused=True)
         return [sorted(seen), *(None if gradient is None else gradient.tolist() for gradient in found)]
 
-    assert run(aotgrad.aot_function(function, aotgrad.nop)) == run(function)
+    assert_matches(run(aotgrad.aot_function(function, halves)), run(function), halves)
 
 
 def view_from_before(x):
@@ -513,8 +515,8 @@ def uses_a_written_view(x):
 
 
 @pytest.mark.parametrize("function", [uses_an_older_view, uses_a_written_view])
-@pytest.mark.parametrize("compiled", [False, True], ids=["aot_function", "torch.compile"])
-def test_a_result_of_an_older_view_passes_the_input_by(function, compiled: bool) -> None:
+@pytest.mark.parametrize("backend", ["nop", "dynamo", *THROUGH_INDUCTOR])
+def test_a_result_of_an_older_view_passes_the_input_by(function, backend: str) -> None:
     def gradients(called) -> list:
         leaf = torch.ones(3, 3, requires_grad=True)
         whole = leaf.clone()
@@ -523,19 +525,14 @@ def test_a_result_of_an_older_view_passes_the_input_by(function, compiled: bool)
         found = torch.autograd.grad(result.sum(), [x, whole, leaf], allow_unused=True)
         return [None if gradient is None else gradient.tolist() for gradient in found]
 
-    options = {"min_graph_ops": 0}
-    if compiled:
-        called = torch.compile(function, backend="aotgrad_eager", options=options)
-    else:
-        called = aotgrad.aot_function(function, aotgrad.nop, options=options)
     expected = gradients(function)
     assert expected[0] is None
-    assert gradients(called) == expected
+    assert gradients(compiled(function, backend)) == expected
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "with another view"])
 @pytest.mark.parametrize("function", VIEWS_AND_WRITES)
-def test_views_are_older_or_newer_than_a_write(function, beside: bool) -> None:
+def test_views_are_older_or_newer_than_a_write(halves, function, beside: bool) -> None:
     """In eager, the gradient of an older view goes to what both are views of, past the one that it was made of.
 
     A hook from before the call sees what depends on the value of before.
@@ -552,11 +549,11 @@ def test_views_are_older_or_newer_than_a_write(function, beside: bool) -> None:
         torch.autograd.backward(outputs, [torch.arange(1.0, 1 + o.numel()).view(o.shape) for o in outputs])
         return [seen, *(None if tensor.grad is None else tensor.grad.tolist() for tensor in (leaf, *watched))]
 
-    called = aotgrad.aot_function(lambda x, *_: function(x), aotgrad.nop, options={"min_graph_ops": 0})
-    assert gradients(called) == gradients(lambda x, *_: function(x))
+    called = aotgrad.aot_function(lambda x, *_: function(x), halves, options={"min_graph_ops": 0})
+    assert_matches(gradients(called), gradients(lambda x, *_: function(x)), halves)
 
 
-def test_a_hook_on_a_written_view_is_guarded() -> None:
+def test_a_hook_on_a_written_view_is_guarded(halves) -> None:
     """A plan made without one takes the gradient through the view; with one it is taken as in eager, past it."""
 
     def seen_by_hook(called, hooked: bool) -> list:
@@ -567,7 +564,7 @@ def test_a_hook_on_a_written_view_is_guarded() -> None:
         called(x).sum().backward()
         return seen
 
-    called = aotgrad.aot_function(view_from_after, aotgrad.nop, options={"min_graph_ops": 0})
+    called = aotgrad.aot_function(view_from_after, halves, options={"min_graph_ops": 0})
     assert [seen_by_hook(called, hooked) for hooked in (False, True, False)] == [[], [], []]
     assert len(called.plans()) == 2
     assert seen_by_hook(view_from_after, True) == []
@@ -583,7 +580,7 @@ WRITES_THROUGH_ONE_OF_TWO_VIEWS = {
 
 
 @pytest.mark.parametrize("name", WRITES_THROUGH_ONE_OF_TWO_VIEWS)
-def test_views_that_were_written_have_the_history_of_what_they_are_views_of(name: str) -> None:
+def test_views_that_were_written_have_the_history_of_what_they_are_views_of(halves, name: str) -> None:
     """Each is copied to by itself; the gradient of the first went past the history that the second copy made."""
 
     def function(x, y):
@@ -599,7 +596,7 @@ def test_views_that_were_written_have_the_history_of_what_they_are_views_of(name
         torch.autograd.backward([whole, x, y], [tangent, tangent, tangent.view(-1)])
         return [whole.grad.tolist(), leaf.grad.tolist(), whole._version]
 
-    assert gradients(aotgrad.aot_function(function, aotgrad.nop)) == gradients(function)
+    assert_matches(gradients(aotgrad.aot_function(function, halves)), gradients(function), halves)
 
 
 def before_and_after_a_hidden_write(x):
@@ -626,7 +623,9 @@ def squared_after_a_hidden_write(x):
 )
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("of", ["a leaf", "a tensor with a history", "no view"])
-def test_a_view_has_another_history_after_a_write_that_autograd_does_not_see(function, of: str, dynamic: bool) -> None:
+def test_a_view_has_another_history_after_a_write_that_autograd_does_not_see(
+    halves, function, of: str, dynamic: bool
+) -> None:
     def run(called) -> list:
         origin, seen = torch.arange(6.0).view(2, 3).clone().requires_grad_(), []
         x = origin[:1] if of == "a leaf" else (origin * 1)[:1] if of == "a tensor with a history" else origin[:1] * 1
@@ -637,7 +636,7 @@ def test_a_view_has_another_history_after_a_write_that_autograd_does_not_see(fun
         found = [torch.autograd.grad(output.sum(), each, **asked)[0] for output in outputs for each in (x, origin)]
         return [None if gradient is None else gradient.tolist() for gradient in found] + seen
 
-    assert run(aotgrad.aot_function(function, aotgrad.nop, dynamic=dynamic)) == run(function)
+    assert_matches(run(aotgrad.aot_function(function, halves, dynamic=dynamic)), run(function), halves)
 
 
 def gradients_of_what_was_computed_beside_a_write(called) -> tuple[Tensor | None, ...]:
@@ -648,11 +647,10 @@ def gradients_of_what_was_computed_beside_a_write(called) -> tuple[Tensor | None
     return torch.autograd.grad(result.sum(), [y, origin, whole], allow_unused=True)
 
 
-def test_gradients_of_what_was_computed_beside_a_write() -> None:
+def test_gradients_of_what_was_computed_beside_a_write(halves) -> None:
     """Eager makes the history of the other view anew, too: its gradient enters what both are views of, as that is now."""
-    found = gradients_of_what_was_computed_beside_a_write(aotgrad.aot_function(writes_x, aotgrad.nop))
-    expected = gradients_of_what_was_computed_beside_a_write(writes_x)
-    assert [None if g is None else g.tolist() for g in found] == [None if g is None else g.tolist() for g in expected]
+    found = gradients_of_what_was_computed_beside_a_write(aotgrad.aot_function(writes_x, halves))
+    assert_matches(found, gradients_of_what_was_computed_beside_a_write(writes_x), halves)
 
 
 def writes_x(x, y):

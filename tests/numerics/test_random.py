@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 
 import pytest
@@ -10,14 +9,20 @@ import torch
 from torch import nn
 
 import aotgrad
-from aotgrad.backends.inductor import inductor
-from aotgrad.calls import FunctionCalls, state_of
 from aotgrad.errors import CaptureError, HigherOrderError
-from aotgrad.options import Options
-from aotgrad.plan_cache import PlanCache
-from aotgrad.recipe import PARTITIONERS, Recipe
 
-from .against_eager import AOT, EXACT, assert_like_eager, compiled, leaf, plain
+from .against_eager import (
+    ALL,
+    AOT,
+    DYNAMO_BACKENDS,
+    EXACT,
+    THROUGH_INDUCTOR,
+    assert_like_eager,
+    assert_matches,
+    compiled,
+    leaf,
+    plain,
+)
 from .cases import Case, Cases
 
 CASES = Cases()
@@ -134,11 +139,11 @@ def test_random_operations(case: Case, backend: str) -> None:
 
 
 @pytest.mark.parametrize("partitioner", ["min_cut", "save_all"])
-def test_dropout_is_saved_and_not_drawn_again(partitioner: str) -> None:
+def test_dropout_is_saved_and_not_drawn_again(halves, partitioner: str) -> None:
     """The same mask in the backward: the gradient is zero exactly where the output is."""
     partition = {"min_cut": aotgrad.min_cut_rematerialization_partition, "save_all": aotgrad.default_partition}
     function = aotgrad.aot_function(
-        lambda x: nn.functional.dropout(x.relu() + 1, 0.5), aotgrad.nop, partition_fn=partition[partitioner]
+        lambda x: nn.functional.dropout(x.relu() + 1, 0.5), halves, partition_fn=partition[partitioner]
     )
     x = torch.ones(1000, requires_grad=True)
     y = function(x)
@@ -148,7 +153,8 @@ def test_dropout_is_saved_and_not_drawn_again(partitioner: str) -> None:
     assert torch.equal(torch.get_rng_state(), state), "the backward drew random numbers"
 
 
-@pytest.mark.parametrize("backend", EXACT)
+@pytest.mark.usefixtures("eagers_numbers")
+@pytest.mark.parametrize("backend", ALL)
 def test_the_generator_is_left_as_eager_leaves_it(backend: str) -> None:
     """Tracing draws nothing, and the call draws as many numbers as eager."""
 
@@ -163,15 +169,10 @@ def test_the_generator_is_left_as_eager_leaves_it(backend: str) -> None:
     assert next_number(compiled(function, backend)) == next_number(function)
 
 
-@pytest.mark.parametrize("case", ["dropout", "noise_like_the_input"])
-def test_inductor_with_the_random_numbers_of_eager(case: str) -> None:
-    with torch._inductor.config.patch(fallback_random=True):
-        CASES[case].check("inductor")
-
-
-def test_inductor_uses_one_mask_for_forward_and_backward() -> None:
+@pytest.mark.parametrize("backend", THROUGH_INDUCTOR)
+def test_inductor_uses_one_mask_for_forward_and_backward(backend: str) -> None:
     """With Inductor's own random numbers."""
-    function = compiled(lambda x: nn.functional.dropout(x.sin(), 0.5), "inductor")
+    function = compiled(lambda x: nn.functional.dropout(x.sin(), 0.5), backend)
     x = torch.ones(1000, requires_grad=True)
     y = function(x)
     y.sum().backward()
@@ -179,18 +180,20 @@ def test_inductor_uses_one_mask_for_forward_and_backward() -> None:
     assert 300 < (y == 0).sum() < 700
 
 
-def test_every_call_draws_other_numbers() -> None:
-    function = compiled(functools.partial(nn.functional.dropout, p=0.5), "nop")
+@pytest.mark.parametrize("backend", ALL)
+def test_every_call_draws_other_numbers(backend: str) -> None:
+    function = compiled(lambda x: nn.functional.dropout(x, 0.5), backend)
     x = torch.ones(100)
     assert not torch.equal(function(x), function(x))
 
 
-def test_a_model_with_dropout_in_training_and_evaluation() -> None:
+@pytest.mark.parametrize("backend", DYNAMO_BACKENDS)
+def test_a_model_with_dropout_in_training_and_evaluation(backend: str) -> None:
     """Switching between the two is switching between two plans."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     for training in (True, False, True):
         model.train(training)
-        assert_like_eager(model, lambda: (plain(3, 4),), "dynamo")
+        assert_like_eager(model, lambda: (plain(3, 4),), backend)
 
 
 def checkpointed(region, x):
@@ -219,8 +222,9 @@ def a_seldom_used_region(x, w):
 REGIONS = (two_layers, regions_within_a_region, a_seldom_used_region)
 
 
+@pytest.mark.usefixtures("eagers_numbers")
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("backend", [*AOT, "dynamo"])
+@pytest.mark.parametrize("backend", ALL)
 @pytest.mark.parametrize("function", REGIONS, ids=lambda function: function.__name__)
 def test_dropout_in_a_checkpoint(function, backend: str, order: int) -> None:
     """The backward draws the numbers of the forward again, and leaves the generator alone."""
@@ -242,17 +246,17 @@ def test_dropout_in_a_checkpoint(function, backend: str, order: int) -> None:
     under_test = compiled(function, backend)
     for _ in range(2):
         for actual, wanted in zip(run(under_test), run(function), strict=True):
-            torch.testing.assert_close(actual, wanted, rtol=0 if order == 1 else None, atol=0 if order == 1 else None)
+            exact = {"rtol": 0, "atol": 0} if order == 1 and backend in EXACT else {}
+            torch.testing.assert_close(actual, wanted, **exact)
 
 
-def test_inductors_mask_in_a_checkpoint() -> None:
+@pytest.mark.parametrize("backend", THROUGH_INDUCTOR)
+def test_inductors_mask_in_a_checkpoint(backend: str) -> None:
     def function(x, w):
         return checkpointed(lambda x: nn.functional.dropout(x * w, 0.5), x)
 
-    recipe = Recipe(inductor, PARTITIONERS["min_cut"], Options())
-    calls = FunctionCalls(PlanCache(recipe, "function"), function, state_of(function))
     x, w = torch.ones(1000, requires_grad=True), torch.ones(1000)
-    y = calls(x, w)
+    y = compiled(function, backend)(x, w)
     y.sum().backward()
     assert torch.equal(x.grad, y) and 300 < (y == 0).sum() < 700
 
@@ -268,9 +272,10 @@ class NoisyGradient(torch.autograd.Function):
         return gradient + torch.rand_like(gradient)
 
 
+@pytest.mark.usefixtures("eagers_numbers")
 @pytest.mark.parametrize("retain", [False, True])
 @pytest.mark.parametrize("wanted", [(0, 1), (0,), (1,)], ids=str)
-def test_a_backward_that_draws(wanted: tuple[int, ...], retain: bool) -> None:
+def test_a_backward_that_draws(halves, wanted: tuple[int, ...], retain: bool) -> None:
     """It does so when eager's node runs: not for a gradient that does not go through it."""
 
     def function(x, w):
@@ -286,20 +291,21 @@ def test_a_backward_that_draws(wanted: tuple[int, ...], retain: bool) -> None:
             found.append(torch.get_rng_state())
         return found
 
-    under_test = aotgrad.aot_function(function, aotgrad.nop)
+    under_test = aotgrad.aot_function(function, halves)
     for _ in range(2):
-        assert all(map(torch.equal, run(under_test), run(function)))
+        assert_matches(run(under_test), run(function), halves)
 
 
-def test_a_gradient_of_one_that_draws_is_refused() -> None:
+def test_a_gradient_of_one_that_draws_is_refused(halves) -> None:
     """It would draw other numbers, and again."""
     x = torch.ones(3, requires_grad=True)
-    y = aotgrad.aot_function(lambda x: NoisyGradient.apply(x).sin(), aotgrad.nop)(x)
+    y = aotgrad.aot_function(lambda x: NoisyGradient.apply(x).sin(), halves)(x)
     with pytest.raises(HigherOrderError, match="the backward of the compiled function draws random numbers"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
-def test_a_generator_that_is_saved_and_left_as_it_was() -> None:
+@pytest.mark.parametrize("backend", (*AOT, "aot_inductor"))
+def test_a_generator_that_is_saved_and_left_as_it_was(backend: str) -> None:
     """What draws nothing may save and restore the state; reading it is fine, too."""
 
     def function(x):
@@ -309,10 +315,11 @@ def test_a_generator_that_is_saved_and_left_as_it_was() -> None:
         torch.set_rng_state(state)
         return nn.functional.dropout(y, 0.5)
 
-    assert_like_eager(function, lambda: (leaf(4, 8),), "eager")
+    assert_like_eager(function, lambda: (leaf(4, 8),), backend)
 
 
-def test_the_same_numbers_drawn_twice() -> None:
+@pytest.mark.usefixtures("eagers_numbers")
+def test_the_same_numbers_drawn_twice(halves) -> None:
     """From a state that the function has set again, and that it leaves as eager does."""
 
     def function(x):
@@ -325,7 +332,7 @@ def test_the_same_numbers_drawn_twice() -> None:
         return *function(torch.ones(5)), torch.rand(2)
 
     for _ in range(2):
-        assert all(map(torch.equal, run(aotgrad.aot_function(function, aotgrad.nop)), run(function)))
+        assert_matches(run(aotgrad.aot_function(function, halves)), run(function), halves)
 
 
 def draws_and_goes_back(x):
@@ -367,16 +374,16 @@ SETTERS = (draws_and_goes_back, seeds_for_a_while, seeds_afterwards, seeds_by_ch
 
 
 @pytest.mark.parametrize("function", [*SETTERS, *READERS], ids=lambda function: function.__name__)
-def test_a_function_that_sets_the_generator_is_refused(function) -> None:
+def test_a_function_that_sets_the_generator_is_refused(halves, function) -> None:
     """And leaves it as it was."""
     before = torch.get_rng_state()
     with pytest.raises(CaptureError, match="the function seeds the random generator or sets its state"):
-        aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))
+        aotgrad.aot_function(function, halves)(torch.ones(3))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.random.default_generator is torch.default_generator
 
 
-def test_another_thread_may_seed_while_a_function_is_traced() -> None:
+def test_another_thread_may_seed_while_a_function_is_traced(halves) -> None:
     seed = torch.initial_seed()
 
     def function(x):
@@ -385,4 +392,4 @@ def test_another_thread_may_seed_while_a_function_is_traced() -> None:
         thread.join()
         return x + torch.rand_like(x)
 
-    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))
+    aotgrad.aot_function(function, halves)(torch.ones(3))

@@ -1,0 +1,70 @@
+"""Tensors that a function closed over, as inputs of a graph for Inductor.
+
+    y = mul(x, weight)  with an attribute `weight`      ->      y = mul(x, attribute_0), called with the tensor
+
+A function reads such a tensor at every call. Inductor takes an attribute for a constant: it folds what depends on one,
+writes the values of a small one into its kernels, and keeps a copy of a large one. What passes of ours have folded is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad.ir import FOLDED
+
+
+def closed_over(module: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors that a function closed over, by the names of the attributes."""
+    names = dict.fromkeys(str(node.target) for node in module.graph.find_nodes(op="get_attr"))
+    values = {name: functools.reduce(getattr, name.split("."), module) for name in names if not name.startswith(FOLDED)}
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+@contextlib.contextmanager
+def closed_over_as_inputs(module: fx.GraphModule) -> Iterator[None]:
+    """Inside, the graph takes the tensors that the function closed over as inputs, behind all others."""
+    inputs = [(name, as_input(module.graph, name, f"attribute_{k}")) for k, name in enumerate(closed_over(module))]
+    yield
+    for name, placeholder in inputs:
+        as_attribute(placeholder, name)
+
+
+def as_input(graph: fx.Graph, name: str, input_name: str) -> fx.Node:
+    """Replace all nodes of an attribute by one input."""
+    nodes = graph.find_nodes(op="get_attr", target=name)
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        placeholder = graph.placeholder(input_name)
+    placeholder.meta = dict(nodes[0].meta)
+    for node in nodes:
+        node.replace_all_uses_with(placeholder)
+        graph.erase_node(node)
+    return placeholder
+
+
+def as_attribute(placeholder: fx.Node, name: str) -> None:
+    graph = placeholder.graph
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        attribute = graph.create_node("get_attr", name)
+    attribute.meta = dict(placeholder.meta)
+    placeholder.replace_all_uses_with(attribute)
+    graph.erase_node(placeholder)
+
+
+def given(compiled: Callable, tensors: Sequence[torch.Tensor]) -> Callable:
+    """What was compiled for a graph with such inputs, as it is called without them."""
+    if not tensors:
+        return compiled
+
+    def call(args: list) -> Any:
+        inputs = [*args, *tensors]
+        args.clear()
+        return compiled(inputs)
+
+    call._boxed_call = True
+    return call
