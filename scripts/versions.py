@@ -170,7 +170,7 @@ def run_part(python: Path, combination: Combination, part: str, minutes: int) ->
     start = time.monotonic()
     options = ["-q", "-n", "0", "-rfE", "-p", "no:cacheprovider", "--show-capture=no", "--tb=no"]
     said = output_of([str(python), "-m", "pytest", *options, *files(part)], minutes)
-    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+::\w+(?:\[.*?\])?)(?= - |$)", said, re.MULTILINE)
     seconds = int(time.monotonic() - start)
     return Result(combination.torch, combination.python, part, commit(), counts(said), failed, seconds)
 
