@@ -12,6 +12,7 @@ A part that takes longer than --minutes is stopped and counts as not finished.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -19,8 +20,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -227,13 +229,42 @@ def keep(result: Result, folder: Path) -> None:
 
 
 def table(found: Sequence[Result]) -> str:
-    """A row for each combination and part."""
+    """A row for each combination that all tests were run with, and for each part of others; then what failed."""
     head = ("torch", "Python", "tests", *OUTCOMES[:2], "errors", *OUTCOMES[3:], "seconds", "commit")
     rows = [head, ["---"] * len(head)]
-    for each in sorted(found, key=lambda each: (numbers(each.torch), numbers(each.python), each.part)):
-        numbered = ["not finished", *[""] * 4] if each.counts is None else [str(each.counts.get(o, 0)) for o in OUTCOMES]
-        rows.append([each.torch, each.python, f"`{each.part}`", *numbered, str(each.seconds), each.commit])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    for combination, results in grouped(found):
+        whole = {each.part for each in results} >= set(all_parts()) and all(each.counts is not None for each in results)
+        for each in [summed(results)] if whole else results:
+            numbered = ["not finished", *[""] * 4] if each.counts is None else [str(each.counts.get(o, 0)) for o in OUTCOMES]
+            rows.append([*combination, f"`{each.part}`", *numbered, str(each.seconds), each.commit])
+    failed = [f"- {torch}, Python {python}: `{name}`" for (torch, python), each in grouped(found) for name in names(each)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*lines, *(["", "What failed:", "", *failed] if failed else [])])
+
+
+def grouped(found: Sequence[Result]) -> Iterator[tuple[tuple[str, str], list[Result]]]:
+    """The results of each combination, oldest versions first."""
+    in_order = sorted(found, key=lambda each: (numbers(each.torch), numbers(each.python), each.part))
+    for combination, results in itertools.groupby(in_order, key=lambda each: (each.torch, each.python)):
+        yield combination, list(results)
+
+
+def summed(results: Sequence[Result]) -> Result:
+    """The results of all parts as one; they may be of several commits."""
+    parts = [each for each in results if each.part in all_parts()]
+    total = sum((Counter(each.counts) for each in parts), Counter())
+    commits, failed = sorted({each.commit for each in parts}), [name for each in parts for name in each.failed]
+    return replace(
+        parts[0], part="all of tests", commit=" ".join(commits), counts=dict(total), failed=failed, seconds=seconds(parts)
+    )
+
+
+def seconds(results: Sequence[Result]) -> int:
+    return sum(each.seconds for each in results)
+
+
+def names(results: Sequence[Result]) -> list[str]:
+    return sorted({name for each in results for name in each.failed})
 
 
 def write_table(found: Sequence[Result]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,16 @@ def test_the_table_is_in_the_order_of_versions_and_says_what_did_not_finish():
     _, _, first, second = table([result("tests/b.py", counted=None), older]).splitlines()
     assert first == "| 2.9 | 3.13 | `tests/a.py` | 3 | 2 | 1 | 1 | 1 | 3 | abc |"
     assert second == "| 2.11 | 3.12 | `tests/b.py` | not finished |  |  |  |  | 12 | abc |"
+
+
+def test_a_combination_with_all_parts_is_one_row(monkeypatch):
+    monkeypatch.setattr(versions, "all_parts", lambda: ["tests/a.py", "tests/b.py"])
+    failed = replace(result("tests/b.py", "new"), failed=["tests/b.py::test_c[1]"])
+    said = table([result("tests/a.py", "old"), failed, result("tests/part_of_a.py")])
+    assert said.splitlines()[2:] == [
+        "| 2.11 | 3.12 | `all of tests` | 6 | 4 | 2 | 2 | 2 | 24 | new old |",
+        *("", "What failed:", "", "- 2.11, Python 3.12: `tests/b.py::test_c[1]`"),
+    ]
 
 
 def test_the_parts_hold_every_test_file_once():
