@@ -20,6 +20,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_inputs
 from aotgrad.backends.closed_over import closed_over, closed_over_as_inputs, given
+from aotgrad.backends.copies import returned_copies_kept
 from aotgrad.backends.corrected import CORRECTIONS, amended, corrected_decompositions, rewrite
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.floats import floats_as_tensors
@@ -72,7 +73,8 @@ class InductorBackend:
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
         with COMPILING, self.context(joint.module):
             floats_as_tensors(joint.module.graph)
-            with output_layouts_kept(joint.module.graph), closed_over_as_inputs(joint.module):
+            graph, results = joint.module.graph, len(joint.signature.forward_results)
+            with output_layouts_kept(graph), returned_copies_kept(graph, results), closed_over_as_inputs(joint.module):
                 module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
             own_seeds_of_backward(module.graph)

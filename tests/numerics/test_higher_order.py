@@ -251,15 +251,18 @@ def test_nothing_is_compiled_for_orders_that_nobody_asks_for(halves) -> None:
     assert aotgrad.counters["compilations"] == before + 2
 
 
-def test_the_first_derivative_runs_no_product_twice(halves) -> None:
-    """What the forward saved is an input of the second-order function: of the forward, nothing is left in it."""
+def test_the_first_derivative_runs_no_product_twice() -> None:
+    """What the forward saved is an input of the second-order function: of the forward, nothing is left in it.
+
+    Eager's count; Inductor's form of a product may be another op.
+    """
 
     def mlp(x, a, b, c):
         return ((x @ a).tanh() @ b).tanh() @ c
 
     x, *weights = doubles((8, 4), (4, 4), (4, 4), (4, 1))
     with recorded() as stages:
-        y = aotgrad.aot_function(mlp, halves)(x, *weights)
+        y = aotgrad.aot_function(mlp, aotgrad.nop)(x, *weights)
         torch.autograd.grad(y.sum(), x, create_graph=True)
     _, vjp = (stage.text.partition("def backward")[0] for stage in stages if stage.name == "partition")
     assert (vjp.count("aten.mm.default("), vjp.count("aten.tanh.default(")) == (3, 0)

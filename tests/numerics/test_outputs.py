@@ -235,6 +235,33 @@ def everything_at_once(x):
     return {"y": y, "view": y[1:], "in": x, "n": [1, None, y.argmax()], "detached": y.detach()}
 
 
+# --- Copies of what the backward needs, which the caller changes ---------------------------------------------------------
+
+
+@CASES.add(lambda: (leaf(3),), caller=lambda outputs, args: outputs[1].mul_(2))
+def a_copy(x):
+    z = x.sin()
+    return z**2, z.clone()
+
+
+@CASES.add(lambda: (leaf(3),), caller=lambda outputs, args: outputs[1].mul_(2))
+def a_copy_by_its_dtype(x):
+    z = x.sin()
+    return z**2, z.to(z.dtype, copy=True)
+
+
+@CASES.add(lambda: (leaf(2, 3),), caller=lambda outputs, args: outputs[1].mul_(2))
+def a_view_of_a_copy(x):
+    z = x.sin()
+    return z**2, z.t().clone().t()
+
+
+@CASES.add(lambda: (leaf(3),), caller=lambda outputs, args: outputs[1].mul_(2))
+def a_product_with_one(x):
+    z = x.sin()
+    return z**2, z * 1
+
+
 @CASES.parametrize()
 def test_outputs(case: Case, backend: str) -> None:
     case.check(backend)
