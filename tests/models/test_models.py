@@ -25,14 +25,16 @@ from .zoo import CASES, ModelCase
 
 STEPS = 3
 LEARNING_RATE = 0.1
-# Inductor fuses and reorders float32 arithmetic; its own results stay this close on the models of the table.
-INDUCTOR_RTOL, INDUCTOR_ATOL = 1e-4, 1e-5
+# Inductor fuses and reorders float32 arithmetic.
+INDUCTOR_ATOL = 1e-5
 
 pytestmark = [
     # Dynamo reads `.grad` of inputs that are no leaves; it keeps the warning from being shown, not from being raised.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"),
     # Inductor's first import scripts a function.
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    # Inductor leaves complex numbers to eager's kernels, and says so.
+    pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators:UserWarning"),
     # Mamba's scan asks cached functions which libraries are installed, and Dynamo traces through the cache.
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function:UserWarning"),
     # Dynamo itself instantiates a custom autograd function, which torch deprecates.
@@ -145,11 +147,11 @@ def test_eager_halves_with_symbolic_sizes_train_as_eager(case: ModelCase) -> Non
     assert_equal_training(actual, train(case), case.rtol, case.atol)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.inductor], ids=attrgetter("name"))
+@pytest.mark.parametrize("case", CASES, ids=attrgetter("name"))
 def test_inductor_halves_train_as_eager(case: ModelCase) -> None:
     actual = train(case, backend="aotgrad")
     assert_graphs_were_compiled(case)
-    assert_equal_training(actual, train(case), INDUCTOR_RTOL, INDUCTOR_ATOL)
+    assert_equal_training(actual, train(case), case.inductor_rtol, INDUCTOR_ATOL)
 
 
 def test_the_table_is_sorted_and_its_names_are_unique() -> None:

@@ -25,7 +25,7 @@ class ModelCase:
         batch: Makes the keyword arguments of step 0, 1, 2 from the global random state.
         graphs: How many graphs Dynamo hands over in all steps together.
         graph_breaks: How many breaks in the model's code there are among them; with 0 it is compiled with `fullgraph`.
-        inductor: Whether the halves are also compiled by Inductor, which costs ten seconds or more.
+        inductor_rtol: How far halves that Inductor compiled may be from eager.
         symbolic: Whether it is also compiled with `dynamic=True`, which makes sizes and Python numbers symbolic.
         rtol, atol: How far eager halves may be from eager. Not zero, because gradients may be summed in another order.
     """
@@ -35,15 +35,15 @@ class ModelCase:
     batch: Callable[[int], Mapping[str, Tensor]]
     graphs: int = 1
     graph_breaks: int = 0
-    inductor: bool = False
+    inductor_rtol: float = 1e-4
     symbolic: bool = False
     rtol: float = 1e-6
     atol: float = 1e-7
 
 
 CASES = (
-    ModelCase("autocast_mlp", awkward.AutocastMLP, awkward.feature_batch),
-    ModelCase("bert", hf.bert, hf.padded_language_batch, inductor=True),
+    ModelCase("autocast_mlp", awkward.AutocastMLP, awkward.feature_batch, inductor_rtol=0.1),  # eager rounds to bfloat16
+    ModelCase("bert", hf.bert, hf.padded_language_batch),
     ModelCase("click_model", awkward.ClickModel, awkward.click_batch),
     ModelCase("denoiser", plain.Denoiser, plain.grey_image_batch, symbolic=True),
     ModelCase("domain_adversarial", awkward.DomainAdversarial, awkward.feature_batch),
@@ -51,22 +51,22 @@ CASES = (
     ModelCase("gpt2", hf.gpt2, hf.language_batch),
     ModelCase("graph_break_mlp", awkward.GraphBreakMLP, awkward.feature_batch, graphs=2, graph_breaks=1),
     ModelCase("graph_network", awkward.GraphNetwork, awkward.graph_batch, symbolic=True),
-    ModelCase("growing_attention", awkward.GrowingAttention, awkward.growing_batch, graphs=2, inductor=True),
+    ModelCase("growing_attention", awkward.GrowingAttention, awkward.growing_batch, graphs=2),
     ModelCase("growing_transformer_encoder", plain.TransformerClassifier, plain.growing_token_batch, graphs=2),
     ModelCase("llama", hf.llama, hf.embedded_language_batch),
     ModelCase("low_rank_adapter", awkward.LowRankAdapter, awkward.feature_batch),
     ModelCase("lstm", plain.LSTMLanguageModel, plain.token_batch),
-    ModelCase("lstm_cell", plain.LSTMCellLanguageModel, plain.token_batch, inductor=True),
+    ModelCase("lstm_cell", plain.LSTMCellLanguageModel, plain.token_batch),
     ModelCase("mamba", hf.mamba, hf.language_batch),
     ModelCase("mean_teacher", awkward.MeanTeacher, awkward.feature_batch),
     ModelCase("qwen_moe", hf.qwen_moe, hf.language_batch),
-    ModelCase("resnet", plain.ResNet, plain.image_batch, inductor=True, symbolic=True),
+    ModelCase("resnet", plain.ResNet, plain.image_batch, symbolic=True),
     ModelCase("spectral_discriminator", awkward.SpectralDiscriminator, awkward.feature_batch),
     ModelCase("t5", hf.t5, hf.translation_batch),
     ModelCase("transformer_encoder", plain.TransformerClassifier, plain.token_batch),
     ModelCase("two_heads", awkward.TwoHeads, awkward.feature_batch),
     ModelCase("unet", plain.UNet, plain.segmentation_batch),
-    ModelCase("vae", plain.VAE, plain.pixel_batch, inductor=True, symbolic=True),
+    ModelCase("vae", plain.VAE, plain.pixel_batch, symbolic=True),
     ModelCase("vector_quantizer", awkward.VectorQuantizer, awkward.feature_batch),
     ModelCase("vit", hf.vit, hf.photo_batch, symbolic=True),
     ModelCase("whisper", hf.whisper, hf.speech_batch),
