@@ -23,6 +23,7 @@ SHARED = (
     "options",
     "overlap",
     "slots",
+    "source_lines",
     "symbols",
     "torch_compat",
     "value_guards",

@@ -13,9 +13,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from aotgrad import printing
 from aotgrad.inspect.specs import make_argument
 from aotgrad.ir import Compiled, JointGraph, SavingNodes
-from aotgrad.printing.graphs import argument_text, body_lines, source_line
+from aotgrad.printing.graphs import argument_text, body_lines
 from aotgrad.printing.types import type_text
 from aotgrad.slots import GraphSignature, Primal, UserOutput
+from aotgrad.source_lines import source_line
 from tests.executables import executable_of
 
 aten = torch.ops.aten

@@ -43,12 +43,14 @@ NO_REGIONS: Mapping[fx.GraphModule, Collection[int]] = {}
 class KeptRegion:
     """A run of a region that Dynamo keeps: its tensors, each with its value when it began, and the regions inside.
 
-    `draws`: it draws other random numbers the second time.
+    `draws`: it draws other random numbers the second time. `writes`: it changes a tensor in place, maybe one of its own: of
+    that, torch would not make the old value again.
     """
 
     region: fx.GraphModule
     arguments: Mapping[int, tuple[torch.Tensor, fx.Node]]
     draws: bool
+    writes: bool
     inside: frozenset[fx.GraphModule]
 
 
@@ -146,10 +148,13 @@ class Trace:
             return run(region, *args, **settings)
         tensors = {k: (value, self.node_of(value)) for k, value in enumerate(args) if torch_compat.any_functional([value])}
         last, begun = next(iter(reversed(self.graph.nodes)), None), len(self._kept)
+        written = torch_compat.count_of_writes(self._functional_mode)
         result = run(region, *args, **settings)
         made = itertools.takewhile(lambda node: node is not last, reversed(self.graph.nodes))
         draws = not settings.get("preserve_rng_state", True) and any(op_table.is_random(node.target) for node in made)
-        self._kept.append(KeptRegion(region, tensors, draws, frozenset(each.region for each in self._kept[begun:])))
+        writes = torch_compat.count_of_writes(self._functional_mode) > written
+        inside = frozenset(each.region for each in self._kept[begun:])
+        self._kept.append(KeptRegion(region, tensors, draws, writes, inside))
         return result
 
     def regions_to_trace_again(self) -> dict[fx.GraphModule, Collection[int]]:
@@ -162,7 +167,7 @@ class Trace:
         for kept in self._kept:
             pairs = kept.arguments.items()
             changed = {k for k, (value, node) in pairs if not value.requires_grad and self.node_of(value) is not node}
-            if changed or kept.draws or not kept.inside.isdisjoint(found):
+            if changed or kept.draws or kept.writes or not kept.inside.isdisjoint(found):
                 found[kept.region] = changed.union(found.get(kept.region, ()))
         return found
 

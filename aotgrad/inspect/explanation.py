@@ -47,9 +47,10 @@ from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache import PlanCache
 from aotgrad.plans import CachedPlan, NoPlan
 from aotgrad.printing import type_text
-from aotgrad.printing.graphs import argument_text, inside_of, results_of
+from aotgrad.printing.graphs import argument_text, results_of
 from aotgrad.printing.stages import input_alias_text, replay_text
 from aotgrad.slots import IntermediateBase, Primal, Tangent, UserOutput
+from aotgrad.source_lines import inside_of
 
 
 @dataclass(frozen=True)

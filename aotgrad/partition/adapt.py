@@ -34,7 +34,7 @@ from aotgrad.partition.decision import Budget, Chooser, Objective
 from aotgrad.partition.graphs import analyze, base_of_each
 from aotgrad.partition.min_cut import min_cut, recompute_all
 from aotgrad.partition.save_all import save_all
-from aotgrad.partition.split import insert_copy, source_line, split
+from aotgrad.partition.split import insert_copy, line_of, split
 from aotgrad.slots import (
     Gradient,
     GraphSignature,
@@ -359,7 +359,7 @@ def _describe(joint: JointGraph, forward: fx.GraphModule, saved: list[fx.Node], 
     for node, slot in zip(saved, slots, strict=True):
         saved_bytes = 0 if base[node] in counted else costs.bytes_kept_alive(base[node])
         counted.add(base[node])
-        yield SavedValue(slot, saved_bytes, "chosen by the user's partition function", source_line(node))
+        yield SavedValue(slot, saved_bytes, "chosen by the user's partition function", line_of(node))
 
 
 def _copy_overwritten(

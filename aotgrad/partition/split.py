@@ -33,6 +33,7 @@ from aotgrad.partition.compact import compacted, dense_copy, retrace
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis, inputs_closure
 from aotgrad.slots import Saved, SavedSymInt, backward_signature, forward_signature
+from aotgrad.source_lines import source_line
 from aotgrad.symbols import bound_symbol, symbols_of
 
 
@@ -91,25 +92,24 @@ def needed_in_backward(analysis: JointAnalysis, decision: Decision) -> set[fx.No
 def _describe(analysis: JointAnalysis, value: _Crossing, reason: str | None) -> SavedValue:
     if value.is_state:
         why = f"needed to run {value.node.name} again in the backward; the state that it drew from"
-        return SavedValue(value.slot, random_state.state_bytes(value.node), why, source_line(value.node))
+        return SavedValue(value.slot, random_state.state_bytes(value.node), why, line_of(value.node))
     if value.dim is not None:
-        return SavedValue(value.slot, 0, "a size of the backward's inputs", source_line(value.node))
+        return SavedValue(value.slot, 0, "a size of the backward's inputs", line_of(value.node))
     assert reason is not None, "every saved value has a reason"
     held = costs.dense_bytes(value.value) if value.is_slice else costs.held_bytes(analysis, value.node)
-    return SavedValue(value.slot, held, reason, source_line(value.node))
+    return SavedValue(value.slot, held, reason, line_of(value.node))
 
 
 def _recomputed(analysis: JointAnalysis, decision: Decision, needed: set[fx.Node]) -> Iterator[RecomputedValue]:
     for node in analysis.in_order(decision.again):
         if node in analysis.forward and node in needed:
             traffic = 0 if analysis.is_view(node) else costs.traffic(node)
-            yield RecomputedValue(node.name, decision.again[node], source_line(node), traffic, costs.flops(node))
+            yield RecomputedValue(node.name, decision.again[node], line_of(node), traffic, costs.flops(node))
 
 
-def source_line(node: fx.Node) -> str | None:
-    """The last line of the user's stack trace, which is the code of the line itself."""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip(" ^~")]
-    return lines[-1] if lines else None
+def line_of(node: fx.Node) -> str | None:
+    """The user's line that a node comes from."""
+    return source_line(node.meta.get("stack_trace"))
 
 
 @dataclass(frozen=True)

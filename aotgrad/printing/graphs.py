@@ -17,8 +17,6 @@ were computed and are used by nobody are left out: they say nothing about the fu
 
 from __future__ import annotations
 
-import functools
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,6 +26,7 @@ import torch.fx as fx
 
 from aotgrad.printing.types import SYMBOLIC_NUMBERS, type_text
 from aotgrad.slots import GraphSignature
+from aotgrad.source_lines import source_line
 
 INDENT = "    "
 FULL_SLICE_END = 2**63 - 1
@@ -161,25 +160,6 @@ def argument_text(value: Any) -> str:
 
 def without_address(text: str) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
-
-
-@functools.lru_cache(maxsize=4096)
-def source_line(trace: str | None) -> str | None:
-    """The user's code at the end of a stack trace, or else `file.py:line`; `None` if there is no trace.
-
-    With the module that it is inside of, where every module is torch's own: `model(x), inside 0 (Linear)`.
-    """
-    lines = [line.strip() for line in (trace or "").splitlines() if line.strip(" ^~")]
-    if not lines:
-        return None
-    frame = re.match(r'File "(.*)", line (\d+)', lines[-1])
-    code = f"{os.path.basename(frame[1])}:{frame[2]}" if frame else lines[-1]
-    return code + inside_of(lines[-1 if frame else -2] if len(lines) > 1 or frame else "")
-
-
-def inside_of(frame: str) -> str:
-    """What a frame of a stack trace says after the function: `, inside 0 (Linear)`."""
-    return "".join(re.findall(r", inside .*$", frame.splitlines()[0] if frame else ""))
 
 
 def indented(lines: Iterable[str]) -> list[str]:

@@ -52,7 +52,6 @@ from aotgrad.printing.graphs import (
     indented,
     op_text,
     results_of,
-    source_line,
 )
 from aotgrad.printing.types import SYMBOLIC_NUMBERS, number_list, type_text
 from aotgrad.slots import FORWARD_RESULTS, Primal
@@ -287,7 +286,7 @@ RECOMPUTED_HEADERS = ("value", "reason", "line")
 
 def recomputed_text(partition: Partition) -> str:
     """A table of what runs in both halves."""
-    rows = [(value.name, value.reason, source_line(value.source) or "") for value in partition.recomputed]
+    rows = [(value.name, value.reason, value.source or "") for value in partition.recomputed]
     return table_text(f"run again in the backward: {count_text(rows)}", RECOMPUTED_HEADERS, rows)
 
 
@@ -310,7 +309,7 @@ def saved_text(partition: Partition) -> str:
 
 
 def saved_row(value: SavedValue, types: Mapping[Any, str]) -> tuple[str, ...]:
-    line = source_line(value.source) or ""
+    line = value.source or ""
     return (value.slot.name, types[value.slot], str(value.saved_bytes), value.reason, line)
 
 

@@ -196,6 +196,7 @@ from aotgrad.torch_compat.functionalization import (
     EffectTokens,
     ReadsValues,
     computed_and_written,
+    count_of_writes,
     expands_nothing,
     functional_mode,
     guarded_dispatch,

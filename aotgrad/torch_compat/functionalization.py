@@ -74,9 +74,15 @@ def functional_mode(
     mode._tokens = EffectTokens(make_token)
     mode._geometry, mode._pieces = AbsoluteGeometry(), UnsafePieces()
     mode._below, mode._record, mode._has_reshaped, mode._assign = below, record, False, None
+    mode._writes = 0
     # On the instance: higher-order ops look their rules up by the exact type of the mode.
     mode.__torch_dispatch__ = types.MethodType(guarded_dispatch, mode)
     return mode
+
+
+def count_of_writes(mode: FunctionalTensorMode) -> int:
+    """How many ops that change something have run in a `functional_mode`."""
+    return mode._writes
 
 
 class ReadsValues(Protocol):
@@ -149,6 +155,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             op, args = torch.ops.aten.resize_.default, (args[0], args[1].size())
         if (generator := generator_of(op, args, kwargs or {})) is not None:
             return _drawn_from(generator, mode, op, classes, args, kwargs or {})
+        mode._writes += op._schema.is_mutable
         mode._has_reshaped |= torch.Tag.inplace_view in op.tags
         with torch._C.DisableTorchFunction():  # what is asked here is not what the user's function asks
             refuse_stale_views(args)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import aotgrad
 from tests.numerics.against_eager import AOT, assert_like_eager, leaf, non_leaf, plain
@@ -117,6 +120,100 @@ def test_an_op_that_changes_one_argument_and_returns(backend):
         return add_one_and_multiply(z, y), z
 
     assert_like_eager(function, lambda: (plain(4), plain(4)), backend)
+
+
+@torch.library.custom_op("aotgrad_tests::change_two", mutates_args=("a", "b"))
+def change_two(x: Tensor, a: Tensor, b: Tensor, factor: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # torch reads it
+    write_one_more(a)
+    write_one_more(b)
+    return x * 2 if factor is None else x * factor
+
+
+@torch.library.custom_op("aotgrad_tests::change_list", mutates_args=("buffers",))
+def change_list(x: Tensor, buffers: list[Tensor]) -> None:
+    for buffer in buffers:
+        write_one_more(buffer)
+
+
+@torch.library.custom_op("aotgrad_tests::change_maybe", mutates_args=("a", "b"))
+def change_maybe(x: Tensor, a: Tensor, b: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # torch reads it
+    write_one_more(a)
+    if b is not None:
+        write_one_more(b)
+    return x + 1
+
+
+change_two.register_fake(lambda x, a, b, factor=None: torch.empty_like(x))
+change_maybe.register_fake(lambda x, a, b=None: torch.empty_like(x))
+
+
+def in_a_list(x, a, b):
+    change_list(x.detach(), [a, b])
+    return (x.sin() * a * b).exp()
+
+
+def in_a_list_of_intermediates(x, a, b):
+    c, d = a * 1, b * 1
+    change_list(x.detach(), [c, d])
+    return (x * c).sin() * d
+
+
+def parts_in_a_list(x, a, b):
+    change_list(x.detach(), [a[0], b[:, 1]])
+    return (x * a).sin() * b
+
+
+def rows(x, a, b):
+    y = change_two(x.detach()[0], a[0], b[1], x.detach()[1])
+    return (x * a).sin() * b * y
+
+
+def two_at_once_in_a_checkpoint(x, a, b):
+    def region(x):
+        return (x.sin() * change_two(x.detach(), a.clone(), b.clone())).exp()
+
+    return checkpoint(region, x, use_reentrant=False)
+
+
+def changed_and_returned(x, a, b):
+    c = a.clone()
+    y = change_two(x.detach(), c, b) * x.sin()
+    return y, c
+
+
+def changed_twice(x, a, b):
+    return change_two(x.detach(), a, b) * x.sin() * change_two(x.detach() * 2, b, a)
+
+
+CHANGING = {
+    "two at once": lambda x, a, b: (x.sin() * 2 + change_two(x.detach(), a, b) * x).cos(),
+    "two at once, given another": lambda x, a, b: (change_two(x.detach(), a, b, x.detach().exp()) * x).cos() * a,
+    "rows": rows,
+    "in a list": in_a_list,
+    "intermediates in a list": in_a_list_of_intermediates,
+    "parts in a list": parts_in_a_list,
+    "one is None": lambda x, a, b: (x.sin() * change_maybe(x.detach(), a)).exp() * a,
+    "one might be None": lambda x, a, b: (x.sin() * change_maybe(x.detach(), a, b)).exp() * a,
+    "in a checkpoint": two_at_once_in_a_checkpoint,
+    "changed and returned": changed_and_returned,
+    "changed twice": changed_twice,
+}
+
+WAYS = [
+    *[(backend, None) for backend in ("nop", "dynamo", "aot_inductor", "inductor")],
+    *[(backend, 0.0) for backend in ("nop", "dynamo", "aot_inductor")],
+]
+
+
+@pytest.mark.parametrize(("backend", "budget"), WAYS)
+@pytest.mark.parametrize("name", CHANGING)
+def test_ops_that_change_several_arguments(name, backend, budget):
+    arguments = (leaf(2, 2), torch.ones(2, 2), torch.full((2, 2), 2.0))
+    assert_like_eager(
+        *(CHANGING[name], lambda: tuple(each.detach().clone().requires_grad_(each.requires_grad) for each in arguments)),
+        backend,
+        options={"memory_budget": budget},
+    )
 
 
 @exact_backends

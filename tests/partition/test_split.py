@@ -119,6 +119,14 @@ def test_the_source_line_is_the_last_of_the_stack_trace():
     assert value.source == "y = x.sin()"
 
 
+def test_the_source_line_names_a_module_of_torchs_own():
+    joint = joint_of(lambda x: x.sin(), grad(3))
+    frame = 'File "model.py", line 3, in f, inside 0 (Linear)\n    y = model(x)\n'
+    node_of(joint.module, "primals_1").meta["stack_trace"] = frame
+    (value,) = partition(joint, default_partition).saved
+    assert value.source == "y = model(x), inside 0 (Linear)"
+
+
 def test_sizes_in_the_shapes_of_the_backwards_inputs_are_saved():
     """Backends look for each symbol among the inputs."""
     joint = joint_of(lambda x: (x.sin(), torch.arange(x.shape[0])), grad(6, 5), dynamic=True)

@@ -94,6 +94,16 @@ def test_effect_tokens_are_made_when_they_are_needed():
     assert made == [1]
 
 
+def test_writes_are_counted(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2))
+    with trace.active() as x:
+        before = compat.count_of_writes(trace.functional_mode)
+        y = x.sin()
+        assert compat.count_of_writes(trace.functional_mode) == before
+        y.add_(1)
+        assert compat.count_of_writes(trace.functional_mode) == before + 1
+
+
 def test_what_answers_reads_of_values_is_asked_by_the_functional_mode(fake_mode):
     class Answers(compat.ReadsValues):
         def wants(self, op, args):

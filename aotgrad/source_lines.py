@@ -1,0 +1,29 @@
+"""What is printed of where a node comes from: the user's code at the end of its stack trace.
+
+source_line('File "model.py", line 3, in f\n    y = x.sin()')    # y = x.sin()
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+
+
+@functools.lru_cache(maxsize=4096)
+def source_line(trace: str | None) -> str | None:
+    """The user's code at the end of a stack trace, or else `file.py:line`; `None` if there is no trace.
+
+    With the module that it is inside of, where every module is torch's own: `model(x), inside 0 (Linear)`.
+    """
+    lines = [line.strip() for line in (trace or "").splitlines() if line.strip(" ^~")]
+    if not lines:
+        return None
+    frame = re.match(r'File "(.*)", line (\d+)', lines[-1])
+    code = f"{os.path.basename(frame[1])}:{frame[2]}" if frame else lines[-1]
+    return code + inside_of(lines[-1 if frame else -2] if len(lines) > 1 or frame else "")
+
+
+def inside_of(frame: str) -> str:
+    """What a frame of a stack trace says after the function: `, inside 0 (Linear)`."""
+    return "".join(re.findall(r", inside .*$", frame.splitlines()[0] if frame else ""))
