@@ -43,7 +43,7 @@ def must_be_cut(graph: fx.Graph) -> bool:
 
 def is_sized_by_values(node: fx.Node) -> bool:
     """Whether a node is an op without a shape function, or one of its results."""
-    op = node.args[0].target if op_table.is_getitem(node.target) else node.target
+    op = node.all_input_nodes[0].target if op_table.is_getitem(node.target) else node.target
     return torch_compat.READS_VALUES.get(op) is torch_compat.Read.SIZES
 
 

@@ -60,7 +60,9 @@ class Recorder(PythonKeyTracer):
         self._attributed: dict[str, Any] | None = None
         self.is_indexing = False
 
-    def create_node(self, kind, target, args, kwargs, name=None, type_expr=None) -> fx.Node:
+    def create_node(
+        self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: Any = None, type_expr: Any = None
+    ) -> fx.Node:
         if target in CHECKED_OPS:
             torch_compat.check_bounds(args[0].meta["val"], *args[2:])
         node = super().create_node(kind, target, args, kwargs, name, type_expr)

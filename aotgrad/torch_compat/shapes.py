@@ -116,14 +116,14 @@ def check_bounds(value: torch.Tensor, size: Sequence[Any], stride: Sequence[Any]
         RuntimeError: it does not.
     """
     start = value.storage_offset()
-    needed = last_element(size, stride, start if offset is None else offset)
-    there = last_element(value.size(), value.stride(), start)
+    needed = _last_element(size, stride, start if offset is None else offset)
+    there = _last_element(value.size(), value.stride(), start)
     if needed > there:
         where = f"sizes {list(hints(size))} and strides {list(hints(stride))}, which end at element {needed},"
         raise RuntimeError(f"{where} are out of bounds for storage of size {there}")
 
 
-def last_element(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> int:
+def _last_element(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> int:
     """One more than the position in memory of what lies last, by hints; 0 for no elements."""
     sizes, strides, (start,) = hints(size), hints(stride), hints([offset])
     return 0 if 0 in sizes else start + 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
