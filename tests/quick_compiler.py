@@ -21,10 +21,11 @@ for argument in "$@"; do
     case $argument in
     -O3) arguments+=(-O1) ;;
     -g1) ;;
+    -shared) arguments+=(-shared -Wl,--no-as-needed) ;;
     *) arguments+=("$argument") ;;
     esac
 done
-exec {compiler} -Wl,--no-as-needed -L{folder} "${{arguments[@]}}"
+exec {compiler} -L{folder} "${{arguments[@]}}"
 """
 
 
