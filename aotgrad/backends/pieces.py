@@ -8,6 +8,7 @@ In: a graph, and what compiles a graph. Out: a callable that runs the pieces, ea
 Inductor takes a sparse tensor for a dense one with the strides that the trace made up for it. Nor does a trace know how many
 values a sparse tensor has: what is computed from its `values()` or `indices()` is not compiled either. Nor are ops for which
 torch has no shape function, as `linalg.lstsq`: Inductor asks for the sizes of their results, which a guard of values holds.
+Nor are writes into a view of a complex tensor: Inductor makes them in place, and moves what reads the tensor before them.
 """
 
 from __future__ import annotations
@@ -38,13 +39,28 @@ class Piece:
 
 def must_be_cut(graph: fx.Graph) -> bool:
     """Whether a graph has something that is not compiled."""
-    return any(is_sparse(node) or is_sized_by_values(node) for node in graph.nodes)
+    return any(is_sparse(node) or is_left_whole(node) for node in graph.nodes)
+
+
+def is_left_whole(node: fx.Node) -> bool:
+    """Whether a dense node runs as it is, beside what is compiled."""
+    return is_sized_by_values(node) or is_complex_scatter(node)
 
 
 def is_sized_by_values(node: fx.Node) -> bool:
     """Whether a node is an op without a shape function, or one of its results."""
     op = node.all_input_nodes[0].target if op_table.is_getitem(node.target) else node.target
     return torch_compat.READS_VALUES.get(op) is torch_compat.Read.SIZES
+
+
+def is_complex_scatter(node: fx.Node) -> bool:
+    """Whether a node writes into a view of a complex tensor: views of these are ops of their own for Inductor."""
+    value = node.meta.get("val")
+    is_scatter = node.op == "call_function" and op_table.short_name(node.target) in VIEW_SCATTERS
+    return is_scatter and isinstance(value, torch.Tensor) and value.is_complex()
+
+
+VIEW_SCATTERS = ("as_strided_scatter", "diagonal_scatter", "select_scatter", "slice_scatter")
 
 
 def is_sparse(node: fx.Node) -> bool:
@@ -57,13 +73,13 @@ PARTS = ("values", "_values", "indices", "_indices", "crow_indices", "col_indice
 
 
 def apart_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that are not compiled: without a shape function, of sparse values, and what parts of these lead to."""
+    """The nodes that are not compiled: left whole, of sparse values, and what parts of these lead to."""
     from_parts: set[fx.Node] = set()
     for node in graph.nodes:
         is_part = op_table.short_name(node.target) in PARTS
         if node.op != "output" and (is_part or any(each in from_parts for each in node.all_input_nodes)):
             from_parts.add(node)
-    from_parts.update(filter(is_sized_by_values, graph.nodes))
+    from_parts.update(filter(is_left_whole, graph.nodes))
     return from_parts.union(node for node in graph.nodes if any(map(is_sparse, (node, *node.all_input_nodes))))
 
 

@@ -44,6 +44,18 @@ def test_an_op_without_a_shape_function_is_not_compiled_and_what_reads_its_resul
     assert must_be_cut(module.graph) and apart == {torch.ops.aten.linalg_lstsq.default, operator.getitem}
 
 
+def test_writes_into_views_of_complex_tensors_are_not_compiled() -> None:
+    def written(x):
+        y = x * 2
+        y.diagonal().zero_()
+        y[0] = 1
+        return y
+
+    apart = names(apart_nodes(make_fx(torch.func.functionalize(written))(torch.ones(2, 2) + 1j).graph))
+    assert {"diagonal_scatter", "select_scatter"} <= apart and "mul" not in apart
+    assert not must_be_cut(make_fx(torch.func.functionalize(written))(torch.ones(2, 2)).graph)
+
+
 def test_effects_stay_between_what_is_around_them() -> None:
     def draws(x):
         first = torch.rand_like(x.to_sparse().to_dense())

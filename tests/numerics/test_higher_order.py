@@ -465,12 +465,8 @@ EIGENVECTORS = {
 @pytest.mark.parametrize("depends_on_phase", [False, True])
 @pytest.mark.parametrize("segments", [1, 2])
 @pytest.mark.parametrize("function", EIGENVECTORS.values(), ids=EIGENVECTORS)
-def test_second_gradients_of_complex_eigenvectors(request, halves, function, segments: int, depends_on_phase: bool) -> None:
+def test_second_gradients_of_complex_eigenvectors(halves, function, segments: int, depends_on_phase: bool) -> None:
     """What is checked is their whole gradient: neither of its parts is independent of their phase."""
-
-    if halves is not aotgrad.nop and (function, segments, depends_on_phase) == (EIGENVECTORS["eig"], 1, False):
-        reason = "what Inductor makes of the derivative of the first gradient is wrong, in complex numbers"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
 
     def second(function):
         torch.manual_seed(0)
