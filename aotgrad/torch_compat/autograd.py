@@ -323,7 +323,8 @@ def saved_by_function(node: Any) -> list[Any]:
     found: list[torch.Tensor] = []
     for saved in node._raw_saved_tensors:
         with contextlib.suppress(RuntimeError):
-            found += [saved.unpack()] if saved.unpack_hook is None else []
+            if saved.unpack_hook is None:
+                found.append(saved.unpack() if UNPACKS_ONE else saved.data)
     return found
 
 
