@@ -469,7 +469,9 @@ def test_a_replaced_storage() -> None:
 
 
 def test_a_storage_that_grows() -> None:
-    assert_refused(grown, (plain(3),), UnsupportedMutationError, "input 0", "beyond its storage")
+    """By us after the trace, or by torch >= 2.15 within it."""
+    kind = CaptureError if torch.__version__ >= "2.15" else UnsupportedMutationError
+    assert_refused(grown, (plain(3),), kind, "input", "resized beyond its storage")
 
 
 def test_a_size_taken_from_another_tensor() -> None:
