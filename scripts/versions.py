@@ -237,7 +237,7 @@ def table(found: Sequence[Result]) -> str:
         for each in [summed(results)] if whole else results:
             numbered = ["not finished", *[""] * 4] if each.counts is None else [str(each.counts.get(o, 0)) for o in OUTCOMES]
             rows.append([*combination, f"`{each.part}`", *numbered, str(each.seconds), each.commit])
-    failed = [f"- {torch}, Python {python}: `{name}`" for (torch, python), each in grouped(found) for name in names(each)]
+    failed = [f"- {torch}, Python {python}: {files_of(each)}" for (torch, python), each in grouped(found) if names(each)]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([*lines, *(["", "What failed:", "", *failed] if failed else [])])
 
@@ -261,6 +261,12 @@ def summed(results: Sequence[Result]) -> Result:
 
 def seconds(results: Sequence[Result]) -> int:
     return sum(each.seconds for each in results)
+
+
+def files_of(results: Sequence[Result]) -> str:
+    """The files with tests that failed, and how many of each."""
+    failed = Counter(name.partition("::")[0] for name in names(results))
+    return ", ".join(f"`{file}` {number}" for file, number in sorted(failed.items()))
 
 
 def names(results: Sequence[Result]) -> list[str]:

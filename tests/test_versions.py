@@ -62,7 +62,7 @@ def test_a_combination_with_all_parts_is_one_row(monkeypatch):
     said = table([result("tests/a.py", "old"), failed, result("tests/part_of_a.py")])
     assert said.splitlines()[2:] == [
         "| 2.11 | 3.12 | `all of tests` | 6 | 4 | 2 | 2 | 2 | 24 | new old |",
-        *("", "What failed:", "", "- 2.11, Python 3.12: `tests/b.py::test_c[1]`"),
+        *("", "What failed:", "", "- 2.11, Python 3.12: `tests/b.py` 1"),
     ]
 
 
