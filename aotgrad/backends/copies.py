@@ -29,10 +29,18 @@ def returned_copies_kept(graph: fx.Graph, results: int) -> Iterator[None]:
     (end,) = graph.find_nodes(op="output")
     for k, owner in owners.items():
         if (now := owner_of(outputs[k])) is not owner and now in nodes:
-            with graph.inserting_before(end):
-                copy = graph.call_function(torch.ops.aten.clone.default, (outputs[k],))
-            copy.meta, outputs[k] = dict(outputs[k].meta), copy
+            outputs[k] = copied(outputs[k])
     end.args = (outputs[0] if isinstance(end.args[0], fx.Node) else type(end.args[0])(outputs),)
+
+
+def copied(node: fx.Node) -> fx.Node:
+    """A copy, made before inputs are written at the end."""
+    graph = node.graph
+    first = next(each for each in graph.nodes if each.op != "placeholder")
+    with graph.inserting_before(first) if node.op == "placeholder" else graph.inserting_after(node):
+        copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+    copy.meta = dict(node.meta)
+    return copy
 
 
 def is_computed(output: Any) -> bool:
