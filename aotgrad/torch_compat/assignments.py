@@ -13,7 +13,7 @@ from aotgrad.torch_compat.refusals import ANOTHER_STORAGE, RESHAPED_CONVERSION
 from aotgrad.torch_compat.shapes import is_symbolic
 from aotgrad.torch_compat.views import is_converted_view, is_forbidden_after_a_write, is_view_of_leaf
 
-SHALLOW_COPY = getattr(torch.ops.aten, "shallow_copy_data_", None)
+_SHALLOW_COPY = getattr(torch.ops.aten, "shallow_copy_data_", None)
 """What Dynamo of torch >= 2.15 makes of `x.data = y`."""
 
 
@@ -40,7 +40,7 @@ class Assignments(TorchFunctionMode):
         super().__exit__(*error)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function == torch.Tensor.data.__set__ or (SHALLOW_COPY and function in (SHALLOW_COPY, SHALLOW_COPY.default)):
+        if function == torch.Tensor.data.__set__ or (_SHALLOW_COPY and function in (_SHALLOW_COPY, _SHALLOW_COPY.default)):
             self.assign(*args)
             return None if function == torch.Tensor.data.__set__ else args[0]
         return function(*args, **(kwargs or {}))
