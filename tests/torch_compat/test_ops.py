@@ -128,6 +128,7 @@ def test_what_a_fake_knows_of_the_entries_that_it_is_made_of():
         assert told == entries(op(*arguments(*given), **settings))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_ops_that_keep_the_entries_of_an_argument():
     sparse = torch.sparse_coo_tensor(INDICES, VALUES, (4, 4))
     for op, place in compat.KEEPS_ENTRIES.items():
