@@ -72,8 +72,12 @@ def extend(names: Any) -> Callable[[], None]:
 
     ours = classmethod(find)
     setattr(names, MISSING, ours)
+    for name, member in members.items():  # by which Python 3.11.0 to 3.11.3 unpickles them
+        setattr(names, name, member)
 
     def undo() -> None:
+        for name in members:
+            delattr(names, name)
         if vars(names).get(MISSING) is not ours:
             return  # somebody else has changed it since
         if own is None:
