@@ -76,7 +76,7 @@ def extend(names: Any) -> Callable[[], None]:
         setattr(names, name, member)
 
     def undo() -> None:
-        for name in members:
+        for name in members.keys() & vars(names).keys():
             delattr(names, name)
         if vars(names).get(MISSING) is not ours:
             return  # somebody else has changed it since
