@@ -151,11 +151,10 @@ class InductorBackend:
         settings = {key: value for key, value in job.settings.items() if key != "static_input_idxs"}
         (output,) = piece.graph.find_nodes(op="output")
         signature = GraphSignature((), tuple(map(UserOutput, range(len(output.args[0])))))
+        dense = Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings)
+        behind = inputs_behind(piece)
         with torch_compat.reported_output_strides():
-            behind = inputs_behind(piece)
-            return given(
-                self._make(Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings), Shared(False)), behind
-            )
+            return given(self._make(dense, Shared(False)), behind)
 
     def cache_key(self) -> str | None:
         with self.configured():
