@@ -15,6 +15,7 @@ from aotgrad.backends import registry
 from tests.golden.harness import golden
 from tests.native.built import implementation, library
 from tests.quick_compiler import use_quick_compiler
+from tests.sampling import deselect
 
 __all__ = ["golden", "implementation", "library"]
 
@@ -40,6 +41,12 @@ def fixed_seed() -> Iterator[None]:
 def registered_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
     monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A sample of the tests, for what is run often (`scripts/versions.py --every 10`)."""
+    if (every := int(os.environ.get("AOTGRAD_TEST_EVERY", "1"))) > 1:
+        deselect(config, items, [item for k, item in enumerate(items) if k % every])
 
 
 if os.environ.get("AOTGRAD_TEST_CACHE") == "1":

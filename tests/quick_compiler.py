@@ -45,3 +45,5 @@ def use_quick_compiler() -> None:
     wrapper.write_text(WRAPPER.format(compiler=compiler, folder=folder))
     wrapper.chmod(0o755)
     os.environ["CXX"] = str(wrapper)
+    # Inductor compiles a program for each vector extension, in each new cache, to see whether the compiler has it.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")

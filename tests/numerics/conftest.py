@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import torch
 
 import aotgrad
 from aotgrad.backends.inductor import InductorBackend
+from tests.sampling import deselect
 
 from .against_eager import AOT
+from .inductor_sample import left_out
 
 TORCH_WARNS = (
     # Dynamo reads it of every input; torch hides the warning, but cannot keep it from being raised as an error.
@@ -29,8 +32,15 @@ TORCH_WARNS = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Filters for the tests of this folder, but for those that say that they compile without Dynamo."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out most of the tests through Inductor that are alike, and filter warnings."""
+    if os.environ.get("AOTGRAD_TEST_ALL") != "1":
+        deselect(config, items, left_out(items))
+    filter_warnings(items)
+
+
+def filter_warnings(items: Sequence[pytest.Item]) -> None:
+    """Of the tests of this folder, but for those that say that they compile without Dynamo."""
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if item.path.is_relative_to(Path(__file__).parent) and parameters.get("backend") not in AOT:
