@@ -1,6 +1,7 @@
 """What is printed of where a node comes from: the user's code at the end of its stack trace.
 
-source_line('File "model.py", line 3, in f\n    y = x.sin()')    # y = x.sin()
+File "model.py", line 3, in f
+    y = x.sin()                     ->      y = x.sin()
 """
 
 from __future__ import annotations

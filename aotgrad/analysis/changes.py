@@ -98,7 +98,9 @@ class Change:
         return torch_compat.storage_id(self.argument) != self.before.storage
 
     def lies_beyond_its_storage(self) -> bool:
-        return self.before.storage is not None and not statically_fits(self.argument, self.before.storage_bytes)
+        if self.is_assigned or self.before.storage is None:
+            return False
+        return not statically_fits(self.argument, self.before.storage_bytes)
 
     def has_another_requires_grad(self) -> bool:
         """It comes to require grad after it has changed, or ceases to, or does so as one of several that share memory."""

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.fx as fx
 
+from aotgrad.backends.graphs import inserting_behind_inputs
 from aotgrad.ir import FOLDED
 
 
 def closed_over(module: fx.GraphModule) -> dict[str, torch.Tensor]:
-    """The tensors that a function closed over, by the names of the attributes."""
-    names = dict.fromkeys(str(node.target) for node in module.graph.find_nodes(op="get_attr"))
+    """The tensors that a function closed over, by the names of the attributes, in an order that no pass changes."""
+    names = sorted({str(node.target) for node in module.graph.find_nodes(op="get_attr")})
     values = {name: functools.reduce(getattr, name.split("."), module) for name in names if not name.startswith(FOLDED)}
     return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
@@ -38,7 +39,7 @@ def closed_over_as_inputs(module: fx.GraphModule) -> Iterator[None]:
 def as_input(graph: fx.Graph, name: str, input_name: str) -> fx.Node:
     """Replace all nodes of an attribute by one input."""
     nodes = graph.find_nodes(op="get_attr", target=name)
-    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+    with inserting_behind_inputs(graph):
         placeholder = graph.placeholder(input_name)
     placeholder.meta = dict(nodes[0].meta)
     for node in nodes:
@@ -49,20 +50,20 @@ def as_input(graph: fx.Graph, name: str, input_name: str) -> fx.Node:
 
 def as_attribute(placeholder: fx.Node, name: str) -> None:
     graph = placeholder.graph
-    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+    with inserting_behind_inputs(graph):
         attribute = graph.create_node("get_attr", name)
     attribute.meta = dict(placeholder.meta)
     placeholder.replace_all_uses_with(attribute)
     graph.erase_node(placeholder)
 
 
-def given(compiled: Callable, tensors: Sequence[torch.Tensor]) -> Callable:
+def given(compiled: Callable, tensors: Mapping[str, torch.Tensor]) -> Callable:
     """What was compiled for a graph with such inputs, as it is called without them."""
     if not tensors:
         return compiled
 
     def call(args: list) -> Any:
-        inputs = [*args, *tensors]
+        inputs = [*args, *tensors.values()]
         args.clear()
         return compiled(inputs)
 

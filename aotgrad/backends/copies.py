@@ -16,7 +16,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import op_table
-from aotgrad.backends.layouts import outputs_of
+from aotgrad.backends.graphs import inserting_behind_inputs, outputs_of, replace_outputs
 
 
 @contextlib.contextmanager
@@ -26,18 +26,16 @@ def returned_copies_kept(graph: fx.Graph, results: int) -> Iterator[None]:
     owners = {k: owner_of(node) for k, node in enumerate(outputs_of(graph)[:results]) if is_computed(node)}
     yield
     outputs = list(outputs_of(graph))
-    (end,) = graph.find_nodes(op="output")
     for k, owner in owners.items():
         if (now := owner_of(outputs[k])) is not owner and now in nodes:
             outputs[k] = copied(outputs[k])
-    end.args = (outputs[0] if isinstance(end.args[0], fx.Node) else type(end.args[0])(outputs),)
+    replace_outputs(graph, outputs)
 
 
 def copied(node: fx.Node) -> fx.Node:
     """A copy, made before inputs are written at the end."""
     graph = node.graph
-    first = next(each for each in graph.nodes if each.op != "placeholder")
-    with graph.inserting_before(first) if node.op == "placeholder" else graph.inserting_after(node):
+    with inserting_behind_inputs(graph) if node.op == "placeholder" else graph.inserting_after(node):
         copy = graph.call_function(torch.ops.aten.clone.default, (node,))
     copy.meta = dict(node.meta)
     return copy

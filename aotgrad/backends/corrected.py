@@ -11,17 +11,19 @@ For each there is a test that shows what torch does without it, and fails when t
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, Union
+from typing import Any, Union, cast
 
 import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.layouts import output_layouts_kept
+from aotgrad.gradient_masks import narrow_mask
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,14 @@ def check_index_add(input: torch.Tensor, dim: int, index: torch.Tensor, source: 
 
 
 def keep_complex_sum(*operands: Any, **_: Any) -> Any:
-    """A sum of complex tensors is not taken apart unless they are contiguous."""
+    """A sum of complex tensors is not taken apart unless they are contiguous, and have elements."""
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.is_complex()]
-    return None if all(map(torch_compat.known_contiguous, tensors)) else NotImplemented
+    return None if all(torch_compat.known_contiguous(each) and not is_empty(each) for each in tensors) else NotImplemented
+
+
+def is_empty(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no elements, whatever symbols are."""
+    return any(torch_compat.is_known_empty(tensor, dim) for dim in range(tensor.dim()))
 
 
 # --- Rewrites --------------------------------------------------------------------------------------------------------
@@ -184,6 +191,48 @@ def is_number(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 0
 
 
+def read_every_nth_pixel(graph: fx.Graph) -> None:
+    """Compute the gradient of a small kernel without a stride, from the pixels that the convolution reads."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.convolution_backward.default):
+        if reads_few_channels_of_some_pixels(node):
+            with graph.inserting_before(node):
+                pixels = insert_pixels(graph, node.args[1], node.args[4])
+                of_weight = graph.call_function(node.target, with_stride_one(node.args, pixels))
+            of_weight.meta = {**node.meta, "val": (None, node.meta["val"][1], None)}
+            for user in [user for user in node.users if user.args[1] == 1]:
+                user.update_arg(0, of_weight)
+            narrow_mask(node)
+
+
+def reads_few_channels_of_some_pixels(node: fx.Node) -> bool:
+    """Whether the gradient of a 1x1 kernel is wanted, with a stride and fewer channels than a CPU's vector has numbers."""
+    weight: torch.Tensor = cast(fx.Node, node.args[2]).meta["val"]
+    _, channels, *kernel = weight.shape
+    stride, padding, is_transposed, (_, is_wanted, _) = (cast(Any, node.args[k]) for k in (4, 5, 7, 10))
+    is_small = weight.is_cpu and kernel == [1, 1] and isinstance(channels, int) and channels < VECTOR
+    return is_small and is_wanted and not is_transposed and max(stride) > 1 and max(padding) == 0
+
+
+VECTOR = 8
+"""Single precision numbers in a vector of AVX2."""
+
+
+def insert_pixels(graph: fx.Graph, image: Any, stride: Any) -> fx.Node:
+    """`image[:, :, ::stride[0], ::stride[1]]`; one number is the stride of both."""
+    for dim, step in enumerate(stride if len(stride) == 2 else 2 * stride, 2):
+        part = graph.call_function(torch.ops.aten.slice.Tensor, (image, dim, 0, sys.maxsize, step))
+        with torch_compat.fake_mode_of(graph):
+            part.meta = {**image.meta, "val": image.meta["val"][(slice(None),) * dim + (slice(None, None, step),)]}
+        image = part
+    return image
+
+
+def with_stride_one(args: Any, image: fx.Node) -> tuple[Any, ...]:
+    """The arguments of a `convolution_backward` that computes the gradient of the weights alone, of this image."""
+    gradient, _, weight, *_, groups, _ = args
+    return (gradient, image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], groups, [False, True, False])
+
+
 CORRECTIONS: Mapping[str, Correction] = {
     "targets end at the first -1": Decomposition(
         torch.ops.aten.multilabel_margin_loss_forward.default,
@@ -206,13 +255,17 @@ CORRECTIONS: Mapping[str, Correction] = {
     "complex sums": Check(
         torch.ops.aten.add.Tensor,
         keep_complex_sum,
-        "the real and imaginary parts are added as one real tensor, which some strides do not let view as complex again",
+        "the parts are added as one real tensor, which some strides, or no elements, do not let view as complex again",
     ),
     "index_put into an expanded tensor": Rewrite(
         copy_expanded_targets, "Inductor writes into the expanded tensor in place, so that each row is written to each time"
     ),
     "constants without dimensions": Rewrite(
         copy_numbers, "Inductor takes a constant without dimensions for a number, and fails where an op needs a tensor"
+    ),
+    "strided convolutions of few channels": Rewrite(
+        read_every_nth_pixel,
+        "oneDNN writes behind the end of its memory (on AVX2, for channels that are last in memory, as Inductor lays them)",
     ),
     "offsets in memory": Amendment(
         torch_compat.traced_storage_offsets,
@@ -233,6 +286,10 @@ CORRECTIONS: Mapping[str, Correction] = {
     "writes over what they read": Amendment(
         torch_compat.reads_of_targets_checked,
         "an index_put or an op on a list writes in place to what its other arguments are views of, or computed from",
+    ),
+    "index_put into a view as another dtype": Amendment(
+        torch_compat.writes_to_converted_views_kept,
+        "it writes in place into the memory of the view, and converts the numbers to the dtype of that",
     ),
     "reads after a write": Amendment(
         torch_compat.reads_of_written_values_kept,

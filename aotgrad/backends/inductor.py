@@ -24,7 +24,8 @@ from aotgrad.backends.copies import returned_copies_kept
 from aotgrad.backends.corrected import CORRECTIONS, amended, corrected_decompositions, rewrite
 from aotgrad.backends.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.floats import floats_as_tensors
-from aotgrad.backends.layouts import differ, keep_as_traced, output_layouts_kept, outputs_of
+from aotgrad.backends.graphs import outputs_of
+from aotgrad.backends.layouts import differ, keep_as_traced, output_layouts_kept
 from aotgrad.backends.pieces import compile_in_pieces, must_be_cut
 from aotgrad.backends.seeds import own_seeds_of_backward
 from aotgrad.backends.wrapper_code import Wrapper
@@ -108,18 +109,23 @@ class InductorBackend:
         return self._compile(Job(half, "backward", (Gradient,), settings, {"layout_optimization": False}), shared)
 
     def _compile(self, job: Job, shared: Shared) -> BoxedCallable:
-        """What Inductor makes of a graph, or has made of it in an earlier process."""
-        artefact, behind = None, inputs_behind(job.half.module)
+        module = job.half.module
         with COMPILING:
-            if self.artefacts is not None and not shared.cudagraphs:
-                artefact = self.artefacts(job.half, job.text)
-            compiled = None if artefact is None else self._load(artefact, job)
-            if compiled is None:
-                compiled = self._make(job, shared)
-                if artefact is not None and (content := written(compiled)) is not None:
-                    artefact.write(content)
-        compiled = given(compiled, behind)
+            if must_be_cut(module.graph):
+                compiled = compile_in_pieces(module, functools.partial(self._compile_piece, job))
+            else:
+                compiled = given(self._load_or_make(job, shared), closed_over(module))
         return checked_arity(compiled, len(job.half.signature.outputs), self.name, job.role)
+
+    def _load_or_make(self, job: Job, shared: Shared) -> Callable:
+        """What Inductor makes of a graph, or has made of it in an earlier process."""
+        artefact = None if self.artefacts is None or shared.cudagraphs else self.artefacts(job.half, job.text)
+        compiled = None if artefact is None else self._load(artefact, job)
+        if compiled is None:
+            compiled = self._make(job, shared)
+            if artefact is not None and (content := written(compiled)) is not None:
+                artefact.write(content)
+        return compiled
 
     def _load(self, artefact: Artefact, job: Job) -> Callable | None:
         content = artefact.read()
@@ -134,8 +140,6 @@ class InductorBackend:
 
     def _make(self, job: Job, shared: Shared) -> Callable:
         module = job.half.module
-        if must_be_cut(module.graph):
-            return compile_in_pieces(module, functools.partial(self._make_dense, job))
         apart = torch_compat.apart_in_inductors_cache(repr((job.strides, *CORRECTIONS)))
         settings = {**job.configuration, **apart}
         with self.context(module, **settings), closed_over_as_inputs(module):
@@ -146,15 +150,14 @@ class InductorBackend:
             with kernels_together(), amended():
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
 
-    def _make_dense(self, job: Job, piece: fx.GraphModule) -> Callable:
+    def _compile_piece(self, job: Job, piece: fx.GraphModule) -> Callable:
         """Compile a piece of a half, whose inputs and results are like in the trace."""
         settings = {key: value for key, value in job.settings.items() if key != "static_input_idxs"}
         (output,) = piece.graph.find_nodes(op="output")
         signature = GraphSignature((), tuple(map(UserOutput, range(len(output.args[0])))))
         dense = Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings)
-        behind = inputs_behind(piece)
         with torch_compat.reported_output_strides():
-            return given(self._make(dense, Shared(False)), behind)
+            return given(self._make(dense, Shared(False)), closed_over(piece))
 
     def cache_key(self) -> str | None:
         with self.configured():
@@ -213,11 +216,6 @@ class InductorBackward:
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
         return self.backend.backward(half, self.shared)
-
-
-def inputs_behind(module: fx.GraphModule) -> list[torch.Tensor]:
-    """What a compiled graph is given after its arguments; one that is compiled in pieces gives it to them."""
-    return [] if must_be_cut(module.graph) else list(closed_over(module).values())
 
 
 def kernels_together() -> contextlib.AbstractContextManager[None]:

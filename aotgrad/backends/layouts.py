@@ -16,6 +16,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.backends.graphs import outputs_of, replace_outputs
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Sizes and strides, as hints."""
@@ -44,16 +45,9 @@ def output_layouts_kept(graph: fx.Graph) -> Iterator[None]:
     for k, (node, layout) in enumerate(zip(outputs, layouts, strict=True)):
         if layout is not None and "val" in node.meta and differ(*layout, torch_compat.hints(node.meta["val"].stride())):
             with graph.inserting_before(end):
-                outputs[k] = copied(node, layout)
+                outputs[k] = laid_out(node, layout)
                 torch_compat.tell_output_stride(end, k, outputs[k].meta["val"].stride())
-    end.args = (outputs[0] if isinstance(end.args[0], fx.Node) else type(end.args[0])(outputs),)
-
-
-def outputs_of(graph: fx.Graph) -> Sequence[Any]:
-    """What a graph returns; a subgraph may return one tensor alone."""
-    (end,) = graph.find_nodes(op="output")
-    returned: Any = end.args[0]
-    return (returned,) if isinstance(returned, fx.Node) else returned
+    replace_outputs(graph, outputs)
 
 
 def layout_of(output: Any) -> Layout | None:
@@ -66,7 +60,7 @@ def layout_of(output: Any) -> Layout | None:
     return layout if torch_compat.is_dense_layout(*layout) else None
 
 
-def copied(node: fx.Node, layout: Layout) -> fx.Node:
+def laid_out(node: fx.Node, layout: Layout) -> fx.Node:
     """A dense copy: contiguous when its dimensions are ordered by stride."""
     _, strides = layout
     order = sorted(range(len(strides)), key=lambda dim: -strides[dim])

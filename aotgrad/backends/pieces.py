@@ -22,6 +22,7 @@ import torch.fx as fx
 
 from aotgrad import op_table, torch_compat
 from aotgrad.backends.eager import boxed_code
+from aotgrad.backends.graphs import inserting_behind_inputs
 from aotgrad.ir import BoxedCallable
 from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.symbols import bound_symbol, symbols_of
@@ -90,16 +91,16 @@ def compile_in_pieces(module: fx.GraphModule, compile_dense: Callable[[fx.GraphM
     read_sizes(graph)
     stages = stages_of(graph)
     groups = [[node for node in stages if stages[node] == stage] for stage in sorted(set(stages.values()))]
-    graphs = [piece_of(graph, nodes) for nodes in groups]
     (output,) = graph.find_nodes(op="output")
     read_later = {node.name for node in output.all_input_nodes}
     pieces: list[Piece] = []
-    for nodes, piece in zip(reversed(groups), reversed(graphs), strict=True):
+    for nodes in reversed(groups):
+        makes = [node for node in nodes if node.name in read_later]
+        piece = piece_of(graph, nodes, makes)
         compiler = boxed_code if stages[nodes[0]] % 2 else compile_dense
         reads = names_of(piece.find_nodes(op="placeholder"))
-        makes = names_of(node for node in nodes if is_read_outside(node, nodes))
         last = tuple(name for name in reads if name not in read_later)
-        pieces.append(Piece(compiler(LazyGraphModule(module, piece)), reads, makes, last))
+        pieces.append(Piece(compiler(LazyGraphModule(module, piece)), reads, names_of(makes), last))
         read_later.update(reads)
     return run_in_order(names_of(graph.find_nodes(op="placeholder")), pieces[::-1], output.args[0])
 
@@ -112,13 +113,12 @@ def read_sizes(graph: fx.Graph) -> None:
     """Make each symbol a number of the graph: a piece need not read the input whose size it is."""
     placeholders = graph.find_nodes(op="placeholder")
     known = {bound_symbol(node.meta["val"]) for node in placeholders}
-    first = next(node for node in graph.nodes if node.op != "placeholder")
     for node in placeholders:
         value = node.meta["val"]
         for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if (symbol := bound_symbol(size)) is not None and symbol not in known:
                 known.add(symbol)
-                with graph.inserting_before(first):
+                with inserting_behind_inputs(graph):
                     number = graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
                 number.meta = {"val": size}
 
@@ -140,22 +140,18 @@ def stages_of(graph: fx.Graph) -> dict[fx.Node, int]:
     return stages
 
 
-def piece_of(graph: fx.Graph, nodes: Sequence[fx.Node]) -> fx.Graph:
-    """Some nodes of a graph as a graph of their own, which returns what is read outside."""
+def piece_of(graph: fx.Graph, nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> fx.Graph:
+    """Some nodes of a graph as a graph of their own, which returns `results`."""
     piece, copies = fx.Graph(), {}
     read = dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in nodes)
     inputs = [node for node in read if node.op != "get_attr"]
-    for node in (*inputs, *numbers_of_symbols(graph, inputs)):
+    for node in (*inputs, *(number for number in numbers_of_symbols(graph, inputs) if number not in nodes)):
         copies[node] = piece.placeholder(node.name)
         copies[node].meta = dict(node.meta)
     for node in (*(node for node in read if node.op == "get_attr"), *nodes):
         copies[node] = piece.node_copy(node, copies.__getitem__)
-    piece.output(tuple(copies[node] for node in nodes if is_read_outside(node, nodes)))
+    piece.output(tuple(copies[node] for node in results))
     return piece
-
-
-def is_read_outside(node: fx.Node, nodes: Sequence[fx.Node]) -> bool:
-    return any(user not in nodes for user in node.users)
 
 
 def numbers_of_symbols(graph: fx.Graph, inputs: Sequence[fx.Node]) -> list[fx.Node]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -13,19 +13,32 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 
 
-@contextlib.contextmanager
-def reads_of_targets_checked() -> Iterator[None]:
+def reads_of_targets_checked() -> contextlib.AbstractContextManager[None]:
     """Inside, a write stays functional whose other arguments are read from what it would write to.
 
     Torch looks at what reads the target after the write, and not at what the write itself reads: views of the target, and
     what is computed from it in the same kernel.
     """
+    return _kept_functional(_reads_what_it_writes)
+
+
+def writes_to_converted_views_kept() -> contextlib.AbstractContextManager[None]:
+    """Inside, a write to chosen elements of a view as another dtype stays functional.
+
+    Torch would write to the memory of the view as what that was made as, and convert the numbers to that dtype.
+    """
+    return _kept_functional(_writes_to_a_converted_view)
+
+
+@contextlib.contextmanager
+def _kept_functional(is_concerned: Callable[[fx.Node], bool]) -> Iterator[None]:
+    """Inside, no write that `is_concerned` is turned into one in place."""
     from torch._inductor.fx_passes import reinplace
 
     make_in_place = reinplace.reinplace_inplaceable_ops_core
 
     def make_safe_ones_in_place(graph: fx.Graph) -> None:
-        with _disguised([node for node in graph.nodes if _must_stay_functional(node)]):
+        with _disguised([node for node in graph.nodes if is_concerned(node)]):
             make_in_place(graph)
 
     with mock.patch.object(reinplace, "reinplace_inplaceable_ops_core", make_safe_ones_in_place):
@@ -49,7 +62,18 @@ def _unknown(*_: Any) -> None:
     """What a disguised node calls."""
 
 
-def _must_stay_functional(node: fx.Node) -> bool:
+def _writes_to_a_converted_view(node: fx.Node) -> bool:
+    if node.target not in _WRITES_TO_CHOSEN_ELEMENTS:
+        return False
+    target: Any = node.args[0]
+    while isinstance(target.target, torch._ops.OpOverload) and target.target.is_view:
+        if target.target is torch.ops.aten.view.dtype:
+            return True
+        target = target.args[0]
+    return False
+
+
+def _reads_what_it_writes(node: fx.Node) -> bool:
     """Whether an op on a list, or one that writes to chosen elements, would read elements that it has written to.
 
     Or whether it is on complex lists, of whose writes in place Inductor cannot make code.

@@ -45,3 +45,15 @@ def test_only_writes_that_read_elsewhere_are_made_in_place(function, in_place: b
         if in_place
         else not any("index_put_" in target or "foreach_add_" in target for target in targets)
     )
+
+
+def puts_into(view):
+    return lambda x, swapped: view(x * 2).index_put((swapped,), torch.ones(2, dtype=view(x).dtype))
+
+
+@pytest.mark.parametrize(("view", "in_place"), [(lambda x: x.t()[0], True), (lambda x: x.view(torch.int32)[0], False)])
+def test_writes_into_views_as_another_dtype_are_not_made_in_place(view, in_place: bool) -> None:
+    graph: fx.Graph = make_fx(puts_into(view), tracing_mode="fake")(torch.ones(2, 2), torch.tensor([1, 0])).graph
+    with compat.writes_to_converted_views_kept():
+        reinplace.reinplace_inplaceable_ops_core(graph)
+    assert ("aten.index_put_.default" in {str(node.target) for node in graph.nodes}) == in_place

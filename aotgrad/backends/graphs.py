@@ -1,0 +1,27 @@
+"""What several passes do to a graph for a backend: read and replace its outputs, insert behind its inputs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch.fx as fx
+
+
+def outputs_of(graph: fx.Graph) -> Sequence[Any]:
+    """What a graph returns; a subgraph may return one tensor alone."""
+    (end,) = graph.find_nodes(op="output")
+    returned: Any = end.args[0]
+    return (returned,) if isinstance(returned, fx.Node) else returned
+
+
+def replace_outputs(graph: fx.Graph, outputs: Sequence[Any]) -> None:
+    """Have a graph return `outputs`, in the form in which it returned as many others."""
+    (end,) = graph.find_nodes(op="output")
+    end.args = (outputs[0] if isinstance(end.args[0], fx.Node) else type(end.args[0])(outputs),)
+
+
+def inserting_behind_inputs(graph: fx.Graph) -> contextlib.AbstractContextManager[None]:
+    """Inside, what is inserted stands before every op, and behind the inputs that are there."""
+    return graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder"))
