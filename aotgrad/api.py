@@ -17,7 +17,7 @@ import inspect
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.fx as fx
@@ -32,7 +32,7 @@ from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
 from aotgrad.debug_state import debug_state
 from aotgrad.errors import BackendError, CaptureError, NotPicklable
-from aotgrad.ir import InputHint, SymInput
+from aotgrad.ir import InputHint, MemberInput, SymInput
 from aotgrad.lifting import LiftedModule, slots_of
 from aotgrad.locks import COMPILING
 from aotgrad.memory import MemoryGuard
@@ -283,7 +283,27 @@ def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe, stored: 
     sharing = executable.sharing(distinct)
     memory = MemoryGuard(distinct, sharing, counters=False) if sharing.mutated else None
     others = PlanCache(recipe.of_changing_sizes() if is_symbolic(executable) else recipe, type(mod).__qualname__)
-    return FlatCallable(executable, dedupe, tuple(tensors), memory, lifted, others)
+    attachments = {k: Attachment.of(distinct[k]) for k in written_with_gradients(executable)}
+    return FlatCallable(executable, dedupe, tuple(tensors), memory, attachments, lifted, others)
+
+
+class Attachment(NamedTuple):
+    """How autograd holds a tensor."""
+
+    is_leaf: bool
+    is_view: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Attachment:
+        return cls(tensor.is_leaf, torch_compat.is_differentiable_view(tensor))
+
+
+def written_with_gradients(executable: Executable | Restored) -> Iterator[int]:
+    """The inputs that require grad, and that the function writes, or whose memory others share that it writes."""
+    for k, (spec, info) in enumerate(executable.arguments):
+        is_written = isinstance(spec, MemberInput) or (info is not None and info.version_bumps > 0)
+        if is_written and not isinstance(spec, SymInput) and spec.requires_grad:
+            yield k
 
 
 def is_symbolic(executable: Executable | Restored) -> bool:
@@ -332,14 +352,16 @@ class EagerModule(OfModule):
 class FlatCallable(OfModule):
     """An executable with its module's own tensors bound.
 
-    `memory` is which inputs shared memory in the trace, if it changes one of them. No frontend guards that, and asking for
-    every pair of inputs would be slow there: a call with another pattern finds its plan among `others`.
+    `memory` is which inputs shared memory in the trace, if it changes one of them, and `attachments` are those of what it
+    changes. No frontend guards that, and asking for every pair of inputs would be slow there: a call with another pattern
+    finds its plan among `others`.
     """
 
     executable: Executable | Restored
     dedupe: Dedupe
     tensors: tuple[torch.Tensor, ...]
     memory: MemoryGuard | None
+    attachments: Mapping[int, Attachment]
     module: LiftedModule
     others: PlanCache
 
@@ -363,10 +385,13 @@ class FlatCallable(OfModule):
         del args  # only the list has them now: each can be freed when it is dead
         if not self.dedupe.is_identity:
             values = self.dedupe.enter(values)
-        if self.memory is not None and not self.memory(values):
+        if self.memory is not None and not (self.memory(values) and self.are_attached_alike(values)):
             arguments = self.arguments(self.dedupe.exit(values))
             return self.others.call(self.module.forward, arguments, len(self.tensors), State(self.module.forward))
         return self.executable.call(values)
+
+    def are_attached_alike(self, values: Sequence[Any]) -> bool:
+        return all(Attachment.of(values[k]) == attachment for k, attachment in self.attachments.items())
 
     def arguments(self, values: Sequence[Any]) -> Arguments:
         """Those of other plans, which depend on no number that this one does not depend on."""

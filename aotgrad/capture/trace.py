@@ -194,6 +194,7 @@ class Trace:
             with (
                 torch.autograd.set_detect_anomaly(False),
                 torch_compat.normal_mode(),
+                torch_compat.compiled_functions_inlined(),
                 torch_compat.hidden_saved_tensor_hooks(),
                 self._fake_mode,
                 torch_compat.answered_by(self._fake_mode, self._values.answer),
@@ -545,9 +546,9 @@ EXPLANATIONS = {
         "at {line}. Make the view after that change, or use t(), unsqueeze(), ... instead"
     ),
     torch_compat.ANOTHER_STORAGE: (
-        "a tensor is given another storage, by `x.data = ...` or `x.set_(...)`, at {line}: one that is laid out otherwise, "
-        "or that is no part of the function, or it is a view, or requires grad where set_() is called. Use x.copy_(...), or "
-        "do this outside of the compiled function"
+        "a tensor is given another storage, by `x.data = ...` or `x.set_(...)`, at {line}: one of another dtype or device, "
+        "or that is no part of the function, or it is a view, or it requires grad, and is laid out otherwise or set_() is "
+        "called. Use x.copy_(...), or do this outside of the compiled function"
     ),
     torch_compat.RESHAPED_CONVERSION: (
         "a view as another dtype, or conjugated, has its size or stride changed in place, at {line}. Eager's gradients pass "

@@ -59,6 +59,7 @@ class DynamoBackend:
             AOTGradError: an unknown option or a bad value, or what cannot be compiled; Dynamo passes it on as it is.
         """
         torch_compat.refuse_lost_histories(module, example_inputs)
+        torch_compat.record_backwards_of_custom_functions(module)
         try:
             return self.compiled(module, example_inputs, Options.from_mapping({**self.options, **with_mode(options, mode)}))
         except CaptureError as error:

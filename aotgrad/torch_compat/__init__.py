@@ -119,6 +119,7 @@ from aotgrad.torch_compat.contexts import (
 )
 from aotgrad.torch_compat.dynamo import (
     breaks_dynamos_graph,
+    compiled_functions_inlined,
     ddp_awaits_gradients,
     dims_marked_dynamic,
     disable_dynamo,
@@ -131,6 +132,7 @@ from aotgrad.torch_compat.dynamo import (
     hidden_from_dynamo,
     new_dynamos_lock,
     passed_on_by_dynamo,
+    record_backwards_of_custom_functions,
     refuse_lost_histories,
     tracing_context,
     without_dynamo,
@@ -267,7 +269,7 @@ from aotgrad.torch_compat.inductor_kernels import (
     submit_cpp,
 )
 from aotgrad.torch_compat.inductor_name import Compile, named_inductor, take_inductors_name
-from aotgrad.torch_compat.inductor_reinplacing import reads_of_targets_checked
+from aotgrad.torch_compat.inductor_reinplacing import reads_of_targets_checked, writes_to_converted_views_kept
 from aotgrad.torch_compat.inductor_scheduler import (
     reads_of_overwritten_values_checked,
     reads_of_written_values_kept,

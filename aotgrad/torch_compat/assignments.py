@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.overrides import TorchFunctionMode
 
+from aotgrad.torch_compat.memory import raise_version
 from aotgrad.torch_compat.refusals import ANOTHER_STORAGE, RESHAPED_CONVERSION
 from aotgrad.torch_compat.shapes import is_symbolic
 from aotgrad.torch_compat.views import is_converted_view, is_forbidden_after_a_write, is_view_of_leaf
@@ -18,10 +19,11 @@ _SHALLOW_COPY = getattr(torch.ops.aten, "shallow_copy_data_", None)
 
 
 class Assignments(TorchFunctionMode):
-    """`x.data = y` and `x.set_(y)` of tensors that are laid out alike: from then on, the two have one memory.
+    """`x.data = y` and `x.set_(y)`: from then on, the two have one memory, and are laid out alike.
 
-    Autograd knows nothing of it, and `x` keeps its version counter, which `set_` raises. Others are refused. `before` holds
-    the memory that each of the `arguments` had, by position. `mode` is that of the trace.
+    Autograd knows nothing of it, and `x` keeps its version counter, which `set_` raises. Refused are another dtype or
+    device, and another layout where `x` requires grad. `before` holds the memory that each of the `arguments` had, by
+    position. `mode` is that of the trace.
     """
 
     def __init__(self, mode: FunctionalTensorMode, arguments: Sequence[Any]) -> None:
@@ -56,10 +58,10 @@ class Assignments(TorchFunctionMode):
         """Let `target` have the memory of `source`.
 
         Raises:
-            RuntimeError: it is a view, or another trace's, or laid out otherwise.
+            RuntimeError: it is a view, or another trace's, or of another kind than `source`.
         """
         with torch._C.DisableTorchFunction():
-            if not _are_alike(target, source):
+            if not _may_have_the_memory_of(target, source):
                 raise RuntimeError(ANOTHER_STORAGE)
             if id(target) in self.arguments:
                 before = FunctionalTensor(target.elem, self.mode)
@@ -67,18 +69,37 @@ class Assignments(TorchFunctionMode):
                 self.before.setdefault(self.arguments[id(target)], before)
             target.elem = source.elem
             torch._functionalize_unsafe_set(target, source)
+            if not _are_laid_out_alike(target, source):
+                _lay_out_alike(target, source)
 
 
-def _are_alike(one: Any, other: Any) -> bool:
-    """Whether two traced tensors are laid out alike, and the first is no view."""
-    if not (isinstance(one, FunctionalTensor) and isinstance(other, FunctionalTensor)) or one._base is not None:
+def _may_have_the_memory_of(target: Any, source: Any) -> bool:
+    """Whether a traced tensor is no view, and its gradient, if it has one, fits the other one, too."""
+    if not (isinstance(target, FunctionalTensor) and isinstance(source, FunctionalTensor)) or target._base is not None:
         return False
-    if one.layout is not torch.strided or other.layout is not torch.strided:
+    if target.layout is not torch.strided or source.layout is not torch.strided:
         return False
-    if is_symbolic(one) or is_symbolic(other) or one.is_inference() or other.is_inference():
+    if is_symbolic(target) or is_symbolic(source) or target.is_inference() or source.is_inference():
         return False
-    facts = [(t.dtype, t.device, t.size(), t.stride(), t.storage_offset(), t.is_conj(), t.is_neg()) for t in (one, other)]
+    facts = [(t.dtype, t.device, t.is_conj(), t.is_neg()) for t in (target, source)]
+    return facts[0] == facts[1] and (_are_laid_out_alike(target, source) or not target.requires_grad)
+
+
+def _are_laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    facts = [(tensor.size(), tensor.stride(), tensor.storage_offset()) for tensor in (one, other)]
     return facts[0] == facts[1]
+
+
+def _lay_out_alike(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Give an outer tensor the sizes and strides of another one, in place; autograd and its counter see nothing of it."""
+    version, is_included = target._version, torch._C._meta_in_tls_dispatch_include()
+    torch._C._set_meta_in_tls_dispatch_include(True)
+    try:
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            torch.ops.aten.set_.source_Tensor(target, source)
+    finally:
+        torch._C._set_meta_in_tls_dispatch_include(is_included)
+        raise_version(target, version, 0)
 
 
 OUT_OF_PLACE = {

@@ -7,6 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.fx as fx
@@ -131,6 +132,61 @@ def _transforms_around_custom_functions(graph: fx.Graph) -> Iterator[int]:
         count += name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
         if node.target is torch.ops.higher_order.autograd_function_apply:
             yield count
+
+
+def record_backwards_of_custom_functions(module: fx.GraphModule) -> None:
+    """Take out the switches between which Dynamo has the backward of a custom autograd function run without gradients.
+
+    Eager records the backward where gradients of gradients are asked for.
+    """
+    for graph in (each.graph for each in module.modules() if isinstance(each, fx.GraphModule)):
+        for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.autograd_function_apply):
+            backward = node.args[1]
+            if isinstance(backward, fx.Node) and backward.op == "get_attr":
+                _take_out_switches(getattr(graph.owning_module, str(backward.target)))
+
+
+def _take_out_switches(body: fx.GraphModule) -> None:
+    """Take out the first and the last op, if they turn gradients off and on again, and no other op does.
+
+    Behind one that does, Dynamo has gradients off again, as it takes them to have been before.
+    """
+    steps = [node for node in body.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    switches = [node for node in steps if node.target is torch._C._set_grad_enabled]
+    if [node.args for node in switches] == [(False,), (True,)] and switches == [steps[0], steps[-1]]:
+        for switch in switches:
+            body.graph.erase_node(switch)
+        body.recompile()
+
+
+class _Tracing:
+    """True in the thread that made it, until it ends: torch < 2.14 has one flag for all threads."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = threading.get_ident()
+
+    def __bool__(self) -> bool:
+        return self._thread == threading.get_ident()
+
+    def end(self) -> None:
+        self._thread = None
+
+
+@contextlib.contextmanager
+def compiled_functions_inlined() -> Iterator[None]:
+    """Inside, a call of what `torch.compile` returned runs the function itself, as in a trace of `torch.fx`.
+
+    Dynamo would compile it for traced tensors, and what it compiled before would run kernels on them. Other threads go on
+    as they are.
+    """
+    of_thread = getattr(fx._symbolic_trace, "_is_fx_tracing_tls", None)  # torch >= 2.14
+    flag = (fx._symbolic_trace, "_is_fx_tracing_flag") if of_thread is None else (of_thread, "flag")
+    tracing = _Tracing()
+    with mock.patch.object(*flag, tracing, create=True), torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+        try:
+            yield
+        finally:
+            tracing.end()
 
 
 def without_dynamo(function: Callable) -> Callable:

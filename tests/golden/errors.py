@@ -297,8 +297,8 @@ def assign(x, y):
 
 @error_case
 def replaced_storage():
-    """An input is given another storage, of another size."""
-    aotgrad.aot_function(assign, aotgrad.nop)(torch.ones(3), torch.zeros(1))
+    """An input that requires grad is given another storage, of another size: its gradient would not fit."""
+    aotgrad.aot_function(assign, aotgrad.nop)(torch.ones(3, requires_grad=True), torch.zeros(1))
 
 
 @error_case

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import aotgrad
+from aotgrad.errors import CaptureError
 from tests.numerics.against_eager import ALL, COMPILERS, DYNAMO_BACKENDS, THROUGH_INDUCTOR, compiled
 from tests.numerics.test_backward_effects import assert_alike
 
@@ -135,6 +136,71 @@ def test_memory_is_given(function: Callable, requires_grad: bool, backend: str) 
     if function in BROKEN_BY_DYNAMO and backend in DYNAMO_BACKENDS:
         pytest.skip("Dynamo breaks the graph here")
     assert_alike(function, used_on, lambda: [torch.randn(3).requires_grad_(requires_grad), torch.rand(3)], backend)
+
+
+def a_part(x, y):
+    x.data = y[1:]
+    return x * 2, y * x.sum()
+
+
+def transposed(x, y):
+    x.data = (y.view(3, 1) * torch.ones(2)).t()
+    return x * 2, x.sum(0) * y
+
+
+def grown(x, y):
+    before = x + y
+    x.data = torch.cat([x, y.detach()])
+    return before, x * x
+
+
+def shrunk(x, y):
+    x.data = x.data[:2]
+    return x * y[:2]
+
+
+def grown_and_written(x, y):
+    x.data = torch.stack([x, y.detach()])
+    x.mul_(2)
+    return x[0] * y
+
+
+def a_number(x, y):
+    x.data = y.detach().sum()
+    return x * y
+
+
+def grown_by_set(x, y):
+    with torch.no_grad():
+        x.set_(torch.cat([y, y]))
+    return x.view(2, 3) * y
+
+
+def grown_inside(x, y):
+    z = x * 1
+    z.data = torch.cat([y.detach(), x])
+    return z * 2, z
+
+
+OTHER_LAYOUTS = (a_part, transposed, grown, shrunk, grown_and_written, a_number, grown_by_set, grown_inside)
+
+
+@every_backend
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", OTHER_LAYOUTS, ids=lambda f: f.__name__)
+def test_memory_of_another_layout_is_given(function: Callable, requires_grad: bool, backend: str) -> None:
+    if function in (grown_by_set, grown_inside) and backend in DYNAMO_BACKENDS:
+        pytest.skip("Dynamo breaks the graph here")
+    assert_alike(function, used_on, lambda: [torch.randn(3), torch.rand(3).requires_grad_(requires_grad)], backend)
+
+
+def test_another_layout_does_not_fit_the_gradient() -> None:
+    def function(x, y):
+        x.data = y[1:]
+        return x * 2
+
+    with pytest.raises(CaptureError, match="another storage"):
+        aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3, requires_grad=True), torch.ones(3))
 
 
 @every_backend

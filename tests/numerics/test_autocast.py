@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import aotgrad
 
-from .against_eager import ALL, EXACT, compiled
+from .against_eager import ALL, EXACT, THROUGH_INDUCTOR, compiled
 
 BF16 = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
 OFF = functools.partial(torch.autocast, "cpu", enabled=False)
@@ -90,6 +90,16 @@ def test_second_order(function, around, around_backward) -> None:
     casts = BF16 in (around, around_backward) or function is switched_on_inside
     for one, other in zip(actual[4:], expected[4:], strict=True):
         torch.testing.assert_close(one, other, **({"rtol": 0.1, "atol": 0.1} if casts else {"rtol": 1e-5, "atol": 1e-5}))
+
+
+@pytest.mark.parametrize("backend", THROUGH_INDUCTOR)
+@every_function
+def test_second_order_through_inductor(function, backend) -> None:
+    expected = differentiate(function, BF16, contextlib.nullcontext, second_order=True)
+    actual = differentiate(compiled(function, backend), BF16, contextlib.nullcontext, second_order=True)
+    for one, other in zip(actual, expected, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=0.1, atol=0.1)
 
 
 def cast_after_a_product_in_float32(x, w, v):

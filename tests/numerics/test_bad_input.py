@@ -452,20 +452,26 @@ def new_data_of_an_intermediate(x):
     return y
 
 
+def new_data_of_another_dtype(x):
+    y = x * 2
+    y.data = torch.zeros(3, dtype=torch.float64)
+    return y
+
+
 def new_storage_of_an_intermediate(x):
     return (x * 2).set_(x)
 
 
-ALIKE = [new_data, new_storage, new_storage_of_an_intermediate]
+REPLACED = [new_data, new_storage, new_data_of_an_intermediate, new_storage_of_an_intermediate]
 
 
-@pytest.mark.parametrize("function", ALIKE, ids=lambda function: function.__name__)
-def test_a_replaced_storage_of_a_tensor_that_is_laid_out_alike(function) -> None:
+@pytest.mark.parametrize("function", REPLACED, ids=lambda function: function.__name__)
+def test_a_replaced_storage(function) -> None:
     assert_like_eager(function, lambda: (plain(3),), "nop")
 
 
-def test_a_replaced_storage() -> None:
-    assert_refused(new_data_of_an_intermediate, (plain(3),), CaptureError, "is given another storage", "copy_")
+def test_a_replaced_storage_of_another_dtype() -> None:
+    assert_refused(new_data_of_another_dtype, (plain(3),), CaptureError, "is given another storage", "copy_")
 
 
 def test_a_storage_that_grows() -> None:

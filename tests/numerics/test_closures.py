@@ -12,7 +12,7 @@ from .against_eager import COMPILERS, assert_like_eager, assert_matches, closene
 from .cases import Case, Cases
 
 CASES = Cases()
-WEIGHT = torch.arange(1.0, 4.0)
+WEIGHT, MATRIX, SCALE = torch.arange(1.0, 4.0), torch.arange(6.0).view(3, 2), torch.tensor([[2.0], [3.0]])
 PARAMETER = torch.arange(1.0, 4.0, requires_grad=True)
 LIFTED = "Dynamo makes them inputs of the graph, and guards them"
 
@@ -20,6 +20,11 @@ LIFTED = "Dynamo makes them inputs of the graph, and guards them"
 @CASES.add(lambda: (leaf(3),))
 def read(x):
     return x * WEIGHT
+
+
+@CASES.add(lambda: (leaf(3),))
+def several_sizes(x):
+    return (x * WEIGHT).sin() @ MATRIX, (x * MATRIX.T).exp() * SCALE
 
 
 @CASES.add(lambda: (leaf(3),))

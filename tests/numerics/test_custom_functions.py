@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 
-from .against_eager import COMPILERS, leaf, non_leaf
-from .cases import Case, Cases
+from .against_eager import ALL, COMPILERS, DYNAMO_BACKENDS, compiled, leaf, non_leaf
+from .cases import Case, Cases, known
 
 CASES = Cases()
 
@@ -301,3 +304,81 @@ def test_custom_functions(case: Case, backend: str) -> None:
 def test_a_custom_view_refuses_to_be_changed_in_place(backend: str) -> None:
     """Eager refuses it, since the view's own backward would be overridden."""
     CASES["a_view_of_an_input"].check(backend, caller=lambda output, args: output.mul_(2), raises=RuntimeError)
+
+
+# --- Gradients of gradients ------------------------------------------------------------------------------------------
+
+
+class Cube(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * gradient
+
+
+class ExpWithoutItsOwnGradient(Function):
+    """Its backward keeps a factor out of gradients of gradients."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(x)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        with torch.no_grad():
+            factor = x.exp()
+        return gradient * factor * x / x
+
+
+def cubes(x):
+    return Cube.apply(x.sin()) * x
+
+
+def cubes_of_cubes(x):
+    return Cube.apply(Cube.apply(x) * x)
+
+
+def half_differentiated(x):
+    return ExpWithoutItsOwnGradient.apply(x * x) + x.sin()
+
+
+def cubes_in_a_checkpoint(x):
+    return checkpoint(lambda x: Cube.apply(x.sin()).exp(), x, use_reentrant=False) * x
+
+
+def derivatives(function, x, count):
+    """The first `count` derivatives of the sum of `function`."""
+    value = function(x)
+    for _ in range(count):
+        (value,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+        yield value
+
+
+def all_but_dynamos(backend: str) -> list[pytest.MarkDecorator]:
+    return known("Dynamo leaves gradients off behind the backward's own no_grad()" if backend in DYNAMO_BACKENDS else "")
+
+
+FUNCTIONS = [
+    *itertools.product((cubes, cubes_of_cubes, cubes_in_a_checkpoint), ALL),
+    *(pytest.param(half_differentiated, backend, marks=all_but_dynamos(backend)) for backend in ALL),
+]
+
+
+@pytest.mark.parametrize(("function", "backend"), FUNCTIONS)
+def test_gradients_of_gradients(function, backend: str) -> None:
+    torch._dynamo.reset()
+    x = torch.tensor([0.5, 1.0, -0.7], dtype=torch.float64, requires_grad=True)
+    for mine, expected in zip(
+        derivatives(compiled(function, backend, options={"min_graph_ops": 0}), x, 3),
+        derivatives(function, x, 3),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, expected)

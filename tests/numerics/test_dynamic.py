@@ -39,6 +39,11 @@ def size_that_is_rounded(x):
     return nn.functional.interpolate(x, scale_factor=1.7, mode="bilinear", antialias=True)
 
 
+@CASES.add(lambda: (plain(4, 3, dtype=torch.complex64),))
+def diagonal_of_complex_numbers(x):
+    return x.clone().fill_diagonal_(2) * 3
+
+
 @CASES.add(lambda: (leaf(4, 3), leaf(3, 5)))
 def matrix_product(x, w):
     return (x @ w).relu().sum(0)

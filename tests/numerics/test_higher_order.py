@@ -21,6 +21,7 @@ import aotgrad
 from aotgrad.observe import recorded
 
 from .against_eager import ALL, COMPILERS, DYNAMO_BACKENDS, THROUGH_INDUCTOR, assert_matches, compiled
+from .conftest import EveryGraph
 
 EYE = torch.eye(3, dtype=torch.float64)
 MATRIX, IMAGE, VOLUME = (3, 4), (1, 2, 5, 5), (1, 1, 3, 3, 3)
@@ -163,25 +164,67 @@ def test_first_and_second_derivatives(name: str) -> None:
     assert torch.autograd.gradgradcheck(under_test, doubles(*shapes))
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_second_derivatives_are_those_of_eager(halves, name: str) -> None:
+def assert_derivatives_match(under_test, function, *shapes) -> None:
     """`None` where eager has `None`, and equal otherwise: the values of the forward are used again, not made again."""
-    function, *shapes = FUNCTIONS[name]
 
     def derivatives(function):
         inputs = doubles(*shapes)
-        y = function(*inputs)
-        first = torch.autograd.grad(y.square().sum(), inputs, create_graph=True)
-        loss = sum(gradient.square().sum() for gradient in first)
-        return *first, *torch.autograd.grad(loss, inputs, allow_unused=True)
+        first = torch.autograd.grad(squares(function(*inputs)), inputs, create_graph=True)
+        return *first, *torch.autograd.grad(squares(first), inputs, allow_unused=True)
+
+    def squares(results):
+        return sum(result.square().sum() for result in (results if isinstance(results, tuple) else (results,)))
 
     expected = derivatives(function)
-    under_test = aotgrad.aot_function(function, halves)
     for _ in range(2):
         for actual, wanted in zip(derivatives(under_test), expected, strict=True):
             assert (actual is None) == (wanted is None)
             if actual is not None:
                 torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_second_derivatives_are_those_of_eager(name: str) -> None:
+    function, *shapes = FUNCTIONS[name]
+    assert_derivatives_match(aotgrad.aot_function(function, aotgrad.nop), function, *shapes)
+
+
+BY_INDUCTOR = (
+    "amax",
+    "attention_of_norm",
+    "batch_norm",
+    "conv2d",
+    "cumprod",
+    "fft",
+    "gather",
+    "gelu",
+    "layer_norm",
+    "lp_pool",
+    "max_pool",
+    "nll_loss",
+    "prelu",
+    "scatter_add",
+    "slogdet",
+    "softplus",
+    "var",
+    "where",
+)
+
+
+@pytest.mark.parametrize("name", BY_INDUCTOR)
+def test_second_derivatives_through_inductor(name: str) -> None:
+    """Of functions of all kinds; the operator sweep (scripts/conformance/ops.py) has the others."""
+    function, *shapes = FUNCTIONS[name]
+    assert_derivatives_match(aotgrad.aot_function(function, EveryGraph()), function, *shapes)
+
+
+def test_second_derivatives_of_several_functions_in_one_region() -> None:
+    group = [FUNCTIONS[name] for name in ("huber_loss", "det", "kl_div")]
+
+    def function(*inputs):
+        return tuple(function(x) for (function, _), x in zip(group, inputs, strict=True))
+
+    assert_derivatives_match(aotgrad.aot_function(function, EveryGraph()), function, *(shape for _, shape in group))
 
 
 # --- orders, and eager code around -----------------------------------------------------------------------------------
@@ -462,8 +505,12 @@ EIGENVECTORS = {
 }
 
 
+COMPILED_AS = [("eager halves", 1), ("eager halves", 2), ("inductor halves", 1)]
+"""Segments do not change what Inductor makes of a graph; where it takes long, it compiles one alone."""
+
+
 @pytest.mark.parametrize("depends_on_phase", [False, True])
-@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize(("halves", "segments"), COMPILED_AS, indirect=["halves"])
 @pytest.mark.parametrize("function", EIGENVECTORS.values(), ids=EIGENVECTORS)
 def test_second_gradients_of_complex_eigenvectors(halves, function, segments: int, depends_on_phase: bool) -> None:
     """What is checked is their whole gradient: neither of its parts is independent of their phase."""
@@ -493,16 +540,19 @@ HERMITIAN = {
 }
 
 
-@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize(("halves", "segments"), COMPILED_AS, indirect=["halves"])
 @pytest.mark.parametrize("function", HERMITIAN.values(), ids=HERMITIAN)
 def test_third_gradients_of_a_complex_eigh(halves, function, segments: int) -> None:
+    """Through Inductor, those of second order: a third one takes its compiler half a minute."""
+    order = 3 if halves is aotgrad.nop else 2
+
     def run(function):
         torch.manual_seed(0)
         x = torch.randn(3, 3, dtype=torch.complex128, requires_grad=True)
         results = function(x)
         results = [results] if isinstance(results, torch.Tensor) else results
         found = [sum(result.abs()[0].sum() for result in results)]
-        for _ in range(3):
+        for _ in range(order):
             found += torch.autograd.grad(found[-1].abs().square().sum(), x, create_graph=True)
         return found
 
@@ -775,7 +825,7 @@ def test_a_checkpoint_that_dynamo_keeps(with_dropout: bool, segments: int, backe
         x, w = doubles((3,), (3,))
         torch.manual_seed(0)
         found = [function(x, w)]
-        for _ in range(3):
+        for _ in range(2 if backend in THROUGH_INDUCTOR else 3):
             found += torch.autograd.grad(found[-1].square().sum(), [x, w], create_graph=True)
         return found
 

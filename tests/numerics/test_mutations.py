@@ -8,7 +8,7 @@ from torch import nn
 
 import aotgrad
 
-from .against_eager import assert_matches, leaf, non_leaf, plain
+from .against_eager import DYNAMO_BACKENDS, assert_matches, compiled, leaf, non_leaf, plain
 from .cases import Case, Cases
 
 CASES = Cases()
@@ -571,3 +571,37 @@ def test_a_write_to_a_list_of_tensors(halves, name) -> None:
 @CASES.parametrize()
 def test_mutations(case: Case, backend: str) -> None:
     case.check(backend)
+
+
+@pytest.mark.parametrize("backend", DYNAMO_BACKENDS)
+def test_a_leaf_in_place_of_a_result_is_refused_and_left_as_it_was(backend: str) -> None:
+    """Dynamo guards whether an argument requires grad, and not whether it is a leaf."""
+    torch._dynamo.reset()
+    function = compiled(lambda x: x.mul_(2) * x.sin(), backend)
+    expected = function(leaf(3) * 1)
+    argument = leaf(3)
+    before = argument.detach().clone()
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        function(argument)
+    assert argument._version == 0 and torch.equal(argument, before)
+    assert function(leaf(3) * 1).shape == expected.shape
+
+
+@pytest.mark.parametrize("backend", DYNAMO_BACKENDS)
+def test_a_tensor_of_its_own_in_place_of_a_view_is_written(backend: str) -> None:
+    """Dynamo does not guard that either; its gradients would be those of what it is a view of."""
+    torch._dynamo.reset()
+
+    def function(x):
+        x.detach().mul_(2)
+        return x * 3
+
+    def run(called, make):
+        torch.manual_seed(0)
+        root = leaf(2, 3, dtype=torch.complex64)
+        result = called(make(root))
+        return result, torch.autograd.grad(result.abs().sum(), root)
+
+    under_test = compiled(function, backend, options={"min_graph_ops": 0})
+    for make in (lambda x: (x * 1).ravel(), lambda x: x.ravel().clone(), lambda x: (x * 1).ravel()):
+        assert_matches(run(under_test, make), run(function, make), backend)

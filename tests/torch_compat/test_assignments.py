@@ -63,10 +63,19 @@ def test_data_is_assigned(fake_mode):
         assert (x._version, compat.from_functional(x) is compat.from_functional(y)) == (1, False)
 
 
+def test_data_of_another_size_is_assigned(fake_mode):
+    trace = Tracing(fake_mode, torch.ones(2))
+    with trace.active() as x, compat.Assignments(trace.functional_mode, [x]):
+        x.data = torch.cat([x, x])
+        assert (x.shape, x._version) == ((4,), 0)
+        x.set_(x[1:])
+        assert (x.shape, x.storage_offset(), x._version) == ((3,), 1, 1)
+
+
 def test_an_assignment_of_data_is_refused(fake_mode):
     trace = Tracing(fake_mode, torch.ones(2))
     with trace.active() as x, compat.Assignments(trace.functional_mode, [x]):
-        for value, other in ((x, x[:1]), (x.view(2), x * 1), (x, x.double())):
+        for value, other in ((x.view(2), x * 1), (x, x.double()), (x.detach().requires_grad_(), x[:1])):
             with pytest.raises(RuntimeError, match=compat.ANOTHER_STORAGE):
                 value.data = other
         assert x.data.shape == (2,)

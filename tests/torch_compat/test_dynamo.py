@@ -220,3 +220,54 @@ def test_a_lost_history_is_refused(transforms, requires_grad):
 @pytest.mark.parametrize(("transforms", "requires_grad"), [(0, True), (0, False), (1, False)])
 def test_a_history_that_nobody_needs_may_be_lost(transforms, requires_grad):
     compat.refuse_lost_histories(with_custom_function(transforms), [3, torch.ones(1, requires_grad=requires_grad)])
+
+
+def test_compiled_functions_are_inlined():
+    graphs = []
+    function = torch.compile(torch.sin, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    with compat.compiled_functions_inlined():
+        function(torch.ones(1))
+    assert not graphs and not fx._symbolic_trace.is_fx_tracing()
+    function(torch.ones(1))
+    assert len(graphs) == 1
+
+
+def test_compiled_functions_of_other_threads_are_compiled():
+    graphs = []
+    function = torch.compile(torch.sin, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    with compat.compiled_functions_inlined(), ThreadPoolExecutor(1) as pool:
+        pool.submit(function, torch.ones(1)).result()
+        assert len(graphs) == 1
+
+
+def switched(*steps):
+    """A graph that is the backward of a custom function of Dynamo's, and applies one."""
+    body = fx.Graph()
+    gradient = body.placeholder("gradient")
+    for step in steps:
+        body.call_function(torch._C._set_grad_enabled, (step,)) if isinstance(step, bool) else body.call_function(
+            step, (gradient,)
+        )
+    body.output((gradient,))
+    graph = fx.Graph()
+    x, bodies = graph.placeholder("x"), [graph.get_attr("forward_body"), graph.get_attr("backward_body")]
+    graph.output(graph.call_function(torch.ops.higher_order.autograd_function_apply, (*bodies, x)))
+    backward = fx.GraphModule({}, body)
+    return fx.GraphModule({"forward_body": fx.GraphModule({}, fx.Graph()), "backward_body": backward}, graph)
+
+
+@pytest.mark.parametrize(
+    ("steps", "left"),
+    [
+        ((False, torch.sin, True), [torch.sin]),
+        ((False, torch.sin, False, torch.cos, False, True), [False, torch.sin, False, torch.cos, False, True]),
+        ((torch.sin, True), [torch.sin, True]),
+        ((torch.sin,), [torch.sin]),
+        ((), []),
+    ],
+)
+def test_the_backward_of_a_custom_function_is_recorded(steps, left):
+    module = switched(*steps)
+    compat.record_backwards_of_custom_functions(module)
+    found = [node for node in module.backward_body.graph.nodes if node.op == "call_function"]
+    assert [node.args[0] if node.target is torch._C._set_grad_enabled else node.target for node in found] == left
