@@ -2,6 +2,7 @@
 
     python scripts/versions.py                                        everything, which takes a day
     python scripts/versions.py --torch 2.15 --python 3.11,3.13 tests/numerics tests/torch_compat
+    python scripts/versions.py --every 10                             each tenth test, one run a combination
     python scripts/versions.py --table                                what was run so far, as a table
 
 Each combination gets an environment of its own in --folder (by default .versions), made when it is first needed. Each part
@@ -112,7 +113,7 @@ def environment_of(combination: Combination, folder: Path) -> Path | None:
     subprocess.run([combination.interpreter, "-m", "venv", "--clear", place], check=True)
     said = pip(python, "--no-deps", f"torch=={combination.torch}.*")
     if said is None:
-        link_libraries(python, folder)
+        link_libraries(python, folder / f"libraries-{combination.torch}")
         install_aotgrad(python)
         wanted = [*requirements(python, "torch"), *requirements(python, "aotgrad")]
         said = pip(python, "--constraint", str(constraints(folder)), *wanted)
@@ -153,15 +154,14 @@ def constraints(folder: Path) -> Path:
     return path
 
 
-def link_libraries(python: Path, folder: Path) -> None:
-    """The GPU libraries that torch is linked to, of which every environment has the same copy: those of the first one."""
+def link_libraries(python: Path, shared: Path) -> None:
+    """The GPU libraries that torch is linked to, of which there is one copy for each version of torch."""
     lines = answer(python, "importlib.metadata.requires('torch')")
     wanted = [line.split(";")[0] for line in lines if line.startswith(("nvidia", "cuda-toolkit"))]
-    shared = (folder / "libraries").resolve()
     if wanted and not shared.exists():
         pip(python, "--target", str(shared), *wanted, "nvidia-curand")
     if wanted:
-        (Path(answer(python, "sysconfig.get_path('purelib')")) / "nvidia").symlink_to(shared / "nvidia")
+        (Path(answer(python, "sysconfig.get_path('purelib')")) / "nvidia").symlink_to(shared.resolve() / "nvidia")
 
 
 # --- Running
@@ -171,16 +171,16 @@ def run_part(python: Path, combination: Combination, part: str, minutes: int) ->
     """Run one part of the tests, one test at a time."""
     start = time.monotonic()
     options = ["-q", "-n", "0", "-rfE", "-p", "no:cacheprovider", "--show-capture=no", "--tb=no"]
-    said = output_of([str(python), "-m", "pytest", *options, *files(part)], minutes)
+    said = output_of([str(python), "-m", "pytest", *options, *files(part)], every(part), minutes)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+::\w+(?:\[.*?\])?)(?= - |$)", said, re.MULTILINE)
     seconds = int(time.monotonic() - start)
     return Result(combination.torch, combination.python, part, commit(), counts(said), failed, seconds)
 
 
-def output_of(command: list[str], minutes: int) -> str:
-    """What a run prints; nothing if it takes too long."""
+def output_of(command: list[str], every: int, minutes: int) -> str:
+    """What a run of every so-many-th test prints; nothing if it takes too long."""
     alone = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    environment, limit = {**os.environ, **alone}, 60 * minutes
+    environment, limit = {**os.environ, **alone, "AOTGRAD_TEST_EVERY": str(every)}, 60 * minutes
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
@@ -198,8 +198,16 @@ def counts(said: str) -> dict[str, int] | None:
 
 
 def files(part: str) -> list[str]:
-    """A folder or file; `tests` alone is what lies in no other folder."""
+    """A folder or file; `tests` alone is what lies in no other folder, but for a sample, which is one of them all."""
+    if every(part) > 1:
+        return [part.split()[-1]]
     return sorted(map(str, (ROOT / part).glob("test_*.py"))) if part == "tests" else [part]
+
+
+def every(part: str) -> int:
+    """10 for `every 10th of tests`, 1 for all tests of a folder or file."""
+    sample = re.match(r"every (\d+)", part)
+    return int(sample[1]) if sample else 1
 
 
 def all_parts() -> list[str]:
@@ -284,6 +292,7 @@ def main() -> None:
     parser.add_argument("--python", type=listed, default=[], metavar="3.10,3.11")
     parser.add_argument("--torch", type=listed, default=[], metavar="2.14,2.15")
     parser.add_argument("--folder", type=Path, default=ROOT / ".versions")
+    parser.add_argument("--every", type=int, metavar="N", help="run each N-th test alone")
     parser.add_argument("--minutes", type=int, default=120, help="for one part with one combination")
     parser.add_argument("--table", action="store_true", help="run nothing, write the table")
     arguments = parser.parse_args()
@@ -301,6 +310,8 @@ def run_all(arguments: argparse.Namespace) -> None:
     chosen = list(combinations(arguments.python, arguments.torch))
     known = {(each.torch, each.python, each.part) for each in results(arguments.folder) if each.commit == commit()}
     parts = arguments.parts or all_parts()
+    if arguments.every:
+        parts = [f"every {arguments.every}th of {part}" for part in arguments.parts or ["tests"]]
     steps = [(each, part) for each in chosen for part in parts]
     for k, (each, part) in enumerate(steps, 1):
         if (each.torch, each.python, part) in known:

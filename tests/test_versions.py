@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scripts import versions
-from scripts.versions import Combination, Result, counts, files, keep, results, run_part, table
+from scripts.versions import Combination, Result, counts, every, files, keep, output_of, results, run_part, table
 
 COMBINATION = Combination("3.12", "2.11", Path("python"))
 SAID = """\
@@ -32,7 +33,7 @@ def test_a_run_without_a_last_line_is_not_finished(said):
 
 
 def test_a_part_that_was_run(monkeypatch):
-    monkeypatch.setattr(versions, "output_of", lambda command, minutes: SAID)
+    monkeypatch.setattr(versions, "output_of", lambda command, every, minutes: SAID)
     found = run_part(Path("python"), COMBINATION, "tests/a.py", minutes=1)
     assert (found.torch, found.python, found.part, found.counts) == ("2.11", "3.12", "tests/a.py", COUNTS)
     assert found.failed == [
@@ -84,3 +85,17 @@ def test_what_is_installed_without_libraries_for_gpus(monkeypatch):
     monkeypatch.setattr(versions, "answer", lambda python, question: asked)
     assert versions.requirements(Path("python"), "aotgrad") == ["sympy>=1.13", "expecttest"]
     assert versions.requirements(Path("python"), "torch") == ["sympy>=1.13"]
+
+
+def test_a_sample_is_of_all_tests_below_a_folder():
+    assert (every("every 10th of tests"), files("every 10th of tests")) == (10, ["tests"])
+    assert every("tests/numerics") == 1
+
+
+def test_a_sample_is_every_so_many_th_test():
+    def collected(every: int) -> list[str]:
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/test_overlap.py"]
+        return [line for line in output_of(command, every, minutes=1).splitlines() if "::" in line]
+
+    assert len(collected(1)) > 3
+    assert collected(3) == collected(1)[::3]
