@@ -10,7 +10,7 @@ from __future__ import annotations
 from unittest import mock
 
 import torch
-from torch._dynamo.utils import counters
+import torch._dynamo.utils
 
 import aotgrad
 
@@ -29,13 +29,13 @@ def by_dynamo(f, fw_compiler, partition_fn=aotgrad.default_partition, dynamic=Fa
     partitioner = "save_all" if partition_fn is aotgrad.default_partition else "min_cut"
     ours = {"verify": True, "min_graph_ops": 0, "cache": False, "partitioner": partitioner}
     torch._dynamo.reset()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
     return torch.compile(f, backend="aotgrad", dynamic=dynamic, options={**ours, **(options or {})})
 
 
 def has_graph_breaks() -> bool:
     """Whether Dynamo has compiled the last program in several parts."""
-    return bool(counters["graph_break"])
+    return bool(torch._dynamo.utils.counters["graph_break"])
 
 
 WAYS = {"eager": by_aot_function, "inductor": by_inductor, "dynamo": by_dynamo}
