@@ -104,11 +104,19 @@ def numbers(version: str) -> Version:
 
 
 def environment_of(combination: Combination, folder: Path) -> Path | None:
-    """The Python of a combination's environment, made if need be; `None` where pip finds no such torch."""
+    """The Python of a combination's environment, made if need be; `None`, and why, where pip finds no such torch."""
     place = folder / combination.name
     python, stamp = place / "bin" / "python", place / "made"
-    if stamp.exists():
-        return None if stamp.read_text() else python
+    if not stamp.exists():
+        stamp.write_text(make_environment(combination, place, folder) or "")
+    if why := stamp.read_text():
+        print(f"{combination.name}: no environment: {why}", file=sys.stderr, flush=True)
+    return None if why else python
+
+
+def make_environment(combination: Combination, place: Path, folder: Path) -> str | None:
+    """What pip says if it can't make one."""
+    python = place / "bin" / "python"
     print(f"{combination.name}: making the environment ...", file=sys.stderr, flush=True)
     subprocess.run([combination.interpreter, "-m", "venv", "--clear", place], check=True)
     said = pip(python, "--no-deps", f"torch=={combination.torch}.*")
@@ -117,14 +125,13 @@ def environment_of(combination: Combination, folder: Path) -> Path | None:
         install_aotgrad(python)
         wanted = [*requirements(python, "torch"), *requirements(python, "aotgrad")]
         said = pip(python, "--constraint", str(constraints(folder)), *wanted)
-    stamp.write_text(said or "")
-    return None if said else python
+    return said
 
 
 def pip(python: Path, *arguments: str) -> str | None:
     """What pip says if it fails."""
     done = subprocess.run([python, "-m", "pip", "install", "--quiet", *arguments], capture_output=True, text=True)
-    return done.stderr.strip().splitlines()[-1] if done.returncode else None
+    return done.stderr.strip() if done.returncode else None
 
 
 def install_aotgrad(python: Path) -> None:
