@@ -13,9 +13,10 @@ import pytest
 
 OWN = {"aotgrad", "torch", *sys.stdlib_module_names}
 DOCS = Path(__file__).parents[1] / "docs"
+DOCUMENTS = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
 EXAMPLES = [
     pytest.param(block, id=f"{path.stem}-{k}")
-    for path in sorted(DOCS.glob("*.md"))
+    for path in DOCUMENTS
     for k, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
 ]
 
@@ -49,10 +50,34 @@ def test_every_point_of_gradients_has_an_example():
     assert all(">>> " in section for section in sections)
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+def links_of(path: Path) -> list[str]:
+    return re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
 def test_links_lead_somewhere(path):
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
-    assert [link for link in links if not (path.parent / link).exists()] == []
+    assert [link for link in links_of(path) if not (path.parent / link).exists()] == []
+
+
+def anchor(heading: str) -> str:
+    """What a heading is called in links: words in lower case, with hyphens between them."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_links_to_headings_lead_somewhere(path):
+    for link, fragment in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", path.read_text()):
+        text = (path.parent / link).read_text() if link else path.read_text()
+        assert fragment in map(anchor, re.findall(r"^#+ (.+)$", text, re.MULTILINE)), f"{link}#{fragment}"
+
+
+def test_the_index_has_every_document():
+    listed = {(DOCS / link).resolve() for link in links_of(DOCS / "index.md")}
+    assert set(DOCUMENTS) - {DOCS / "index.md"} <= listed
+
+
+def test_the_readme_is_short():
+    assert len((DOCS.parent / "README.md").read_text().splitlines()) <= 200
 
 
 def test_tables_of_a_document_are_made_again_one_by_one():
