@@ -1,7 +1,8 @@
 """The guard of a plan that changes its inputs: the same arguments share memory, and version counters, as in its trace.
 
 In the usual case no argument reaches into the storage of a changed one, but those that did so in the trace; these lie as
-they did when all was compared last. Both are asked in C++ where that was built (`aotgrad.native`).
+they did when all was compared last. Both are asked in C++ where that was built (`aotgrad.native`). Everything is compared
+in each call where one argument is a group by itself: a view with two histories, of a base that may have another size.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class MemoryGuard:
         there = [k for k, arg in enumerate(args) if has_address(arg)]
         written = [sharers[0] for sharers in self.storages] + [k for k in self.changed if k not in self.sharers]
         others = [k for k in there if k not in self.changed and k not in self.sharers]
-        self.is_alone = len(there) < 2
+        self.has_lone_views = any(len(group.starts) == 1 for group in sharing.groups)
+        self.is_alone = len(there) < 2 and not self.has_lone_views
         spans = {k: span_of((traced or args)[k]) for k in others}
         growing = [k for k in self.sharers if torch_compat.is_symbolic((traced or args)[k])]
         separation = native.offered("separation", functools.partial(Separation, spans=spans))
@@ -64,7 +66,7 @@ class MemoryGuard:
             return True
         if self.closure:
             args = (*args, *self.closure)
-        if not self.others_are_apart(args):
+        if self.has_lone_views or not self.others_are_apart(args):
             return self.is_as_traced(args)
         if not self.sharers:
             return True

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.fx as fx
+from torch.utils import _pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.capture import repeats
@@ -64,7 +65,8 @@ class Recorder(PythonKeyTracer):
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: Any = None, type_expr: Any = None
     ) -> fx.Node:
         if target in CHECKED_OPS:
-            torch_compat.check_bounds(args[0].meta["val"], *args[2:])
+            value, _, *layout = pytree.tree_map_only(fx.Node, lambda number: number.meta["val"], args)
+            torch_compat.check_bounds(value, *layout)
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
         if kind != "call_function":
             return node

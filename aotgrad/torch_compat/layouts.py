@@ -121,17 +121,38 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Lay transposed tensors out as they were, after a write inside: the out-of-place form of many ops is contiguous."""
-    functional = (tensor for tensor in written if isinstance(tensor, FunctionalTensor))
+    """Keep how tensors are held in memory, through a write inside: strides, and that they stand for a conjugate or negative.
+
+    The out-of-place form of many ops is contiguous, and computes what its result stands for.
+    """
+    functional = [tensor for tensor in written if isinstance(tensor, FunctionalTensor)]
     before = [(tensor, tensor.stride()) for tensor in functional if is_in_another_order(tensor)]
     yield
-    for tensor, stride in before:
-        value = from_functional(tensor)
-        if not known_equal(value.stride(), stride) and is_dense_layout(hints(tensor.size()), hints(stride)):
-            with disable_functional_mode():
-                torch._functionalize_replace(tensor.elem, contiguous_in_order(value, stride))
-                torch._functionalize_commit_update(tensor.elem)
-                torch._functionalize_sync(tensor.elem)
+    with disable_functional_mode():
+        for tensor, stride in before:
+            value = from_functional(tensor)
+            if not known_equal(value.stride(), stride) and is_dense_layout(hints(tensor.size()), hints(stride)):
+                _replace_value(tensor, contiguous_in_order(value, stride))
+        for tensor in functional:
+            keep_lazy_bits(tensor)
+
+
+def keep_lazy_bits(tensor: FunctionalTensor) -> None:
+    """Make the value of a conjugated or negated view a conjugated or negated one, as its base and views of it expect."""
+    value = computed = from_functional(tensor)
+    if tensor.is_conj() and not value.is_conj():
+        value = torch.conj_physical(value).conj()
+    if tensor.is_neg() and not value.is_neg():
+        value = torch.neg(value)._neg_view()
+    if value is not computed:
+        _replace_value(tensor, value)
+
+
+def _replace_value(tensor: FunctionalTensor, value: torch.Tensor) -> None:
+    """Give a functional tensor, and what shares its memory, another form of the value that it has."""
+    torch._functionalize_replace(tensor.elem, value)
+    torch._functionalize_commit_update(tensor.elem)
+    torch._functionalize_sync(tensor.elem)
 
 
 def is_in_another_order(tensor: torch.Tensor) -> bool:

@@ -144,6 +144,12 @@ def same_size_twice(x):
     return x @ x.t(), torch.eye(x.size(0)) + x @ x.t()
 
 
+@CASES.add(lambda: (leaf(4, 3),))
+def strided_as_it_lies(x):
+    y = x.clone()
+    return y.as_strided(y.shape, y.stride()).clone()
+
+
 @CASES.parametrize()
 def test_symbolic_sizes(case: Case, backend: str) -> None:
     case.check(backend, dynamic=True)

@@ -215,6 +215,32 @@ def one_result_of_two_cannot_be_differentiated(x):
     return z, y, x * 2
 
 
+# --- Conjugated and negated views that are written to ----------------------------------------------------------------
+
+
+@CASES.add(lambda: (leaf(3), leaf(3)))
+def parts_of_a_written_conjugate(x, y):
+    value = torch.complex(x, y)
+    conjugate = value.conj()
+    conjugate.mul_(2)
+    return value * 1, conjugate.real * 1, conjugate.imag * 1
+
+
+@CASES.add(lambda: (plain(3), plain(3)))
+def a_written_conjugate_is_returned(x, y):
+    conjugate = torch.complex(x, y).conj()
+    conjugate.copy_(conjugate.flip(0))
+    return conjugate, conjugate.view(3, 1)
+
+
+@CASES.add(lambda: (leaf(3), leaf(3)))
+def parts_of_a_written_negative(x, y):
+    value = torch.complex(x, y)
+    negative = value.conj().imag
+    negative.mul_(3)
+    return value * 1, negative.view(3, 1) * 1
+
+
 @CASES.parametrize()
 def test_found_by_fuzzing(case: Case, backend: str) -> None:
     case.check(backend)

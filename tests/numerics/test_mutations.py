@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
 
 import aotgrad
 
-from .against_eager import DYNAMO_BACKENDS, assert_matches, compiled, leaf, non_leaf, plain
+from .against_eager import ALL, DYNAMO_BACKENDS, assert_matches, compiled, leaf, non_leaf, plain
 from .cases import Case, Cases
 
 CASES = Cases()
@@ -605,3 +607,28 @@ def test_a_tensor_of_its_own_in_place_of_a_view_is_written(backend: str) -> None
     under_test = compiled(function, backend, options={"min_graph_ops": 0})
     for make in (lambda x: (x * 1).ravel(), lambda x: x.ravel().clone(), lambda x: (x * 1).ravel()):
         assert_matches(run(under_test, make), run(function, make), backend)
+
+
+def views_of_bases_of_several_sizes() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Bases, and views of them of equal size at several places in their memory; the last is a view of all."""
+    for rows, place in [(2, 0), (2, 1), (3, 1), (5, 4), (1, 0)]:
+        base = leaf(rows, 4) * 1
+        yield base, base[place : place + 1]
+
+
+@pytest.mark.parametrize("backend", ALL)
+def test_the_data_of_views_of_bases_of_several_sizes_is_written(backend: str) -> None:
+    """Autograd does not see the write, so that the graph has the memory of the base, of which no frontend knows the size."""
+
+    def function(x):
+        x.data.add_(1)
+        return x * x
+
+    results = []
+    for each in (compiled(function, backend), function):
+        torch.manual_seed(0)
+        results.append([])
+        for base, view in views_of_bases_of_several_sizes():
+            y = each(view)
+            results[-1] += [y, base.detach().clone(), *torch.autograd.grad(y.sum(), [view, base], allow_unused=True)]
+    torch.testing.assert_close(*results)
