@@ -134,10 +134,10 @@ def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
             if not known_equal(value.stride(), stride) and is_dense_layout(hints(tensor.size()), hints(stride)):
                 _replace_value(tensor, contiguous_in_order(value, stride))
         for tensor in functional:
-            keep_lazy_bits(tensor)
+            _keep_lazy_bits(tensor)
 
 
-def keep_lazy_bits(tensor: FunctionalTensor) -> None:
+def _keep_lazy_bits(tensor: FunctionalTensor) -> None:
     """Make the value of a conjugated or negated view a conjugated or negated one, as its base and views of it expect."""
     value = computed = from_functional(tensor)
     if tensor.is_conj() and not value.is_conj():

@@ -233,6 +233,13 @@ def a_written_conjugate_is_returned(x, y):
     return conjugate, conjugate.view(3, 1)
 
 
+@CASES.add(lambda: (plain(3, dtype=torch.complex64),))
+def integers_beside_a_written_conjugate(x):
+    integers = x.view(torch.int32)
+    x.conj().mul_(2)
+    return integers
+
+
 @CASES.add(lambda: (leaf(3), leaf(3)))
 def parts_of_a_written_negative(x, y):
     value = torch.complex(x, y)
@@ -306,7 +313,7 @@ def reshaped_under_no_grad(x):
 
 def changed_conjugate(x):
     conjugate = torch.complex(x, x).conj()
-    conjugate.mul_(2)
+    conjugate[0] = 2
     return conjugate
 
 
