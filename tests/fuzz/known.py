@@ -60,11 +60,11 @@ OF_DATA = (
 
 
 OF_DYNAMO = (
-    r"o\d+: (has a grad_fn|is_leaf): \w+; eager: ",
+    r"[co]\d+: (has a grad_fn|is_leaf): \w+; eager: ",
     r"raised IndexError: list index out of range",
 )
-"""Dynamo makes a returned `x.T` anew behind its graph, where grad mode is on again, and fails where an input gets
-a dimension in place. `test_fuzz.py` shows both without aotgrad."""
+"""Dynamo makes a returned `x.T` anew behind its graph, where grad mode is on again, so that it and the caller's views of
+it have another history; and it fails where an input gets a dimension in place. `test_fuzz.py` shows both without aotgrad."""
 
 HIDDEN_FROM_DYNAMO = (
     r"raised InternalTorchDynamoError: RuntimeError: A view was created in no_grad mode and its base or another view",
