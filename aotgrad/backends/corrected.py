@@ -23,6 +23,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.layouts import output_layouts_kept
+from aotgrad.backends.output_memory import output_memory_kept
 from aotgrad.gradient_masks import narrow_mask
 
 
@@ -282,6 +283,10 @@ CORRECTIONS: Mapping[str, Correction] = {
     "constants that are expanded": Amendment(
         partial(torch_compat.around_post_grad_passes, output_layouts_kept),
         "a result that is computed while compiling is returned as a view of few elements, with other strides than eager's",
+    ),
+    "results that share memory": Amendment(
+        partial(torch_compat.around_post_grad_passes, output_memory_kept),
+        "clones are taken out, so that two results are one tensor, or a result is an argument that is written in place",
     ),
     "writes over what they read": Amendment(
         torch_compat.reads_of_targets_checked,

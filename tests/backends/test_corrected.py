@@ -142,6 +142,17 @@ def multiply_by_flipped(x):
     return x.clone()
 
 
+def two_clones(x):
+    doubled = x * 2
+    return doubled.clone(), doubled.clone()
+
+
+def second_after_a_change_of_the_first(function, x):
+    first, second = function(x)
+    first.add_(10)
+    return second
+
+
 def put_into_bits(x):
     x.view(torch.int32).index_fill_(0, torch.tensor([0]), 2)
     return x.clone()
@@ -215,6 +226,7 @@ CASES = {
     "strided convolutions of few channels": Checked(TRAIN_A_CONVOLUTION),
     "constants that are expanded": Case(ones_summed, lambda: (torch.ones(3, 4),)),
     "writes over what they read": Case(add_swapped, lambda: (torch.tensor([1.0, 10.0, 100.0]),)),
+    "results that share memory": Case(two_clones, lambda: (torch.ones(4),), show=second_after_a_change_of_the_first),
     "reads after a write": Case(
         upsample,
         lambda: (torch.arange(8192.0).sin().view(2, 64, 8, 8).requires_grad_(), torch.ones(2, 64).requires_grad_()),
