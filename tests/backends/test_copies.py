@@ -11,7 +11,7 @@ from torch._inductor.utils import fresh_cache
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotgrad
-from aotgrad.backends.output_memory import output_memory_kept
+from aotgrad.backends.copies import output_memory_kept
 
 
 def two_clones(x):
