@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._inductor.exc import OperatorIssue
 
 import aotgrad
 from aotgrad.errors import CaptureError, HigherOrderError
@@ -24,6 +25,9 @@ from tests.fuzz.worlds import Step, define, run_round
 
 REJECTIONS = (CaptureError, HigherOrderError)
 """What aotgrad may answer instead of doing as eager does: errors that say what it cannot do."""
+
+TOLD_BY_DYNAMO = "\nfrom user code:\n"
+"""What Dynamo adds to the text of an error that an op raises while it traces."""
 
 MOST_LINES = 12
 """How many differences of one step are told."""
@@ -77,9 +81,12 @@ def compare_round(
             return Rejection.of(actual.error)
         if rejected:
             wanted = unchanged(before, actual)
-        if rejected and has_graph_breaks():
+        if rejected and has_graph_breaks(compiled):
             return Rejection.of(actual.error)  # what stands before the break has run
-        if is_call(actual) and actual.error is not None and wanted.error is not None and before is not None:
+        both_fail = actual.error is not None and wanted.error is not None
+        if is_call(actual) and both_fail and has_graph_breaks(compiled):
+            return None  # what stands before the break has run, what stands behind it has not
+        if is_call(actual) and both_fail and before is not None:
             wanted = unchanged(before, wanted) if any(different(actual, wanted)) else wanted
         if type(actual.error) is not type(wanted.error) and is_known(error_line(actual, wanted), known):
             return None  # from here on the two have nothing in common
@@ -92,12 +99,12 @@ def compare_round(
 
 
 def unwrapped(step: Step, wanted: Step) -> Step:
-    """A step without what Dynamo wraps around errors: one of ours, or whatever it says where eager raises, too."""
+    """A step without what Dynamo wraps around errors: one of ours, or whatever a compiler says where eager raises, too."""
     error: Exception | None = step.error
     if isinstance(error, BackendCompilerFailed):
-        return replace(step, error=error.inner_exception)
-    is_dynamos = isinstance(error, TorchDynamoException) and wanted.error is not None
-    return replace(step, error=wanted.error) if is_dynamos else step
+        error = error.inner_exception
+    is_compilers = isinstance(error, (TorchDynamoException, OperatorIssue)) or TOLD_BY_DYNAMO in str(error)
+    return replace(step, error=wanted.error if is_compilers and wanted.error is not None else error)
 
 
 def unchanged(before: Step, failed: Step) -> Step:

@@ -194,3 +194,37 @@ def test_dynamo_has_no_guard_for_an_input_that_gets_a_dimension():
     """If this fails, the second line of `OF_DYNAMO` is to go."""
     with pytest.raises(IndexError):
         torch.compile(lambda x: x.mul_(x).unsqueeze_(0), backend="eager")(torch.tensor(3.0))
+
+
+FAILING = {
+    "an error that Dynamo adds a line to": ((), (Apply("", "{0}.split(1)", ("p0",)),)),
+    "an error behind a graph break": (
+        (2, 3),
+        (
+            Apply("", "{0}.as_strided_((2,), (1,))", ("p0",)),
+            Apply("", "{0}.mul_(2)", ("p0",)),
+            Apply("", "{0}.squeeze(7)", ("p0",)),
+        ),
+    ),
+    "an error of a lowering": ((2, 3), (Apply("v0", "{0}.index_put((torch.tensor([0]),), torch.ones(4, 5))", ("p0",)),)),
+}
+
+
+@pytest.mark.parametrize("way", ["eager", "dynamo"])
+@pytest.mark.parametrize("case", FAILING)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+def test_a_program_that_fails_in_eager_fails(case: str, way: str) -> None:
+    shape, body = FAILING[case]
+    round = Round((Leaf("w0", shape, "torch.float32", False),), ("w0",), "", ())
+    result = Name("v0") if body[-1].target else Name("p0")
+    program = replace(PROGRAM, body=body, result=result, options="aotgrad.nop", rounds=(round,))
+    with Stage().directly():
+        check(program, way)
+
+
+def test_a_program_that_fails_in_eager_alone_is_found(monkeypatch) -> None:
+    round = Round((Leaf("w0", (), "torch.float32", False),), ("w0",), "", ())
+    program = replace(PROGRAM, body=(Apply("", "{0}.split(1)", ("p0",)),), result=Name("p0"), rounds=(round,))
+    monkeypatch.setattr(compare.aotgrad, "aot_function", lambda *_, **__: lambda x: x)
+    with pytest.raises(Difference, match="raised nothing; eager: RuntimeError: split expects"):
+        check(program)

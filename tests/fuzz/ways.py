@@ -33,9 +33,10 @@ def by_dynamo(f, fw_compiler, partition_fn=aotgrad.default_partition, dynamic=Fa
     return torch.compile(f, backend="aotgrad", dynamic=dynamic, options={**ours, **(options or {})})
 
 
-def has_graph_breaks() -> bool:
-    """Whether Dynamo has compiled the last program in several parts."""
-    return bool(torch._dynamo.utils.counters["graph_break"])
+def has_graph_breaks(compiled) -> bool:
+    """Whether the program that was compiled last is Dynamo's, in several parts."""
+    is_dynamos = hasattr(compiled, "_torchdynamo_orig_callable")
+    return is_dynamos and bool(torch._dynamo.utils.counters["graph_break"])
 
 
 WAYS = {"eager": by_aot_function, "inductor": by_inductor, "dynamo": by_dynamo}
