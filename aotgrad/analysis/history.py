@@ -34,20 +34,6 @@ def reject_forbidden_view(position: int, value: Any) -> None:
         ) from error
 
 
-def reject_lost_conjugation(position: int, value: torch.Tensor) -> None:
-    """Raise for a result that eager conjugates (or negates) lazily, and the graph at once, or the other way round.
-
-    Raises:
-        UnsupportedAliasingError: a conjugated view of it was changed in place.
-    """
-    fake = torch_compat.from_functional(value)
-    if (value.is_conj(), value.is_neg()) != (fake.is_conj(), fake.is_neg()):
-        raise UnsupportedAliasingError(
-            f"output {position} shares memory with a conjugated or negated view that is changed in place; call "
-            "resolve_conj() or resolve_neg() before the change, or return a clone()"
-        )
-
-
 def stops_before(value: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether the history of a view ends at another leaf than its base."""
     node: Any = value.grad_fn

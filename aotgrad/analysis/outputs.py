@@ -20,7 +20,6 @@ from aotgrad import torch_compat
 from aotgrad.analysis.history import (
     is_custom_function_view,
     reject_forbidden_view,
-    reject_lost_conjugation,
     stops_before,
     view_history,
 )
@@ -268,7 +267,6 @@ class _Outputs:
 
     def single(self, position: int) -> OutputAliasInfo:
         value = self.capture.outputs[position]
-        reject_lost_conjugation(position, value)
         if value.layout is not torch.strided and value.requires_grad:
             raise UnsupportedOutputError(
                 f"an output that requires grad has the layout {value.layout}; return a dense tensor, or detach() it"
@@ -294,8 +292,6 @@ class _Outputs:
     def classify_views(self, members: Sequence[int]) -> None:
         """If one output is the base of the others, it serves as base; else the base becomes an extra result."""
         base, root = self.find_base([self.capture.outputs[position] for position in members])
-        if base is not None:
-            reject_lost_conjugation(members[0], base)
         own_base = next((p for p in members if self.capture.outputs[p] is base), None)
         if own_base is not None:
             self.infos[own_base] = NonAlias(self.capture.outputs[own_base].grad_fn is not None)

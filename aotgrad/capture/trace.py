@@ -367,6 +367,8 @@ def run_traced(trace: Trace, function: FlatFunction, convention: CallingConventi
             NotedIndexing(trace.recorder) if is_symbolic(convention) else contextlib.nullcontext(),
         ):
             outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
+        bases = [value._base for value in outputs if isinstance(value, torch.Tensor)]
+        torch_compat.keep_lazy_bits([*outputs, *bases, *arguments])
         trace.reject_stale_memory([*outputs, *arguments])
         trace.reject_states(outputs)
         grad_mode_after = torch.is_grad_enabled()

@@ -298,6 +298,7 @@ from aotgrad.torch_compat.layouts import (
     check_pieces,
     is_in_another_order,
     is_plain,
+    keep_lazy_bits,
     kept_layouts,
     making_arguments,
 )

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from aotgrad.torch_compat.contexts import normal_mode
 from aotgrad.torch_compat.functional_tensors import wrapped_result
 from aotgrad.torch_compat.generators import drawn, generator_of, is_default_generator, with_generator
-from aotgrad.torch_compat.layouts import AbsoluteGeometry, UnsafePieces, kept_layouts
+from aotgrad.torch_compat.layouts import AbsoluteGeometry, UnsafePieces, keep_lazy_bits, kept_layouts
 from aotgrad.torch_compat.memory import is_dense
 from aotgrad.torch_compat.ops import READS_VALUES, OpKind, is_foreach, kind_of_op, unsafe_view, written_arguments
 from aotgrad.torch_compat.recording import DEVICE_OF, is_outside_of_kernels, settle
@@ -158,6 +158,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
         mode._writes += op._schema.is_mutable
         mode._has_reshaped |= torch.Tag.inplace_view in op.tags
         with torch._C.DisableTorchFunction():  # what is asked here is not what the user's function asks
+            keep_lazy_bits(args)
             refuse_stale_views(args)
             refuse_mixed_products(op, args)
             refuse_empty_dimension(op, args)

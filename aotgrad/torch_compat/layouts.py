@@ -133,19 +133,32 @@ def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
             value = from_functional(tensor)
             if not known_equal(value.stride(), stride) and is_dense_layout(hints(tensor.size()), hints(stride)):
                 _replace_value(tensor, contiguous_in_order(value, stride))
-        for tensor in functional:
-            _keep_lazy_bits(tensor)
+    keep_lazy_bits(functional)
+
+
+def keep_lazy_bits(values: Iterable[Any]) -> None:
+    """Restore the conjugate and negative bits of functional tensors' values, where they differ from the tensors' own.
+
+    A write to a part or to a view leaves the base with a value that has other bits, and views derived from it would be wrong.
+    """
+    for tensor in values:
+        if isinstance(tensor, FunctionalTensor) and (tensor.is_complex() or tensor.is_neg()):
+            with disable_functional_mode():
+                _keep_lazy_bits(tensor)
 
 
 def _keep_lazy_bits(tensor: FunctionalTensor) -> None:
-    """Make the value of a conjugated or negated view a conjugated or negated one, as its base and views of it expect."""
-    value = computed = from_functional(tensor)
-    if tensor.is_conj() and not value.is_conj():
-        value = torch.conj_physical(value).conj()
-    if tensor.is_neg() and not value.is_neg():
-        value = torch.neg(value)._neg_view()
-    if value is not computed:
-        _replace_value(tensor, value)
+    torch._functionalize_sync(tensor.elem)
+    value = from_functional(tensor)
+    if (tensor.is_conj(), tensor.is_neg()) == (value.is_conj(), value.is_neg()):
+        return
+    value = value.resolve_conj().resolve_neg()
+    if tensor.is_conj():
+        value = torch.conj_physical(value)
+    if tensor.is_neg():
+        value = torch.neg(value)
+    value = value.conj() if tensor.is_conj() else value
+    _replace_value(tensor, value._neg_view() if tensor.is_neg() else value)
 
 
 def _replace_value(tensor: FunctionalTensor, value: torch.Tensor) -> None:

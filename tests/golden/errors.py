@@ -209,18 +209,6 @@ def reshaped_under_no_grad():
 
 
 @error_case
-def changed_conjugate():
-    """A part of a conjugated view is changed in place."""
-
-    def function(x):
-        conjugate = torch.complex(x, x).conj()
-        conjugate[0] = 2
-        return conjugate
-
-    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))
-
-
-@error_case
 def view_before_a_transposition():
     """A view is used after its base was transposed in place."""
 
@@ -471,18 +459,6 @@ def transposed_back_under_no_grad():
             x.t_()
 
     aotgrad.aot_function(there_and_back, aotgrad.nop)(torch.ones(2, 2, requires_grad=True) * 1)
-
-
-@error_case
-def view_of_a_changed_conjugate():
-    """A part of a conjugated view is changed, and the memory was viewed as another dtype before."""
-
-    def changed(x):
-        integers = x.view(torch.int32)
-        x.conj()[0].mul_(2)
-        return integers
-
-    aotgrad.aot_function(changed, aotgrad.nop)(torch.ones(2, dtype=torch.complex64))
 
 
 @error_case

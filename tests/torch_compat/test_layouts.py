@@ -57,6 +57,17 @@ def test_a_write_keeps_the_layout(fake_mode):
         assert compat.is_in_another_order(view) and not compat.is_in_another_order(x)
 
 
+def test_a_write_to_a_part_keeps_the_conjugate_bit(fake_mode):
+    """Without it, torch's functionalization gives a view of the whole that is conjugated twice."""
+    with Tracing(fake_mode, torch.ones(2, 3)).active() as x, torch.no_grad():
+        whole = torch.complex(x, x).conj()
+        whole[0].mul_(2)
+        compat.keep_lazy_bits([whole, whole._base, x, 1])
+        assert whole.is_conj() and compat.from_functional(whole).is_conj()
+        assert not whole._base.is_conj() and not compat.from_functional(whole._base).is_conj()
+        assert whole.imag.shape == (2, 3)
+
+
 def test_pieces_that_are_the_same_memory_in_eager(fake_mode):
     """Which of the wholes, pieces and pieces of pieces are stale once one of them is written to."""
     expected = {"whole": [1, 2, 3, 4], "first": [0, 3, 4], "second": [0], "part": [0, 1], "other part": [0, 1]}
