@@ -268,6 +268,10 @@ CORRECTIONS: Mapping[str, Correction] = {
         read_every_nth_pixel,
         "oneDNN writes behind the end of its memory (on AVX2, for channels that are last in memory, as Inductor lays them)",
     ),
+    "conversions of complex numbers": Amendment(
+        torch_compat.conversions_called_by_aten,
+        "the result of a conversion requires grad where the operand does, under no_grad, too",
+    ),
     "offsets in memory": Amendment(
         torch_compat.traced_storage_offsets,
         "Inductor calls the op with a buffer of its own, whose offset is another one than as_strided counts from",

@@ -235,6 +235,7 @@ from aotgrad.torch_compat.inductor import (
     as_symints,
     call_in_inductor,
     compile_without_workers,
+    conversions_called_by_aten,
     inductor_compile,
     inductor_configured,
     inductor_context,

@@ -103,6 +103,25 @@ def traced_storage_offsets() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def conversions_called_by_aten() -> Iterator[None]:
+    """Inside, a kernel that Inductor calls to convert a dtype is ATen's; that of `prims` copies `requires_grad`."""
+    from unittest import mock
+
+    from torch._inductor import graph, lowering
+
+    plain = lowering.fallback_handler
+
+    def handler(op: Any, *args: Any, **kwargs: Any) -> Any:
+        if op is not torch.ops.prims.convert_element_type.default:
+            return plain(op, *args, **kwargs)
+        convert = plain(torch.ops.aten._to_copy.default, add_to_fallback_set=False)
+        return lambda x, dtype: convert(x, dtype=dtype)
+
+    with mock.patch.object(graph, "fallback_handler", handler), mock.patch.object(lowering, "fallback_handler", handler):
+        yield
+
+
+@contextlib.contextmanager
 def input_offsets_counted() -> Iterator[None]:
     """Inside, `as_strided` of an input counts from where its storage begins, as in eager.
 

@@ -139,7 +139,7 @@ def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
 def keep_lazy_bits(values: Iterable[Any]) -> None:
     """Restore the conjugate and negative bits of functional tensors' values, where they differ from the tensors' own.
 
-    A write to a part or to a view leaves the base with a value that has other bits, and views derived from it would be wrong.
+    A write to a part or to a view leaves the base with a value of other bits, and views derived from it would be wrong.
     """
     for tensor in values:
         if isinstance(tensor, FunctionalTensor) and (tensor.is_complex() or tensor.is_neg()):

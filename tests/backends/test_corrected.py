@@ -153,6 +153,11 @@ def second_after_a_change_of_the_first(function, x):
     return second
 
 
+def requires_grad_under_no_grad(function, *args):
+    with torch.no_grad():
+        return torch.tensor([float(result.requires_grad) for result in function(*args)])
+
+
 def put_into_bits(x):
     x.view(torch.int32).index_fill_(0, torch.tensor([0]), 2)
     return x.clone()
@@ -223,6 +228,11 @@ CASES = {
         lambda x: x.index_add(0, torch.tensor([0, 1]), x[0]), lambda: (torch.ones(3, 2),)
     ),
     "complex sums": Case(lambda x: torch.complex(x, x) + x.cfloat(), lambda: (torch.ones(2, 0).unfold(0, 2, 1),)),
+    "conversions of complex numbers": Case(
+        lambda x, z: (x.to(torch.complex128), z.to(torch.float64)),
+        lambda: (torch.tensor(1.0, requires_grad=True), torch.tensor(1j, requires_grad=True)),
+        show=requires_grad_under_no_grad,
+    ),
     "strided convolutions of few channels": Checked(TRAIN_A_CONVOLUTION),
     "constants that are expanded": Case(ones_summed, lambda: (torch.ones(3, 4),)),
     "writes over what they read": Case(add_swapped, lambda: (torch.tensor([1.0, 10.0, 100.0]),)),

@@ -186,6 +186,20 @@ def test_inductor_knows_offsets_in_memory_from_the_trace():
 
 
 @inductor
+def test_inductor_converts_complex_numbers_by_a_kernel_of_aten():
+    from torch._inductor import graph, lowering
+
+    op = torch.ops.prims.convert_element_type.default
+    before = lowering.fallback_handler
+    x = torch.tensor(1j, requires_grad=True)
+    with torch.no_grad():
+        assert op(x, torch.complex128).requires_grad and not aten._to_copy(x, dtype=torch.complex128).requires_grad
+    with compat.conversions_called_by_aten():
+        assert lowering.fallback_handler is graph.fallback_handler is not before
+    assert lowering.fallback_handler is graph.fallback_handler is before
+
+
+@inductor
 def test_inductor_hears_of_the_strides_of_an_output_that_it_did_not_note(fake_mode):
     """A transposed copy takes the place of what an op returned, before code is made."""
 
