@@ -300,6 +300,10 @@ CORRECTIONS: Mapping[str, Correction] = {
         torch_compat.writes_to_converted_views_kept,
         "it writes in place into the memory of the view, and converts the numbers to the dtype of that",
     ),
+    "writes of what they move": Amendment(
+        torch_compat.values_that_are_written_kept_apart,
+        "copy_ of a view of what is computed from the target at other places reads elements that it has written",
+    ),
     "reads after a write": Amendment(
         torch_compat.reads_of_written_values_kept,
         "a read of what a write leaves in a buffer comes before it, if its loops were made anew to be fused with others",

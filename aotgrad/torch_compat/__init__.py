@@ -270,7 +270,11 @@ from aotgrad.torch_compat.inductor_kernels import (
     submit_cpp,
 )
 from aotgrad.torch_compat.inductor_name import Compile, named_inductor, take_inductors_name
-from aotgrad.torch_compat.inductor_reinplacing import reads_of_targets_checked, writes_to_converted_views_kept
+from aotgrad.torch_compat.inductor_reinplacing import (
+    reads_of_targets_checked,
+    values_that_are_written_kept_apart,
+    writes_to_converted_views_kept,
+)
 from aotgrad.torch_compat.inductor_scheduler import (
     reads_of_overwritten_values_checked,
     reads_of_written_values_kept,

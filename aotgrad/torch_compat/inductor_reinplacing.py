@@ -1,4 +1,4 @@
-"""Inductor's pass that turns functional writes into writes in place."""
+"""Writes in place in Inductor: the pass that makes them of functional ones, and their code."""
 
 from __future__ import annotations
 
@@ -28,6 +28,39 @@ def writes_to_converted_views_kept() -> contextlib.AbstractContextManager[None]:
     Torch would write to the memory of the view as what that was made as, and convert the numbers to that dtype.
     """
     return _kept_functional(_writes_to_a_converted_view)
+
+
+@contextlib.contextmanager
+def values_that_are_written_kept_apart() -> Iterator[None]:
+    """Inside, what is written in place is computed into memory of its own first, if it reads other elements of the target.
+
+    Torch does so for some ops, but not where views stand between the op and the write.
+    """
+    from torch._inductor import ir
+
+    layout = ir.MutationLayoutSHOULDREMOVE
+    realize = layout.realize_into.__func__
+
+    def realize_into(cls: type, src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
+        dst.realize()
+        if _reads_other_elements(src, dst):
+            src = ir.Pointwise.create(
+                device=src.get_device(), dtype=src.get_dtype(), inner_fn=src.make_loader(), ranges=src.get_size()
+            )
+            src.realize()
+        return realize(cls, src, dst, *args, **kwargs)
+
+    with mock.patch.object(layout, "realize_into", classmethod(realize_into)):
+        yield
+
+
+def _reads_other_elements(source: Any, target: Any) -> bool:
+    """Whether one element of a value is computed from elements of a target elsewhere."""
+    from torch._inductor.dependencies import extract_read_writes
+
+    read = extract_read_writes(source.make_loader(), source.get_size()).reads
+    own = extract_read_writes(target.make_loader(), target.get_size()).reads
+    return any(each.name == target.get_name() and each not in own for each in read)
 
 
 @contextlib.contextmanager

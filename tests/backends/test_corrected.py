@@ -168,6 +168,12 @@ def empty_in_no_order(x):
     return x.sin().cos()
 
 
+def flip_a_permuted_one(x):
+    moved = x.movedim(0, -1)
+    moved.copy_(moved.flip(0))
+    return moved
+
+
 def ones_summed(x):
     return torch.ones_like(x).cumsum(0)
 
@@ -237,6 +243,7 @@ CASES = {
     "constants that are expanded": Case(ones_summed, lambda: (torch.ones(3, 4),)),
     "writes over what they read": Case(add_swapped, lambda: (torch.tensor([1.0, 10.0, 100.0]),)),
     "results that share memory": Case(two_clones, lambda: (torch.ones(4),), show=second_after_a_change_of_the_first),
+    "writes of what they move": Case(flip_a_permuted_one, lambda: (torch.arange(4.0),)),
     "reads after a write": Case(
         upsample,
         lambda: (torch.arange(8192.0).sin().view(2, 64, 8, 8).requires_grad_(), torch.ones(2, 64).requires_grad_()),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.fx as fx
+from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.fx_passes import reinplace
+from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotgrad import torch_compat as compat
@@ -57,3 +59,22 @@ def test_writes_into_views_as_another_dtype_are_not_made_in_place(view, in_place
     with compat.writes_to_converted_views_kept():
         reinplace.reinplace_inplaceable_ops_core(graph)
     assert ("aten.index_put_.default" in {str(node.target) for node in graph.nodes}) == in_place
+
+
+def writes_flipped(x):
+    return (x.copy_(x.flip(0).view(1, 3).view(3)),)
+
+
+def writes_doubled(x):
+    return (x.copy_((x * 2).view(1, 3).view(3)),)
+
+
+@pytest.mark.parametrize(("function", "is_apart"), [(writes_flipped, True), (writes_doubled, False)])
+def test_what_is_written_is_computed_first_if_it_is_read_elsewhere(function, is_apart: bool) -> None:
+    graph = make_fx(function, dict(compat.inductor_decompositions()), tracing_mode="fake")(torch.ones(3))
+    with compat.values_that_are_written_kept_apart(), fresh_cache():
+        call, (code,) = run_and_get_code(compile_fx_inner, graph, [torch.ones(3)])
+    x = torch.arange(3.0)
+    call([x])
+    assert torch.equal(x, function(torch.arange(3.0))[0])
+    assert ("buf0 = " in code) is is_apart
