@@ -1,4 +1,4 @@
-"""A fifth of the operators and modules, another one each day, in the variants that are cheap.
+"""A tenth of the operators and modules, another one each day, in the variants that are cheap.
 
 The rest is `python scripts/conformance/ops.py`, whose results are docs/conformance.md.
 """
@@ -20,29 +20,29 @@ from tests.conformance.variants import VARIANTS
 from tests.conformance.verdict import Passed, Raised, Refused, Wrong
 
 CHEAP = ("static", "non-contiguous", "in-place", "out=", "dynamic")
-FIFTHS = 5
+PARTS = 10
 SAMPLES = 2
 
 
-def fifth() -> int:
-    """0 to 4: by date, or by the environment."""
-    given = os.environ.get("AOTGRAD_CONFORMANCE_FIFTH")
-    return datetime.date.today().toordinal() % FIFTHS if given is None else int(given)
+def part_of_today() -> int:
+    """0 to 9: by date, or by the environment."""
+    given = os.environ.get("AOTGRAD_CONFORMANCE_PART")
+    return datetime.date.today().toordinal() % PARTS if given is None else int(given)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not torch.__version__.startswith(TORCH), reason=f"the expected failures are those of torch {TORCH}")
 @pytest.mark.parametrize("variant", CHEAP)
-def test_a_fifth_of_the_operators(variant: str, capsys) -> None:
-    part = fifth()
+def test_a_tenth_of_the_operators(variant: str, capsys) -> None:
+    part = part_of_today()
     with capsys.disabled():
-        print(f"\nconformance, {variant}: fifth {part} of the subjects; again with AOTGRAD_CONFORMANCE_FIFTH={part}")
+        print(f"\nconformance, {variant}: tenth {part} of the subjects; again with AOTGRAD_CONFORMANCE_PART={part}")
     subjects = find_subjects()
     rows = []
-    for name in sorted(subjects)[part::FIFTHS]:
+    for name in sorted(subjects)[part::PARTS]:
         verdict = check(subjects[name], VARIANTS[variant], "aotgrad", SAMPLES)
         rows.append(Row(Task("aotgrad", variant, name, SAMPLES), verdict, 0.0))
-    assert sum(isinstance(row.verdict, Passed) for row in rows) > 20
+    assert sum(isinstance(row.verdict, Passed) for row in rows) > 10
     assert unexpected(rows) == []
     assert [line for line in outdated(rows) if variant in line.variants or not line.variants] == []
 

@@ -16,7 +16,7 @@ from aotgrad.backends.inductor import InductorBackend
 from tests.sampling import deselect
 
 from .against_eager import AOT
-from .inductor_sample import left_out
+from .inductor_sample import half, left_out
 
 TORCH_WARNS = (
     # Dynamo reads it of every input; torch hides the warning, but cannot keep it from being raised as an error.
@@ -35,7 +35,7 @@ TORCH_WARNS = (
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out most of the tests through Inductor that are alike, and filter warnings."""
     if os.environ.get("AOTGRAD_TEST_ALL") != "1":
-        deselect(config, items, left_out(items))
+        deselect(config, items, left_out(items, half()))
     filter_warnings(items)
 
 

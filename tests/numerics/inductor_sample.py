@@ -4,32 +4,55 @@ test[case-0-once-aot_inductor]      run            test[case-1-once-aot_inductor
 test[case-0-once-inductor]                         test[case-1-once-inductor]          run
 test[case-0-retained-aot_inductor]                 test[case-1-retained-aot_inductor]
 
+Of a test of which many are left, one half is run, the other half on the next day: `AOTGRAD_INDUCTOR_HALF` says which one.
 A C++ compiler takes most of the suite's time, and each of these tests has kernels of its own. `AOTGRAD_TEST_ALL=1` runs
 all of them.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import datetime
+import os
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
 import pytest
 
 from .against_eager import THROUGH_INDUCTOR
 
+HALVES = 2
+MANY = 24
+"""Cases of one test. Where there are more, they differ less from each other."""
 
-def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """All but one of each group; which one that is goes round in the groups of a test, so that each way and use is met."""
-    groups: dict[Hashable, list[pytest.Item]] = defaultdict(list)
+
+def half() -> int:
+    """0 or 1: by date, or by the environment."""
+    given = os.environ.get("AOTGRAD_INDUCTOR_HALF")
+    return datetime.date.today().toordinal() % HALVES if given is None else int(given)
+
+
+def left_out(items: Sequence[pytest.Item], half: int) -> list[pytest.Item]:
+    """All but one of each case, and one half of the cases of a test that has many.
+
+    Which one that is goes round, so that each way and use is met.
+    """
+    tests: dict[Hashable, dict[Hashable, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        if parameters.get("backend") in THROUGH_INDUCTOR:
-            others = frozenset((name, id(value)) for name, value in parameters.items() if name not in ("backend", "use"))
-            groups[item.path, item.originalname, others].append(item)
-    rounds: Counter[Hashable] = Counter()
-    found = []
-    for (*test, _), group in groups.items():
-        chosen = group[rounds[tuple(test)] % len(group)]
-        rounds[tuple(test)] += 1
-        found += [item for item in group if item is not chosen]
+        if (case := case_through_inductor(item)) is not None:
+            tests[item.path, item.originalname][case].append(item)
+    found: list[pytest.Item] = []
+    for cases in tests.values():
+        are_many = len(cases) > MANY
+        for place, alike in enumerate(cases.values()):
+            turn = place // HALVES if are_many else place
+            chosen = None if are_many and place % HALVES != half else alike[turn % len(alike)]
+            found += [item for item in alike if item is not chosen]
     return found
+
+
+def case_through_inductor(item: pytest.Item) -> Hashable | None:
+    """The parameters of a test but for the way and the use, or `None` if Inductor has no part in it."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    if parameters.get("backend") not in THROUGH_INDUCTOR and parameters.get("halves") != "inductor halves":
+        return None
+    return frozenset((name, id(value)) for name, value in parameters.items() if name not in ("backend", "halves", "use"))

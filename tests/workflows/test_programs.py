@@ -10,7 +10,7 @@ import pytest
 from scripts.workflows.cell import CLOSE, EQUAL, compared, run_once, settings
 from scripts.workflows.rows import ROWS, Row
 
-NEAR_TO_OTHERS = ("exponential_moving_average", "maml", "pinn_of_transforms")
+NEAR_TO_OTHERS = ("exponential_moving_average", "maml", "pinn_of_transforms", "sgd_cosine", "stochastic_weight_averaging")
 HERE = [row for row in ROWS if row.needs in ("torch", "transformers") and row.name not in NEAR_TO_OTHERS]
 """A fifth of the programs."""
 
