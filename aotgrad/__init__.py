@@ -5,17 +5,6 @@ from __future__ import annotations
 from aotgrad import backends, debug, errors, passes
 from aotgrad.api import aot_function, aot_module, aot_module_simplified, clear_cache
 from aotgrad.backends import make_boxed_compiler, make_boxed_func, nop
-from aotgrad.budgets import memory_frontier
-from aotgrad.compilers import (
-    default_decompositions,
-    draw_graph,
-    draw_graph_compile,
-    memory_efficient_fusion,
-    nnc_jit,
-    print_compile,
-    ts_compile,
-)
-from aotgrad.counters import counters
 from aotgrad.debug import minifier
 from aotgrad.export import (
     BackwardSignature,
@@ -27,16 +16,27 @@ from aotgrad.export import (
     export_joint,
 )
 from aotgrad.frontends.dynamo import DynamoBackend, eager, inductor, interpreter
+from aotgrad.frontends.functorch_names import (
+    default_decompositions,
+    draw_graph,
+    draw_graph_compile,
+    memory_efficient_fusion,
+    nnc_jit,
+    print_compile,
+    ts_compile,
+)
 from aotgrad.frontends.install import install, uninstall
-from aotgrad.graph_names import get_aot_compilation_context, get_aot_graph_name, get_graph_being_compiled
+from aotgrad.frontends.supported_versions import warn_if_untested as _warn_if_untested
 from aotgrad.inspect.explain import explain
-from aotgrad.logs import configure as _configure_logs
-from aotgrad.logs import set_logs
+from aotgrad.inspect.memory_frontier import memory_frontier
 from aotgrad.options import Options, config
 from aotgrad.options import logs_wanted as _logs_wanted
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
-from aotgrad.plans import last_executed
-from aotgrad.supported import warn_if_untested as _warn_if_untested
+from aotgrad.plan_cache.entry import last_executed
+from aotgrad.telemetry.counters import counters
+from aotgrad.telemetry.graph_names import get_aot_compilation_context, get_aot_graph_name, get_graph_being_compiled
+from aotgrad.telemetry.logs import configure as _configure_logs
+from aotgrad.telemetry.logs import set_logs
 from aotgrad.torch_compat import decompose as pythonkey_decompose
 
 _warn_if_untested()

@@ -27,21 +27,21 @@ from aotgrad import native, torch_compat
 from aotgrad.backends import registry
 from aotgrad.backends.base import AnyBackend, Backend, Compiler, FunctionBackend
 from aotgrad.cache import Restored, StoredSmallGraph, StoringRecipe, compile_through_cache
-from aotgrad.calls import FunctionCalls, ModuleCalls, has_state, module_call, state_of
-from aotgrad.capture.flatten import Arguments
 from aotgrad.convention import Dedupe
-from aotgrad.debug_state import debug_state
 from aotgrad.errors import BackendError, CaptureError, NotPicklable
+from aotgrad.guards.memory import MemoryGuard
+from aotgrad.inspect.debug_state import debug_state
 from aotgrad.ir import InputHint, MemberInput, SymInput
-from aotgrad.lifting import LiftedModule, slots_of
-from aotgrad.locks import COMPILING
-from aotgrad.memory import MemoryGuard
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.pipeline import Executable, SmallGraph
-from aotgrad.plan_cache import PlanCache
-from aotgrad.plans import State
-from aotgrad.recipe import Recipe
+from aotgrad.plan_cache.arguments import Arguments
+from aotgrad.plan_cache.binding import FunctionCalls, ModuleCalls, has_state, module_call, state_of
+from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.compiler import Recipe
+from aotgrad.plan_cache.entry import State
+from aotgrad.plan_cache.lock import COMPILING
+from aotgrad.plan_cache.module_state import LiftedModule, slots_of
 
 
 def aot_function(

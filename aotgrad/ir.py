@@ -18,6 +18,7 @@ from typing import Any, Protocol, Union
 import torch
 import torch.fx as fx
 
+from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
@@ -31,7 +32,6 @@ from aotgrad.slots import (
     UpdatedInput,
     UserOutput,
 )
-from aotgrad.value_guards import ValueGuard
 
 FOLDED = "_folded_"
 """Begins the names of attributes that hold what passes have computed; others may be tensors of the user's."""
@@ -193,11 +193,11 @@ class Capture:
     too. `hooks` are those that the function registered on arguments, `output_hooks` those on returned views; every call does
     it again, on the caller's tensors.
     Of the `outputs`, the function returned the first `returned`. `older_views` are those that are views and older than a
-    write to their memory, as all are that were not returned; see `capture/ages.py`.
+    write to their memory, as all are that were not returned; see `capture/views_before_mutation.py`.
     `hooked_nodes` are the autograd nodes that hooks of other tensors belong to, and `nodes_with_hooks`: these have hooks of
     their own.
     `hidden_reshapes` are the inputs whose size or stride was changed in place under `no_grad`.
-    `joins` are tensors whose gradients are those of an input; see `capture/joins.py`.
+    `joins` are tensors whose gradients are those of an input; see `capture/gradient_aliases.py`.
     `new_leaves` are the inputs that the function has told to require grad, `ended` those that no longer do, or are detached.
     `assigned` are those that it has given other
     memory (`x.data = y`), each with the output that this is.

@@ -125,7 +125,7 @@ def native_wanted() -> bool:
 
 
 def logs_wanted() -> str:
-    """What `AOTGRAD_LOGS` asks for, see `aotgrad.logs`."""
+    """What `AOTGRAD_LOGS` asks for, see `aotgrad.telemetry.logs`."""
     return os.environ.get("AOTGRAD_LOGS", "")
 
 

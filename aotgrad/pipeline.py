@@ -18,17 +18,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aotgrad import op_table, passes, torch_compat
+from aotgrad import passes, torch_compat
 from aotgrad.analysis import analyze
 from aotgrad.backends.base import Backend
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
+from aotgrad.capture.garbage import collection_paused
 from aotgrad.capture.kernels import reject_kernels_in_shared_memory
 from aotgrad.capture.trace import FlatFunction, capture_function
 from aotgrad.capture.values import ValueReads
 from aotgrad.convention import MemorySharing, share_memory
-from aotgrad.counters import counters
-from aotgrad.garbage import collection_paused
-from aotgrad.graph_names import GraphNames
+from aotgrad.graph import op_table
+from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.ir import (
     BoxedCallable,
     CallingConvention,
@@ -43,16 +43,17 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
 )
 from aotgrad.joint import build_joint, joint_again, shared_memory_changes
-from aotgrad.on_error import with_eager_backwards
 from aotgrad.options import Options, budget_of
 from aotgrad.partition import Objective, is_typed, partition_again
 from aotgrad.partition import partition as partition_joint
+from aotgrad.plan_cache.on_error import with_eager_backwards
 from aotgrad.runtime.autograd import Backward
 from aotgrad.runtime.emit import build, emit, make_backwards
 from aotgrad.runtime.plan import Plan, make_plan
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.slots import Primal
-from aotgrad.value_guards import ValueGuard
+from aotgrad.telemetry.counters import counters
+from aotgrad.telemetry.graph_names import GraphNames
 
 MakeHigherOrder = Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder]
 CompileHalves = Callable[[JointGraph, "Toolchain", "passes.KnownValues | None"], "tuple[Partition, Compiled]"]

@@ -29,7 +29,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from aotgrad.supported import TESTED, Version, written
+from aotgrad.frontends.supported_versions import TESTED, Version, written
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "versions.md"

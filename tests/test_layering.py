@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,26 +12,24 @@ PACKAGE = Path(__file__).parents[1] / "aotgrad"
 FILES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 STAGES = ("analysis", "backends", "capture", "convention", "joint", "partition", "passes", "runtime")
 SHARED = (
-    "counters",
     "errors",
-    "gradient_masks",
+    "graph",
+    "guards.data_dependent",  # the trace asks what it guards
     "ir",
-    "lazy_module",
-    "locks",
     "native",
-    "op_table",
     "options",
-    "overlap",
+    "plan_cache.lock",  # some stages compile when something is first needed
     "slots",
-    "source_lines",
-    "symbols",
+    "telemetry",
     "torch_compat",
-    "value_guards",
 )
+TOP_LEVEL = ("__init__", "__main__", "api", "errors", "ir", "options", "pipeline", "slots")
 PEER = ("torch._functorch.aot_autograd", "torch._functorch._aot_autograd", "torch._functorch.partitioners", "functorch")
 # Types without a public name, the only pytree module there is, and attributes of tensors and ops without a substitute.
 PRIVATE_BUT_ALLOWED = {"torch._ops.OpOverload", "torch._ops.HigherOrderOperator", "torch.utils._pytree"}
 PRIVATE_ATTRIBUTES_ALLOWED = {"_base", "_schema", "_version"}
+
+ROOMS = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.glob("*/**/__init__.py"))
 
 every_file = pytest.mark.parametrize("name", FILES)
 
@@ -41,6 +39,67 @@ def test_a_stage_imports_only_its_own_folder_and_what_all_share(name):
     allowed = tuple(f"aotgrad.{module}" for module in (name.split("/")[0], *SHARED))
     imported = [module for module in imports(FILES[name]) if module.startswith("aotgrad.")]
     assert [module for module in imported if not within(module, allowed)] == []
+
+
+def test_the_top_level_is_small():
+    assert {path.stem for path in PACKAGE.glob("*.py")} == set(TOP_LEVEL)
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_says_what_it_is_for(name):
+    assert len((ast.get_docstring(FILES[f"{name}/__init__.py"]) or "").splitlines()) >= 3
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_has_tests(name):
+    assert list((Path(__file__).parent / name).glob("**/test_*.py"))
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    modules = {module_name(name): tree for name, tree in FILES.items()}
+    imported = {module: set(modules_of(imports_at_run_time(tree), modules)) - {module} for module, tree in modules.items()}
+    assert circle_in(imported) is None
+
+
+def test_a_circle_is_found():
+    assert circle_in({"a": {"b", "c"}, "b": set(), "c": {"a"}}) == ["a", "c", "a"]
+
+
+def module_name(file: str) -> str:
+    return ".".join(("aotgrad", *file.removesuffix(".py").split("/"))).removesuffix(".__init__")
+
+
+def modules_of(names: Iterable[str], modules: Container[str]) -> Iterator[str]:
+    """The modules among names that are imported: `a.b.f` is of `a.b`, where `f` is no module."""
+    for name in names:
+        yield name if name in modules else name.rpartition(".")[0]
+
+
+def imports_at_run_time(tree: ast.AST) -> Iterator[str]:
+    """Names that are imported, in functions, too, but for those that types alone need."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and dotted(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from imports(ast.Module([node], []))
+        yield from imports_at_run_time(node)
+
+
+def circle_in(imported: Mapping[str, Collection[str]]) -> list[str] | None:
+    """Modules of which each one imports the next, from one back to itself."""
+    finished: set[str] = set()
+
+    def search(path: list[str]) -> list[str] | None:
+        *before, module = path
+        if module in before:
+            return path[before.index(module) :]
+        if module in finished:
+            return None
+        found = next(filter(None, (search([*path, each]) for each in sorted(imported.get(module, ())))), None)
+        finished.add(module)
+        return found
+
+    return next(filter(None, (search([module]) for module in sorted(imported))), None)
 
 
 @every_file

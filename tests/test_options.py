@@ -11,7 +11,7 @@ import torch
 import aotgrad
 from aotgrad import torch_compat
 from aotgrad.backends import registry
-from aotgrad.backends.inductor import InductorBackend
+from aotgrad.backends.inductor.backend import InductorBackend
 from aotgrad.errors import OptionError
 from aotgrad.options import LEGAL_VALUES, PASSES, Options
 

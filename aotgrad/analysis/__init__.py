@@ -1,4 +1,9 @@
-"""`Capture` -> `ViewAndMutationMeta`: what happened to each input, and what each output is an alias of."""
+"""`Capture` -> `ViewAndMutationMeta`: what happened to each input, and what each output is an alias of.
+
+`analyze` is the stage. `inputs` finds mutations (`changes`), `outputs` finds aliases: `views` and `storage` follow a value
+to what it is a view of, `history` compares that with autograd's graph, `versions` says which values count changes together.
+`refusals` raises where no right result is possible.
+"""
 
 from __future__ import annotations
 

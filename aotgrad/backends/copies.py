@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table
 from aotgrad.backends.graphs import inserting_behind_inputs, outputs_of, replace_outputs
 from aotgrad.backends.layouts import called
+from aotgrad.graph import op_table
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.backends.copies import output_memory_kept
 from aotgrad.backends.layouts import output_layouts_kept
-from aotgrad.gradient_masks import narrow_mask
+from aotgrad.graph.gradient_masks import narrow_mask
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
+from aotgrad.graph import op_table
 
 aten, prims = torch.ops.aten, torch.ops.prims
 OF_ONE_VALUE = ("val", "tensor_meta", "unbacked_bindings")

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
+from aotgrad.graph import op_table
 
 aten = torch.ops.aten
 

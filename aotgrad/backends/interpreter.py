@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
 from aotgrad.backends.base import FunctionBackend
 from aotgrad.errors import AOTGradError, GraphCheckError, add_note
+from aotgrad.graph import op_table
 from aotgrad.ir import BoxedCallable
 
 

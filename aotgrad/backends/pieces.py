@@ -20,12 +20,13 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
 from aotgrad.backends.eager import boxed_code
 from aotgrad.backends.graphs import inserting_behind_inputs
+from aotgrad.graph import op_table
+from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import BoxedCallable
-from aotgrad.lazy_module import LazyGraphModule
-from aotgrad.symbols import bound_symbol, symbols_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from aotgrad.backends.base import AnyBackend, Backend, Compiler, FunctionBackend
 from aotgrad.backends.eager import eager
-from aotgrad.backends.inductor import InductorBackend, inductor
+from aotgrad.backends.inductor.backend import InductorBackend, inductor
 from aotgrad.backends.interpreter import interpreter
 from aotgrad.errors import BackendError
 from aotgrad.options import Options

@@ -1,10 +1,15 @@
-"""Compiled functions on disk, so that a second process need not compile them. See `docs/cache.md`."""
+"""Compiled functions on disk, so that a second process need not compile them. See `docs/cache.md`.
+
+`lookup` looks for a plan before it is compiled, and stores it after; `partition_entry` does that for the two halves. `key`
+says what a plan depends on, `entry`, `graphs` and `serialize` turn it into bytes, `restore` makes it run again, `io` and
+`store` keep the bytes. The API imports the names below.
+"""
 
 from __future__ import annotations
 
-from aotgrad.cache.files import plan_store
-from aotgrad.cache.halves import StoringRecipe
+from aotgrad.cache.io import plan_store
+from aotgrad.cache.lookup import StoredSmallGraph, compile_through_cache
+from aotgrad.cache.partition_entry import StoringRecipe
 from aotgrad.cache.restore import Restored
-from aotgrad.cache.through import StoredSmallGraph, compile_through_cache
 
 __all__ = ["Restored", "StoredSmallGraph", "StoringRecipe", "compile_through_cache", "plan_store"]

@@ -19,9 +19,9 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.cache.entry import GraphText
-from aotgrad.cache.plain import Damaged, NotPlain, Reader, Writer
+from aotgrad.cache.serialize import Damaged, NotPlain, Reader, Writer
+from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import GraphHalf
-from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.torch_compat import FakeTensorMode
 
 KEPT_META = ("autograd_backward", "forward_op", "original_aten")

@@ -20,21 +20,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx as fx
 
-import aotgrad
 from aotgrad import passes, torch_compat
 from aotgrad.backends.base import Backend
 from aotgrad.cache.graphs import digest, text_of
-from aotgrad.cache.plain import BUILT_IN_NAMESPACES, HIGHER_ORDER, NotPlain, Writer
+from aotgrad.cache.serialize import BUILT_IN_NAMESPACES, HIGHER_ORDER, NotPlain, Writer
 from aotgrad.capture.fake import make_input_specs
 from aotgrad.convention import Dedupe
 from aotgrad.ir import InputHint, TensorInput
-from aotgrad.lifting import slots_of
 from aotgrad.options import Options
 from aotgrad.partition import is_typed
+from aotgrad.plan_cache.module_state import slots_of
 from aotgrad.torch_compat import FakeTensorMode
 
 if TYPE_CHECKING:
-    from aotgrad.recipe import Recipe
+    from aotgrad.plan_cache.compiler import Recipe
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Classes without rules of their own."""
@@ -105,7 +104,7 @@ def compilation_key(backend: Backend, partition_fn: Callable, options: Options) 
 @functools.cache
 def code_version() -> str:
     """A digest of aotgrad's own code."""
-    folder = Path(aotgrad.__file__).parent
+    folder = Path(__file__).parents[1]
     files = sorted(folder.rglob("*.py"))
     return digest(*(f"{file.relative_to(folder)} {file.read_text()}" for file in files))
 

@@ -15,25 +15,25 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.analysis import analyze
-from aotgrad.batching import CompiledBatches
 from aotgrad.cache.entry import StoredPlan
 from aotgrad.cache.graphs import Origins, StoredHalf, digest, text_of
-from aotgrad.cache.plain import Writer
+from aotgrad.cache.serialize import Writer
 from aotgrad.capture.trace import FlatFunction, capture_function
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import ContractError
-from aotgrad.graph_names import GraphNames
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
-from aotgrad.locks import COMPILING
-from aotgrad.on_error import with_eager_backwards
 from aotgrad.pipeline import SmallGraph, joint_of
-from aotgrad.plan_cache import PlanCache
-from aotgrad.recipe import Recipe
+from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.compiler import Recipe
+from aotgrad.plan_cache.lock import COMPILING
+from aotgrad.plan_cache.on_error import with_eager_backwards
 from aotgrad.runtime.autograd import Backward
 from aotgrad.runtime.emit import build, make_backwards
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
 from aotgrad.slots import Saved
+from aotgrad.telemetry.graph_names import GraphNames
 from aotgrad.torch_compat import AutocastState, FakeTensorMode
+from aotgrad.transforms.vmap import CompiledBatches
 
 
 @dataclass(frozen=True)

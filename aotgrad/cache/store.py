@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgrad.counters import counters
+from aotgrad.telemetry.counters import counters
 
 MAGIC = b"aotgrad cache 1\n"
 LIMIT_BYTES = 1 << 30

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table
 from aotgrad.errors import CaptureError
+from aotgrad.graph import op_table
 
 DRAW = "draw"
 """Random nodes with the same number under this key of `meta` draw the same numbers."""

@@ -18,7 +18,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.capture.recorder import printed_line
 from aotgrad.errors import CaptureError
-from aotgrad.overlap import ByteLayout, overlap
+from aotgrad.graph.strided_overlap import ByteLayout, overlap
 
 WRAPPED = "triton_kernel_wrapper_functional"
 """Torch's operator that calls a kernel and returns copies of what it has written to, by name."""

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table, torch_compat
-from aotgrad.capture import ages, joins
-from aotgrad.capture.direct import DirectRecorder
+from aotgrad import torch_compat
+from aotgrad.capture import gradient_aliases, views_before_mutation
+from aotgrad.capture.fast_recorder import DirectRecorder
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
 from aotgrad.capture.generator import WatchedGenerator, watched
 from aotgrad.capture.hooks import NotedHooks, held_by, take_hooks, take_hooks_of_views
@@ -30,10 +30,11 @@ from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import Region, reentered
 from aotgrad.capture.values import ValueReads
 from aotgrad.errors import AOTGradError, CaptureError, add_note
+from aotgrad.graph import op_table
+from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.guards.data_dependent import Level
 from aotgrad.ir import CallingConvention, Capture, InputHook, InputSpec, MemberInput, OnRegion, SymInput, TensorInput
-from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.torch_compat import FakeTensorMode
-from aotgrad.value_guards import Level
 
 FlatFunction = Callable[..., Sequence[Any]]
 NO_REGIONS: Mapping[fx.GraphModule, Collection[int]] = {}
@@ -359,9 +360,9 @@ def run_traced(trace: Trace, function: FlatFunction, convention: CallingConventi
             trace.assignments(arguments) as assignments,
             torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments)) as reshaped,
             NotedHooks(arguments, trace.entered) as noted,
-            ages.noted(convention.inputs) as views,
+            views_before_mutation.noted(convention.inputs) as views,
             shared_versions(convention, arguments),
-            joins.collected() as joined,
+            gradient_aliases.collected() as joined,
             trace.watched_draws(),
             trace.checkpoints(),
             NotedIndexing(trace.recorder) if is_symbolic(convention) else contextlib.nullcontext(),
@@ -377,13 +378,13 @@ def run_traced(trace: Trace, function: FlatFunction, convention: CallingConventi
         hooks = (*(InputHook(k, "requires_grad_", ()) for k in sorted(new_leaves)), *take_hooks(arguments))
         of_views = take_hooks_of_views(outputs, arguments)
         returned = len(outputs)
-        outputs += tuple(ages.used_views(views, arguments, outputs))
-        older = ages.older_views(views, outputs)
+        outputs += tuple(views_before_mutation.used_views(views, arguments, outputs))
+        older = views_before_mutation.older_views(views, outputs)
         reject_old_memory(trace, assignments.before, arguments, outputs)
         assigned = {index: len(outputs) + k for k, index in enumerate(assignments.before)}
         outputs += tuple(torch_compat.detached_functional(arguments[index]) for index in assigned)
     modes = grad_mode_before, grad_mode_after
-    joined = joins.positions(joined, arguments)
+    joined = gradient_aliases.positions(joined, arguments)
     own_hooks = noted.hooked_nodes([*outputs, *arguments])
     hooked = own_hooks | noted.nodes
     made = (

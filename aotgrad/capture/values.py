@@ -24,13 +24,14 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch.fx.node import map_arg
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line, user_stack_trace
 from aotgrad.errors import CaptureError, EagerError
+from aotgrad.graph import op_table
+from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.guards.data_dependent import Condition, Level, ValueGuard, evaluate
 from aotgrad.ir import CallingConvention, MemberInput, SyntheticBase
-from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.torch_compat import FakeTensorMode, Read
-from aotgrad.value_guards import Condition, Level, ValueGuard, evaluate
 
 
 class NotAnswered(Exception):

@@ -1,4 +1,8 @@
-"""Changes to the calling convention: what the graph gets is not always what the caller passes."""
+"""Changes to the calling convention: what the graph gets is not always what the caller passes.
+
+`dedupe` passes a tensor once that the caller passes twice, `synthetic_base` passes one tensor for several that share memory
+and of which one is changed. `sharing` finds such tensors, `geometry` says how they lie in their memory.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     MemorySharing(groups=(Group(nbytes=16, starts=((0, 0), (1, 4)), ...),), counters=((0, 1, 2),))
 
 The third argument shares no element with the first, so it is not of the group; its version rises all the same. Whether two
-arguments overlap is decided exactly (`overlap.py`). In: real or fake tensors, and what the function does to them.
+arguments overlap is decided exactly (`graph/strided_overlap.py`). In: real or fake tensors, and what the function does to them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import UnsupportedAliasingError
+from aotgrad.graph.strided_overlap import ByteLayout, linked_groups, overlap
 from aotgrad.ir import InputAliasInfo
-from aotgrad.overlap import ByteLayout, linked_groups, overlap
 
 ALIGNMENT = 16
 """Bytes: the itemsize of the largest dtype. A base starts at a multiple of it, so that every dtype can view it."""

@@ -23,7 +23,6 @@ from torch import nn
 
 from aotgrad.backends.base import AnyBackend, Backend, WrappedBackend
 from aotgrad.backends.registry import as_backend
-from aotgrad.calls import calls_of
 from aotgrad.debug.check import Failure, failure_of
 from aotgrad.debug.isolation import failure_apart
 from aotgrad.debug.programs import (
@@ -44,8 +43,9 @@ from aotgrad.errors import NothingToMinify
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, Partition
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
-from aotgrad.plan_cache import PlanCache
-from aotgrad.recipe import Recipe
+from aotgrad.plan_cache.binding import calls_of
+from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.compiler import Recipe
 
 log = logging.getLogger("aotgrad.debug")
 

@@ -16,8 +16,9 @@ import torch
 import torch.fx as fx
 import torch.utils._pytree as pytree
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
 from aotgrad.errors import ExportError
+from aotgrad.graph import op_table
 from aotgrad.ir import (
     AliasOfInput,
     AliasOfIntermediate,

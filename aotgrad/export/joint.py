@@ -21,25 +21,25 @@ import torch.utils._pytree as pytree
 from aotgrad import torch_compat
 from aotgrad.backends import FunctionBackend, nop
 from aotgrad.backends.base import Compiler
-from aotgrad.batching import CompiledBatches
-from aotgrad.calls import Calls, FunctionCalls, calls_of, state_of
 from aotgrad.errors import CaptureError, ExportError
 from aotgrad.export.graph import GraphWriter, reject_moved_inputs, reject_shared_memory
+from aotgrad.export.trace import JointRecipe, joint_plan
 from aotgrad.ir import GraphHalf, IsInput, IsOutput, JointGraph
-from aotgrad.joints import JointRecipe, joint_plan
-from aotgrad.locks import COMPILING
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.passes.checked import CheckedPass
 from aotgrad.passes.rewrite import copy_half
 from aotgrad.pipeline import TracedJoint
 from aotgrad.pipeline import compile_joint as compile_traced
-from aotgrad.plan_cache import PlanCache
-from aotgrad.plans import CachedPlan
+from aotgrad.plan_cache.binding import Calls, FunctionCalls, calls_of, state_of
+from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.compiler import Recipe
+from aotgrad.plan_cache.entry import CachedPlan
+from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.printing import graph_text
-from aotgrad.recipe import Recipe
 from aotgrad.runtime.recomputation import Gradients
 from aotgrad.slots import GraphSignature, Primal, Tangent, UserOutput, of_kind
+from aotgrad.transforms.vmap import CompiledBatches
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,17 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from aotgrad.backends import FunctionBackend, nop
-from aotgrad.calls import Call, ModuleCalls
 from aotgrad.errors import ExportError
 from aotgrad.export.graph import GraphWriter, reject_moved_inputs, reject_shared_memory
+from aotgrad.export.trace import JointRecipe, joint_plan
 from aotgrad.ir import NonAlias
-from aotgrad.joints import JointRecipe, joint_plan
-from aotgrad.lifting import LiftedModule, slots_of
 from aotgrad.options import Options
 from aotgrad.partition import default_partition
 from aotgrad.pipeline import TracedJoint
-from aotgrad.plan_cache import PlanCache
-from aotgrad.plans import CachedPlan
+from aotgrad.plan_cache.binding import Call, ModuleCalls
+from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.entry import CachedPlan
+from aotgrad.plan_cache.module_state import LiftedModule, slots_of
 
 
 @dataclass(frozen=True)

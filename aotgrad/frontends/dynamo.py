@@ -21,9 +21,9 @@ from aotgrad.api import EagerModule, FlatCallable, compile_module
 from aotgrad.backends import registry
 from aotgrad.capture.recorder import give_lines
 from aotgrad.errors import AOTGradError, CaptureError
-from aotgrad.on_error import ran_eagerly
 from aotgrad.options import Options
-from aotgrad.recipe import PARTITIONERS, Recipe
+from aotgrad.plan_cache.compiler import PARTITIONERS, Recipe
+from aotgrad.plan_cache.on_error import ran_eagerly
 
 
 class DynamoBackend:

@@ -34,20 +34,20 @@ import torch
 
 from aotgrad import native
 from aotgrad.backends import registry
-from aotgrad.budgets import MemoryFrontier, memory_frontier
 from aotgrad.cache import plan_store
 from aotgrad.cache.store import Store
-from aotgrad.calls import calls_of
 from aotgrad.errors import AOTGradError, OptionError
 from aotgrad.inspect.explain import explain
+from aotgrad.inspect.memory_frontier import MemoryFrontier, memory_frontier
 from aotgrad.inspect.specs import SpecError
 from aotgrad.inspect.targets import Target, UsageError
 from aotgrad.native import build as native_build
-from aotgrad.observe import LAST_STAGE, recorded
 from aotgrad.options import Options, native_wanted
-from aotgrad.plan_cache import PlanCache
-from aotgrad.plans import NoPlan
-from aotgrad.recipe import PARTITIONERS, Recipe
+from aotgrad.plan_cache.binding import calls_of
+from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.compiler import PARTITIONERS, Recipe
+from aotgrad.plan_cache.entry import NoPlan
+from aotgrad.telemetry.observer import LAST_STAGE, recorded
 
 STAGES = ("capture", "analysis", "joint", "partition", "compiled", LAST_STAGE)
 MEGABYTE = 1e6

@@ -20,10 +20,10 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from aotgrad import torch_compat
-from aotgrad.calls import NamedTensor, calls_of
 from aotgrad.inspect.explanation import Explanation, SourceLine, explanation_of
-from aotgrad.plan_cache import PlanCache
-from aotgrad.recipe import Recipe
+from aotgrad.plan_cache.binding import NamedTensor, calls_of
+from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.compiler import Recipe
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from typing import Any
 from aotgrad import torch_compat
 from aotgrad.backends import registry
 from aotgrad.backends.base import WrappedBackend
-from aotgrad.calls import Calls, calls_of
 from aotgrad.inspect.dynamo import DynamoExplainer
 from aotgrad.inspect.explanation import Explanation, explanation_of
 from aotgrad.ir import Compiled, Partition
 from aotgrad.options import Options
-from aotgrad.plan_cache import PlanCache
-from aotgrad.recipe import PARTITIONERS, Recipe
+from aotgrad.plan_cache.binding import Calls, calls_of
+from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.compiler import PARTITIONERS, Recipe
 
 
 @dataclass(frozen=True)

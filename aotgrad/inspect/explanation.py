@@ -18,8 +18,8 @@ import torch
 import torch.fx as fx
 import torch.utils._pytree as pytree
 
-from aotgrad.calls import NamedTensor
-from aotgrad.debug_state import variant_name
+from aotgrad.graph.source_lines import inside_of
+from aotgrad.inspect.debug_state import variant_name
 from aotgrad.inspect.steps import steps_text
 from aotgrad.ir import (
     AliasOfInput,
@@ -44,13 +44,13 @@ from aotgrad.ir import (
 )
 from aotgrad.passes import computes
 from aotgrad.pipeline import Executable, SmallGraph
-from aotgrad.plan_cache import PlanCache
-from aotgrad.plans import CachedPlan, NoPlan
+from aotgrad.plan_cache.binding import NamedTensor
+from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 from aotgrad.printing import type_text
 from aotgrad.printing.graphs import argument_text, results_of
 from aotgrad.printing.stages import input_alias_text, replay_text
 from aotgrad.slots import IntermediateBase, Primal, Tangent, UserOutput
-from aotgrad.source_lines import inside_of
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
-from aotgrad.inspect.dynamo import DynamoExplanation
-from aotgrad.inspect.explanation import Explanation, InputRow, PlanRow, SourceLine
+if TYPE_CHECKING:  # they print themselves by this module
+    from aotgrad.inspect.dynamo import DynamoExplanation
+    from aotgrad.inspect.explanation import Explanation, InputRow, PlanRow, SourceLine
 
 
 def report_text(explanation: Explanation) -> str:

@@ -1,4 +1,9 @@
-"""`Capture` + `ViewAndMutationMeta` -> `JointGraph`: the backward is appended to the forward's own graph."""
+"""`Capture` + `ViewAndMutationMeta` -> `JointGraph`: the backward is appended to the forward's own graph.
+
+`backward.build_joint` is the stage. `segments` divides the backward among the autograd nodes that the caller sees, `chunks`
+takes results apart that need not wait for each other, `effects` and `updates` order what is changed. `again` makes the
+joint graph of a plan that differs in which inputs require grad.
+"""
 
 from __future__ import annotations
 

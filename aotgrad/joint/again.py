@@ -22,8 +22,10 @@ from typing import Any, Protocol
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table, torch_compat
-from aotgrad.gradient_masks import narrow_mask
+from aotgrad import torch_compat
+from aotgrad.graph import op_table
+from aotgrad.graph.gradient_masks import narrow_mask
+from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import (
     Capture,
     InputAliasInfo,
@@ -46,7 +48,6 @@ from aotgrad.joint.backward import (
     with_saving_nodes,
 )
 from aotgrad.joint.segments import edges_of, engine_order
-from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.slots import Gradient, Primal, Tangent
 
 

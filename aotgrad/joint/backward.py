@@ -24,8 +24,9 @@ import torch
 import torch.fx as fx
 from torch.autograd.graph import GradientEdge
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
 from aotgrad.errors import AOTGradError, CaptureError, UnsupportedMutationError
+from aotgrad.graph import op_table
 from aotgrad.ir import (
     BackwardSegment,
     Capture,

@@ -30,8 +30,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
+from aotgrad.graph import op_table
 from aotgrad.ir import Capture, ChangedMemory, Geometry, MemberInput, Region, ViewAndMutationMeta
 from aotgrad.slots import ForwardResult, IntermediateBase, Memory, Primal, Tangent, UserOutput
 

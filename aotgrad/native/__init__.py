@@ -7,8 +7,8 @@ Torch answers questions about a tensor one by one, 40 to 60 ns each from Python;
 call. What it offers, and what there is without it:
 
     tensor_check      whether arguments are like those of the trace       torch's own `TensorGuards`
-    separation        whether arguments lie apart from changed ones       `aotgrad.separation.Separation`
-    sharing           how arguments share memory with changed ones        `aotgrad.memory.Places`
+    separation        whether arguments lie apart from changed ones       `aotgrad.guards.disjoint_storage.Separation`
+    sharing           how arguments share memory with changed ones        `aotgrad.guards.memory.Places`
     global_flags      global state that torch's guard leaves out          eight questions in Python
     below_autograd    run a compiled graph                                a context in Python
     versions_of       the versions of many tensors                        one by one

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table
 from aotgrad.errors import PartitionError, add_note
+from aotgrad.graph import op_table
+from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import GraphHalf, JointGraph, Partition, SavedValue
-from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.partition import costs
 from aotgrad.partition.decision import Budget, Chooser, Objective
 from aotgrad.partition.graphs import analyze, base_of_each

@@ -21,8 +21,8 @@ from typing import Any, cast
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table
 from aotgrad.errors import PartitionError
+from aotgrad.graph import op_table
 from aotgrad.ir import GraphHalf, JointGraph, Partition
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis, analyze

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table
+from aotgrad.graph import op_table
 from aotgrad.partition import costs
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis

@@ -22,7 +22,7 @@ import torch
 import torch.fx as fx
 from torch.utils.flop_counter import flop_registry
 
-from aotgrad import op_table
+from aotgrad.graph import op_table
 from aotgrad.partition.graphs import JointAnalysis
 
 UNKNOWN_SIZE = 4096  # elements along a size that depends on data; large enough that saving such a value is not free

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch.fx as fx
 
-from aotgrad import op_table
 from aotgrad.errors import PartitionError
+from aotgrad.graph import op_table
 from aotgrad.ir import JointGraph
 from aotgrad.partition.tags import RECOMPUTE, Tag, verdict_of
 from aotgrad.slots import FORWARD_RESULTS, Gradient, IntermediateBase, Primal, Tangent, UserOutput

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch.fx as fx
 
-from aotgrad import op_table
+from aotgrad.graph import op_table
 from aotgrad.partition import costs, fusion, random_state, tags
 from aotgrad.partition.contraction import Contraction
 from aotgrad.partition.fusion import Kind, Op

@@ -18,8 +18,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
-from aotgrad import op_table
 from aotgrad.errors import PartitionError
+from aotgrad.graph import op_table
 from aotgrad.partition import costs
 from aotgrad.partition.calibration import flops_per_byte_of
 from aotgrad.partition.decision import Decision, Objective, needed_by

@@ -23,7 +23,7 @@ from enum import Enum
 
 import torch.fx as fx
 
-from aotgrad import op_table
+from aotgrad.graph import op_table
 from aotgrad.partition import random_state, tags
 from aotgrad.partition.graphs import JointAnalysis
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table
+from aotgrad.graph import op_table
 from aotgrad.partition import costs, workspace
 from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.partition.liveness import Program

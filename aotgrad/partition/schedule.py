@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import torch.fx as fx
 
-from aotgrad import op_table
+from aotgrad.graph import op_table
 
 
 def collectives_first(nodes: Sequence[fx.Node]) -> list[fx.Node]:

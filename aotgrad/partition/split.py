@@ -24,17 +24,17 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table
 from aotgrad.errors import PartitionError
+from aotgrad.graph import op_table
+from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.graph.source_lines import source_line
+from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import GraphHalf, Partition, RecomputedValue, SavedValue
-from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.partition import costs, random_state, schedule
 from aotgrad.partition.compact import compacted, dense_copy, retrace
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis, inputs_closure
 from aotgrad.slots import Saved, SavedSymInt, backward_signature, forward_signature
-from aotgrad.source_lines import source_line
-from aotgrad.symbols import bound_symbol, symbols_of
 
 
 def split(analysis: JointAnalysis, decision: Decision, collectives_first: bool = False) -> Partition:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
+from aotgrad.graph import op_table
 from aotgrad.partition.costs import bytes_written, extent_bytes
 
 FEW_CHANNELS = 3  # of an input that is not copied

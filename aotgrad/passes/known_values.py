@@ -19,7 +19,8 @@ from typing import Any, cast
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
+from aotgrad.graph import op_table
 from aotgrad.ir import JointGraph
 from aotgrad.passes.dead_code import DeadCodeElimination
 from aotgrad.passes.memory import viewed_node

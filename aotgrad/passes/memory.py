@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch.fx as fx
 
-from aotgrad import op_table
+from aotgrad.graph import op_table
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes import ops
 from aotgrad.slots import FORWARD_RESULTS, Primal

@@ -1,6 +1,6 @@
 """Facts about the nodes of a graph that passes ask for.
 
-In: a node or its target. Out: yes or no. What holds of ops everywhere is in `aotgrad.op_table`; the tables here say
+In: a node or its target. Out: yes or no. What holds of ops everywhere is in `aotgrad.graph.op_table`; the tables here say
 which ops the passes know how to compute or to merge.
 """
 
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
+from aotgrad.graph import op_table
 
 aten = torch.ops.aten
 

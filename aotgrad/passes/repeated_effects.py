@@ -11,8 +11,9 @@ from typing import Any
 
 import torch.fx as fx
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
 from aotgrad.errors import HigherOrderError
+from aotgrad.graph import op_table
 from aotgrad.ir import JointGraph
 from aotgrad.passes.dead_code import must_stay
 

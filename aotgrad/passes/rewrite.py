@@ -17,8 +17,8 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import GraphHalf
-from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.passes import ops
 
 

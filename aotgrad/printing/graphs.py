@@ -24,9 +24,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from aotgrad.graph.source_lines import source_line
 from aotgrad.printing.types import SYMBOLIC_NUMBERS, type_text
 from aotgrad.slots import GraphSignature
-from aotgrad.source_lines import source_line
 
 INDENT = "    "
 FULL_SLICE_END = 2**63 - 1

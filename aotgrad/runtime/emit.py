@@ -23,8 +23,8 @@ import torch
 
 from aotgrad import native, torch_compat
 from aotgrad.errors import UnsupportedAliasingError
+from aotgrad.graph.op_table import VIEW_METHODS
 from aotgrad.ir import BackwardSegment, Compiled, ViewStep, needs_sentinel
-from aotgrad.op_table import VIEW_METHODS
 from aotgrad.runtime.autograd import (
     LEADING_ARGUMENTS,
     SENTINEL,

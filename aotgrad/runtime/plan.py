@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from aotgrad import op_table, torch_compat
+from aotgrad import torch_compat
+from aotgrad.graph import op_table
 from aotgrad.ir import (
     GRAPH_OUTPUTS,
     AliasOfInput,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch.fx as fx
 
+from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import BackwardSegment, GraphHalf
-from aotgrad.lazy_module import LazyGraphModule
 from aotgrad.runtime.variants import copy_graph, needed_inputs, remove_dead_code
 from aotgrad.slots import Gradient, GraphSignature
 

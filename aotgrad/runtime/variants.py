@@ -17,14 +17,15 @@ from typing import Any, TypeVar
 import torch
 import torch.fx as fx
 
-from aotgrad import op_table, torch_compat
-from aotgrad.gradient_masks import narrow_mask
+from aotgrad import torch_compat
+from aotgrad.graph import op_table
+from aotgrad.graph.gradient_masks import narrow_mask
+from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import BoxedCallable, GraphHalf
-from aotgrad.lazy_module import LazyGraphModule
-from aotgrad.locks import COMPILING
+from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
 from aotgrad.slots import Gradient, GraphSignature, Memory
-from aotgrad.symbols import bound_symbol, symbols_of
 
 T = TypeVar("T")
 

@@ -8,8 +8,7 @@ the state around a call  contexts, global_state, transforms, guards
 a trace                  fakes, shapes, expressions, functional_tensors, functionalization, layouts, refusals, assignments,
                          recording, kernels
 graphs                   graphs, ops
-other parts of torch     dynamo, inductor, inductor_kernels, inductor_name, inductor_reinplacing,
-                          inductor_scheduler, logs
+other parts of torch     dynamo, inductor, logs
 """
 
 from __future__ import annotations
@@ -226,7 +225,8 @@ from aotgrad.torch_compat.graphs import (
     takes_plain_arguments,
 )
 from aotgrad.torch_compat.guards import DictVersions, ShapeGuards, TensorGuard, shape_guards, versions_are_counted
-from aotgrad.torch_compat.inductor import (
+from aotgrad.torch_compat.inductor.backend_name import Compile, named_inductor, take_inductors_name
+from aotgrad.torch_compat.inductor.compilation import (
     DECOMPOSITIONS,
     INDUCTOR_PASSES,
     READ_ELSEWHERE,
@@ -260,7 +260,7 @@ from aotgrad.torch_compat.inductor import (
     traced_storage_offsets,
     why_no_inductor_setting,
 )
-from aotgrad.torch_compat.inductor_kernels import (
+from aotgrad.torch_compat.inductor.kernels import (
     cpp_compilers,
     cpp_kernels_through,
     kernel_in,
@@ -269,13 +269,12 @@ from aotgrad.torch_compat.inductor_kernels import (
     start_cpp_library,
     submit_cpp,
 )
-from aotgrad.torch_compat.inductor_name import Compile, named_inductor, take_inductors_name
-from aotgrad.torch_compat.inductor_reinplacing import (
+from aotgrad.torch_compat.inductor.reinplacing import (
     reads_of_targets_checked,
     values_that_are_written_kept_apart,
     writes_to_converted_views_kept,
 )
-from aotgrad.torch_compat.inductor_scheduler import (
+from aotgrad.torch_compat.inductor.scheduler import (
     reads_of_overwritten_values_checked,
     reads_of_written_values_kept,
 )

@@ -26,8 +26,8 @@ from torch._dynamo.guards import GuardManagerType
 
 import aotgrad
 from aotgrad.convention import MemorySharing
-from aotgrad.lifting import LiftedModule
-from aotgrad.memory import MemoryGuard
+from aotgrad.guards.memory import MemoryGuard
+from aotgrad.plan_cache.module_state import LiftedModule
 
 COUNTS = (1, 10, 100, 1000)
 

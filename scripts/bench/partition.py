@@ -38,7 +38,7 @@ from tabulate import tabulate
 from torch._functorch import config as peer_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition as peer_partition
 
-from aotgrad import op_table
+from aotgrad.graph import op_table
 from aotgrad.ir import JointGraph, Partition
 from aotgrad.partition import Objective, costs, min_cut_rematerialization_partition, partition
 from aotgrad.partition.adapt import read_halves, read_joint_module

@@ -41,7 +41,7 @@ from partition_models import Captured, joint_graph, parser_of, report
 from torch._inductor import config as inductor_config
 
 from aotgrad import torch_compat
-from aotgrad.backends.inductor import apply_strides
+from aotgrad.backends.inductor.backend import apply_strides
 from aotgrad.ir import Partition
 from aotgrad.partition import costs
 

@@ -12,9 +12,9 @@ import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotgrad
-from aotgrad import op_table
 from aotgrad.backends.eager import compile_eager
 from aotgrad.backends.in_place import BY_METHOD, BY_OUT, reuse_buffers
+from aotgrad.graph import op_table
 from tests.numerics.against_eager import assert_like_eager
 
 aten = torch.ops.aten

@@ -18,14 +18,14 @@ import pytest
 from aotgrad import backends, torch_compat
 from aotgrad.cache.entry import StoredPlan
 from aotgrad.cache.key import NotStored
-from aotgrad.cache.plain import NotPlain, Writer
+from aotgrad.cache.lookup import RecordingRecipe, Request
 from aotgrad.cache.restore import restore
+from aotgrad.cache.serialize import NotPlain, Writer
 from aotgrad.cache.store import Store
-from aotgrad.cache.through import RecordingRecipe, Request
 from aotgrad.capture.fake import find_fake_mode
-from aotgrad.counters import counters
 from aotgrad.pipeline import Executable, SmallGraph
-from aotgrad.recipe import Recipe
+from aotgrad.plan_cache.compiler import Recipe
+from aotgrad.telemetry.counters import counters
 
 totals: Counter[str] = Counter()
 compile_as_ever = Recipe.compile

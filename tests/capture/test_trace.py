@@ -8,7 +8,7 @@ import torch
 import aotgrad
 from aotgrad.capture.recorder import printed_line
 from aotgrad.errors import CaptureError
-from aotgrad.source_lines import source_line
+from aotgrad.graph.source_lines import source_line
 from tests.executables import executable_of
 
 

@@ -27,11 +27,13 @@ import torch.fx as fx
 from torch._guards import TracingContext
 from torch._inductor import config
 
-from aotgrad.backends import cpp_kernels, inductor, registry
+from aotgrad.backends import registry
 from aotgrad.backends.base import example_inputs
-from aotgrad.backends.cpp_kernels import CppKernel
 from aotgrad.backends.eager import boxed_code
-from aotgrad.backends.inductor import InductorBackend, Job, Shared
+from aotgrad.backends.inductor import backend as inductor_backend
+from aotgrad.backends.inductor import cpp_kernels
+from aotgrad.backends.inductor.backend import InductorBackend, Job, Shared
+from aotgrad.backends.inductor.cpp_kernels import CppKernel
 from aotgrad.ir import BoxedCallable
 
 PLAIN = "#define FLATTENED"
@@ -119,7 +121,7 @@ class Stage:
     def compiling_by(self, backend: InductorBackend) -> Iterator[None]:
         with (
             mock.patch.dict(registry._BACKENDS, inductor=backend),
-            mock.patch.object(inductor, "compile_together", self.promised),
+            mock.patch.object(inductor_backend, "compile_together", self.promised),
             config.patch(fx_graph_cache=False),
         ):
             yield

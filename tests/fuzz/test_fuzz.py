@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aotgrad.backends.inductor import InductorBackend
+from aotgrad.backends.inductor.backend import InductorBackend
 from tests.fuzz import compare
 from tests.fuzz.campaign import Report, chunks, run_chunk
 from tests.fuzz.compare import Difference, check

@@ -27,9 +27,9 @@ from aotgrad import passes
 from aotgrad.backends.eager import compile_eager
 from aotgrad.inspect.specs import make_arguments
 from aotgrad.ir import JointGraph
-from aotgrad.observe import recorded
 from aotgrad.passes import Pass
 from aotgrad.printing import text as stage_text
+from aotgrad.telemetry.observer import recorded
 
 STAGES = {"capture": "capture", "analysis": "analysis", "joint": "joint", "partition": "partition", "runtime": "executable"}
 """The folders of expect/, and the stage whose text is there."""

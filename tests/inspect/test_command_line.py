@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from aotgrad.inspect.command_line import STAGES, main
-from aotgrad.observe import LAST_STAGE
+from aotgrad.telemetry.observer import LAST_STAGE
 from tests.golden.harness import REPOSITORY
 
 SOURCE = """

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import aotgrad
-from aotgrad.calls import tensor_names
 from aotgrad.inspect.command_line import main
 from aotgrad.inspect.explanation import SourceLine
+from aotgrad.plan_cache.binding import tensor_names
 from aotgrad.runtime import steps
 from tests.golden.harness import REPOSITORY
 from tests.golden.test_golden import CASES

@@ -8,9 +8,9 @@ import torch.fx as fx
 
 import aotgrad
 from aotgrad.errors import CaptureError
+from aotgrad.graph.source_lines import source_line
 from aotgrad.inspect.specs import make_arguments
 from aotgrad.slots import Cut, Gradient, IntermediateBase, Primal, Tangent, UpdatedInput, UserOutput
-from aotgrad.source_lines import source_line
 from tests.executables import executable_of, results_of
 
 

@@ -16,12 +16,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 import aotgrad
-from aotgrad import memory, native, torch_compat
+from aotgrad import native, torch_compat
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import UnsupportedAliasingError
-from aotgrad.separation import Separation, span_of
+from aotgrad.guards import memory
+from aotgrad.guards.dictionaries import CHANGES, Contents, same_contents, tells
+from aotgrad.guards.disjoint_storage import Separation, span_of
 from aotgrad.torch_compat import FakeTensorMode, TensorGuard
-from aotgrad.watching import CHANGES, Contents, same_contents, tells
 
 
 class Named(torch.Tensor):

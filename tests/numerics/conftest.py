@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import aotgrad
-from aotgrad.backends.inductor import InductorBackend
+from aotgrad.backends.inductor.backend import InductorBackend
 from tests.sampling import deselect
 
 from .against_eager import AOT

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import aotgrad
-from aotgrad import op_table
+from aotgrad.graph import op_table
 from tests.numerics.against_eager import compiled, leaf, plain
 
 CASES: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]] = {

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
-from aotgrad.observe import recorded
+from aotgrad.telemetry.observer import recorded
 
 from .against_eager import ALL, COMPILERS, DYNAMO_BACKENDS, THROUGH_INDUCTOR, assert_matches, compiled
 from .conftest import EveryGraph

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import aotgrad
-from aotgrad.backends.inductor import InductorBackend
-from aotgrad.observe import recorded
+from aotgrad.backends.inductor.backend import InductorBackend
 from aotgrad.pipeline import SmallGraph
+from aotgrad.telemetry.observer import recorded
 from tests.numerics.against_eager import assert_like_eager, leaf, non_leaf, plain
 
 ALONE = {"min_graph_ops": 100}

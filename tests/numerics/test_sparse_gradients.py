@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aotgrad
-from aotgrad.counters import counters
+from aotgrad.telemetry.counters import counters
 
 from .against_eager import ALL, compiled
 

@@ -10,7 +10,11 @@ import pytest
 
 from aotgrad import torch_compat as compat
 
-MODULES = {path.stem: ast.parse(path.read_text()) for path in sorted(Path(compat.__file__).parent.glob("*.py"))}
+FOLDER = Path(compat.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts): ast.parse(path.read_text())
+    for path in sorted(FOLDER.rglob("*.py"))
+}
 GATHERED = MODULES.pop("__init__")
 
 
@@ -21,7 +25,7 @@ def test_what_a_module_defines_is_gathered(name):
 
 
 def test_every_name_has_a_feature_test():
-    tests = [ast.parse(path.read_text()) for path in Path(__file__).parent.glob("*.py")]
+    tests = [ast.parse(path.read_text()) for path in Path(__file__).parent.rglob("*.py")]
     used = {node.attr for tree in tests for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert sorted({*imported_names(GATHERED, "torch"), *imported_names(GATHERED, compat.__name__)} - used) == []
 

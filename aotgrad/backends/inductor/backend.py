@@ -1,0 +1,271 @@
+"""The `inductor` backend: torch's own code generator compiles both halves.
+
+What it needs beyond the graphs: its decompositions while tracing, its joint passes before partitioning, which inputs keep
+their address (parameters, saved values), which outputs a user sees (their strides must be eager's), and, for the
+backward, the strides that the forward really gave the saved values. Inductor is in the state of the process: only who holds
+the lock uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_inputs
+from aotgrad.backends.closed_over import closed_over, closed_over_as_inputs, given
+from aotgrad.backends.copies import returned_copies_kept
+from aotgrad.backends.corrected import CORRECTIONS, amended, corrected_decompositions, rewrite
+from aotgrad.backends.floats import floats_as_tensors
+from aotgrad.backends.graphs import outputs_of
+from aotgrad.backends.inductor.cpp_kernels import CppKernel, compile_together
+from aotgrad.backends.inductor.wrapper_code import Wrapper
+from aotgrad.backends.layouts import differ, keep_as_traced, output_layouts_kept
+from aotgrad.backends.pieces import compile_in_pieces, must_be_cut
+from aotgrad.backends.seeds import own_seeds_of_backward
+from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
+from aotgrad.options import Options
+from aotgrad.plan_cache.lock import COMPILING
+from aotgrad.slots import Gradient, GraphSignature, IntermediateBase, Saved, Tangent, UserOutput
+
+
+@dataclass(frozen=True)
+class InductorBackend:
+    """`mode` is one of `torch.compile`'s: it chooses Inductor's configuration, and `settings` are names and values on top.
+    `artefacts` keeps what it makes, if given.
+    """
+
+    mode: str = "default"
+    settings: tuple[tuple[str, Any], ...] = ()
+    name: str = "inductor"
+    fuses: bool = True
+    artefacts: Artefacts | None = None
+
+    @property
+    def min_graph_ops(self) -> int:
+        """A lone op has nothing to be fused with (`scripts/bench/small_graphs.py`); the other modes were asked for."""
+        return 2 if self.mode == "default" and not self.settings else 0
+
+    def as_the_options_say(self, options: Options) -> InductorBackend:
+        """With a mode and settings from the options, where they say something."""
+        mode = self.mode if options.mode == "default" else options.mode
+        return replace(self, mode=mode, settings=(*self.settings, *options.inductor))
+
+    def configured(self, **more: Any) -> contextlib.AbstractContextManager[None]:
+        """Inductor's configuration, as it is asked for here."""
+        return torch_compat.inductor_configured(self.mode, **{**dict(self.settings), **more})
+
+    def context(self, module: fx.GraphModule, **more: Any) -> contextlib.AbstractContextManager[None]:
+        """All that Inductor reads from its surroundings."""
+        fake_mode = torch_compat.fake_mode_of(module.graph)
+        return torch_compat.inductor_context(fake_mode, self.mode, **{**dict(self.settings), **more})
+
+    def decompositions(self) -> Mapping[Any, Callable]:
+        """Inductor's, without wrong ones and `detach`: replayed views must know where they were cut off from autograd."""
+        table = corrected_decompositions(torch_compat.inductor_decompositions())
+        return {op: function for op, function in table.items() if op is not torch.ops.aten.detach.default}
+
+    def prepare_joint(self, joint: JointGraph) -> JointGraph:
+        with COMPILING, self.context(joint.module):
+            floats_as_tensors(joint.module.graph)
+            graph, results = joint.module.graph, len(joint.signature.forward_results)
+            with output_layouts_kept(graph), returned_copies_kept(graph, results), closed_over_as_inputs(joint.module):
+                module = torch_compat.inductor_joint_passes(joint.module)
+            rewrite(module.graph)
+            own_seeds_of_backward(module.graph)
+            module.recompile()  # Inductor's cache looks a graph up by its code.
+            return replace(joint, module=module)
+
+    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+        with COMPILING, self.context(partition.forward.module):
+            with torch_compat.reported_output_strides() as strides:
+                compiled = self.recompile(partition.forward, static_inputs, partition.backward is not None)
+            if partition.backward is not None:
+                apply_strides(partition, strides)
+        return compiled
+
+    def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
+        with self.configured():
+            shared = Shared(torch_compat.inductor_uses_cudagraphs())
+        job = Job(forward, "forward", (UserOutput, IntermediateBase), {"static_input_idxs": sorted(static_inputs)})
+        job.settings["is_inference"] = not differentiable
+        compiled = self._compile(job, shared)
+        return Compiled(self.name, compiled, InductorBackward(self, shared) if differentiable else None)
+
+    def backward(self, half: GraphHalf, shared: Shared) -> BoxedCallable:
+        """Compile a backward half that belongs to the forward which was compiled with `shared`.
+
+        Layouts are the forward's choice. One convolution that runs again would otherwise make Inductor choose anew for the
+        whole graph, and copy what it is given.
+        """
+        static = [k for k, slot in enumerate(half.signature.inputs) if not isinstance(slot, Tangent)]
+        settings = {"static_input_idxs": static, "is_backward": True}
+        return self._compile(Job(half, "backward", (Gradient,), settings, {"layout_optimization": False}), shared)
+
+    def _compile(self, job: Job, shared: Shared) -> BoxedCallable:
+        module = job.half.module
+        with COMPILING:
+            if must_be_cut(module.graph):
+                compiled = compile_in_pieces(module, functools.partial(self._compile_piece, job))
+            else:
+                compiled = given(self._load_or_make(job, shared), closed_over(module))
+        return checked_arity(compiled, len(job.half.signature.outputs), self.name, job.role)
+
+    def _load_or_make(self, job: Job, shared: Shared) -> Callable:
+        """What Inductor makes of a graph, or has made of it in an earlier process."""
+        artefact = None if self.artefacts is None or shared.cudagraphs else self.artefacts(job.half, job.text)
+        compiled = None if artefact is None else self._load(artefact, job)
+        if compiled is None:
+            compiled = self._make(job, shared)
+            if artefact is not None and (content := written(compiled)) is not None:
+                artefact.write(content)
+        return compiled
+
+    def _load(self, artefact: Artefact, job: Job) -> Callable | None:
+        content = artefact.read()
+        if content is None:
+            return None
+        try:
+            with self.configured(**job.configuration), kernels_together():
+                return read(content, job.role == "backward")
+        except Exception as error:  # whatever is wrong with it: it is made again
+            artefact.failed(error)
+            return None
+
+    def _make(self, job: Job, shared: Shared) -> Callable:
+        module = job.half.module
+        apart = torch_compat.apart_in_inductors_cache(repr((job.strides, *CORRECTIONS)))
+        settings = {**job.configuration, **apart}
+        with self.context(module, **settings), closed_over_as_inputs(module):
+            (output,) = module.graph.find_nodes(op="output")
+            output.meta["user_visible_output_idxs"] = job.visible
+            keep_as_traced(module.graph, job.visible)
+            torch_compat.call_in_inductor({node.target for node in module.graph.nodes})
+            with kernels_together(), amended():
+                return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
+
+    def _compile_piece(self, job: Job, piece: fx.GraphModule) -> Callable:
+        """Compile a piece of a half, whose inputs and results are like in the trace."""
+        settings = {key: value for key, value in job.settings.items() if key != "static_input_idxs"}
+        (output,) = piece.graph.find_nodes(op="output")
+        signature = GraphSignature((), tuple(map(UserOutput, range(len(output.args[0])))))
+        dense = Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings)
+        with torch_compat.reported_output_strides():
+            return given(self._make(dense, Shared(False)), closed_over(piece))
+
+    def cache_key(self) -> str | None:
+        with self.configured():
+            configuration = torch_compat.inductor_key()
+        names = torch_compat.names_of_inductor_decompositions()
+        return None if configuration is None or names is None else repr((configuration, names))
+
+    def storing(self, artefacts: Artefacts) -> InductorBackend:
+        return replace(self, artefacts=artefacts)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the forward and the backward of one region share; only what is compiled needs it."""
+
+    cudagraphs: bool
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        return torch_compat.inductor_graph_settings(self.cudagraphs)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A graph for Inductor, and how it is to be compiled; outputs of the kinds `seen` keep the strides that were traced."""
+
+    half: GraphHalf
+    role: str
+    seen: tuple[type, ...]
+    settings: dict[str, Any]
+    configuration: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def visible(self) -> list[int]:
+        """The outputs whose strides a user sees."""
+        return [k for k, slot in enumerate(self.half.signature.outputs) if isinstance(slot, self.seen)]
+
+    @property
+    def strides(self) -> dict[int, str]:
+        """Those of the visible outputs. The graph does not tell them where Inductor lays out saved tensors otherwise."""
+        values = [getattr(output, "meta", {}).get("val") for output in outputs_of(self.half.module.graph)]
+        return {k: str(stride()) for k in self.visible if (stride := getattr(values[k], "stride", None)) is not None}
+
+    @property
+    def text(self) -> str:
+        """Everything but the graph."""
+        return repr((self.role, self.strides, sorted(self.settings.items()), sorted(self.configuration.items())))
+
+
+@dataclass(frozen=True)
+class InductorBackward:
+    """Compiles variants of one backward; `shared` pairs them with their forward."""
+
+    backend: InductorBackend
+    shared: Shared
+
+    def __call__(self, half: GraphHalf) -> BoxedCallable:
+        return self.backend.backward(half, self.shared)
+
+
+def kernels_together() -> contextlib.AbstractContextManager[None]:
+    """Inductor's C++ kernels are compiled together, which takes a fifth of the time."""
+    return torch_compat.cpp_kernels_through(compile_together, CppKernel)
+
+
+def written(compiled: Any) -> bytes | None:
+    """What Inductor made of a graph: its own form of it, after a line with the wrapper code, or an empty one."""
+    content = torch_compat.inductor_dump(compiled)
+    if content is None:
+        return None
+    module = torch_compat.inductor_module(compiled)
+    wrapper = None if module is None else Wrapper.of(compiled.source_code, module)
+    return (b"" if wrapper is None else wrapper.to_text().encode()) + b"\n" + content
+
+
+def read(content: bytes, is_backward: bool) -> Callable:
+    """What was written, ready to be called. Without its wrapper, or where kernels are gone, Inductor makes it ready.
+
+    Raises:
+        Exception: of any kind, if it is of no use.
+    """
+    text, _, content = content.partition(b"\n")
+    if text:
+        with contextlib.suppress(OSError):
+            module = Wrapper.of_text(text.decode()).module("aotgrad_stored_wrapper")
+            return torch_compat.inductor_load_module(content, module, is_backward)
+    return torch_compat.inductor_load(content, is_backward)
+
+
+def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None]) -> None:
+    """Give the backward's saved inputs the strides that the forward's outputs have after Inductor's layout choices.
+
+    An input of the forward that has others there is a copy: the weight of a convolution, with its channels last.
+    """
+    primals = {node.name for node in partition.forward.module.graph.find_nodes(op="placeholder")}
+    reported = zip(partition.forward.signature.outputs, strides, strict=False)
+    stride_of = {slot: stride for slot, stride in reported if isinstance(slot, Saved)}
+    backward = partition.backward
+    assert backward is not None, "it gets what the forward returns"
+    placeholders = backward.module.graph.find_nodes(op="placeholder")
+    for node, slot in zip(placeholders, backward.signature.inputs, strict=True):
+        if not isinstance(slot, Saved) or (reported_stride := stride_of.get(slot)) is None:
+            continue
+        value = node.meta["val"]
+        actual = torch_compat.as_symints(value.fake_mode, reported_stride)
+        size, traced, now = map(torch_compat.hints, (value.size(), value.stride(), actual))
+        if differ(size, traced, now) if slot.name in primals else traced != now:
+            node.meta["val"] = value.as_strided(value.size(), actual)
+
+
+inductor = InductorBackend()

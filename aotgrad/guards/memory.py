@@ -1,0 +1,150 @@
+"""The guard of a plan that changes its inputs: the same arguments share memory, and version counters, as in its trace.
+
+In the usual case no argument reaches into the storage of a changed one, but those that did so in the trace; these lie as
+they did when all was compared last. Both are asked in C++ where that was built (`aotgrad.native`). Everything is compared
+in each call where one argument is a group by itself: a view with two histories, of a base that may have another size.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from aotgrad import native, torch_compat
+from aotgrad.convention import MemorySharing, same_storage
+from aotgrad.errors import UnsupportedAliasingError
+from aotgrad.graph.strided_overlap import ByteLayout, overlapping_pairs
+from aotgrad.guards.disjoint_storage import Separation, address, picker, span_of
+from aotgrad.ir import Geometry
+
+
+class MemoryGuard:
+    """How arguments share memory with those that a plan changes.
+
+    Args:
+        args: those of the trace, distinct, real or fake; other values than tensors are passed over.
+        sharing: how they share memory.
+        traced: what they were traced as, where it is not `args`: sizes that are symbolic there differ from call to call.
+        counters: whether version counters are compared too; fake tensors do not tell.
+        closure: the last of `args`, if they are no arguments of a call.
+
+    Raises:
+        UnsupportedAliasingError: if two of them are the same memory in two storages, which nothing can be a view of.
+    """
+
+    def __init__(
+        self,
+        args: Sequence[Any],
+        sharing: MemorySharing,
+        traced: Sequence[Any] = (),
+        counters: bool = True,
+        closure: Sequence[torch.Tensor] = (),
+    ) -> None:
+        reject_foreign_memory(args, sharing)
+        self.sharing, self.counters, self.closure = sharing, counters, closure
+        self.changed = sorted({*sharing.mutated, *sharing.bumped})
+        self.storages = same_storage(args, self.changed)
+        self.sharers = [k for sharers in self.storages for k in sharers]
+        there = [k for k, arg in enumerate(args) if has_address(arg)]
+        written = [sharers[0] for sharers in self.storages] + [k for k in self.changed if k not in self.sharers]
+        others = [k for k in there if k not in self.changed and k not in self.sharers]
+        self.has_lone_views = any(len(group.starts) == 1 for group in sharing.groups)
+        self.is_alone = len(there) < 2 and not self.has_lone_views
+        spans = {k: span_of((traced or args)[k]) for k in others}
+        growing = [k for k in self.sharers if torch_compat.is_symbolic((traced or args)[k])]
+        separation = native.offered("separation", functools.partial(Separation, spans=spans))
+        sharing_of = native.offered("sharing", functools.partial(Places, storages=len(self.storages), growing=growing))
+        self.others_are_apart = separation([k for k in written if k in there], others)
+        self.places_of = sharing_of(self.sharers)
+        self.verified: Any = None
+
+    def __call__(self, args: Sequence[Any]) -> bool:
+        if self.is_alone:
+            return True
+        if self.closure:
+            args = (*args, *self.closure)
+        if self.has_lone_views or not self.others_are_apart(args):
+            return self.is_as_traced(args)
+        if not self.sharers:
+            return True
+        places = self.places_of(args)
+        if places is not None and places == self.verified:
+            return True
+        if found := self.is_as_traced(args):
+            self.verified = places
+        return found
+
+    def is_as_traced(self, args: Sequence[Any]) -> bool:
+        found = MemorySharing.among(args, self.sharing.mutated, self.sharing.hidden, self.sharing.bumped)
+        same = found == self.sharing if self.counters else found.groups == self.sharing.groups
+        return same and foreign_memory(args, self.sharing) is None
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """The positions that share elements, for people."""
+        return [tuple(index for index, _ in group.starts) for group in self.sharing.groups]
+
+
+class Places:
+    """What decides how the tensors at `positions` share storages and version counters, if they are views of few tensors.
+
+    A view that lies at its old address, within the storage of its base, lies in that storage.
+
+    Args:
+        positions: of the tensors.
+        storages: in how many storages they lay in the trace.
+        growing: those whose sizes are symbolic.
+    """
+
+    def __init__(self, positions: Sequence[int], storages: int, growing: Sequence[int]) -> None:
+        self.sharers_of, self.storages, self.growing = picker(positions), storages, growing
+
+    def __call__(self, args: Sequence[Any]) -> tuple | None:
+        """Something to compare; `None` if there are more roots than storages: they may have counters in common."""
+        tensors = self.sharers_of(args)
+        bases = [tensor._base for tensor in tensors]
+        base_ids = list(map(id, bases))
+        distinct = dict(zip(base_ids, bases, strict=True))
+        if id(None) in distinct:  # some are no views, but roots themselves
+            del distinct[id(None)]
+            distinct |= {id(tensor): tensor for tensor, base in zip(tensors, bases, strict=True) if base is None}
+        if len(distinct) > self.storages:
+            return None
+        roots = [(key, torch_compat.storage_id(root), Geometry.of(root)) for key, root in distinct.items()]
+        growing = [Geometry.of(args[k]) for k in self.growing]
+        return list(map(address, tensors)), base_ids, roots, growing
+
+
+def has_address(tensor: Any) -> bool:
+    is_strided = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+    return is_strided and tensor.device.type != "meta" and not torch_compat.has_no_memory(tensor)
+
+
+def reject_foreign_memory(args: Sequence[Any], sharing: MemorySharing) -> None:
+    """Raise if a changed argument shares memory, but no storage, with another one.
+
+    Raises:
+        UnsupportedAliasingError: names both arguments.
+    """
+    if (pair := foreign_memory(args, sharing)) is not None:
+        raise UnsupportedAliasingError(
+            f"inputs {pair[0]} and {pair[1]} are the same memory in two storages (made from one NumPy array?), and one of "
+            "them is changed; pass views of one tensor, or a clone()"
+        )
+
+
+def foreign_memory(args: Sequence[Any], sharing: MemorySharing) -> tuple[int, int] | None:
+    """Two arguments of different storages that have an element in common, one of which changes."""
+    pairs = overlapping_pairs([layout_of(arg) for arg in args], sharing.mutated)
+    keys = torch_compat.storage_key
+    return next((pair for pair in sorted(pairs) if keys(args[pair[0]]) != keys(args[pair[1]])), None)
+
+
+def layout_of(tensor: Any) -> ByteLayout | None:
+    """Where a real tensor lies, or `None` if it has no memory: not strided, on the meta device, fake, or freed."""
+    if not has_address(tensor) or torch_compat.is_traced(tensor) or not (start := address(tensor)):
+        return None
+    item = tensor.element_size()
+    return ByteLayout(start, tuple(tensor.size()), tuple(item * step for step in tensor.stride()), item)

@@ -1,0 +1,118 @@
+"""When a compiled plan may be reused: everything that its trace depended on.
+
+A plan holds for a call with the same structure and Python values (the key of its cache entry, `structure_key`), for which
+
+    global state    grad mode, inference mode, autocast, default dtype and device, determinism, attention kernels
+    tensors         type, dtype, device, layout, requires_grad, conj and neg bits, static sizes and strides, number
+    identity        which arguments are the same tensor
+    memory          how arguments share elements and version counters with one that the plan changes
+    facts           is it a leaf, where the plan changes it or the function asked; its storage offset, where a view is
+                    replayed by its absolute geometry or the function asked; has it a gradient, where the function asked
+    shapes          the symbolic guards of the trace
+    values          what the function asked about values, where it branches on them; computed last
+
+are as they were. The check of all tensors is one C++ call, torch's or our own (`aotgrad.native`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotgrad import native, passes, torch_compat
+from aotgrad.convention import Dedupe
+from aotgrad.guards.data_dependent import ValueGuard
+from aotgrad.guards.memory import MemoryGuard
+from aotgrad.guards.python_values import snapshot
+from aotgrad.guards.tensor_properties import FACTS
+
+
+@dataclass(frozen=True)
+class PlanGuards:
+    """The conditions of one plan. Positions are those of the distinct tensors."""
+
+    dedupe: Dedupe
+    global_state: torch_compat.GlobalState
+    tensors: torch_compat.TensorGuard
+    memory: MemoryGuard | None
+    facts: tuple[tuple[int, str, Any], ...]
+    shapes: torch_compat.ShapeGuards | None
+    values: ValueGuard | None
+
+    def check(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the plan is right for these arguments, now."""
+        if not self.dedupe.is_identity:
+            if not self.dedupe.matches(tensors):
+                return False
+            tensors = self.dedupe.enter(tensors)
+        return len(tensors) == self.tensors.count and self.holds(tensors)
+
+    @functools.cached_property
+    def holds(self) -> Callable[[Sequence[torch.Tensor]], bool]:
+        """`check` for distinct tensors, as many as there were."""
+        return self.emitted(*self.global_state.conditions(native.offered("global_flags", None)))
+
+    def plain_check(self, generation: int) -> Callable[[Sequence[Any]], bool] | None:
+        """`check` for as many values, tensors or not, that all stand for themselves; `None` if it would be no faster.
+
+        It is false where someone watches every op, and after passes were registered: `generation` is another one then.
+        """
+        if not self.dedupe.is_identity or not self.tensors.is_one_call:
+            return None
+        names, conditions = self.global_state.in_plain_calls(native.offered("global_flags", None))
+        return self.emitted(names | {"generation": passes.generation}, [*conditions, f"generation() == {generation}"])
+
+    def emitted(self, names: dict[str, Any], conditions: Sequence[str]) -> Callable[[Sequence[Any]], bool]:
+        """All conditions on distinct tensors, and others, in one function, which looks only at what matters to this plan."""
+        names = {**names, "tensors_hold": self.tensors.fastest}
+        conditions = [f"tensors_hold({self.tensors.argument})", *conditions]
+        for number, (position, fact, value) in enumerate(self.facts):
+            names |= {f"fact_{number}": FACTS[fact], f"value_{number}": value}
+            conditions.append(f"fact_{number}(tensors[{position}]) == value_{number}")
+        parts = {"memory": self.memory, "shapes": self.shapes, "values": self.values}
+        names |= parts
+        conditions += [f"{name}(tensors)" for name, part in parts.items() if part is not None]
+        return eval(f"lambda tensors: {' and '.join(conditions)}", names)
+
+    def why_not(self, tensors: Sequence[torch.Tensor]) -> str:
+        """What differs, for the log; the empty string if nothing does."""
+        if not self.dedupe.matches(tensors):
+            return "other arguments are the same tensor"
+        distinct = self.dedupe.enter(tensors)
+        if reason := self.tensors.failure(distinct):
+            return reason
+        if not self.global_state.check():
+            return f"global state: {self.global_state.reason()}"
+        if self.memory is not None and not self.memory(distinct):
+            return "other arguments share memory or a version counter with a changed one"
+        for k, name, value in self.facts:
+            if (now := FACTS[name](distinct[k])) != value:
+                return f"tensor argument {k}: {name}: {now}, not {value}"
+        if self.shapes is not None and not self.shapes(distinct):
+            return f"symbolic sizes: not {self.shapes.text}"
+        failing = None if self.values is None else self.values.failing(distinct)
+        return "" if failing is None else f"values: {failing}"
+
+    def lines(self) -> Iterator[str]:
+        """What is checked, a line each, for people."""
+        if not self.dedupe.is_identity:
+            yield f"the same tensors, by position among the distinct ones: {self.dedupe.positions}"
+        yield from self.tensors.lines()
+        if self.memory is not None:
+            groups = ", ".join(map(str, self.memory.groups())) or "none"
+            yield f"tensors that share memory with a changed one ({', '.join(map(str, self.memory.changed))}): {groups}"
+        yield from (f"tensor {k}: {name}: {value}" for k, name, value in self.facts)
+        if self.shapes is not None:
+            yield from (f"sizes: {condition}" for condition in self.shapes.conditions)
+        if self.values is not None:
+            yield from self.values.lines()
+        yield f"global state: {self.global_state.text}"
+
+
+def structure_key(constants: Sequence[tuple[int, Any]], spec: Any, extra: Any) -> tuple:
+    """The Python side of a call, hashable; `1`, `1.0` and `True` differ."""
+    return (spec, tuple((position, snapshot(value)) for position, value in constants), extra)

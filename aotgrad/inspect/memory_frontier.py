@@ -1,0 +1,82 @@
+"""What a function can trade of memory for time: the table that helps to choose a `memory_budget`.
+
+In: a function or module and arguments, as for a call. Out: a `MemoryFrontier`, which prints as a table. The function is
+traced once on fake tensors; nothing runs.
+
+    print(aotgrad.memory_frontier(model, x))
+
+         saved    peak  traffic of recomputation  of the most
+      12.58 MB  18.9 MB                      0 MB           0%   without a budget
+       ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tabulate import tabulate
+
+from aotgrad.backends import registry
+from aotgrad.errors import PartitionError
+from aotgrad.export.trace import JointRecipe, joint_plan
+from aotgrad.ir import JointGraph
+from aotgrad.options import Options
+from aotgrad.partition import FrontierPoint, Objective, frontier_points, min_cut_rematerialization_partition
+from aotgrad.plan_cache.binding import calls_of
+from aotgrad.plan_cache.cache import PlanCache
+
+
+@dataclass(frozen=True)
+class MemoryFrontier:
+    """What can be had, from the most bytes saved to the fewest. `default` is the point without a budget."""
+
+    default: FrontierPoint
+    points: tuple[FrontierPoint, ...]
+
+    def __str__(self) -> str:
+        most = max(1, *(point.recompute_bytes for point in self.points))
+        rows = [_row(self.default, most, "without a budget"), *(_row(point, most, "") for point in self.points)]
+        headers = ["saved", "peak", "traffic of recomputation", "of the most", ""]
+        return tabulate(rows, headers, tablefmt="plain", disable_numparse=True, colalign=["right"] * 4 + ["left"])
+
+
+def memory_frontier(fn: Callable, *args: Any, backend: str = "eager", **kwargs: Any) -> MemoryFrontier:
+    """The corners of the trade of saved bytes for recomputation, each with its simulated peak.
+
+    Args:
+        fn: a function of tensors, or a module.
+        *args, **kwargs: what it would be called with.
+        backend: the name of the backend that would compile it; one that fuses ops recomputes cheaply.
+
+    Returns:
+        Bytes saved for the backward, bytes at the peak of both halves (parameters and arguments not counted), and the
+        memory traffic of what runs again, in bytes, with floating point operations as the bytes that would take as long.
+
+    Raises:
+        PartitionError: if there is nothing to differentiate.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(4, 4, requires_grad=True)
+        >>> memory_frontier(lambda x: (x @ x).sin().sum(), x).default.saved_bytes
+        128
+    """
+    joint, compiler = _joint_of(fn, args, kwargs, backend), registry.get(backend)
+    if not joint.differentiable:
+        raise PartitionError("no argument requires grad, so there is no backward and nothing is saved for it")
+    default, points = frontier_points(joint, Objective(fuses=compiler.fuses))
+    return MemoryFrontier(default, tuple(points))
+
+
+def _row(point: FrontierPoint, most: int, note: str) -> list[str]:
+    sizes = (point.saved_bytes, point.peak_bytes, point.recompute_bytes)
+    return [*(f"{size / 1e6:.6g} MB" for size in sizes), f"{100 * point.recompute_bytes / most:.1f}%", note]
+
+
+def _joint_of(fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], backend: str) -> JointGraph:
+    options = Options.from_mapping({"min_graph_ops": 0})
+    recipe = JointRecipe(registry.get(backend), min_cut_rematerialization_partition, options)
+    _, traced = joint_plan(calls_of(fn, PlanCache(recipe, "memory_frontier")), args, kwargs)
+    return traced.joint

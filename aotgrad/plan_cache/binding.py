@@ -1,0 +1,184 @@
+"""How a call of a function or module reaches its plans: what is traced, for which tensors, with which state.
+
+In: a function or module and a `PlanCache`. Out: `Calls`, which finds or makes the plan of a call without running it.
+
+    calls_of(model, cache).plan_for(x)         the plan that model(x) would run
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+from aotgrad import torch_compat
+from aotgrad.plan_cache.arguments import Arguments, is_size
+from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.entry import CachedPlan, NoPlan, State
+from aotgrad.plan_cache.module_state import LiftedModule, ModuleArguments, slots_of
+
+
+class NamedTensor(NamedTuple):
+    """What the user calls a tensor, and what it is: `"parameter"`, `"buffer"` or `"argument"`."""
+
+    name: str
+    kind: str
+
+
+class Call(NamedTuple):
+    """What one call is to a `PlanCache`: what is traced, for which tensors, how many of which are parameters or buffers."""
+
+    function: Callable
+    arguments: Arguments
+    static_count: int
+    state: State
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of one function or module, with its plans."""
+
+    cache: PlanCache
+
+    def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
+        """Take the arguments of a call apart."""
+        raise NotImplementedError
+
+    def named_tensors(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
+        """What the user calls each tensor of a call, a module's own tensors first, and the states of generators last."""
+        arguments = self.call_of(args, kwargs).arguments
+        given = self.cache.with_states(arguments)
+        states = (f"state of generator {k}" for k in range(len(given.tensors) - len(arguments.tensors)))
+        return [*self.named_arguments(args, kwargs), *(NamedTensor(name, "argument") for name in states)]
+
+    def named_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
+        """What the user calls each tensor of a call, without states."""
+        raise NotImplementedError
+
+    def plan_for(self, *args: Any, **kwargs: Any) -> CachedPlan | NoPlan:
+        """The plan that a call would run, made if there is none; nothing runs, and no hit is counted."""
+        call = self.call_of(args, kwargs)
+        if reason := self.cache.why_eagerly(call.arguments.tensors):
+            return NoPlan(reason)
+        return self.cache.plan_of_call(*call, counts=False)[0]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the plan for these arguments, or the function itself where there can be none."""
+        return self.cache.call(*self.call_of(args, kwargs))
+
+
+@dataclass(frozen=True)
+class FunctionCalls(Calls):
+    """Calls of a function; `state` reads what they depend on besides their arguments."""
+
+    function: Callable
+    state: Callable[[], State]
+    static_count: int = 0
+
+    def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
+        return Call(self.function, Arguments.of(args, kwargs), self.static_count, self.state())
+
+    def named_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
+        tensors = Arguments.of(args, kwargs).tensors
+        own = [kind_of(tensor) for tensor in tensors[: self.static_count]]
+        kinds = [*own, *("argument" for _ in tensors[self.static_count :])]
+        return list(map(NamedTensor, tensor_names(self.function, args, kwargs), kinds))
+
+
+@dataclass(frozen=True)
+class ModuleCalls(Calls):
+    """Calls of a module, whose own tensors are the first arguments of what is traced."""
+
+    module: nn.Module
+    lifted: LiftedModule
+
+    def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
+        arguments, state = module_call(self.lifted, self.eager, args, kwargs)
+        return Call(self.lifted.forward, arguments, arguments.count, state)
+
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def named_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
+        own = [NamedTensor(slot.name, kind_of(slot.table[slot.key])) for slot in slots_of(self.module)]
+        return own + [NamedTensor(name, "argument") for name in tensor_names(self.module.forward, args, kwargs)]
+
+
+def calls_of(function: Callable, cache: PlanCache) -> Calls:
+    """The calls of a function or module as it stands: of what `torch.compile` returned, those of what it was given."""
+    function = torch_compat.without_dynamo(function)
+    if isinstance(function, nn.Module):
+        return ModuleCalls(cache, function, LiftedModule(function))
+    return FunctionCalls(cache, function, state_of(function))
+
+
+def module_call(lifted: LiftedModule, eager: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[ModuleArguments, State]:
+    """The flat arguments of one call of a module, and what else it depends on."""
+    tensors, value = lifted.read()
+    return ModuleArguments.after(tensors, args, kwargs), State(eager, value, lambda: lifted.read()[1])
+
+
+def state_of(fn: Callable) -> Callable[[], State]:
+    """Reads what a call of `fn` depends on besides its arguments: the attributes of a module, if it is one."""
+    if not has_state(fn):
+        constant = State(fn)
+        return lambda: constant
+    lifted = LiftedModule(owner_of(fn))
+    return lambda: State(fn, lifted.read()[1], lambda: lifted.read()[1])
+
+
+def has_state(fn: Callable) -> bool:
+    """Whether calls of `fn` depend on more than their arguments: the attributes of a module."""
+    return isinstance(owner_of(fn), nn.Module)
+
+
+def owner_of(fn: Callable) -> Any:
+    return getattr(fn, "__self__", fn)
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    return "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+
+
+# --- What the user calls the arguments -------------------------------------------------------------------------------
+
+
+def tensor_names(function: Callable, args: tuple, kwargs: dict[str, Any]) -> list[str]:
+    """A name for each tensor among the arguments, in their order.
+
+    >>> x = torch.ones(1)
+    >>> tensor_names(lambda a, *more, b: None, (x, [x, 2], x), {"b": {"key": x}})
+    ['a', 'more[0][0]', 'more[1]', "b['key']"]
+    """
+    positional = list(positional_names(function, len(args)))
+    leaves, _ = pytree.tree_flatten_with_path((args, kwargs), is_leaf=is_size)
+    return [argument_name(path, positional) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def positional_names(function: Callable, count: int) -> Iterator[str]:
+    """The names of the first `count` positional arguments."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = signature_of(function)
+    named = [parameter.name for parameter in parameters if parameter.kind in kinds][:count]
+    rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")
+    yield from named
+    yield from (f"{rest}[{k}]" for k in range(count - len(named)))
+
+
+def signature_of(function: Callable) -> list[inspect.Parameter]:
+    """The parameters of a function; none for one that does not tell, as many of torch's."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def argument_name(path: Sequence[Any], positional: Sequence[str]) -> str:
+    """The name of a leaf of `(args, kwargs)`."""
+    first = positional[path[1].idx] if path[0].idx == 0 else str(path[1].key)
+    return f"{first}{pytree.keystr(tuple(path[2:]))}"

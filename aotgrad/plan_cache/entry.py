@@ -1,0 +1,108 @@
+"""One plan of a compiled function, and what the cache of plans says where there is none.
+
+plan = f.plans()[0]
+plan.hits                                  how many calls it served after the first
+plan.guards                                which calls it is for
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aotgrad.guards.plan import PlanGuards
+from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
+from aotgrad.plan_cache.arguments import Arguments, FlatOutput
+from aotgrad.telemetry.counters import counters
+
+Stages = Executable | TracedJoint | SmallGraph
+"""How far a plan was made: compiled, traced up to the joint graph, or not worth it."""
+
+_thread = threading.local()
+
+
+@dataclass(frozen=True)
+class State:
+    """What a call depends on besides its arguments.
+
+    Attributes:
+        eager: the function that runs in place of a plan, with the user's arguments.
+        value: hashable.
+        reread: gives `value` again after a trace, which may have changed it.
+    """
+
+    eager: Callable[..., Any]
+    value: Hashable = None
+    reread: Callable[[], Hashable] = lambda: None
+
+
+@dataclass(frozen=True)
+class NoPlan:
+    """Why a call has no plan; `error` is what the function raised while it was traced, if it did."""
+
+    reason: str
+    error: Exception | None = None
+
+
+@dataclass(eq=False)
+class CachedPlan:
+    """One plan with its guards; `hits` counts calls after the first, `compile_ns` is how long it took to make."""
+
+    executable: Stages
+    guards: PlanGuards
+    output: FlatOutput
+    compile_ns: int
+    hits: int = 0
+
+    def __post_init__(self) -> None:
+        self.reference = weakref.ref(self)
+
+    def __call__(self, state: State, arguments: Arguments) -> Any:
+        """Run the plan, which was made for arguments like these."""
+        _thread.last_executed = self.reference
+        if isinstance(self.executable, SmallGraph):
+            return state.eager(*arguments.args, **arguments.kwargs)
+        dedupe, tensors = self.guards.dedupe, list(arguments.tensors)
+        run: Any = self.executable  # what is only traced is never called
+        flat = run(tensors if dedupe.is_identity else dedupe.enter(tensors))
+        return self.output.unflatten(flat)
+
+
+@dataclass(frozen=True)
+class PlainCalls:
+    """The calls of one plan with nothing but distinct tensors as arguments: they find it before anything else is tried.
+
+    Attributes:
+        admits: whether it is the plan for these arguments.
+        state: see `State.value`.
+        run: takes the tensors in a list, which it clears.
+    """
+
+    admits: Callable[[Sequence[Any]], bool]
+    state: Hashable
+    run: Callable[[list], Any]
+
+    @classmethod
+    def of(cls, plan: CachedPlan, state: Hashable, generation: int) -> PlainCalls | None:
+        """Those of a plan; `None` if it has no such calls."""
+        admits = plan.guards.plain_check(generation)
+        if admits is None or not isinstance(plan.executable, Executable):
+            return None
+        call, rebuild, reference = plan.executable.call, plan.output.rebuild, plan.reference
+
+        def run(tensors: list) -> Any:
+            plan.hits += 1
+            counters["hits"] += 1
+            _thread.last_executed = reference
+            return rebuild(call(tensors))
+
+        return cls(admits, state, run)
+
+
+def last_executed() -> CachedPlan | None:
+    """The plan that ran last in this thread, as long as its function is alive."""
+    plan = getattr(_thread, "last_executed", None)
+    return None if plan is None else plan()

@@ -1,0 +1,354 @@
+"""A module's parameters and buffers as arguments of its forward, and its other state as part of what a plan depends on.
+
+    lifted = LiftedModule(model)
+    tensors, state = lifted.read()              parameters, then buffers; everything else that a trace may have read
+    lifted.forward(*tensors, x)                 model(x) with those tensors
+
+Reading is cheap while nothing of the module was assigned: that is all that is looked for (`guards/dictionaries.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+from torch import nn
+
+from aotgrad import torch_compat
+from aotgrad.capture import regions
+from aotgrad.errors import CaptureError
+from aotgrad.guards.dictionaries import watch
+from aotgrad.guards.python_values import Same, Seen, is_constant, snapshot
+from aotgrad.plan_cache.arguments import Arguments
+from aotgrad.plan_cache.lock import COMPILING
+from aotgrad.torch_compat import fx_traceback
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+TABLES = ("_parameters", "_buffers")
+# No part of the state: read above, without a meaning for the forward, or, in recurrent modules, derived from parameters.
+SKIPPED = frozenset({*HOOKS, *HOOK_FLAGS, *TABLES, "_modules", "_non_persistent_buffers_set", "_flat_weights"})
+SKIPPED |= {"_flat_weight_refs", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"}
+SKIPPED |= {"_load_state_dict_post_hooks", "meta"}
+
+
+@dataclass(frozen=True)
+class ModuleArguments(Arguments):
+    """The arguments of a module's forward, after `count` of its own tensors."""
+
+    count: int
+
+    @classmethod
+    def after(cls, tensors: Sequence[torch.Tensor], args: tuple, kwargs: dict[str, Any]) -> ModuleArguments:
+        inner = Arguments.of(args, kwargs)
+        return cls(args, kwargs, (*tensors, *inner.tensors), inner.constants, inner.spec, len(tensors))
+
+    def rebuild(self, tensors: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
+        args, kwargs = super().rebuild(tensors[self.count :])
+        return (*tensors[: self.count], *args), kwargs
+
+
+class HashedOnce:
+    """A large hashable value: its hash is computed once, and it is compared with itself at once."""
+
+    __slots__ = ("hash", "value")
+
+    def __init__(self, value: Hashable) -> None:
+        self.value, self.hash = value, hash(value)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, HashedOnce) and self.hash == other.hash and self.value == other.value
+
+
+class Watched:
+    """What has to be looked at to see that no attribute in a module tree was assigned or changed.
+
+    `objects` have their classes and dictionaries, `tables` are other dictionaries, those of the classes too; `empty` ones
+    are to stay so. `volatile` are compared by content: lists, sets and whatever has state outside of a dictionary.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.objects: list[Any] = list(modules)
+        self.tables: list[dict] = []
+        self.empty: list[dict] = []
+        self.volatile: list[Any] = []
+        self.classes: dict[type, None] = {}
+        self.seen = {id(module) for module in modules}
+        for module in modules:
+            self.add_class(type(module))
+            for name in (*HOOKS, *TABLES, "_modules"):
+                self.add_dict(module.__dict__[name])
+            for name, value in module.__dict__.items():
+                if name not in SKIPPED:
+                    self.add(value)
+
+    def add_dict(self, table: dict) -> None:
+        (self.tables if table else self.empty).append(table)
+
+    def add(self, value: Any) -> None:
+        if is_constant(value) or id(value) in self.seen:
+            return
+        self.seen.add(id(value))
+        if type(value) in (dict, OrderedDict):
+            self.add_dict(value)
+            self.add_all(value.values())
+        elif type(value) in (tuple, frozenset):
+            self.add_all(value)
+        elif is_plain(value):
+            self.objects.append(value)
+            self.add_class(type(value))
+            self.add_all(value.__dict__.values())
+        else:
+            self.volatile.append(value)
+
+    def add_all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            self.add(value)
+
+    def add_class(self, kind: type) -> None:
+        for base in kind.__mro__:
+            if base not in self.classes and is_assignable(base):
+                self.classes[base] = None
+                self.tables.append(namespace_of(base))
+                self.add_all(value for _, value in class_attributes(base) if is_readable(value))
+
+
+class Plain:
+    """An object of the least size that has a dictionary and can be referred to weakly."""
+
+
+def is_plain(value: Any) -> bool:
+    """Whether all the state of an object is its class and its dictionary."""
+    kind = type(value)
+    has_own_room = kind.__itemsize__ > 0 or kind.__basicsize__ > Plain.__basicsize__ or has_slots(kind)
+    is_pickled_otherwise = kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__
+    return hasattr(value, "__dict__") and not has_own_room and not is_pickled_otherwise
+
+
+def has_slots(kind: type) -> bool:
+    return any(getattr(base, "__slots__", ()) for base in kind.__mro__)
+
+
+def is_assignable(kind: type) -> bool:
+    """Whether a class can get other attributes: those that C code defines once and for all cannot."""
+    return bool(kind.__flags__ & HEAP_TYPE)
+
+
+HEAP_TYPE = 1 << 9
+"""The flag of classes that are made while the program runs."""
+
+
+def namespace_of(kind: type) -> dict:
+    """The dictionary of a class, which Python shows through a proxy only."""
+    (namespace,) = gc.get_referents(kind.__dict__)
+    return namespace
+
+
+def class_attributes(kind: type) -> list[tuple[str, Any]]:
+    """What an instance may read of its class, without what Python keeps there for itself."""
+    return [(name, value) for name, value in vars(kind).items() if is_constant(value) or not is_special(name)]
+
+
+def is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def is_readable(value: Any) -> bool:
+    """Whether a class attribute counts by its content; by identity do properties, locks and whatever else hides it."""
+    has_parts = type(value) in CONTAINERS or is_plain(value)
+    return is_constant(value) or (has_parts and not hasattr(value, "__get__") and snapshot(value) == snapshot(value))
+
+
+CONTAINERS = (list, dict, OrderedDict, set, tuple, frozenset)
+
+
+class ModuleState:
+    """Everything of a module tree that a trace may read, but values of tensors: attributes, hooks, structure, classes.
+
+    `value` is hashable, and equal for equal state; `is_current()` says cheaply whether it need not be read again.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = dict(module.named_modules())
+        self.seen: Seen = {id(part): (part, ("module", name)) for name, part in named.items()}
+        watched = Watched(list(named.values()))
+        watched.add_all(torch_compat.global_module_hooks())
+        everywhere = tuple(tuple(map(Same, hooks.values())) for hooks in torch_compat.global_module_hooks())
+        classes = tuple(class_state(kind, self.content) for kind in watched.classes)
+        self.value = HashedOnce((everywhere, classes, *(own_state(part, self.content) for part in named.values())))
+        self.values = [slot.table[slot.key] for slot in slots_of(module)]
+        self.objects, self.empty = watched.objects, watched.empty
+        self.classes = list(map(type, self.objects))
+        self.tables = watch(self.objects, watched.tables)
+        self.volatile = [(value, self.content(value)) for value in watched.volatile]
+
+    def content(self, value: Any) -> Hashable:
+        return snapshot(value, dict(self.seen))
+
+    def is_current(self) -> bool:
+        return (
+            self.tables.hold()
+            and not any(self.empty)
+            and list(map(type, self.objects)) == self.classes
+            and all(self.content(value) == before for value, before in self.volatile)
+        )
+
+    def tensors(self) -> list[torch.Tensor]:
+        """In the order of `slots_of`; what is there under several names comes several times.
+
+        They are those that were there when the state was read: looking each up again would take longer than `is_current`.
+        """
+        return list(self.values)
+
+
+class Slot(NamedTuple):
+    """Where a module keeps a parameter or buffer."""
+
+    name: str
+    table: dict[str, torch.Tensor]
+    key: str
+
+
+def slots_of(module: nn.Module) -> list[Slot]:
+    """The slots of a module tree: parameters, then buffers."""
+    named = list(module.named_modules())
+    return [slot for table in TABLES for name, part in named for slot in tensor_slots(name, part, table)]
+
+
+def tensor_slots(name: str, module: nn.Module, table: str) -> Iterator[Slot]:
+    prefix = f"{name}." if name else ""
+    for key, tensor in module.__dict__[table].items():
+        if tensor is not None:
+            yield Slot(prefix + key, module.__dict__[table], key)
+
+
+def own_state(module: nn.Module, content: Callable[[Any], Hashable]) -> Hashable:
+    """The state of one module without its parts."""
+    attributes = module.__dict__
+    values = tuple((name, content(value)) for name, value in attributes.items() if name not in SKIPPED)
+    hooks = tuple(hooks_of(attributes, name) for name in HOOKS)
+    tables = tuple((key, tensor is None) for table in TABLES for key, tensor in attributes[table].items())
+    parts = tuple((name, content(part)) for name, part in attributes["_modules"].items())
+    return (type(module), values, hooks, tables, parts)
+
+
+def class_state(kind: type, content: Callable[[Any], Hashable]) -> Hashable:
+    """The attributes of one class without its bases."""
+    named = class_attributes(kind)
+    return (kind, *((name, content(value) if is_readable(value) else Same(value)) for name, value in named))
+
+
+def hooks_of(attributes: Mapping[str, Any], name: str) -> Hashable:
+    """The hooks in order, each with its flags; a hook that is removed and registered again is the same hook."""
+    flags = [attributes[flag] for flag in HOOK_FLAGS if flag.startswith(name)]
+    return tuple((Same(hook), *(key in flag for flag in flags)) for key, hook in attributes[name].items())
+
+
+class LiftedModule:
+    """`forward(*tensors, *args)` runs the module with its parameters and buffers replaced by `tensors`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.state: ModuleState | None = None
+        self.swaps = 0  # odd while a trace has its own tensors in the module
+
+    def read(self) -> tuple[list[torch.Tensor], Hashable]:
+        """The module's tensors and its other state. Waits while another thread traces the module."""
+        while True:
+            swaps = self.swaps
+            if swaps % 2 == 0:
+                state = self.current_state()
+                tensors = state.tensors()
+                if swaps == self.swaps:
+                    return tensors, state.value
+            with COMPILING:
+                pass
+
+    def known(self, inputs: tuple, counts: Collection[int]) -> tuple[list[Any], Hashable] | None:
+        """The module's tensors, then `inputs`, and its other state, if their number is one of `counts`; `None` if it is not,
+        if the state has changed since it was read, or while the module is traced.
+        """
+        state, swaps = self.state, self.swaps
+        if state is None or swaps % 2 or len(state.values) + len(inputs) not in counts or not state.is_current():
+            return None
+        values = [*state.tensors(), *inputs]
+        return (values, state.value) if swaps == self.swaps else None
+
+    def current_state(self) -> ModuleState:
+        state = self.state
+        if state is None or not state.is_current():
+            state = self.state = ModuleState(self.module)
+        return state
+
+    def forward(self, *everything: Any, **kwargs: Any) -> Any:
+        slots = slots_of(self.module)
+        tensors, args = everything[: len(slots)], everything[len(slots) :]
+        with regions.reentered(lambda: self.replaced(slots, tensors)):
+            result = self.run(*args, **kwargs)
+            check_not_reassigned(slots, tensors)
+        check_keeps_no_traced(self.module)
+        return result
+
+    @contextlib.contextmanager
+    def replaced(self, slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        before = [slot.table[slot.key] for slot in slots]
+        self.swaps += 1
+        try:
+            put(slots, tensors)
+            yield
+        finally:
+            put(slots, before)
+            self.swaps += 1
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward. A graph module is interpreted: the nodes recorded keep its stack traces."""
+        if isinstance(self.module, fx.GraphModule):
+            with fx_traceback.preserve_node_meta():
+                return fx.Interpreter(self.module).run(*args)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
+def put(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> None:
+    for slot, tensor in zip(slots, tensors, strict=True):
+        slot.table[slot.key] = tensor
+
+
+def check_not_reassigned(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> None:
+    """A buffer that was bound to a new tensor would be lost: only in-place changes reach the caller.
+
+    Raises:
+        CaptureError: names the parameter or buffer.
+    """
+    for slot, tensor in zip(slots, tensors, strict=True):
+        if slot.table.get(slot.key) is not tensor:
+            raise CaptureError(
+                f"the forward assigns a new tensor to {slot.name!r}; a compiled module can only change it in place: "
+                f"self.{slot.key}.copy_(...)"
+            )
+
+
+def check_keeps_no_traced(module: nn.Module) -> None:
+    """A tensor of the trace that is kept in an attribute would not be there, with its value, after later calls.
+
+    Raises:
+        CaptureError: names the attribute.
+    """
+    for name, part in module.named_modules():
+        for key, value in part.__dict__.items():
+            if key not in SKIPPED - set(TABLES) and any(map(torch_compat.is_traced, pytree.tree_leaves(value))):
+                attribute = f"{name}.{key}" if name else key
+                raise CaptureError(
+                    f"the forward keeps a tensor in {attribute!r}; a compiled module sets no attributes: return the tensor"
+                )

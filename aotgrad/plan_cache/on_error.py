@@ -1,0 +1,52 @@
+"""What cannot be compiled and runs eagerly, where the option `on_error` says so.
+
+compiled = torch.compile(model, backend="aotgrad", options={"on_error": "eager"})
+compiled(x)                                 a warning that says what could not be compiled, and why
+aotgrad.counters["eager_on_error"]          how many functions and backwards there were of them
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from aotgrad import passes
+from aotgrad.backends.eager import compile_eager
+from aotgrad.graph import op_table
+from aotgrad.ir import BoxedCallable, Compiled, GraphHalf
+from aotgrad.telemetry.counters import counters
+
+
+def ran_eagerly(what: str, error: Exception) -> None:
+    """Count and say that something runs eagerly, since it could not be compiled."""
+    counters["eager_on_error"] += 1
+    reason = str(error).strip().split("\n")[0] or "no message"
+    warnings.warn(f"{what} runs eagerly: it cannot be compiled, {type(error).__name__}: {reason}", stacklevel=3)
+
+
+def with_eager_backwards(compiled: Compiled) -> Compiled:
+    """`compiled`, of which backwards that cannot be compiled run op by op."""
+    if compiled.compile_backward is None:
+        return compiled
+    return replace(compiled, compile_backward=EagerOnError(compiled.compile_backward))
+
+
+@dataclass(frozen=True)
+class EagerOnError:
+    """Compiles a backward graph; one that cannot be compiled is run as it was traced.
+
+    Not one that draws the numbers of the forward again from a seed, as only Inductor's code can do.
+    """
+
+    compile: Callable[[GraphHalf], BoxedCallable]
+
+    def __call__(self, half: GraphHalf) -> BoxedCallable:
+        before = passes.copy_half(half)  # backends may change what they compile
+        try:
+            return self.compile(half)
+        except Exception as error:
+            if any(op_table.op_name(node.target) in op_table.DRAWN_FROM_SEED for node in before.module.graph.nodes):
+                raise
+            ran_eagerly("a backward", error)
+        return compile_eager(before.module, [])

@@ -1,0 +1,90 @@
+"""The name of the graph that is being compiled, for backends that name files and logs by it.
+
+    with names.compiling("forward"):
+        get_aot_graph_name()                    "model__3_forward_7": the 3rd function, and the 7th graph of the process
+
+Numbers start at 0. Each thread has its own graph; numbers are of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from aotgrad.ir import BoxedCallable, Compiled, GraphHalf
+from aotgrad.telemetry.counters import counters
+from aotgrad.torch_compat import disable_autocast
+
+MODEL = "model"
+
+_functions = itertools.count()
+_thread = threading.local()
+_lock = threading.Lock()
+_graphs = 0
+
+
+@dataclass(frozen=True)
+class GraphNames:
+    """The names of the graphs of one function: `joint`, `forward`, `backward` or `inference`."""
+
+    function: int = field(default_factory=_functions.__next__)
+
+    @contextlib.contextmanager
+    def compiling(self, role: str) -> Iterator[None]:
+        """While a graph is compiled; the next one gets the next number.
+
+        Autocast is off: its casts are in the graph, and who runs ops to learn their dtypes is to get those of the trace.
+        """
+        global _graphs
+        outer = _names()
+        _thread.names = [f"{self.function}_{role}"]
+        try:
+            with disable_autocast():
+                yield
+        finally:
+            _thread.names = outer
+            with _lock:
+                _graphs += 1
+                counters["graphs"] += role != "joint"
+
+    def of_backward(self, compiled: Compiled) -> Compiled:
+        """`compiled`, which names the backward graphs that are compiled later."""
+        if compiled.compile_backward is None:
+            return compiled
+        return replace(compiled, compile_backward=NamedBackward(self, compiled.compile_backward))
+
+
+@dataclass(frozen=True)
+class NamedBackward:
+    """Compiles a backward graph under its name."""
+
+    names: GraphNames
+    compile: Callable[[GraphHalf], BoxedCallable]
+
+    def __call__(self, half: GraphHalf) -> BoxedCallable:
+        with self.names.compiling("backward"):
+            return self.compile(half)
+
+
+def _names() -> list[str]:
+    return getattr(_thread, "names", [])
+
+
+def get_aot_compilation_context() -> tuple[list[str], str, int]:
+    """`(["3_forward"], "model", 7)`: the function's number with the graph's role, a prefix, and the graph's number.
+
+    The list is empty where nothing is compiled.
+    """
+    return list(_names()), MODEL, _graphs
+
+
+def get_aot_graph_name() -> str:
+    """The name of the graph that is being compiled in this thread, such as `"model__3_forward_7"`."""
+    names, model, number = get_aot_compilation_context()
+    return f"{model}__{'_'.join(names)}_{number}"
+
+
+get_graph_being_compiled = get_aot_graph_name

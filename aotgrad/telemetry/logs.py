@@ -1,0 +1,72 @@
+"""Which of what aotgrad knows is printed: `AOTGRAD_LOGS`, or `aotgrad.set_logs`.
+
+    AOTGRAD_LOGS=joint,partition,plan,guards python train.py
+    aotgrad.set_logs("joint", "guards")
+
+Each artifact is a logger of `logging`, so handlers and formatters may be set as for any other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from aotgrad.errors import OptionError
+from aotgrad.telemetry.observer import STAGE_LOGGERS
+
+ARTIFACTS: dict[str, tuple[str, int]] = {
+    "analysis": (STAGE_LOGGERS["analysis"], logging.DEBUG),
+    "capture": (STAGE_LOGGERS["capture"], logging.DEBUG),
+    "guards": ("aotgrad.guards.plan", logging.DEBUG),
+    "joint": (STAGE_LOGGERS["joint"], logging.DEBUG),
+    "minify": ("aotgrad.debug", logging.INFO),
+    "partition": (STAGE_LOGGERS["partition"], logging.DEBUG),
+    "passes": ("aotgrad.passes", logging.DEBUG),
+    "plan": (STAGE_LOGGERS["executable"], logging.DEBUG),
+}
+"""By name: the logger, and from which level on it is printed."""
+
+FORMAT = "[%(name)s] %(message)s"
+
+
+class Printer(logging.StreamHandler):
+    """Prints what was asked for to the standard error stream. `before` is the level that its logger had."""
+
+    def __init__(self, before: int) -> None:
+        super().__init__()
+        self.before = before
+        self.setFormatter(logging.Formatter(FORMAT))
+
+
+def set_logs(*artifacts: str) -> None:
+    """Print these artifacts from now on, and no others.
+
+    Args:
+        *artifacts: `"capture"`, `"analysis"`, `"joint"`, `"partition"` and `"plan"` are what these stages made, with
+            the time that it took; `"guards"` says why no plan fitted, and the conditions of each new one; `"passes"` is
+            the graph after each pass; `"minify"` how `aotgrad.debug.minify` goes on.
+
+    Raises:
+        OptionError: there is no such artifact; the message lists those that there are.
+    """
+    for unknown in [name for name in artifacts if name not in ARTIFACTS]:
+        raise OptionError(f"there is no log {unknown!r}; the logs are {', '.join(sorted(ARTIFACTS))}")
+    for name, (logger_name, level) in ARTIFACTS.items():
+        logger = logging.getLogger(logger_name)
+        for handler in printers(logger):
+            logger.removeHandler(handler)
+            logger.setLevel(handler.before)
+        if name in artifacts:
+            logger.addHandler(Printer(logger.level))
+            logger.setLevel(level)
+
+
+def printers(logger: logging.Logger) -> Iterator[Printer]:
+    yield from [handler for handler in logger.handlers if isinstance(handler, Printer)]
+
+
+def configure(wanted: str) -> None:
+    """`set_logs` of a list with commas; nothing for the empty string."""
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    if names:
+        set_logs(*names)

@@ -1,0 +1,34 @@
+"""Runs a function again op by op, without the effects that it had when it ran first.
+
+What is traced loses them by a pass, `passes.remove_repeated_effects`.
+
+    with WithoutEffects():
+        y = f(x)            prints nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aotgrad import passes
+from aotgrad.graph import op_table
+from aotgrad.torch_compat import TorchDispatchMode
+
+
+class WithoutEffects(TorchDispatchMode):
+    """While this is active, ops that print or check do nothing.
+
+    Raises:
+        HigherOrderError: at a custom op with an effect that has a result.
+    """
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self, op: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if op_table.is_pure_effect(op):
+            return None
+        passes.reject_repeated_effect(op)
+        return op(*args, **(kwargs or {}))

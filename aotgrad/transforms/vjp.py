@@ -1,0 +1,603 @@
+"""Gradients of gradients: the vector-Jacobian product of the original function, as a compiled function of its own.
+
+    vjp(*primals, *defined tangents) -> gradients of the wanted primals, differentiable again
+
+The traced backward is not differentiated: its `detach`es cut the tape, and composite backward ops have no derivative. Under
+`create_graph=True` the node calls this vjp on the inputs of the call. It goes through the same pipeline, and its own node
+does the same again: order n by recursion. A program that never asks for it compiles nothing.
+
+Known limits: an input whose old value is needed but was changed by the call raises `HigherOrderError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import torch
+import torch.fx as fx
+from torch.autograd.graph import GradientEdge
+
+from aotgrad import torch_compat
+from aotgrad.capture import gradient_aliases, repeats
+from aotgrad.errors import HigherOrderError, UnsupportedOutputError
+from aotgrad.graph import op_table
+from aotgrad.ir import (
+    AliasOfIntermediate,
+    BackwardSegment,
+    Capture,
+    GraphHalf,
+    JointGraph,
+    MemberInput,
+    SymInput,
+    TensorInput,
+    ViewAndMutationMeta,
+)
+from aotgrad.joint.backward import cut_into, differentiated_as_in_eager, failing_nodes, passed_over
+from aotgrad.joint.segments import CutBackward, Detour, find_segments
+from aotgrad.passes import KnownValues
+from aotgrad.pipeline import Executable
+from aotgrad.plan_cache.arguments import Arguments
+from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.entry import CachedPlan, NoPlan, Stages, State
+from aotgrad.runtime.recomputation import Gradients, Recomputation
+from aotgrad.slots import (
+    Cut,
+    ForwardResult,
+    Gradient,
+    GradientTarget,
+    IntermediateBase,
+    Memory,
+    Primal,
+    ReturnedView,
+    Saved,
+    Tangent,
+    UpdatedInput,
+    UserOutput,
+)
+from aotgrad.torch_compat import AutocastState
+from aotgrad.transforms.effects import WithoutEffects
+from aotgrad.transforms.vmap import CompiledBatches
+
+
+@dataclass(frozen=True)
+class CapturedFunction:
+    """A function with what a first trace found out about it.
+
+    `grad_segments` is the option that it was traced with, `known` what that took from its inputs, `autocast` what was on.
+    """
+
+    call: Callable[..., Sequence[Any]]
+    capture: Capture
+    meta: ViewAndMutationMeta
+    joint: JointGraph
+    grad_segments: int | str
+    known: KnownValues | None
+    autocast: AutocastState
+
+    @property
+    def segments(self) -> tuple[BackwardSegment, ...]:
+        return self.joint.segments
+
+    @property
+    def returned(self) -> list[ForwardResult | ReturnedView]:
+        """Those results that are an output as they are, and the views that others were computed from."""
+        return [*(slot for slot in self.results if isinstance(slot, UserOutput)), *self.views]
+
+    @property
+    def views(self) -> list[ReturnedView]:
+        """The returned views that segments pass gradients on through."""
+        slots = {gradient.of for segment in self.segments for gradient in segment.gradients}
+        return sorted((slot for slot in slots if isinstance(slot, ReturnedView)), key=lambda view: view.index)
+
+    @property
+    def results(self) -> list[ForwardResult]:
+        """The forward results that have tangents, in the order of the tangents."""
+        slots = [tangent.of for segment in self.segments for tangent in segment.tangents]
+        return sorted((slot for slot in slots if not isinstance(slot, Cut | Memory)), key=rank)
+
+    @functools.cached_property
+    def failures(self) -> int:
+        """How many nodes of the backward raise, since the function overwrote what they saved."""
+        return sum(nodes.error is not None for segment in self.segments for nodes in segment.saving)
+
+    def reject_lost_inputs(self) -> None:
+        """Raise if an input that gradients flow to or through is another tensor by now.
+
+        Raises:
+            HigherOrderError: names the input.
+        """
+        for index, spec in enumerate(self.capture.inputs):
+            if isinstance(spec, MemberInput):
+                self.reject_old_value(index)
+        for slot in self.results:
+            if isinstance(slot, UpdatedInput):
+                self.reject_old_value(slot.index)
+        for index, info in enumerate(self.meta.inputs):
+            if info is not None and info.mutation.metadata:
+                self.reject_old_value(index)
+
+    def reject_lost_changes(self) -> None:
+        """Raise if a backward changes something in place that a vjp has not got as an input, or ends at what it has not got.
+
+        Raises:
+            HigherOrderError: what it is.
+        """
+        if self.meta.new_leaves or self.capture.new_leaves:
+            raise HigherOrderError(
+                "create_graph=True, and the function makes a leaf that requires grad, which it would make once more; make "
+                "it outside of the compiled function"
+            )
+        if self.capture.ended:
+            raise HigherOrderError(
+                "create_graph=True, and the function has told an input to require no grad, or detached it in place; do "
+                "this outside of the compiled function"
+            )
+        if self.capture.assigned:
+            raise HigherOrderError(
+                "create_graph=True, and the function has given another memory to an input, by `x.data = ...` or "
+                "`x.set_(...)`; do this outside of the compiled function"
+            )
+        for place in self.joint.memory:
+            if (isinstance(place, Primal) and place.index not in self.mutated_inputs) or isinstance(place, Tangent):
+                continue
+            raise HigherOrderError(
+                f"create_graph=True, and the backward changes {self.name_of(place)} in place, which is computed anew for "
+                "it; change a tensor that is an argument and that the function does not change"
+            )
+
+    def name_of(self, place: Primal | ForwardResult) -> str:
+        if isinstance(place, Primal):
+            return f"input {self.capture.convention.argument_of(place.index)}, which the function has changed, too,"
+        return str(place) if isinstance(place, UserOutput) else "a value that the function has computed"
+
+    @functools.cached_property
+    def changed_later(self) -> dict[int, bool]:
+        """The inputs that a backward changes, and whether the forward reads them, too."""
+        placeholders = self.joint.module.graph.find_nodes(op="placeholder")
+        changed = [place.index for place in self.joint.memory if isinstance(place, Primal)]
+        return {index: op_table.is_read(placeholders[index]) for index in changed}
+
+    def given(self, primals: Sequence[Any], segment: int) -> Iterator[Any]:
+        """The inputs of a call for a vjp of `segment`.
+
+        Raises:
+            HigherOrderError: the segment changes an input to which an earlier backward has given a history.
+        """
+        changed = {self.joint.memory[change.memory.index] for change in self.segments[segment].changes}
+        for index, primal in enumerate(primals):
+            has_history = index in self.changed_later and primal.requires_grad and not self.requires_grad(index)
+            if has_history and Primal(index) in changed:
+                raise HigherOrderError(
+                    f"create_graph=True, and the backward changes input {self.capture.convention.argument_of(index)} in "
+                    "place, which requires grad since an earlier backward has changed it; change it under no_grad"
+                )
+            yield primal.detach() if has_history else usable(primal)
+
+    def requires_grad(self, index: int) -> bool:
+        spec = self.capture.inputs[index]
+        return not isinstance(spec, SymInput) and spec.requires_grad
+
+    def check_unchanged(self, call: Recomputation, needed: Collection[int]) -> None:
+        """Raise if an input whose value the vjp needs is not what it was in the call.
+
+        What only the backward reads and changes is read as it is.
+
+        Raises:
+            RuntimeError: as eager's.
+            HigherOrderError: an earlier backward has changed what the forward has read.
+        """
+        for index, is_read in self.changed_later.items():
+            if is_read and index in needed and torch_compat.version_of(call.primals[index]) != call.versions[index]:
+                raise HigherOrderError(
+                    f"create_graph=True needs the value that input {self.capture.convention.argument_of(index)} had in the "
+                    "call, and an earlier backward has changed it in place; read a clone() of it in the forward, made "
+                    "outside of the compiled function"
+                )
+        call.check_unchanged(index for index in needed if index not in self.changed_later)
+
+    def reject_old_value(self, index: int) -> NoReturn:
+        """Raises HigherOrderError: a vjp needs input `index` as it was before the call."""
+        raise HigherOrderError(
+            f"create_graph=True needs the value that input {self.capture.convention.argument_of(index)} had before the "
+            "compiled function changed it in place; pass a clone(), or change it outside of the compiled function"
+        )
+
+    @functools.cached_property
+    def is_symbolic(self) -> bool:
+        """Whether the trace has symbolic numbers."""
+        inputs = [spec.value if isinstance(spec, SymInput) else spec.fake for spec in self.capture.inputs]
+        return any(map(torch_compat.is_symbolic_value, inputs))
+
+    def symbolic_sizes(
+        self, tangents: Sequence[Tangent], results: Sequence[ForwardResult | ReturnedView]
+    ) -> dict[int, frozenset[int]] | None:
+        """Which sizes a vjp does not depend on, by the position of the tensor among those that it gets; `None`: on all."""
+        if not self.is_symbolic:
+            return None
+        signature, placeholders = self.joint.signature, self.joint.module.graph.find_nodes(op="placeholder")
+        fakes = [self.capture.fake(index) for index in self.tensor_inputs]
+        fakes += [placeholders[signature.input_position(tangent)].meta["val"] for tangent in tangents]
+        fakes += [torch_compat.from_functional(self.capture.outputs[result.index]) for result in results]
+        return {k: torch_compat.symbolic_dims(fake) for k, fake in enumerate(fakes)}
+
+    def reusable(self, saved: Collection[Saved]) -> tuple[Saved, ...]:
+        """The saved values that are no inputs. None in a symbolic trace: another one has other symbols."""
+        if self.is_symbolic:
+            return ()
+        names = {spec.name for spec in self.capture.inputs}
+        return tuple(slot for slot in saved if slot.name not in names)
+
+    def known_values(self, names: Sequence[str], position: int) -> KnownValues | None:
+        """What a vjp knows whose inputs are those of the function, others, and from `position` on the saved values.
+
+        Nothing with symbolic sizes, which are inputs here, and numbers in a vjp.
+        """
+        if not names and self.known is None:
+            return None
+        inputs = tuple(range(len(self.capture.inputs)))
+        return KnownValues(self.joint, inputs, dict(enumerate(names, position)), self.known)
+
+    def reject_draws(self) -> None:
+        """Raise if the backward draws random numbers: a vjp would draw others, and not when the backward does.
+
+        Raises:
+            HigherOrderError: names the op.
+        """
+        for node in self.joint.module.graph.nodes:
+            if node.meta.get("autograd_backward") and op_table.is_random(node.target):
+                raise HigherOrderError(
+                    f"the backward of the compiled function draws random numbers ({op_table.short_name(node.target)}), and "
+                    "a gradient of a gradient would draw others; compute this outside of the compiled function"
+                )
+
+    @functools.cached_property
+    def has_effects(self) -> bool:
+        """Whether an op does more than compute its result."""
+        called = (node.target for node in self.capture.trace.graph.nodes if node.op == "call_function")
+        return any(map(op_table.has_effect, called))
+
+    @functools.cached_property
+    def needed_old_values(self) -> list[int]:
+        """The inputs that the function changed, and whose value before that is needed for more than the new one."""
+        graph = self.joint.module.graph
+        placeholders, (output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
+        results = list(zip(self.joint.signature.outputs, output.args[0], strict=True))
+
+        def is_needed(index: int) -> bool:
+            others = {node for slot, node in results if slot != UpdatedInput(index)}
+            return not others.isdisjoint(computed_from(placeholders[index]))
+
+        return [index for index in self.lost_values if is_needed(index)]
+
+    @functools.cached_property
+    def tensor_inputs(self) -> tuple[int, ...]:
+        """The inputs that are tensors. These come first among those of a vjp, of which a size is a number."""
+        return tuple(index for index, spec in enumerate(self.capture.inputs) if not isinstance(spec, SymInput))
+
+    def read_by(self, vjp: Executable) -> list[int]:
+        """The inputs whose values a vjp needs."""
+        return [self.tensor_inputs[k] for k in vjp.inputs_read if k < len(self.tensor_inputs)]
+
+    @property
+    def mutated_inputs(self) -> list[int]:
+        return [index for index, info in enumerate(self.meta.inputs) if info is not None and info.mutation.data]
+
+    @functools.cached_property
+    def lost_values(self) -> list[int]:
+        """The inputs that the function changed, but for those whose old value it kept, since it had asked for it."""
+        return [index for index in self.mutated_inputs if index not in self.capture.asked_inputs]
+
+
+@dataclass(frozen=True)
+class CompiledVjp:
+    """The compiled vjps of one function, and its batched backwards. Implements `runtime.recomputation.HigherOrder`."""
+
+    function: CapturedFunction
+    cache: PlanCache
+    batches: CompiledBatches
+    prepared: dict[tuple, PreparedVjp] = field(default_factory=dict)
+    sparse: set[tuple] = field(default_factory=set)
+
+    def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
+        return self.batches(half, values)
+
+    def __call__(
+        self,
+        segment: int,
+        call: Recomputation,
+        saved: Mapping[Saved, torch.Tensor],
+        tangents: Gradients,
+        wanted: Sequence[bool],
+    ) -> Gradients:
+        defined = tuple(k for k, tangent in enumerate(tangents) if tangent is not None)
+        present = dict(call.present_results())
+        autocast = torch_compat.autocast_state()
+        key = (segment, defined, tuple(wanted), tuple(present), autocast)
+        prepared = self.prepared.get(key)
+        if prepared is None:
+            prepared = self.prepared[key] = self.prepare(*key, saved)
+        values = (*self.function.given(call.primals, segment), *(tangents[k] for k in defined), *present.values())
+        arguments = Arguments.of((*values, *map(detached, map(saved.__getitem__, prepared.saved))), {})
+        if prepared.symbolic is not None:
+            arguments = arguments.with_symbols(prepared.symbolic)
+        state = prepared.state
+        with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
+            plan = self.plan_for(prepared, arguments)
+            if isinstance(plan, CachedPlan):
+                self.function.check_unchanged(call, self.function.read_by(compiled_vjp(plan.executable)))
+                return plan(state, arguments)
+            for index in self.function.needed_old_values:
+                self.function.reject_old_value(index)
+            self.function.check_unchanged(call, range(len(call.primals)))
+            return prepared.vjp(*arguments.args) if plan is None else self.cache.run_eagerly(plan, state, arguments)
+
+    def plan_for(self, prepared: PreparedVjp, arguments: Arguments) -> CachedPlan | NoPlan | None:
+        """The plan of a vjp; `None` if it has to run as it is.
+
+        So it has where a gradient is sparse: a gradient of that may be asked for, and no plan returns such a tensor.
+        """
+        if prepared.vjp.key in self.sparse or self.cache.runs_eagerly(arguments.tensors):
+            return None
+        try:
+            return self.cache.plan_for(prepared.vjp, arguments, 0, prepared.state, prepared.known)
+        except UnsupportedOutputError:
+            self.sparse.add(prepared.vjp.key)
+            return None
+
+    def prepare(
+        self,
+        segment: int,
+        defined: tuple[int, ...],
+        wanted: tuple[bool, ...],
+        present: tuple[int, ...],
+        autocast: AutocastState,
+        saved: Mapping[Saved, torch.Tensor],
+    ) -> PreparedVjp:
+        """What calls have in common that differentiate a segment in one way; see `VectorJacobianProduct`.
+
+        Raises:
+            HigherOrderError: an input that gradients flow through is another tensor by now.
+        """
+        self.function.reject_lost_inputs()
+        self.function.reject_lost_changes()
+        self.function.reject_draws()
+        results = tuple(self.function.returned[position] for position in present)
+        slots = self.function.reusable(saved)
+        names = tuple(slot.name for slot in slots)
+        vjp = VectorJacobianProduct(self.function, segment, defined, wanted, results, names, autocast)
+        others = len(self.function.capture.inputs) + len(defined) + len(present)
+        state = State(vjp, vjp.key, lambda: vjp.key)
+        sizes = self.function.symbolic_sizes([self.function.segments[segment].tangents[k] for k in defined], results)
+        return PreparedVjp(vjp, slots, state, self.function.known_values(names, others), sizes)
+
+
+@dataclass(frozen=True)
+class PreparedVjp:
+    """A function to trace, the saved values that it takes, what else a call of it depends on, and what it knows.
+
+    `symbolic` are the sizes that no plan depends on, nor on a number then; `None` if plans are for one size.
+    """
+
+    vjp: VectorJacobianProduct
+    saved: tuple[Saved, ...]
+    state: State
+    known: KnownValues | None
+    symbolic: Mapping[int, frozenset[int]] | None
+
+
+def usable(primal: Any) -> Any:
+    """An input, or in place of a view that autograd lets nobody use any more (a piece whose base was changed) its value.
+
+    That has changed: if it is needed, eager's error follows. If not, no gradient of a gradient goes through it.
+    """
+    if not isinstance(primal, torch.Tensor) or torch_compat.has_usable_history(primal):
+        return primal
+    return primal.detach().requires_grad_()
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def compiled_vjp(executable: Stages) -> Executable:
+    assert isinstance(executable, Executable), "vjps are compiled, however small"
+    return executable
+
+
+def check_old_values(function: CapturedFunction, executable: Stages) -> None:
+    """An input that the function changed holds its new value by now; raise if the vjp would read it."""
+    for index in set(function.lost_values).intersection(function.read_by(compiled_vjp(executable))):
+        function.reject_old_value(index)
+
+
+@dataclass(frozen=True)
+class VectorJacobianProduct:
+    """The function that is traced: runs the original one, then differentiates one segment of it.
+
+    `results` are those that the caller has: they are arguments, since gradients may be asked for with respect to them.
+    `saved` are the names of values that the first order saved, the last arguments. `autocast` is what is on around the
+    backward; the original function runs with what was on around it.
+    """
+
+    function: CapturedFunction
+    segment: int
+    defined: tuple[int, ...]
+    wanted: tuple[bool, ...]
+    results: tuple[ForwardResult | ReturnedView, ...]
+    saved: tuple[str, ...]
+    autocast: AutocastState
+
+    @property
+    def key(self) -> tuple:
+        return (self.segment, self.defined, self.wanted, self.results, self.saved, self.autocast)
+
+    def __call__(self, *arguments: Any) -> list[torch.Tensor | None]:
+        count = len(self.function.capture.inputs)
+        primals, others = list(arguments[:count]), arguments[count:]
+        tangents, results = others[: len(self.defined)], others[len(self.defined) :]
+        if not torch_compat.any_functional(primals):
+            primals = [torch.ops.aten.alias(primal) if isinstance(primal, torch.Tensor) else primal for primal in primals]
+        with torch.enable_grad():
+            inputs = self.protected(primals)
+            entered = [entry_of(value) for value in inputs]
+            with gradient_aliases.collected() as joined, self.again(primals), torch_compat.plain_checkpoints():
+                outputs = self.function.call(*inputs)
+            with torch_compat.unobserved():
+                forget_hooks([*inputs, *(output for output in outputs if is_view(output))])
+                live = {slot: self.root(slot, outputs) for slot in (*self.function.results, *self.function.views)}
+            for slot, result in zip(self.results, results, strict=False):
+                gradient_aliases.declare(result, live[slot])
+            with torch_compat.autocast_as(self.autocast):
+                return self.gradients(live, entered, tangents, gradient_aliases.positions(joined, inputs))
+
+    def again(self, primals: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+        """Open while the original function runs again, which has no effects then."""
+        runs_op_by_op = self.function.has_effects and not torch_compat.any_functional(primals)
+        return WithoutEffects() if runs_op_by_op else repeats.repeated()
+
+    def protected(self, primals: Sequence[Any]) -> list[Any]:
+        """Clones of the inputs that the function changes, if only in their size: it has changed them once already.
+
+        A batch norm changes its running statistics without telling their version counters.
+        """
+        infos = enumerate(self.function.meta.inputs)
+        changed = {k for k, info in infos if info is not None and (info.version_bumps or info.mutation.data)}
+        return [primal.clone() if index in changed else primal for index, primal in enumerate(primals)]
+
+    def root(self, slot: ForwardResult | ReturnedView, outputs: Sequence[Any]) -> torch.Tensor:
+        """The tensor that a tangent belongs to, or a view."""
+        match slot:
+            case UserOutput(index) | ReturnedView(index):
+                return outputs[index]
+            case IntermediateBase(index):
+                infos = enumerate(self.function.meta.outputs)
+                members = [outputs[k] for k, info in infos if isinstance(info, AliasOfIntermediate) and info.base == index]
+                return next(member._base for member in members if member._base is not None)  # integers of it have none
+        raise AssertionError(slot)
+
+    def gradients(
+        self,
+        live: Live,
+        inputs: Sequence[Input],
+        tangents: Sequence[torch.Tensor],
+        joined: Sequence[tuple[int, torch.Tensor]],
+    ) -> list[torch.Tensor | None]:
+        """What the segment passes on, `None` where that is not wanted."""
+        segment = self.function.segments[self.segment]
+        slots = [segment.tangents[k].of for k in self.defined]
+        wanted = [gradient for gradient, is_wanted in zip(segment.gradients, self.wanted, strict=True) if is_wanted]
+        is_one = len(self.function.segments) == 1
+        if is_one and not joined and not self.function.views:
+            found = gradients_of_all(live, inputs, slots, wanted, tangents)
+        else:
+            leaving = {gradient.of for gradient in segment.gradients}
+            found = gradients_of_segments(self.function, live, inputs, slots, leaving, tangents, joined)
+            found = {replace(gradient, segment=None): value for gradient, value in found.items()} if is_one else found
+        return [found.get(gradient) if gradient in wanted else None for gradient in segment.gradients]
+
+
+def computed_from(node: fx.Node) -> set[fx.Node]:
+    """A node, and what depends on its value, but for new running statistics."""
+    found, left = {node}, [node]
+    while left:
+        argument = left.pop()
+        users = {user for user in argument.users if not op_table.reads_size(user.target)}
+        users = {user for user in users - found if not op_table.is_running_statistic(user, argument)}
+        left += users
+        found |= users
+    return found
+
+
+def entry_of(value: Any) -> Input:
+    """Where the gradient of an input arrives: the input, or where it is now, as a change in place moves it on."""
+    if not isinstance(value, torch.Tensor) or value.grad_fn is None:
+        return value
+    return GradientEdge(*torch_compat.gradient_edge(value))
+
+
+def edge_of(entry: Input) -> tuple[Any, int]:
+    return (entry.node, entry.output_nr) if isinstance(entry, GradientEdge) else torch_compat.gradient_edge(entry)
+
+
+def is_view(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value._base is not None
+
+
+def forget_hooks(inputs: Sequence[Any]) -> None:
+    """Remove hooks that the function registered: the engine runs those of the call itself."""
+    for value in inputs:
+        if isinstance(value, torch.Tensor):
+            torch_compat.pop_hooks(value)
+            torch_compat.pop_post_accumulate_hooks(value)
+
+
+Input = Any
+"""A tensor, or the `GradientEdge` at which its gradient arrives, or a number."""
+
+Live = dict[ForwardResult | ReturnedView, torch.Tensor]
+Found = Mapping[Gradient, torch.Tensor | None]
+
+
+def gradients_of_all(
+    live: Live, inputs: Sequence[Input], slots: Sequence[Any], wanted: Sequence[Any], tangents: Sequence[torch.Tensor]
+) -> Found:
+    """The gradients of wanted primals, in a backward of one segment."""
+    if not wanted:
+        return {}
+    roots, leaves = [live[slot] for slot in slots], [inputs[gradient.of.index] for gradient in wanted]
+    if not leaves:
+        return {}
+    with differentiated_as_in_eager(roots):
+        found = torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
+    return dict(zip(wanted, found, strict=True))
+
+
+def gradients_of_segments(
+    function: CapturedFunction,
+    live: Live,
+    inputs: Sequence[Input],
+    slots: Sequence[Any],
+    leaving: Collection[GradientTarget],
+    tangents: Sequence[torch.Tensor],
+    joined: Sequence[tuple[int, torch.Tensor]],
+) -> Found:
+    """What segments pass on whose tangents are given: the graph is cut as it was when the function was first traced.
+
+    `leaving` is where to: what comes behind is not run.
+
+    Raises:
+        HigherOrderError: the function overwrote a value that its backward needs, and autograd does not show where.
+    """
+    with_grad = [k for k, spec in enumerate(function.capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
+    all_edges = {slot: torch_compat.gradient_edge(tensor) for slot, tensor in live.items()}
+    edges = {slot: edge for slot, edge in all_edges.items() if not isinstance(slot, ReturnedView)}
+    behind = [(view, function.meta.result_behind(view.index)) for view in function.views]
+    detours = [Detour(view, all_edges[view], (edges[base],) if base in edges else ()) for view, base in behind]
+    starts = {edge_of(inputs[k]): Primal(k) for k in with_grad}
+    starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in joined})
+    failing = passed_over(failing_nodes(live.values())) if function.failures else {}
+    chunks = cut_into(function.capture, function.grad_segments)
+    segmentation = find_segments(edges, starts, chunks, detours, failing, function.joint.effects)
+    assert segmentation is not None, "the function ran otherwise than when it was first traced"
+    if len(segmentation.failures) != function.failures:
+        raise HigherOrderError(
+            "create_graph=True has to know which part of the backward raises since the compiled function changed a saved "
+            "value in place, and autograd does not show it for a view or a custom function; change a clone() of the value"
+        )
+    entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
+    roots = [GradientEdge(*entries[slot]) for slot in slots]
+    ends = [GradientEdge(*edge) for edge, target in segmentation.targets.items() if target in leaving]
+    if not ends:
+        return {}
+    with CutBackward(segmentation, lambda cut, gradient: None) as cut_backward, differentiated_as_in_eager(live.values()):
+        torch.autograd.grad(roots, ends, tangents, create_graph=True, allow_unused=True)
+    return cut_backward.terms()
+
+
+def rank(slot: ForwardResult) -> tuple[int, int]:
+    """The order of forward results."""
+    return (UpdatedInput, UserOutput, IntermediateBase).index(type(slot)), slot.index

@@ -1,0 +1,247 @@
+"""Feature tests of `aotgrad/torch_compat/inductor/compilation.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+
+import torch
+import torch.fx as fx
+from torch._dynamo.utils import counters as inductor_counters
+from torch._inductor import config
+from torch._inductor.utils import fresh_cache
+
+from aotgrad import torch_compat as compat
+from tests.torch_compat.tracing import graph_of_sin_cos, inductor
+
+aten = torch.ops.aten
+
+
+def test_compile_without_workers():
+    import torch._inductor.config as config
+
+    with config.patch(compile_threads=7):
+        compat.compile_without_workers()
+        assert config.compile_threads == 1
+
+
+@inductor
+def test_inductor_compiles_a_graph(fake_mode):
+    module, fake = graph_of_sin_cos(fake_mode)
+    with compat.inductor_context(fake_mode, "default"), compat.reported_output_strides() as strides:
+        module = compat.inductor_joint_passes(module)
+        settings = compat.inductor_graph_settings(cudagraphs=compat.inductor_uses_cudagraphs())
+        compiled = compat.inductor_compile(module, [fake], static_input_idxs=[], is_inference=True, **settings)
+    x = torch.rand(4)
+    torch.testing.assert_close(compiled([x])[0], x.sin().cos())
+    assert [compat.as_symints(fake_mode, stride) for stride in strides] == [(1,)]
+
+
+@inductor
+def test_passes_before_code_is_made_run_inside_of_a_context(fake_mode):
+    seen = []
+
+    @contextlib.contextmanager
+    def around(graph):
+        seen.append([str(node.target) for node in graph.nodes if node.op == "call_function"])
+        yield
+
+    module, fake = graph_of_sin_cos(fake_mode)
+    settings = compat.inductor_graph_settings(cudagraphs=False)
+    with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.around_post_grad_passes(around):
+        compat.inductor_compile(module, [fake], static_input_idxs=[], is_inference=True, **settings)
+    assert seen == [["aten.sin.default", "aten.cos.default"]]
+
+
+@inductor
+def test_equal_graphs_are_apart_in_inductors_cache():
+    """As where one's results are seen by a user and the other's are not: that is no part of its key."""
+    counts = []
+    with fresh_cache():
+        for text in ("seen", "unseen", "seen"):
+            mode = compat.new_fake_mode()
+            module, fake = graph_of_sin_cos(mode)
+            before = inductor_counters["inductor"]["fxgraph_cache_hit"]
+            with compat.inductor_context(mode, "default", **compat.apart_in_inductors_cache(text)):
+                compat.inductor_compile(module, [fake], static_input_idxs=[], **compat.inductor_graph_settings(False))
+            counts.append(inductor_counters["inductor"]["fxgraph_cache_hit"] - before)
+    assert counts == [0, 0, 1]
+
+
+def test_a_lowering_of_the_users_own():
+    from torch._inductor import lowering
+
+    assert not compat.inductor_has_users_lowerings() and compat.inductor_key() is not None
+    torch.library.custom_op("aotgrad_tests::lowered", torch.clone, mutates_args=(), schema="(Tensor x) -> Tensor")
+    overload = torch.ops.aotgrad_tests.lowered.default
+    try:
+        lowering.register_lowering(overload)(lambda x: x)
+        assert compat.inductor_has_users_lowerings() and compat.inductor_key() is None
+    finally:
+        lowering.lowerings.pop(overload, None)
+
+
+@inductor
+def test_inductor_decompositions_are_a_table():
+    assert aten.silu_backward.default in compat.inductor_decompositions()
+
+
+@inductor
+def test_a_mode_configures_inductor(fake_mode):
+    with compat.inductor_context(fake_mode, "reduce-overhead"):
+        assert compat.inductor_uses_cudagraphs()
+    assert not compat.inductor_uses_cudagraphs()
+
+
+@inductor
+def test_inductors_key_is_that_of_its_configuration():
+    before = compat.inductor_key()
+    assert before is not None and compat.inductor_key() == before
+    with compat.inductor_configured("max-autotune-no-cudagraphs"):
+        assert compat.inductor_key() not in (before, None)
+    with compat.inductor_configured("default", layout_optimization=False):
+        assert compat.inductor_key() not in (before, None)
+    for name in ("post_grad_custom_post_pass", "joint_custom_pre_pass"):
+        assert name.startswith(compat.INDUCTOR_PASSES)
+        with compat.inductor_configured("default", **{name: lambda graph: None}):
+            assert compat.inductor_key() is None
+
+
+def test_what_has_the_same_text_in_every_process():
+    assert compat.is_stable({"a": [1, (None, 2.0)], "b": {"x", "y"}}) and not compat.is_stable([object()])
+    assert compat.stable_text({"b", "a"}) == compat.stable_text({"a", "b"}) and compat.stable_text((1,)) == "(1,)"
+
+
+@inductor
+def test_what_inductor_made_is_loaded_again(fake_mode):
+    module, fake = graph_of_sin_cos(fake_mode)
+    with compat.inductor_context(fake_mode, "default"):
+        made = compat.inductor_compile(module, [fake], static_input_idxs=[], **compat.inductor_graph_settings(False))
+    loaded = compat.inductor_load(compat.inductor_dump(made), is_backward=False)
+    x = torch.rand(4)
+    assert torch.equal(loaded([x.clone()])[0], made([x.clone()])[0])
+    module = types.ModuleType("again")
+    module.call = compat.inductor_module(made).call
+    with_module = compat.inductor_load_module(compat.inductor_dump(made), module, is_backward=False)
+    assert torch.equal(with_module([x.clone()])[0], made([x.clone()])[0])
+    kernel = next(value for name, value in vars(compat.inductor_module(made)).items() if name.startswith("cpp_"))
+    assert compat.kernel_in(*compat.library_of(kernel)) is kernel
+    assert compat.inductor_dump(lambda inputs: inputs) is None
+
+
+@inductor
+def test_the_names_of_decompositions(monkeypatch):
+    table = compat.inductor_decompositions()
+    names = dict(compat.names_of_decompositions(table))
+    assert len(names) == len(table) and names["aten.silu.default"].startswith("torch.")
+    assert compat.names_of_decompositions({torch.ops.aten.sin.default: torch.ops.aten.cos.default}) == [
+        ("aten.sin.default", "aten.cos.default")
+    ]
+    assert compat.names_of_decompositions({torch.ops.aten.sin.default: lambda x: x}) is None
+    assert compat.DECOMPOSITIONS in sys.modules
+    monkeypatch.setattr("aotgrad.torch_compat.inductor.compilation._own_decompositions", table)
+    assert compat.names_of_inductor_decompositions() == []
+    monkeypatch.setattr("aotgrad.torch_compat.inductor.compilation._own_decompositions", {})
+    assert len(compat.names_of_inductor_decompositions()) == len(table)
+
+
+def test_settings_of_inductors():
+    assert compat.is_inductor_setting("triton.cudagraphs") and compat.is_inductor_setting("max-autotune")
+    assert not compat.is_inductor_setting("memory_budget") and not compat.is_inductor_setting(3)
+    assert compat.why_no_inductor_setting("triton.cudagraphs", True) is None
+    assert compat.why_no_inductor_setting("shape-padding", True) is None
+    assert "close are max_autotune" in compat.why_no_inductor_setting("max_autotun", True)
+    assert "must be of type bool" in compat.why_no_inductor_setting("max_autotune", "yes")
+
+
+def test_settings_that_are_for_what_stands_before_inductor():
+    """Each of them is there, so that a name which changes is seen."""
+    names = config.get_config_copy()
+    assert [start for start in compat.READ_ELSEWHERE if not any(name.startswith(start) for name in names)] == []
+    assert compat.why_no_inductor_setting("freezing", config.freezing) is None
+    assert "does nothing here" in compat.why_no_inductor_setting("freezing", not config.freezing)
+
+
+@inductor
+def test_inductor_calls_an_op_that_it_would_have_taken_apart():
+    from torch._inductor.lowering import lowerings
+
+    assert aten.upsample_bicubic2d.default not in compat.inductor_decompositions()
+    left_whole = (aten.upsample_bicubic2d.default, aten.upsample_bicubic2d_backward.default)
+    compat.call_in_inductor([*left_whole, len])
+    assert all(op in lowerings for op in left_whole)
+
+
+@inductor
+def test_inductor_knows_offsets_in_memory_from_the_trace():
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.virtualized import V
+
+    op, graph = aten.sym_storage_offset.default, types.SimpleNamespace(current_node=types.SimpleNamespace(meta={"val": 6}))
+    before = lowerings.get(op)
+    with compat.traced_storage_offsets(), V.set_graph_handler(graph):
+        assert lowerings[op](None) == 6
+    assert lowerings.get(op) is before
+
+
+@inductor
+def test_inductor_converts_complex_numbers_by_a_kernel_of_aten():
+    from torch._inductor import graph, lowering
+
+    op = torch.ops.prims.convert_element_type.default
+    before = lowering.fallback_handler
+    x = torch.tensor(1j, requires_grad=True)
+    with torch.no_grad():
+        assert op(x, torch.complex128).requires_grad and not aten._to_copy(x, dtype=torch.complex128).requires_grad
+    with compat.conversions_called_by_aten():
+        assert lowering.fallback_handler is graph.fallback_handler is not before
+    assert lowering.fallback_handler is graph.fallback_handler is before
+
+
+@inductor
+def test_inductor_hears_of_the_strides_of_an_output_that_it_did_not_note(fake_mode):
+    """A transposed copy takes the place of what an op returned, before code is made."""
+
+    @contextlib.contextmanager
+    def transposed(graph):
+        yield
+        (end,) = graph.find_nodes(op="output")
+        (node,) = end.args[0]
+        with graph.inserting_before(end):
+            copy = graph.call_function(aten.permute.default, (graph.call_function(aten.clone.default, (node,)), [1, 0]))
+        copy.args[0].meta["val"], copy.meta["val"] = node.meta["val"], node.meta["val"].t()
+        end.args = ([copy],)
+        compat.tell_output_stride(end, 0, (1, 3))
+
+    module, fake = graph_of_sin_cos(fake_mode, torch.ones(3, 3))
+    (end,) = module.graph.find_nodes(op="output")
+    compat.tell_output_stride(end, 0, (1, 3))  # nothing is noted yet
+    end.meta["user_visible_output_idxs"] = [0]
+    settings = compat.inductor_graph_settings(cudagraphs=False)
+    with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.around_post_grad_passes(transposed):
+        compiled = compat.inductor_compile(module, [fake], static_input_idxs=[], is_inference=True, **settings)
+    assert compiled([torch.ones(3, 3)])[0].stride() == (1, 3)
+
+
+@inductor
+def test_as_strided_of_an_input_counts_from_its_storage(fake_mode):
+    """Of a slice with and without an offset, and of a slice of it."""
+    fake = fake_mode.from_tensor(torch.arange(8.0)[2:], static_shapes=True)
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    row = graph.call_function(aten.slice.Tensor, (x, 0, 1, 5))
+    starts = [(x, (), 2), (x, (0,), 0), (x, (3,), 3), (row, (), 3), (row, (1,), 1)]
+    views = [graph.call_function(aten.as_strided.default, (of, (2,), (1,), *offset)) for of, offset, _ in starts]
+    results = [graph.call_function(aten.mul.Tensor, (view, 1.0)) for view in views]
+    graph.output(tuple(results))
+    for node in graph.nodes:
+        if node.op != "output":
+            args = fx.node.map_arg(node.args, lambda arg: arg.meta["val"])
+            node.meta["val"] = fake if node is x else node.target(*args)
+    settings = compat.inductor_graph_settings(cudagraphs=False)
+    with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.input_offsets_counted():
+        module = fx.GraphModule({}, graph)
+        compiled = compat.inductor_compile(module, [fake], static_input_idxs=[], is_inference=True, **settings)
+    found = compiled([torch.arange(8.0)[2:]])
+    assert [result.tolist() for result in found] == [[start, start + 1] for _, _, start in starts]
