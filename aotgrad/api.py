@@ -36,10 +36,10 @@ from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.binding import FunctionCalls, ModuleCalls, has_state, module_call, state_of
+from aotgrad.plan_cache.binding import BoundModule, PlainFunction, has_state, module_call, state_of
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import Recipe
-from aotgrad.plan_cache.entry import State
+from aotgrad.plan_cache.entry import AmbientState
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.module_state import LiftedModule, slots_of
 
@@ -85,7 +85,7 @@ def aot_function(
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     cache = PlanCache(recipe_of(backend, partition_fn, Options.from_mapping(given)), name)
 
-    calls = FunctionCalls(cache, fn, state_of(fn), num_params_buffers)
+    calls = PlainFunction(cache, fn, state_of(fn), num_params_buffers)
     plain = {} if has_state(fn) else cache.plain
 
     @functools.wraps(fn)
@@ -196,7 +196,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         "__deepcopy__": deepcopy,
         "__reduce_ex__": reduce,
         "plan_cache": cache,
-        "calls": ModuleCalls(cache, mod, lifted),
+        "calls": BoundModule(cache, mod, lifted),
         "plans": staticmethod(cache.plans),
         "debug_state": staticmethod(functools.partial(debug_state, cache)),
     }
@@ -381,13 +381,13 @@ class FlatCallable(OfModule):
         values = [*self.tensors, *args]
         if torch_compat.is_transformed(values):
             forward = self.module.forward
-            return self.others.transformed.call(forward, self.arguments(values), State(forward))
+            return self.others.transformed.call(forward, self.arguments(values), AmbientState(forward))
         del args  # only the list has them now: each can be freed when it is dead
         if not self.dedupe.is_identity:
             values = self.dedupe.enter(values)
         if self.memory is not None and not (self.memory(values) and self.are_attached_alike(values)):
             arguments = self.arguments(self.dedupe.exit(values))
-            return self.others.call(self.module.forward, arguments, len(self.tensors), State(self.module.forward))
+            return self.others.call(self.module.forward, arguments, len(self.tensors), AmbientState(self.module.forward))
         return self.executable.call(values)
 
     def are_attached_alike(self, values: Sequence[Any]) -> bool:

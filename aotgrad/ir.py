@@ -596,8 +596,8 @@ class SavingNodes:
     through them raises, as eager says it, if the function itself overwrote what they saved.
     """
 
-    reached: int
-    leads: int
+    tangent_mask: int
+    gradient_mask: int
     values: frozenset[Primal | ForwardResult]
     error: str | None = None
 

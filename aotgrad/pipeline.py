@@ -222,13 +222,13 @@ def trace_joint(
         meta = analyze(capture)
     tools.observe("capture", capture)
     tools.observe("analysis", meta)
-    traced = joint_of(capture, meta, tools, known, values, earlier)
+    traced = build_joint_graph(capture, meta, tools, known, values, earlier)
     if isinstance(traced, TracedJoint) and traced.joint.memory:
         reject_sharing_with_memory(traced, args)
     return traced
 
 
-def joint_of(
+def build_joint_graph(
     capture: Capture,
     meta: ViewAndMutationMeta,
     tools: Toolchain,
@@ -306,16 +306,16 @@ def compile_joint(
 def compile_halves(joint: JointGraph, tools: Toolchain, known: passes.KnownValues | None) -> tuple[Partition, Compiled]:
     """Partition a joint graph, and compile its forward."""
     names = GraphNames()
-    return lowered(divided(joint, tools, known, names), joint, tools, names)
+    return compile_forward(partition_graph(joint, tools, known, names), joint, tools, names)
 
 
-def divided(joint: JointGraph, tools: Toolchain, known: passes.KnownValues | None, names: GraphNames) -> Partition:
+def partition_graph(joint: JointGraph, tools: Toolchain, known: passes.KnownValues | None, names: GraphNames) -> Partition:
     """Partition a joint graph."""
     with names.compiling("joint"), collection_paused():
         return partition_joint(passes.held_by_others(joint, known), tools.partition_fn, tools.objective)
 
 
-def lowered(
+def compile_forward(
     partition: Partition, joint: JointGraph, tools: Toolchain, names: GraphNames, known_to_backend: bool = False
 ) -> tuple[Partition, Compiled]:
     """Compile the forward of a partition; `known_to_backend`: which the backend has compiled in another process."""

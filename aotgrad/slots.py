@@ -62,7 +62,7 @@ class IntermediateBase:
 
 
 @dataclass(frozen=True)
-class Cut:
+class SegmentBoundary:
     """A value inside the function at which its backward is cut into segments; nobody outside sees it."""
 
     index: int
@@ -102,14 +102,14 @@ class Memory:
 
 
 ForwardResult = Union[UpdatedInput, UserOutput, IntermediateBase]
-GradientTarget = Union[Primal, ForwardResult, ReturnedView, OldInput, Cut, Memory]
+GradientTarget = Union[Primal, ForwardResult, ReturnedView, OldInput, SegmentBoundary, Memory]
 
 
 @dataclass(frozen=True)
 class Tangent:
     """What a backward gets: the incoming gradient of one forward result, or of a cut; or memory as a segment finds it."""
 
-    of: ForwardResult | Cut | Memory
+    of: ForwardResult | SegmentBoundary | Memory
 
     def __str__(self) -> str:
         return f"{self.of} as it is" if isinstance(self.of, Memory) else f"tangent of {self.of}"

@@ -23,7 +23,7 @@ from aotgrad.cache.serialize import Damaged, NotPlain, Writer
 from aotgrad.cache.store import IS_SUPPORTED, Store, failed
 from aotgrad.ir import Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.passes import KnownValues
-from aotgrad.pipeline import Toolchain, compile_halves, divided, lowered
+from aotgrad.pipeline import Toolchain, compile_forward, compile_halves, partition_graph
 from aotgrad.plan_cache.compiler import Recipe
 from aotgrad.telemetry import observer as observe
 from aotgrad.telemetry.counters import counters
@@ -58,15 +58,15 @@ def compile_halves_through_cache(
     found, names = request.found(), GraphNames()
     if found is not None:
         counters["cache_hits"] += 1
-        return lowered(found, joint, request.tools, names, known_to_backend=True)
+        return compile_forward(found, joint, request.tools, names, known_to_backend=True)
     counters["cache_misses"] += 1
-    partition = divided(joint, tools, known, names)
+    partition = partition_graph(joint, tools, known, names)
     try:
         forward = request.text_of(partition.forward)
     except NotPlain as reason:
         bypassed(reason)
-        return lowered(partition, joint, request.tools, names)
-    made = lowered(partition, joint, request.tools, names)
+        return compile_forward(partition, joint, request.tools, names)
+    made = compile_forward(partition, joint, request.tools, names)
     request.keep(forward, partition)
     return made
 

@@ -22,7 +22,7 @@ from aotgrad.capture.trace import FlatFunction, capture_function
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import ContractError
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
-from aotgrad.pipeline import SmallGraph, joint_of
+from aotgrad.pipeline import SmallGraph, build_joint_graph
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import Recipe
 from aotgrad.plan_cache.lock import COMPILING
@@ -138,7 +138,7 @@ class TracedAgain:
         with COMPILING, self.state.active(), torch_compat.outside_transforms():
             tools = self.recipe.toolchain()
             capture = capture_function(self.function, self.stored.convention, self.mode, tools.backend.decompositions())
-            traced = joint_of(capture, analyze(capture), tools)
+            traced = build_joint_graph(capture, analyze(capture), tools)
             if isinstance(traced, SmallGraph) or ends(traced.joint.segments) != ends(self.stored.segments):
                 raise ContractError("a stored function, traced again, has other gradients")
             higher_order = self.recipe.higher_order(self.function, None, capture, traced.meta, traced.joint)

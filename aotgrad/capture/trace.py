@@ -340,7 +340,7 @@ def capture_function(
     """
     if any(isinstance(spec, TensorInput) and spec.requires_grad for spec in convention.inputs):
         decompositions = {op: rule for op, rule in decompositions.items() if op not in torch_compat.FOR_INFERENCE_ONLY}
-    values, changing = values or ValueReads(Level.NOTHING, ()), NO_REGIONS
+    values, changing = values or ValueReads(Level.NONE, ()), NO_REGIONS
     while True:
         trace = Trace(fake_mode, decompositions, values, is_symbolic(convention), changing)
         values.begin(trace.recorder, fake_mode, convention)

@@ -4,7 +4,7 @@ A trace has no values. A branch on one, or a number that is returned, is answere
 nodes that lead to it, which change nothing, run on them. They are kept as a graph of their own, and each answer as a
 condition on what that computes: the plan holds for calls that get the same answers.
 
-    values = ValueReads(Level.CONDITIONS, real_inputs)
+    values = ValueReads(Level.GUARD, real_inputs)
     capture_function(function, ..., values=values)
     values.guard().holds(other_inputs)
 
@@ -84,7 +84,7 @@ class ValueReads:
             return True
         self.asked = True
         forget_closed_over(args, self._recorder)
-        return self._prologue is not None and self.level >= (Level.NUMBERS if read is Read.NUMBER else Level.CONDITIONS)
+        return self._prologue is not None and self.level >= (Level.SPECIALIZE if read is Read.NUMBER else Level.GUARD)
 
     def _wants_parts(self, node: fx.Node) -> bool:
         """Whether the trace does not know how large the indices and values of a sparse tensor are."""
@@ -171,7 +171,7 @@ class ValueReads:
             if torch_compat.holds_of_counts(expression, counts):
                 continue
             answer = self.answer(expression, "by a check of torch's")
-            if answer is None and self.level is not Level.NUMBERS:
+            if answer is None and self.level is not Level.SPECIALIZE:
                 raise NotAnswered(f"a graph does not check that {expression}")
             if answer is not None and not answer:
                 raise EagerError(f"the function assumes of values that {expression}")

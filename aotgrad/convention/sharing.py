@@ -4,7 +4,8 @@
     MemorySharing(groups=(Group(nbytes=16, starts=((0, 0), (1, 4)), ...),), counters=((0, 1, 2),))
 
 The third argument shares no element with the first, so it is not of the group; its version rises all the same. Whether two
-arguments overlap is decided exactly (`graph/strided_overlap.py`). In: real or fake tensors, and what the function does to them.
+arguments overlap is decided exactly (`graph/strided_overlap.py`). In: real or fake tensors, and
+what the function does to them.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from aotgrad.errors import NothingToMinify
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, Partition
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
-from aotgrad.plan_cache.binding import calls_of
+from aotgrad.plan_cache.binding import bind
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import Recipe
 
@@ -209,7 +209,7 @@ def graphs_of(
     recipe = Recipe(recorder, min_cut_rematerialization_partition, options)
     target = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
     args, kwargs = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
-    calls = calls_of(target, PlanCache(recipe, "minify"))
+    calls = bind(target, PlanCache(recipe, "minify"))
     outputs = [leaf for leaf in pytree.tree_leaves(calls(*args, **kwargs)) if differentiable(leaf)]
     wanted = [tensor for tensor in calls.call_of(args, kwargs).arguments.tensors if tensor.requires_grad]
     if outputs and wanted:

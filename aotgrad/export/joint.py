@@ -31,7 +31,7 @@ from aotgrad.passes.checked import CheckedPass
 from aotgrad.passes.rewrite import copy_half
 from aotgrad.pipeline import TracedJoint
 from aotgrad.pipeline import compile_joint as compile_traced
-from aotgrad.plan_cache.binding import Calls, FunctionCalls, calls_of, state_of
+from aotgrad.plan_cache.binding import BoundFunction, PlainFunction, bind, state_of
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import Recipe
 from aotgrad.plan_cache.entry import CachedPlan
@@ -56,7 +56,7 @@ class ExportedJoint:
     module: fx.GraphModule
     signature: GraphSignature
     names: tuple[str, ...]
-    calls: Calls
+    calls: BoundFunction
     plan: CachedPlan
     traced: TracedJoint
 
@@ -95,7 +95,7 @@ def export_joint(
     """
     backend = FunctionBackend("export", nop, decomposition_table=decompositions or {})
     recipe = JointRecipe(backend, min_cut_rematerialization_partition, options_of(options))
-    calls = calls_of(fn, PlanCache(recipe, getattr(fn, "__qualname__", type(fn).__qualname__)))
+    calls = bind(fn, PlanCache(recipe, getattr(fn, "__qualname__", type(fn).__qualname__)))
     args, kwargs = tuple(args), dict(kwargs or {})
     plan, traced = joint_plan(calls, args, kwargs)
     joint = traced.joint
@@ -118,7 +118,9 @@ def options_of(options: Mapping[str, Any] | None) -> Options:
     return Options.from_mapping({"min_graph_ops": 0, **(options or {})})
 
 
-def names_of(calls: Calls, args: tuple, kwargs: dict[str, Any], plan: CachedPlan, traced: TracedJoint) -> tuple[str, ...]:
+def names_of(
+    calls: BoundFunction, args: tuple, kwargs: dict[str, Any], plan: CachedPlan, traced: TracedJoint
+) -> tuple[str, ...]:
     """What the user calls each primal of a joint graph."""
     names = {k: spec.name for k, spec in enumerate(traced.capture.inputs)}
     order = traced.capture.convention.order
@@ -199,7 +201,7 @@ class FirstOrder:
 class CompiledJoint:
     """A compiled joint graph, called as the function that it was exported from."""
 
-    calls: Calls
+    calls: BoundFunction
     plan: CachedPlan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -244,7 +246,7 @@ def aot_export_joint_simple(
         raise ExportError("aot_export_joint_simple takes tensors; flatten the arguments first")
     backend = FunctionBackend("export", nop, decomposition_table=decompositions or {})
     cache = PlanCache(JointRecipe(backend, min_cut_rematerialization_partition, options_of(None)), "export")
-    calls = FunctionCalls(cache, func, state_of(func), num_params_buffers)
+    calls = PlainFunction(cache, func, state_of(func), num_params_buffers)
     with torch.set_grad_enabled(trace_joint and torch.is_grad_enabled()):
         plan, traced = joint_plan(calls, given, {})
     reject_shared_memory(traced)

@@ -23,7 +23,7 @@ from aotgrad.ir import NonAlias
 from aotgrad.options import Options
 from aotgrad.partition import default_partition
 from aotgrad.pipeline import TracedJoint
-from aotgrad.plan_cache.binding import Call, ModuleCalls
+from aotgrad.plan_cache.binding import BoundModule, Call
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.plan_cache.module_state import LiftedModule, slots_of
@@ -143,7 +143,7 @@ def traced_module(
 
 
 @dataclass(frozen=True)
-class LossCalls(ModuleCalls):
+class LossCalls(BoundModule):
     """Calls of a module of which only the loss is differentiated."""
 
     loss: int | None

@@ -16,7 +16,7 @@ from aotgrad.errors import CaptureError
 from aotgrad.ir import InputHint
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, SmallGraph, TracedJoint, trace_joint
-from aotgrad.plan_cache.binding import Calls
+from aotgrad.plan_cache.binding import BoundFunction
 from aotgrad.plan_cache.compiler import Recipe
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 
@@ -41,7 +41,7 @@ class JointRecipe(Recipe):
         return trace_joint(function, args, hints, self.in_one_piece().toolchain(), known, values)
 
 
-def joint_plan(calls: Calls, args: tuple, kwargs: dict[str, Any]) -> tuple[CachedPlan, TracedJoint]:
+def joint_plan(calls: BoundFunction, args: tuple, kwargs: dict[str, Any]) -> tuple[CachedPlan, TracedJoint]:
     """The stages up to the joint graph of one call; `calls` are made with a `JointRecipe`.
 
     Raises:

@@ -23,11 +23,11 @@ from aotgrad import torch_compat
 class Level(enum.IntEnum):
     """How much is answered. A function is traced at the first level at which that succeeds."""
 
-    NOTHING = 0
+    NONE = 0
     """A question about a value is an error; numbers are symbolic."""
-    CONDITIONS = 1
+    GUARD = 1
     """Questions are answered; numbers are symbolic."""
-    NUMBERS = 2
+    SPECIALIZE = 2
     """Numbers are what they are in this call, too."""
 
 

@@ -37,7 +37,7 @@ class Separation:
         self.written_of = picker(written)
         static = [k for k in others if spans[k]]
         moving = [k for k in others if not spans[k]]
-        self.last = Last(Settled(moving, static, picker(static), None, NOWHERE), None, NOWHERE)
+        self.last = LastCheck(StableInputs(moving, static, picker(static), None, NOWHERE), None, NOWHERE)
 
     def __call__(self, args: Sequence[Any]) -> bool:
         """Whether no tensor, but those that did so in the trace, reaches into the storage of a changed one."""
@@ -48,7 +48,7 @@ class Separation:
             settled, known = self.settle(settled, starts), None
         if storages != known:
             used = Extents.of(storages)
-            last = Last(settled, storages, used)
+            last = LastCheck(settled, storages, used)
             if not (used.are_distinct() and are_apart(used, settled.extents)):
                 return False
         if settled.others and not are_apart(self.extents(args, settled.others), used):
@@ -56,13 +56,13 @@ class Separation:
         self.last = last
         return True
 
-    def settle(self, before: Settled, starts: Sequence[int]) -> Settled:
+    def settle(self, before: StableInputs, starts: Sequence[int]) -> StableInputs:
         """What is known of a call in which a tensor that had settled was moved: it may move again."""
         stays = [k for k, start in enumerate(starts) if start and (before.starts is None or start == before.starts[k])]
         positions, places = [before.positions[k] for k in stays], [starts[k] for k in stays]
         others = sorted({*before.others, *before.positions}.difference(positions))
         extents = Extents.of([(start, self.spans[k] or 0) for start, k in zip(places, positions, strict=True)])
-        return Settled(others, positions, picker(positions), places, extents)
+        return StableInputs(others, positions, picker(positions), places, extents)
 
     def extents(self, args: Sequence[Any], positions: Sequence[int]) -> Extents:
         """Where some of the arguments lie now."""
@@ -105,7 +105,7 @@ def are_apart(some: Extents, others: Extents) -> bool:
     return not any(map(more.meet, fewer.places))
 
 
-class Settled(NamedTuple):
+class StableInputs(NamedTuple):
     """Unchanged tensors: those at `positions` lay at `starts` in every call so far, `others` move, or grow.
 
     `starts` is `None` before the first call; `of` takes the settled ones out of the arguments.
@@ -118,10 +118,10 @@ class Settled(NamedTuple):
     extents: Extents
 
 
-class Last(NamedTuple):
+class LastCheck(NamedTuple):
     """Where tensors lay when the changed ones last had their storages, (address, bytes) each, to themselves."""
 
-    settled: Settled
+    settled: StableInputs
     storages: list[tuple[int, int]] | None
     used: Extents
 

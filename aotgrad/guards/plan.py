@@ -27,7 +27,7 @@ from aotgrad import native, passes, torch_compat
 from aotgrad.convention import Dedupe
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.guards.memory import MemoryGuard
-from aotgrad.guards.python_values import snapshot
+from aotgrad.guards.python_values import hashable_key
 from aotgrad.guards.tensor_properties import FACTS
 
 
@@ -115,4 +115,4 @@ class PlanGuards:
 
 def structure_key(constants: Sequence[tuple[int, Any]], spec: Any, extra: Any) -> tuple:
     """The Python side of a call, hashable; `1`, `1.0` and `True` differ."""
-    return (spec, tuple((position, snapshot(value)) for position, value in constants), extra)
+    return (spec, tuple((position, hashable_key(value)) for position, value in constants), extra)

@@ -1,8 +1,8 @@
-"""What a Python value counts as when plans are compared: equal snapshots for values that no trace can tell apart.
+"""What a Python value counts as when plans are compared: equal keys for values that no trace can tell apart.
 
-    snapshot(1), snapshot(1.0), snapshot(True)           three different ones
-    snapshot(0.0) == snapshot(-0.0)                      False: 1 / x differs
-    snapshot(float("nan")) == snapshot(float("nan"))     True
+    hashable_key(1), hashable_key(1.0), hashable_key(True)       three different ones
+    hashable_key(0.0) == hashable_key(-0.0)                      False: 1 / x differs
+    hashable_key(float("nan")) == hashable_key(float("nan"))     True
 
 Numbers, strings, enums, containers and objects count by their content, all the way down; functions, classes and modules
 of Python by identity; tensors and random generators that hide in an object by identity too, since a plan reads them at
@@ -47,7 +47,7 @@ class Same:
 Seen = dict[int, tuple[Any, Hashable]]
 
 
-def snapshot(value: Any, seen: Seen | None = None) -> Hashable:
+def hashable_key(value: Any, seen: Seen | None = None) -> Hashable:
     """A hashable stand-in for `value`.
 
     What has content that cannot be read (a generator, an open file) equals nothing, itself included: it may have changed.
@@ -56,7 +56,7 @@ def snapshot(value: Any, seen: Seen | None = None) -> Hashable:
         value: anything.
         seen: objects that are not entered again, by id, and what they count as.
 
-    >>> snapshot([1, {"a": 2.0}]) == snapshot([1, {"a": 2.0}]) != snapshot([True, {"a": 2.0}])
+    >>> hashable_key([1, {"a": 2.0}]) == hashable_key([1, {"a": 2.0}]) != hashable_key([True, {"a": 2.0}])
     True
     """
     kind = type(value)
@@ -87,16 +87,16 @@ def is_constant(value: Any) -> bool:
 
 
 def contents(value: Any, seen: Seen) -> Hashable:
-    """The snapshot of something that has parts."""
+    """The hashable_key of something that has parts."""
     kind = type(value)
     if kind is complex:
         return (kind, value.real.hex(), value.imag.hex())
     if kind in (tuple, list, torch.Size):
-        return (kind, *(snapshot(item, seen) for item in value))
+        return (kind, *(hashable_key(item, seen) for item in value))
     if kind is dict:
-        return (kind, *((snapshot(key, seen), snapshot(item, seen)) for key, item in value.items()))
+        return (kind, *((hashable_key(key, seen), hashable_key(item, seen)) for key, item in value.items()))
     if kind in (set, frozenset):
-        return (kind, frozenset(snapshot(item, seen) for item in value))
+        return (kind, frozenset(hashable_key(item, seen) for item in value))
     return (kind, *reduced(value, seen))
 
 
@@ -108,4 +108,4 @@ def reduced(value: Any, seen: Seen) -> tuple[Hashable, ...]:
         return (object(),)
     if isinstance(parts, str):
         return (Same(value),)
-    return tuple(snapshot(list(part) if k > 2 and part is not None else part, seen) for k, part in enumerate(parts))
+    return tuple(hashable_key(list(part) if k > 2 and part is not None else part, seen) for k, part in enumerate(parts))

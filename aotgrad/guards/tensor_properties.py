@@ -40,7 +40,7 @@ GUARDED: dict[Callable, str] = {
 }
 
 
-class Reads:
+class PropertyReads:
     """Which arguments a function asked for which property."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Reads:
 
 
 class Reader(TorchFunctionMode):
-    def __init__(self, reads: Reads, arguments: Sequence[Any]) -> None:
+    def __init__(self, reads: PropertyReads, arguments: Sequence[Any]) -> None:
         super().__init__()
         self.reads = reads
         self.hooked: set[int] = set()

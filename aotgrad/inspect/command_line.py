@@ -43,7 +43,7 @@ from aotgrad.inspect.specs import SpecError
 from aotgrad.inspect.targets import Target, UsageError
 from aotgrad.native import build as native_build
 from aotgrad.options import Options, native_wanted
-from aotgrad.plan_cache.binding import calls_of
+from aotgrad.plan_cache.binding import bind
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import PARTITIONERS, Recipe
 from aotgrad.plan_cache.entry import NoPlan
@@ -163,7 +163,7 @@ def stages(target: Target, recipe: Recipe, wanted: Sequence[str]) -> Iterator[tu
         UsageError: the function raises by itself.
     """
     with recorded() as found:
-        plan = calls_of(target.function, PlanCache(recipe, "stages")).plan_for(*target.inputs)
+        plan = bind(target.function, PlanCache(recipe, "stages")).plan_for(*target.inputs)
     if isinstance(plan, NoPlan):
         cause = "" if plan.error is None else f": {type(plan.error).__name__}: {plan.error}"
         raise UsageError(f"there are no stages, since {plan.reason}{cause}") from plan.error

@@ -21,7 +21,7 @@ from torch import nn
 
 from aotgrad import torch_compat
 from aotgrad.inspect.explanation import Explanation, SourceLine, explanation_of
-from aotgrad.plan_cache.binding import NamedTensor, calls_of
+from aotgrad.plan_cache.binding import NamedTensor, bind
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import Recipe
 
@@ -118,7 +118,7 @@ class Explaining:
         return torch_compat.disable_dynamo(run)
 
     def explain(self, module: fx.GraphModule, args: tuple, inputs: Sequence[NamedTensor]) -> Explanation:
-        calls = calls_of(module, PlanCache(self.recipe, f"{self.name}, graph {len(self.graphs) + 1}"))
+        calls = bind(module, PlanCache(self.recipe, f"{self.name}, graph {len(self.graphs) + 1}"))
         tensors = [name for name, arg in zip(inputs, args, strict=True) if isinstance(arg, torch.Tensor)]
         return explanation_of(calls.plan_for(*args), calls.cache, tensors)
 

@@ -19,7 +19,7 @@ from aotgrad.inspect.dynamo import DynamoExplainer
 from aotgrad.inspect.explanation import Explanation, explanation_of
 from aotgrad.ir import Compiled, Partition
 from aotgrad.options import Options
-from aotgrad.plan_cache.binding import Calls, calls_of
+from aotgrad.plan_cache.binding import BoundFunction, bind
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import PARTITIONERS, Recipe
 
@@ -28,7 +28,7 @@ from aotgrad.plan_cache.compiler import PARTITIONERS, Recipe
 class Explainer:
     """Call it as the function is called."""
 
-    calls: Calls
+    calls: BoundFunction
 
     def __call__(self, *args: Any, **kwargs: Any) -> Explanation:
         """What a call with these arguments runs.
@@ -78,7 +78,7 @@ def explain(
     calls = getattr(fn, "calls", None)
     if calls is None:
         original = torch_compat.without_dynamo(fn)
-        calls = calls_of(fn, PlanCache(recipe, getattr(original, "__qualname__", type(original).__qualname__)))
+        calls = bind(fn, PlanCache(recipe, getattr(original, "__qualname__", type(original).__qualname__)))
     return Explainer(calls)
 
 

@@ -24,7 +24,7 @@ from aotgrad.export.trace import JointRecipe, joint_plan
 from aotgrad.ir import JointGraph
 from aotgrad.options import Options
 from aotgrad.partition import FrontierPoint, Objective, frontier_points, min_cut_rematerialization_partition
-from aotgrad.plan_cache.binding import calls_of
+from aotgrad.plan_cache.binding import bind
 from aotgrad.plan_cache.cache import PlanCache
 
 
@@ -78,5 +78,5 @@ def _row(point: FrontierPoint, most: int, note: str) -> list[str]:
 def _joint_of(fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], backend: str) -> JointGraph:
     options = Options.from_mapping({"min_graph_ops": 0})
     recipe = JointRecipe(registry.get(backend), min_cut_rematerialization_partition, options)
-    _, traced = joint_plan(calls_of(fn, PlanCache(recipe, "memory_frontier")), args, kwargs)
+    _, traced = joint_plan(bind(fn, PlanCache(recipe, "memory_frontier")), args, kwargs)
     return traced.joint

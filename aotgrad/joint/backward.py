@@ -44,8 +44,8 @@ from aotgrad.joint.segments import (
     NOTHING_FAILS,
     Chunks,
     CutBackward,
-    Detour,
     Edge,
+    ExternalView,
     Segmentation,
     arranged,
     detours_by_edge,
@@ -59,7 +59,6 @@ from aotgrad.joint.segments import (
 )
 from aotgrad.joint.updates import reads_of_updates
 from aotgrad.slots import (
-    Cut,
     ForwardResult,
     Gradient,
     GraphSignature,
@@ -68,6 +67,7 @@ from aotgrad.slots import (
     OldInput,
     Primal,
     ReturnedView,
+    SegmentBoundary,
     Tangent,
     UpdatedInput,
     UserOutput,
@@ -507,7 +507,7 @@ def segmentation_of(
     inputs = _input_edges(capture, outputs)
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
     bases = [tuple(results[base] for base in view.bases if base in results) for view in views]
-    detours = [Detour(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
+    detours = [ExternalView(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
     reject_hooks_outside(capture, results, inputs, detours, failing)
     positions = positions_of(effects.group_of, results, inputs, detours, failing) if effects is not None and writing else ()
     found = find_segments(results, inputs, cut_into(capture, grad_segments), detours, failing, positions)
@@ -519,7 +519,7 @@ def reject_hooks_outside(
     capture: Capture,
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
-    detours: Sequence[Detour],
+    detours: Sequence[ExternalView],
     failing: Mapping[Any, str],
 ) -> None:
     """Raise for a hook of an autograd node that stands outside of the graph.
@@ -572,7 +572,7 @@ def _gradients_of_segments(
     """The tangents of the cuts, what each segment passes on, and in which order it completes the gradients of primals."""
     cuts: dict[Tangent, torch.Tensor] = {}
 
-    def enter(cut: Cut, gradient: torch.Tensor) -> torch.Tensor:
+    def enter(cut: SegmentBoundary, gradient: torch.Tensor) -> torch.Tensor:
         name = f"tangents_{len(effects.cells) + len(tangents) + len(cuts) + 1}"
         return cuts.setdefault(Tangent(cut), capture.trace.add_placeholder(name, gradient))
 
@@ -592,7 +592,9 @@ def accumulators(capture: Capture, segmentation: Segmentation) -> list[GradientE
 
 def _rank(gradient: Gradient) -> tuple[int | None, int, int, int]:
     """Segments in order; of one, the gradients of primals first, then those of results, of views and of cuts."""
-    kind = (Primal, UpdatedInput, UserOutput, IntermediateBase, ReturnedView, OldInput, Cut).index(type(gradient.of))
+    kind = (Primal, UpdatedInput, UserOutput, IntermediateBase, ReturnedView, OldInput, SegmentBoundary).index(
+        type(gradient.of)
+    )
     return gradient.segment, kind, gradient.of.index, gradient.term
 
 

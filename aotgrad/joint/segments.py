@@ -9,11 +9,12 @@ In: the edges at which gradients come in (results) and go out (inputs). Out: a `
 
 Nodes that the same results reach run in the same backwards, so they are one segment; a graph that all results reach is one
 segment. A gradient that goes from one segment to another does so through a result of the function, if its edge is one, or
-else through a `Cut`, which nobody outside sees. This is eager's own graph, only coarser: what it may do one after another,
-in which order gradients are summed, and which node is visited twice, are the same.
+else through a `SegmentBoundary`, which nobody outside sees. This is eager's own graph, only coarser: what it may do one
+after another, in which order gradients are summed, and which node is visited twice, are the same.
 
-A returned view that is made outside of the graph (`Detour`) is no result of it, but gradients leave there, too: the autograd
-nodes of the view pass them on to what it is a view of. So they do at an input of which the call changes the size or strides.
+A returned view that is made outside of the graph (`ExternalView`) is no result of it, but gradients leave there, too: the
+autograd nodes of the view pass them on to what it is a view of. So they do at an input whose size or strides the call
+changes.
 
 A node that saved a value which the function then overwrote raises in a backward (`Failure`). Nothing is computed behind it:
 its segment has gradients for what it leads to, which are undefined, and raises where one of them is wanted.
@@ -36,7 +37,17 @@ from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
 from aotgrad.ir import BackwardSegment, SavingNodes
 from aotgrad.joint.chunks import chunks_of_equal_length, chunks_of_equal_weight
-from aotgrad.slots import Cut, ForwardResult, Gradient, GradientTarget, OldInput, Primal, ReturnedView, Tangent, UpdatedInput
+from aotgrad.slots import (
+    ForwardResult,
+    Gradient,
+    GradientTarget,
+    OldInput,
+    Primal,
+    ReturnedView,
+    SegmentBoundary,
+    Tangent,
+    UpdatedInput,
+)
 
 Item = TypeVar("Item")
 Edge = tuple[Any, int]
@@ -53,7 +64,7 @@ NOTHING_ASSIGNED: Mapping[int, Primal] = {}
 
 
 @dataclass(frozen=True)
-class Detour:
+class ExternalView:
     """A view that is made outside of the graph: one that the function returns, or an input that the call changes.
 
     Gradients leave at `edge`, and come back, if at all, at `bases`, where gradients of results enter.
@@ -116,7 +127,7 @@ def find_segments(
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
     chunks: Chunks,
-    detours: Sequence[Detour] = (),
+    detours: Sequence[ExternalView] = (),
     failing: Mapping[Any, str] = NOTHING_FAILS,
     effects: Collection[frozenset[int]] = (),
 ) -> Segmentation | None:
@@ -218,7 +229,7 @@ def condensed(
     return topological_order(lists, lists.__getitem__, position.__getitem__), lists
 
 
-def detours_by_edge(detours: Sequence[Detour], inputs: Mapping[Edge, Primal]) -> dict[Edge, Detour]:
+def detours_by_edge(detours: Sequence[ExternalView], inputs: Mapping[Edge, Primal]) -> dict[Edge, ExternalView]:
     return {detour.edge: detour for detour in detours if detour.edge not in inputs}
 
 
@@ -226,7 +237,7 @@ def positions_of(
     group_of: Callable[[Any], Any],
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
-    detours: Sequence[Detour],
+    detours: Sequence[ExternalView],
     failing: Collection[Any],
 ) -> tuple[frozenset[int], ...]:
     """Which of the nodes between results and inputs, by age, are in each group: the same ones whenever the function runs."""
@@ -253,7 +264,7 @@ def single_segment(
     return Segmentation(dict.fromkeys(successors, 0), inputs, 1, frozenset(), failures=failures)
 
 
-def ends_at(results: Mapping[ForwardResult, Edge], detours: Mapping[Edge, Detour]) -> dict[Edge, GradientTarget]:
+def ends_at(results: Mapping[ForwardResult, Edge], detours: Mapping[Edge, ExternalView]) -> dict[Edge, GradientTarget]:
     """The edges at which results and views begin; of results with the same edge the first."""
     views: dict[Edge, GradientTarget] = {edge: detour.slot for edge, detour in detours.items()}
     views.update((edge, result) for result, edge in reversed(list(results.items())))
@@ -310,7 +321,7 @@ def edges_of(node: Any) -> list[Edge]:
 def reachable(
     roots: Iterable[Any],
     inputs: Mapping[Edge, Primal],
-    detours: Mapping[Edge, Detour],
+    detours: Mapping[Edge, ExternalView],
     failing: Collection[Any] = (),
 ) -> dict[Any, list[Any]]:
     """The nodes that a backward from `roots` visits before it reaches `inputs`, each with those it visits next.
@@ -332,7 +343,7 @@ def reachable(
 def ends_without_inputs(segmentation: Segmentation) -> list[GradientEdge]:
     """Where gradients of results and views arrive with no input behind them: a backward to the inputs passes them over."""
     entered = {node for (node, _), target in segmentation.targets.items() if isinstance(target, Primal)}
-    visible = (edge for edge, target in segmentation.targets.items() if not isinstance(target, (Primal, Cut)))
+    visible = (edge for edge, target in segmentation.targets.items() if not isinstance(target, (Primal, SegmentBoundary)))
     return [GradientEdge(*edge) for edge in visible if not leads_to(edge[0], entered)]
 
 
@@ -354,7 +365,7 @@ def targets_of(
     segment_of: Mapping[Any, int],
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
-    detours: Mapping[Edge, Detour],
+    detours: Mapping[Edge, ExternalView],
 ) -> dict[Edge, GradientTarget]:
     """What the edges mean at which a gradient enters another segment, an input or a view."""
     targets: dict[Edge, GradientTarget] = {**inputs}
@@ -366,7 +377,7 @@ def targets_of(
             if edge in detours:
                 targets.setdefault(edge, detours[edge].slot)
             elif edge not in targets and segment_of[edge[0]] != segment_of[node]:
-                targets[edge] = Cut(cuts)
+                targets[edge] = SegmentBoundary(cuts)
                 cuts += 1
     return targets
 
@@ -544,9 +555,9 @@ class CutBackward:
     """
 
     segments: Segmentation
-    enter: Callable[[Cut, torch.Tensor], torch.Tensor | None]
+    enter: Callable[[SegmentBoundary, torch.Tensor], torch.Tensor | None]
     collected: dict[tuple[int, GradientTarget], list[torch.Tensor]] = field(default_factory=dict)
-    entered: set[Cut] = field(default_factory=set)
+    entered: set[SegmentBoundary] = field(default_factory=set)
     left: dict[tuple[int, Primal], None] = field(default_factory=dict)
 
     def __enter__(self) -> CutBackward:
@@ -579,7 +590,7 @@ class CutBackward:
             return gradient
         target = self.segments.targets[edge]
         self.collected.setdefault((segment, target), []).append(gradient)
-        if not isinstance(target, Cut) or target in self.entered:
+        if not isinstance(target, SegmentBoundary) or target in self.entered:
             return None
         self.entered.add(target)
         return self.enter(target, gradient)
@@ -592,7 +603,7 @@ class CutBackward:
         found: dict[Gradient, torch.Tensor] = {}
         begun: set[GradientTarget] = set()
         for (segment, target), terms in self.collected.items():
-            first = target not in begun and isinstance(target, (Primal, Cut))
+            first = target not in begun and isinstance(target, (Primal, SegmentBoundary))
             begun.add(target)
             values = [functools.reduce(torch.add, terms)] if first else terms
             found.update({Gradient(target, segment, term): value for term, value in enumerate(values)})

@@ -19,7 +19,7 @@ from torch import nn
 from aotgrad import torch_compat
 from aotgrad.plan_cache.arguments import Arguments, is_size
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.entry import CachedPlan, NoPlan, State
+from aotgrad.plan_cache.entry import AmbientState, CachedPlan, NoPlan
 from aotgrad.plan_cache.module_state import LiftedModule, ModuleArguments, slots_of
 
 
@@ -36,11 +36,11 @@ class Call(NamedTuple):
     function: Callable
     arguments: Arguments
     static_count: int
-    state: State
+    state: AmbientState
 
 
 @dataclass(frozen=True)
-class Calls:
+class BoundFunction:
     """The calls of one function or module, with its plans."""
 
     cache: PlanCache
@@ -73,11 +73,11 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class FunctionCalls(Calls):
+class PlainFunction(BoundFunction):
     """Calls of a function; `state` reads what they depend on besides their arguments."""
 
     function: Callable
-    state: Callable[[], State]
+    state: Callable[[], AmbientState]
     static_count: int = 0
 
     def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
@@ -91,7 +91,7 @@ class FunctionCalls(Calls):
 
 
 @dataclass(frozen=True)
-class ModuleCalls(Calls):
+class BoundModule(BoundFunction):
     """Calls of a module, whose own tensors are the first arguments of what is traced."""
 
     module: nn.Module
@@ -109,27 +109,29 @@ class ModuleCalls(Calls):
         return own + [NamedTensor(name, "argument") for name in tensor_names(self.module.forward, args, kwargs)]
 
 
-def calls_of(function: Callable, cache: PlanCache) -> Calls:
+def bind(function: Callable, cache: PlanCache) -> BoundFunction:
     """The calls of a function or module as it stands: of what `torch.compile` returned, those of what it was given."""
     function = torch_compat.without_dynamo(function)
     if isinstance(function, nn.Module):
-        return ModuleCalls(cache, function, LiftedModule(function))
-    return FunctionCalls(cache, function, state_of(function))
+        return BoundModule(cache, function, LiftedModule(function))
+    return PlainFunction(cache, function, state_of(function))
 
 
-def module_call(lifted: LiftedModule, eager: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[ModuleArguments, State]:
+def module_call(
+    lifted: LiftedModule, eager: Callable, args: tuple, kwargs: dict[str, Any]
+) -> tuple[ModuleArguments, AmbientState]:
     """The flat arguments of one call of a module, and what else it depends on."""
     tensors, value = lifted.read()
-    return ModuleArguments.after(tensors, args, kwargs), State(eager, value, lambda: lifted.read()[1])
+    return ModuleArguments.after(tensors, args, kwargs), AmbientState(eager, value, lambda: lifted.read()[1])
 
 
-def state_of(fn: Callable) -> Callable[[], State]:
+def state_of(fn: Callable) -> Callable[[], AmbientState]:
     """Reads what a call of `fn` depends on besides its arguments: the attributes of a module, if it is one."""
     if not has_state(fn):
-        constant = State(fn)
+        constant = AmbientState(fn)
         return lambda: constant
     lifted = LiftedModule(owner_of(fn))
-    return lambda: State(fn, lifted.read()[1], lambda: lifted.read()[1])
+    return lambda: AmbientState(fn, lifted.read()[1], lambda: lifted.read()[1])
 
 
 def has_state(fn: Callable) -> bool:

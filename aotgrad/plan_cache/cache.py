@@ -26,7 +26,7 @@ from aotgrad.errors import CaptureError, EagerError
 from aotgrad.pipeline import SmallGraph
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.compile import Request, TracedOnce, key_of, make_plan, reject_second_run
-from aotgrad.plan_cache.entry import CachedPlan, NoPlan, PlainCalls, Stages, State
+from aotgrad.plan_cache.entry import AmbientState, CachedPlan, FastPath, NoPlan, Stages
 from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generators_of, set_states
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.on_error import ran_eagerly
@@ -59,7 +59,7 @@ class PlanCache:
     name: str
     check: Callable[[Stages], None] | None = None
     entries: dict[tuple, list[CachedPlan]] = field(default_factory=dict)
-    plain: dict[int, tuple[PlainCalls, ...]] = field(default_factory=dict)
+    plain: dict[int, tuple[FastPath, ...]] = field(default_factory=dict)
     fallbacks: Counter[str] = field(default_factory=Counter)
     generators: list[torch.Generator] = field(default_factory=list)
     warned: bool = False
@@ -111,7 +111,7 @@ class PlanCache:
         function: Callable,
         arguments: Arguments,
         static_count: int,
-        state: State,
+        state: AmbientState,
         known: passes.KnownValues | None = None,
     ) -> Any:
         """Run the plan for these arguments, after making it if there is none; see `plan_for`."""
@@ -139,7 +139,7 @@ class PlanCache:
         function: Callable,
         arguments: Arguments,
         static_count: int,
-        state: State,
+        state: AmbientState,
         known: passes.KnownValues | None = None,
         counts: bool = True,
     ) -> tuple[CachedPlan | NoPlan, Arguments]:
@@ -166,7 +166,7 @@ class PlanCache:
         function: Callable,
         arguments: Arguments,
         static_count: int,
-        state: State,
+        state: AmbientState,
         known: passes.KnownValues | None = None,
         counts: bool = True,
     ) -> CachedPlan | NoPlan:
@@ -188,7 +188,7 @@ class PlanCache:
             counters["hits"] += 1
         return plan
 
-    def run_eagerly(self, missing: NoPlan, state: State, arguments: Arguments) -> Any:
+    def run_eagerly(self, missing: NoPlan, state: AmbientState, arguments: Arguments) -> Any:
         """The function itself. If it raised while it was traced, it does so again, with eager's error and its effects."""
         counters["fallbacks"] += 1
         self.fallbacks[missing.reason] += 1
@@ -250,7 +250,7 @@ class PlanCache:
             log.debug("%s: a new plan, used if\n%s", self.name, "\n".join(f"    {line}" for line in plan.guards.lines()))
 
     def add_plain(self, plan: CachedPlan, count: int, state: Hashable) -> None:
-        calls = PlainCalls.of(plan, state, passes.generation())
+        calls = FastPath.of(plan, state, passes.generation())
         if calls is not None:
             self.plain[count] = (calls, *self.plain.get(count, ()))
 

@@ -24,11 +24,11 @@ from aotgrad.errors import AOTGradError, CaptureError, UnsupportedAliasingError
 from aotgrad.guards.data_dependent import Level
 from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.plan import PlanGuards, structure_key
-from aotgrad.guards.tensor_properties import FACTS, Reads
+from aotgrad.guards.tensor_properties import FACTS, PropertyReads
 from aotgrad.ir import InputHint, SymInput
 from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
-from aotgrad.plan_cache.entry import CachedPlan, Stages, State
+from aotgrad.plan_cache.entry import AmbientState, CachedPlan, Stages
 from aotgrad.runtime.steps import MakeView, UpdateGeometry
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Request:
     function: Callable
     arguments: Arguments
     static_count: int
-    state: State
+    state: AmbientState
     known: passes.KnownValues | None = None
 
     @property
@@ -85,7 +85,7 @@ def make_plan(
     reject_own_rules(request.tensors)
     dedupe, known = Dedupe.of(request.tensors), request.known
     tensors, function = dedupe.enter(request.tensors), FlatCall.of(request, dedupe)
-    attempts = Attempts(
+    attempts = SpecializationRetry(
         recipe,
         name,
         function,
@@ -94,7 +94,7 @@ def make_plan(
         known=known and known.at(dedupe.positions),
         earlier=used_again(earlier, dedupe),
     )
-    first = max((plan.guards.values.level for plan in earlier if plan.guards.values is not None), default=Level.NOTHING)
+    first = max((plan.guards.values.level for plan in earlier if plan.guards.values is not None), default=Level.NONE)
     executable = attempts.from_level(first, request.is_unchanged)
     function.reads.check(tensors)
     if check is not None:
@@ -115,12 +115,12 @@ class FlatCall:
     dedupe: Dedupe
     parameters: Sequence[torch.Tensor | None]
     output: FlatOutput
-    reads: Reads
+    reads: PropertyReads
 
     @classmethod
     def of(cls, request: Request, dedupe: Dedupe) -> FlatCall:
         parameters = [tensor if is_parameter(tensor) else None for tensor in dedupe.enter(request.tensors)]
-        return cls(request.function, request.arguments.without_tensors(), dedupe, parameters, FlatOutput(), Reads())
+        return cls(request.function, request.arguments.without_tensors(), dedupe, parameters, FlatOutput(), PropertyReads())
 
     def __call__(self, *distinct: torch.Tensor) -> list[Any]:
         torch_compat.mark_parameters(distinct, self.parameters)
@@ -133,7 +133,7 @@ class FlatCall:
 
 
 @dataclass(frozen=True)
-class Attempts:
+class SpecializationRetry:
     """The ways to compile a flat function, which are tried one after the other.
 
     Attributes:
@@ -313,7 +313,7 @@ def check_containers(before: Arguments, after: Arguments) -> None:
         )
 
 
-def make_guards(executable: Stages, dedupe: Dedupe, tensors: Sequence[torch.Tensor], reads: Reads) -> PlanGuards:
+def make_guards(executable: Stages, dedupe: Dedupe, tensors: Sequence[torch.Tensor], reads: PropertyReads) -> PlanGuards:
     """The guards of a plan that was just traced for `tensors`."""
     fakes: list[Any] = [spec.fake for spec, _ in executable.arguments if not isinstance(spec, SymInput)]
     sharing = executable.sharing(tensors)

@@ -25,7 +25,7 @@ _thread = threading.local()
 
 
 @dataclass(frozen=True)
-class State:
+class AmbientState:
     """What a call depends on besides its arguments.
 
     Attributes:
@@ -60,7 +60,7 @@ class CachedPlan:
     def __post_init__(self) -> None:
         self.reference = weakref.ref(self)
 
-    def __call__(self, state: State, arguments: Arguments) -> Any:
+    def __call__(self, state: AmbientState, arguments: Arguments) -> Any:
         """Run the plan, which was made for arguments like these."""
         _thread.last_executed = self.reference
         if isinstance(self.executable, SmallGraph):
@@ -72,7 +72,7 @@ class CachedPlan:
 
 
 @dataclass(frozen=True)
-class PlainCalls:
+class FastPath:
     """The calls of one plan with nothing but distinct tensors as arguments: they find it before anything else is tried.
 
     Attributes:
@@ -86,7 +86,7 @@ class PlainCalls:
     run: Callable[[list], Any]
 
     @classmethod
-    def of(cls, plan: CachedPlan, state: Hashable, generation: int) -> PlainCalls | None:
+    def of(cls, plan: CachedPlan, state: Hashable, generation: int) -> FastPath | None:
         """Those of a plan; `None` if it has no such calls."""
         admits = plan.guards.plain_check(generation)
         if admits is None or not isinstance(plan.executable, Executable):

@@ -25,7 +25,7 @@ from aotgrad import torch_compat
 from aotgrad.capture import regions
 from aotgrad.errors import CaptureError
 from aotgrad.guards.dictionaries import watch
-from aotgrad.guards.python_values import Same, Seen, is_constant, snapshot
+from aotgrad.guards.python_values import Same, Seen, hashable_key, is_constant
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.torch_compat import fx_traceback
@@ -168,7 +168,7 @@ def is_special(name: str) -> bool:
 def is_readable(value: Any) -> bool:
     """Whether a class attribute counts by its content; by identity do properties, locks and whatever else hides it."""
     has_parts = type(value) in CONTAINERS or is_plain(value)
-    return is_constant(value) or (has_parts and not hasattr(value, "__get__") and snapshot(value) == snapshot(value))
+    return is_constant(value) or (has_parts and not hasattr(value, "__get__") and hashable_key(value) == hashable_key(value))
 
 
 CONTAINERS = (list, dict, OrderedDict, set, tuple, frozenset)
@@ -195,7 +195,7 @@ class ModuleState:
         self.volatile = [(value, self.content(value)) for value in watched.volatile]
 
     def content(self, value: Any) -> Hashable:
-        return snapshot(value, dict(self.seen))
+        return hashable_key(value, dict(self.seen))
 
     def is_current(self) -> bool:
         return (

@@ -231,8 +231,8 @@ def errors_text(segment: BackwardSegment) -> Iterator[str]:
     """Between which results and gradients a backward raises, and what."""
     for nodes in segment.saving:
         if nodes.error is not None:
-            tangents = [str(tangent.of) for k, tangent in enumerate(segment.tangents) if nodes.reached >> k & 1]
-            gradients = [str(gradient.of) for k, gradient in enumerate(segment.gradients) if nodes.leads >> k & 1]
+            tangents = [str(tangent.of) for k, tangent in enumerate(segment.tangents) if nodes.tangent_mask >> k & 1]
+            gradients = [str(gradient.of) for k, gradient in enumerate(segment.gradients) if nodes.gradient_mask >> k & 1]
             heading = f"a backward from {', '.join(tangents)} to {', '.join(gradients)} raises"
             yield "\n".join([heading, *indented(nodes.error.splitlines())])
 

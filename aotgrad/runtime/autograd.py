@@ -216,7 +216,7 @@ class Backward:
         """
         found: dict[Any, list[int]] = {}
         for position, source in enumerate(sources(self.variants.full, self.variants.gradients)):
-            leads = tuple(nodes.leads >> position & 1 for nodes in self.saving)
+            leads = tuple(nodes.gradient_mask >> position & 1 for nodes in self.saving)
             found.setdefault((source, leads), []).append(position)
         return tuple(map(tuple, found.values()))
 
@@ -249,8 +249,8 @@ class Backward:
 
     def nodes_between(self, tangents: int, gradients: int) -> int:
         """Which of `saving` lead from some of the tangents to some of the gradients; all of these are bit masks."""
-        led = (nodes.leads & gradients or gradients == EVERYTHING for nodes in self.saving)
-        return bits(bool(nodes.reached & tangents and wanted) for nodes, wanted in zip(self.saving, led, strict=True))
+        led = (nodes.gradient_mask & gradients or gradients == EVERYTHING for nodes in self.saving)
+        return bits(bool(nodes.tangent_mask & tangents and wanted) for nodes, wanted in zip(self.saving, led, strict=True))
 
     def needed(self, key: VariantKey) -> tuple[int, ...] | None:
         """Which saved tensors a variant unpacks, by position; `None` for all.

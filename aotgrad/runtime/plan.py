@@ -76,7 +76,6 @@ from aotgrad.runtime.steps import (
     UpdateGeometry,
 )
 from aotgrad.slots import (
-    Cut,
     GradientTarget,
     GraphSignature,
     IntermediateBase,
@@ -85,6 +84,7 @@ from aotgrad.slots import (
     ReturnedView,
     Saved,
     SavedSymInt,
+    SegmentBoundary,
     UpdatedInput,
     UserOutput,
     of_kind,
@@ -122,7 +122,7 @@ def result_name(slot: Any) -> str:
             return f"output_{index}"
         case IntermediateBase(index):
             return f"base_{index}"
-        case Cut(index):
+        case SegmentBoundary(index):
             return f"cut_{index}"
         case Saved(name) | SavedSymInt(name):
             return f"saved_{name}"
@@ -228,7 +228,7 @@ class _PlanBuilder:
         fakes = dict(zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True))
         tangents = {tangent: fakes[tangent].meta["val"] for tangent in segment.tangents}
         for tangent, fake in tangents.items():
-            if isinstance(tangent.of, Cut):
+            if isinstance(tangent.of, SegmentBoundary):
                 yield MakeCut(result_name(tangent.of), tuple(fake.size()), fake.dtype, fake.device)
         saved = of_kind(half.signature.inputs, Saved)
         own_results = tuple(self.own_results(segment, saved))
@@ -262,7 +262,9 @@ class _PlanBuilder:
 
         A segment with a single gradient needs all that it saves.
         """
-        nodes = {self.result_nodes[tangent.of] for tangent in segment.tangents if not isinstance(tangent.of, Cut)}
+        nodes = {
+            self.result_nodes[tangent.of] for tangent in segment.tangents if not isinstance(tangent.of, SegmentBoundary)
+        }
         if len(segment.gradients) > 1:
             yield from (slot for slot in saved if self.result_nodes[slot] in nodes)
 

@@ -3,8 +3,8 @@
     torch.func.vmap(torch.func.grad(f))(x)       f compiled: two plans, of vmap(f) and of vmap(vjp of f)
 
 The call is an autograd function for which torch applies each transform that is open, the innermost first. A derivative or a
-batch of a `Region` is a region again, so everything composes; what is left when all transforms are applied is a function of
-plain tensors, with a plan of its own.
+batch of a `DerivedFunction` is one, too, so everything composes; what is left when all transforms are applied is a
+function of plain tensors, with a plan of its own.
 
     vmap        BatchedRegion           vmap of the region
     grad, vjp   BackwardRegion          the gradients of the region's arguments, of cotangents
@@ -33,14 +33,23 @@ from aotgrad.guards.plan import structure_key
 from aotgrad.ir import AliasOfIntermediate, Geometry
 from aotgrad.joint.backward import autograd_nodes
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.entry import CachedPlan, NoPlan, Stages, State
+from aotgrad.plan_cache.entry import AmbientState, CachedPlan, NoPlan, Stages
 from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
 from aotgrad.telemetry.counters import counters
 from aotgrad.torch_compat import AutocastState
 from aotgrad.transforms.closure_lifting import lifted
 from aotgrad.transforms.input_views import NotCompiled, Watched, with_views
 from aotgrad.transforms.jvp import CompiledJvp, reject_aliases
-from aotgrad.transforms.subfunctions import Given, Part, Place, Placed, completed, only, parts_of, places_in
+from aotgrad.transforms.subfunctions import (
+    Place,
+    PlacedResult,
+    SubFunction,
+    SubstituteResults,
+    completed,
+    only,
+    parts_of,
+    places_in,
+)
 
 if TYPE_CHECKING:
     from aotgrad.plan_cache.cache import PlanCache
@@ -70,18 +79,18 @@ class CalledRegion:
     def key(self) -> Hashable:
         return (self.state, self.autocast, self.computed)
 
-    def __call__(self, *tensors: torch.Tensor) -> Placed:
+    def __call__(self, *tensors: torch.Tensor) -> PlacedResult:
         return self.called(tensors, {})
 
-    def called(self, tensors: Sequence[torch.Tensor], given: Mapping[Place, torch.Tensor]) -> Placed:
+    def called(self, tensors: Sequence[torch.Tensor], given: Mapping[Place, torch.Tensor]) -> PlacedResult:
         """The result, computed from some that are given."""
         tensors = tuple(t.view_as(t) if k in self.computed else t for k, t in enumerate(tensors))
         args, kwargs = self.arguments.rebuild(tensors)
         watched = Watched(tensors, self.is_traced, given.values())
-        with torch_compat.autocast_as(self.autocast), watched, Given(given):
+        with torch_compat.autocast_as(self.autocast), watched, SubstituteResults(given):
             result = self.function(*args, **kwargs)
         result = watched.without_views(result)
-        return Placed(result, watched.places(result))
+        return PlacedResult(result, watched.places(result))
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class PartRegion:
     """A part of the function: takes its arguments, and then the results that it is computed from; `places` are theirs."""
 
     region: CalledRegion
-    part: Part
+    part: SubFunction
     places: tuple[Any, ...]
 
     is_derivative = False
@@ -112,7 +121,7 @@ class PartRegion:
 class BatchedRegion:
     """`vmap` of a region. Returns its result, with the batch as first dimension, and which of its tensors have one."""
 
-    region: Region
+    region: DerivedFunction
     dims: tuple[int | None, ...]
     randomness: str
 
@@ -145,7 +154,7 @@ class BackwardRegion:
     `autocast` is what was on around the backward.
     """
 
-    region: Region
+    region: DerivedFunction
     wanted: tuple[int, ...]
     defined: tuple[int, ...]
     autocast: AutocastState
@@ -171,7 +180,7 @@ class BackwardRegion:
 class ForwardRegion:
     """The tangents of a region's results, of tangents of the arguments `dual`, its last arguments."""
 
-    region: Region
+    region: DerivedFunction
     dual: tuple[int, ...]
     is_derivative = True
 
@@ -195,7 +204,7 @@ CHANGED = (
     "compiled function, between its call and the derivative of a derivative"
 )
 
-Region = Union[CalledRegion, PartRegion, BatchedRegion, BackwardRegion, ForwardRegion]
+DerivedFunction = Union[CalledRegion, PartRegion, BatchedRegion, BackwardRegion, ForwardRegion]
 
 
 @dataclass(frozen=True)
@@ -212,7 +221,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CallContext:
     """What all regions of one call have in common.
 
     Attributes:
@@ -244,14 +253,16 @@ class Surroundings:
             torch.nn.Parameter(t.detach(), False) if flag else t.detach() for t, flag in zip(tensors, flags, strict=False)
         ]
 
-    def planned(self, region: Region, tensors: Sequence[torch.Tensor], plans: PlanCache | None = None) -> PlannedCall:
+    def planned(
+        self, region: DerivedFunction, tensors: Sequence[torch.Tensor], plans: PlanCache | None = None
+    ) -> PlannedCall:
         """The call of a region's plan, which is made if there is none."""
         plans = plans or (self.derivatives if region.is_derivative else self.plans)
-        state = State(region, region.key, lambda: region.key if self.is_unchanged() else object())
+        state = AmbientState(region, region.key, lambda: region.key if self.is_unchanged() else object())
         arguments = Arguments.of(tuple(tensors), {})
         return PlannedCall(plans, plans.plan_for(region, arguments, 0, state), state, arguments)
 
-    def call(self, region: Region, tensors: Sequence[torch.Tensor]) -> Any:
+    def call(self, region: DerivedFunction, tensors: Sequence[torch.Tensor]) -> Any:
         """The result of the function under the transforms that are open.
 
         Raises:
@@ -260,7 +271,11 @@ class Surroundings:
         return with_views(self.invocation(region, tensors).computed(*tensors), tensors)
 
     def call_in_parts(
-        self, region: CalledRegion, tensors: Sequence[torch.Tensor], parts: Sequence[Part], places: Sequence[Place | None]
+        self,
+        region: CalledRegion,
+        tensors: Sequence[torch.Tensor],
+        parts: Sequence[SubFunction],
+        places: Sequence[Place | None],
     ) -> Any:
         """The same, each part with autograd nodes of its own. Errors as for `call`."""
         values, found = [], {}
@@ -271,11 +286,11 @@ class Surroundings:
             found.update(zip(part.results, tensors_of(values[-1]), strict=True))
         return with_views(completed(values[0], found), tensors)
 
-    def invocation(self, region: Region, tensors: Sequence[torch.Tensor]) -> Invocation:
+    def invocation(self, region: DerivedFunction, tensors: Sequence[torch.Tensor]) -> TransformedCall:
         tracked = self.tracked(tensors)
-        return Invocation(region, self, tracked, tracked)
+        return TransformedCall(region, self, tracked, tracked)
 
-    def differentiable(self, region: Region, tensors: Sequence[torch.Tensor]) -> list[bool]:
+    def differentiable(self, region: DerivedFunction, tensors: Sequence[torch.Tensor]) -> list[bool]:
         """Which results of a region require grad; nothing runs.
 
         Raises:
@@ -287,7 +302,7 @@ class Surroundings:
 class SeveralNodes(NotCompiled):
     """A function has to be called in parts; `places` are those of its tensors."""
 
-    def __init__(self, parts: Sequence[Part], places: Sequence[Place | None]) -> None:
+    def __init__(self, parts: Sequence[SubFunction], places: Sequence[Place | None]) -> None:
         super().__init__()
         self.parts, self.places = parts, places
 
@@ -297,7 +312,7 @@ class PlannedCall(NamedTuple):
 
     plans: PlanCache
     plan: CachedPlan | NoPlan
-    state: State
+    state: AmbientState
     arguments: Arguments
 
     @property
@@ -354,7 +369,7 @@ class PlannedCall(NamedTuple):
 
 
 @dataclass(eq=False)
-class Invocation:
+class TransformedCall:
     """One call of a region.
 
     Attributes:
@@ -370,11 +385,11 @@ class Invocation:
         differentiable: which of these have a gradient, as far as is known.
     """
 
-    region: Region
-    surroundings: Surroundings
+    region: DerivedFunction
+    surroundings: CallContext
     tracked: tuple[bool, ...] = ()
     followed: tuple[bool, ...] = ()
-    origin: Invocation | None = None
+    origin: TransformedCall | None = None
     random_state: Any = None
     in_forward_mode: bool = field(default_factory=torch_compat.jvp_is_open)
     vmaps: int = field(default_factory=torch_compat.open_vmaps)
@@ -394,11 +409,11 @@ class Invocation:
         found = [tensors[self.given[k]] if k in self.given else output for k, output in enumerate(outputs)]
         return filled(self.result, found)
 
-    def derived(self, region: Region, **facts: Any) -> Invocation:
+    def derived(self, region: DerivedFunction, **facts: Any) -> TransformedCall:
         """The call of a derivative of what this one calls."""
-        return Invocation(region, self.surroundings, origin=self, random_state=self.random_state, **facts)
+        return TransformedCall(region, self.surroundings, origin=self, random_state=self.random_state, **facts)
 
-    def batched(self, dims: Sequence[int | None], randomness: str, tensors: Sequence[torch.Tensor]) -> Invocation:
+    def batched(self, dims: Sequence[int | None], randomness: str, tensors: Sequence[torch.Tensor]) -> TransformedCall:
         """The call of a batch of what this one calls.
 
         A `vmap` that only has cotangents or tangents was not there when the function ran: it drew numbers once.
@@ -409,7 +424,7 @@ class Invocation:
         tracked = self.surroundings.tracked(tensors)
         return replace(self, region=region, tracked=tracked, origin=None, in_forward_mode=in_forward_mode)
 
-    def take(self, inner: Invocation) -> None:
+    def take(self, inner: TransformedCall) -> None:
         """What was found out by the call of a batch of what this one calls."""
         (self.result, _), self.differentiable = inner.result, inner.differentiable
         self.given, self.random_state = inner.given, inner.random_state
@@ -488,7 +503,7 @@ class Transformed(torch.autograd.Function):
     """A call of a region to which torch applies the transforms that are open."""
 
     @staticmethod
-    def forward(invocation: Invocation, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(invocation: TransformedCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return invocation.run(tensors)
 
     @staticmethod
@@ -523,7 +538,7 @@ class Transformed(torch.autograd.Function):
         return tuple(tangent if is_differentiable else None for tangent, is_differentiable in pairs)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, invocation: Invocation, *tensors: torch.Tensor) -> tuple[tuple, tuple]:
+    def vmap(info: Any, in_dims: tuple, invocation: TransformedCall, *tensors: torch.Tensor) -> tuple[tuple, tuple]:
         inner = invocation.batched(in_dims[1:], info.randomness, tensors)
         outputs = Transformed.apply(inner, *tensors)
         invocation.take(inner)
@@ -547,14 +562,14 @@ def saved_by(ctx: Any) -> tuple[Sequence[torch.Tensor], bool]:
         return ctx.inputs[1:], True
 
 
-def as_it_is(region: Region) -> Region:
+def as_it_is(region: DerivedFunction) -> DerivedFunction:
     """A region to be run under the transforms that are open."""
     if isinstance(region, CalledRegion):
         return replace(region, is_traced=False)
     return replace(region, region=as_it_is(region.region))
 
 
-def batches_of(region: Region) -> int:
+def batches_of(region: DerivedFunction) -> int:
     """How many `vmap`s a region is a batch for."""
     return 1 + batches_of(region.region) if isinstance(region, BatchedRegion) else 0
 
@@ -640,7 +655,7 @@ def reject_what_transforms_see(executable: Stages) -> None:
         raise NotCompiled
 
 
-def reject_changed_state(state: State, error: Exception) -> None:
+def reject_changed_state(state: AmbientState, error: Exception) -> None:
     """Raise if the function, which `error` left without a plan, changed an attribute while it was traced.
 
     Raises:
@@ -674,9 +689,9 @@ class CompiledTransforms:
     flags: PlanCache
     jvp: CompiledJvp
     refused: set[Hashable] = field(default_factory=set)
-    parts: dict[Hashable, tuple[Sequence[Part], Sequence[Place | None]]] = field(default_factory=dict)
+    parts: dict[Hashable, tuple[Sequence[SubFunction], Sequence[Place | None]]] = field(default_factory=dict)
 
-    def call(self, function: Callable, arguments: Arguments, state: State) -> Any:
+    def call(self, function: Callable, arguments: Arguments, state: AmbientState) -> Any:
         """Call `function` where no plan of its own can be used; see `PlanCache.call`."""
         function, arguments = lifted(original := function, arguments)
         if function is not original:
@@ -699,8 +714,8 @@ class CompiledTransforms:
         counters["inlined"] += 1
         return state.eager(*arguments.args, **arguments.kwargs)
 
-    def surroundings(self, tensors: Sequence[torch.Tensor], state: State) -> Surroundings:
-        return Surroundings(
+    def surroundings(self, tensors: Sequence[torch.Tensor], state: AmbientState) -> CallContext:
+        return CallContext(
             self.plans,
             self.derivatives,
             self.flags,
@@ -710,7 +725,7 @@ class CompiledTransforms:
             tuple(isinstance(tensor, torch.nn.Parameter) for tensor in tensors),
         )
 
-    def run(self, region: CalledRegion, tensors: Sequence[torch.Tensor], surroundings: Surroundings, outside: bool) -> Any:
+    def run(self, region: CalledRegion, tensors: Sequence[torch.Tensor], surroundings: CallContext, outside: bool) -> Any:
         """The result, computed by plans of what the transforms make of the function, or of its parts.
 
         Raises:

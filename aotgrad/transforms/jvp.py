@@ -23,7 +23,7 @@ from aotgrad import torch_compat
 from aotgrad.guards.plan import structure_key
 from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias, ViewAndMutationMeta
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.entry import Stages, State
+from aotgrad.plan_cache.entry import AmbientState, Stages
 from aotgrad.runtime.autograd import mark_as_dual
 from aotgrad.telemetry.counters import counters
 from aotgrad.torch_compat import Dual
@@ -65,7 +65,7 @@ class CompiledJvp:
     plans: PlanCache
     refused: set[tuple] = field(default_factory=set)
 
-    def call(self, function: Callable, arguments: Arguments, state: State) -> Any:
+    def call(self, function: Callable, arguments: Arguments, state: AmbientState) -> Any:
         """Call `function` while a forward-mode level or a `torch.func` transform is open; see `PlanCache.call`."""
         if torch_compat.only_forward_mode():
             duals = [torch_compat.unpack_dual(tensor) for tensor in arguments.tensors]
@@ -80,7 +80,12 @@ class CompiledJvp:
         return state.eager(*arguments.args, **arguments.kwargs)
 
     def run(
-        self, function: Callable, arguments: Arguments, duals: Sequence[Dual], positions: tuple[int, ...], state: State
+        self,
+        function: Callable,
+        arguments: Arguments,
+        duals: Sequence[Dual],
+        positions: tuple[int, ...],
+        state: AmbientState,
     ) -> Any:
         """The results as dual numbers, computed by a compiled jvp.
 

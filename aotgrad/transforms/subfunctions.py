@@ -1,13 +1,13 @@
-"""A function whose results have autograd nodes of their own, as several functions: its parts.
+"""A function whose results have autograd nodes of their own, as several functions: its subfunctions.
 
-    def f(x): h = x.exp(); return h, h.sin()        Part(results=(0,), given=()): h, of x
-                                                    Part(results=(1,), given=(0,)): h.sin(), of x and h
+    def f(x): h = x.exp(); return h, h.sin()        SubFunction(results=(0,), given=()): h, of x
+                                                    SubFunction(results=(1,), given=(0,)): h.sin(), of x and h
 
-Inside of `torch.func` transforms a compiled function is one autograd node (`transforms/functorch.py`). The gradient of the sine has to
-pass through `h`, as one of `h` may be asked for, or replaced by a hook: so there are two nodes, of two functions.
+Inside of `torch.func` transforms a compiled function is one autograd node (`transforms/functorch.py`). The gradient of
+the sine has to pass through `h`, which may be asked for, or replaced by a hook: there are two nodes, of two functions.
 
-In: the segments of a function's backward. Out: its parts. To compute one, the function runs from its start, but each result
-that is given takes the place of what the call returned that made it: a `Place`.
+In: the segments of a function's backward. Out: its subfunctions. To compute one, the function runs from its start, and each
+given result takes the place of what the call returned that made it: a `Place`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from aotgrad.ir import BackwardSegment
-from aotgrad.slots import Cut, ForwardResult, IntermediateBase, Primal, UserOutput
+from aotgrad.slots import ForwardResult, IntermediateBase, Primal, SegmentBoundary, UserOutput
 from aotgrad.transforms.input_views import NotCompiled
 
 Place = tuple[int, int]
@@ -30,7 +30,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Part:
+class SubFunction:
     """Some of a function's results, and those that they are computed from; by position among its tensors."""
 
     results: tuple[int, ...]
@@ -45,7 +45,7 @@ class Behind:
     results: frozenset[int]
 
 
-def parts_of(segments: Sequence[BackwardSegment], slots: Sequence[ForwardResult], separate: bool) -> tuple[Part, ...]:
+def parts_of(segments: Sequence[BackwardSegment], slots: Sequence[ForwardResult], separate: bool) -> tuple[SubFunction, ...]:
     """The parts of a function, in the order in which they can be computed.
 
     Args:
@@ -63,7 +63,7 @@ def parts_of(segments: Sequence[BackwardSegment], slots: Sequence[ForwardResult]
     for _, group in itertools.groupby(sorted(range(len(slots)), key=level.__getitem__), level.__getitem__):
         members = list(group)
         parts += separated(members, [behind[k].saving for k in members]) if separate else [members]
-    return tuple(Part(tuple(part), tuple(sorted(set().union(*(behind[k].results for k in part))))) for part in parts)
+    return tuple(SubFunction(tuple(part), tuple(sorted(set().union(*(behind[k].results for k in part))))) for part in parts)
 
 
 def behind_result(slot: ForwardResult, segments: Sequence[BackwardSegment], slots: Sequence[ForwardResult]) -> Behind:
@@ -74,7 +74,7 @@ def behind_result(slot: ForwardResult, segments: Sequence[BackwardSegment], slot
         found.add(segment := left.pop())
         for gradient in segments[segment].gradients:
             match gradient.of:
-                case Cut():
+                case SegmentBoundary():
                     left.add(entered[gradient.of])
                 case UserOutput() | IntermediateBase() if gradient.of in slots:
                     results.add(slots.index(gradient.of))
@@ -126,7 +126,7 @@ def separated(items: Sequence[int], properties: Sequence[Collection[Any]]) -> li
 # --- Running a function with some of its results -----------------------------------------------------------------------
 
 
-class Given(TorchFunctionMode):
+class SubstituteResults(TorchFunctionMode):
     """Lets calls of a function return other tensors than they do: those that are given, by their places.
 
     Raises NotCompiled where a call does not return such a tensor.
@@ -153,18 +153,18 @@ def stands_for(tensor: torch.Tensor, value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class ComputedElsewhere:
     """Where a result has a tensor that another part computes: its position."""
 
     position: int
 
 
 # No leaf: what a plan returns has it in its structure.
-pytree.register_pytree_node(Elsewhere, lambda elsewhere: ([], elsewhere), lambda _, elsewhere: elsewhere)
+pytree.register_pytree_node(ComputedElsewhere, lambda elsewhere: ([], elsewhere), lambda _, elsewhere: elsewhere)
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedResult:
     """What a function returns, and the places of its tensors, `None` for what no call returned that is known."""
 
     result: Any
@@ -172,13 +172,13 @@ class Placed:
 
 
 pytree.register_pytree_node(
-    Placed, lambda placed: ([placed.result], placed.places), lambda c, places: Placed(next(iter(c)), places)
+    PlacedResult, lambda placed: ([placed.result], placed.places), lambda c, places: PlacedResult(next(iter(c)), places)
 )
 
 
 def places_in(spec: pytree.TreeSpec) -> tuple[Place | None, ...] | None:
     """The places in the structure of what a plan returns, if it has some."""
-    if spec.type is Placed:
+    if spec.type is PlacedResult:
         return spec.context
     return next(filter(None, map(places_in, spec.children())), None)
 
@@ -190,7 +190,7 @@ def only(results: Collection[int], value: Any) -> Any:
     def kept(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or (position := next(count)) in results:
             return leaf
-        return Elsewhere(position)
+        return ComputedElsewhere(position)
 
     return pytree.tree_map(kept, value)
 
@@ -199,6 +199,6 @@ def completed(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
     """`value` with those that are elsewhere, by their position."""
 
     def is_elsewhere(leaf: Any) -> bool:
-        return isinstance(leaf, Elsewhere)
+        return isinstance(leaf, ComputedElsewhere)
 
     return pytree.tree_map(lambda leaf: tensors[leaf.position] if is_elsewhere(leaf) else leaf, value, is_leaf=is_elsewhere)

@@ -37,15 +37,14 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
 )
 from aotgrad.joint.backward import cut_into, differentiated_as_in_eager, failing_nodes, passed_over
-from aotgrad.joint.segments import CutBackward, Detour, find_segments
+from aotgrad.joint.segments import CutBackward, ExternalView, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.entry import CachedPlan, NoPlan, Stages, State
+from aotgrad.plan_cache.entry import AmbientState, CachedPlan, NoPlan, Stages
 from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.slots import (
-    Cut,
     ForwardResult,
     Gradient,
     GradientTarget,
@@ -54,6 +53,7 @@ from aotgrad.slots import (
     Primal,
     ReturnedView,
     Saved,
+    SegmentBoundary,
     Tangent,
     UpdatedInput,
     UserOutput,
@@ -97,7 +97,7 @@ class CapturedFunction:
     def results(self) -> list[ForwardResult]:
         """The forward results that have tangents, in the order of the tangents."""
         slots = [tangent.of for segment in self.segments for tangent in segment.tangents]
-        return sorted((slot for slot in slots if not isinstance(slot, Cut | Memory)), key=rank)
+        return sorted((slot for slot in slots if not isinstance(slot, SegmentBoundary | Memory)), key=rank)
 
     @functools.cached_property
     def failures(self) -> int:
@@ -370,7 +370,7 @@ class CompiledVjp:
         names = tuple(slot.name for slot in slots)
         vjp = VectorJacobianProduct(self.function, segment, defined, wanted, results, names, autocast)
         others = len(self.function.capture.inputs) + len(defined) + len(present)
-        state = State(vjp, vjp.key, lambda: vjp.key)
+        state = AmbientState(vjp, vjp.key, lambda: vjp.key)
         sizes = self.function.symbolic_sizes([self.function.segments[segment].tangents[k] for k in defined], results)
         return PreparedVjp(vjp, slots, state, self.function.known_values(names, others), sizes)
 
@@ -384,7 +384,7 @@ class PreparedVjp:
 
     vjp: VectorJacobianProduct
     saved: tuple[Saved, ...]
-    state: State
+    state: AmbientState
     known: KnownValues | None
     symbolic: Mapping[int, frozenset[int]] | None
 
@@ -576,7 +576,7 @@ def gradients_of_segments(
     all_edges = {slot: torch_compat.gradient_edge(tensor) for slot, tensor in live.items()}
     edges = {slot: edge for slot, edge in all_edges.items() if not isinstance(slot, ReturnedView)}
     behind = [(view, function.meta.result_behind(view.index)) for view in function.views]
-    detours = [Detour(view, all_edges[view], (edges[base],) if base in edges else ()) for view, base in behind]
+    detours = [ExternalView(view, all_edges[view], (edges[base],) if base in edges else ()) for view, base in behind]
     starts = {edge_of(inputs[k]): Primal(k) for k in with_grad}
     starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in joined})
     failing = passed_over(failing_nodes(live.values())) if function.failures else {}

@@ -10,7 +10,17 @@ import torch.fx as fx
 
 from aotgrad.ir import JointGraph
 from aotgrad.printing import type_text
-from aotgrad.slots import Cut, Gradient, GraphSignature, Memory, OldInput, Primal, ReturnedView, Tangent, UpdatedInput
+from aotgrad.slots import (
+    Gradient,
+    GraphSignature,
+    Memory,
+    OldInput,
+    Primal,
+    ReturnedView,
+    SegmentBoundary,
+    Tangent,
+    UpdatedInput,
+)
 from aotgrad.verify.common import (
     Problems,
     check_graph,
@@ -63,7 +73,7 @@ def check_results(signature: GraphSignature) -> Problems:
     yield from without_repeats("tangent", signature.tangents)
     yield from without_repeats("gradient", signature.gradients)
     for tangent in signature.incoming:
-        if tangent.of not in signature.forward_results and not isinstance(tangent.of, Cut):
+        if tangent.of not in signature.forward_results and not isinstance(tangent.of, SegmentBoundary):
             yield f"{tangent}: the graph returns no {tangent.of}"
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotgrad.guards.python_values import snapshot
+from aotgrad.guards.python_values import hashable_key
 
 
 class Colour(enum.Enum):
@@ -73,7 +73,7 @@ EQUAL = {
 
 @pytest.mark.parametrize("kind", EQUAL)
 def test_equal_content_counts_as_equal(kind):
-    one, other = snapshot(EQUAL[kind]()), snapshot(EQUAL[kind]())
+    one, other = hashable_key(EQUAL[kind]()), hashable_key(EQUAL[kind]())
     assert one == other
     assert hash(one) == hash(other)
 
@@ -101,20 +101,20 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("kind", DIFFERENT)
 def test_what_a_trace_can_tell_apart_differs(kind):
-    snapshots = [snapshot(value) for value in DIFFERENT[kind]]
+    snapshots = [hashable_key(value) for value in DIFFERENT[kind]]
     assert len(set(snapshots)) == len(snapshots)
 
 
 def test_what_cannot_be_read_equals_nothing():
     generator = (i for i in range(3))
-    assert snapshot(generator) != snapshot(generator)
+    assert hashable_key(generator) != hashable_key(generator)
 
 
 def test_a_change_inside_is_seen():
     value = Attributes(inner=Settings(1.0, []))
-    before = snapshot(value)
+    before = hashable_key(value)
     value.inner.names.append("a")
-    assert snapshot(value) != before
+    assert hashable_key(value) != before
 
 
 def test_a_cycle_ends():
@@ -122,13 +122,13 @@ def test_a_cycle_ends():
     value.self = value
     other = Attributes()
     other.self = other
-    assert snapshot(value) == snapshot(other)
+    assert hashable_key(value) == hashable_key(other)
 
 
 def test_a_tensor_in_an_object_is_not_kept_alive():
     tensor = torch.ones(1)
     reference = weakref.ref(tensor)
-    one = snapshot(Attributes(x=tensor))
-    assert one == snapshot(Attributes(x=tensor))
+    one = hashable_key(Attributes(x=tensor))
+    assert one == hashable_key(Attributes(x=tensor))
     del tensor
     assert reference() is None

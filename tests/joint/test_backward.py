@@ -10,7 +10,7 @@ import aotgrad
 from aotgrad.errors import CaptureError
 from aotgrad.graph.source_lines import source_line
 from aotgrad.inspect.specs import make_arguments
-from aotgrad.slots import Cut, Gradient, IntermediateBase, Primal, Tangent, UpdatedInput, UserOutput
+from aotgrad.slots import Gradient, IntermediateBase, Primal, SegmentBoundary, Tangent, UpdatedInput, UserOutput
 from tests.executables import executable_of, results_of
 
 
@@ -61,9 +61,9 @@ def test_heads_and_trunk_are_segments():
 
     joint = executable_of(function, "f32[2] requires_grad").joint
     cos, sin, trunk = joint.segments
-    assert (cos.tangents, cos.gradients) == ((Tangent(UserOutput(1)),), (Gradient(Cut(0), 0),))
-    assert (sin.tangents, sin.gradients) == ((Tangent(UserOutput(0)),), (Gradient(Cut(0), 1),))
-    assert (trunk.tangents, trunk.gradients) == ((Tangent(Cut(0)),), (Gradient(Primal(0), 2),))
+    assert (cos.tangents, cos.gradients) == ((Tangent(UserOutput(1)),), (Gradient(SegmentBoundary(0), 0),))
+    assert (sin.tangents, sin.gradients) == ((Tangent(UserOutput(0)),), (Gradient(SegmentBoundary(0), 1),))
+    assert (trunk.tangents, trunk.gradients) == ((Tangent(SegmentBoundary(0)),), (Gradient(Primal(0), 2),))
 
 
 def test_terms_that_are_not_the_first_of_a_sum_are_passed_on_one_by_one():

@@ -11,7 +11,7 @@ from tests.executables import executable_of
 def read(function, *specs: str):
     """(reached, leads, values) of the nodes of the only segment that read an input's new value."""
     (segment,) = executable_of(function, *specs).joint.segments
-    return [(n.reached, n.leads, set(n.values)) for n in segment.saving if UpdatedInput(0) in n.values]
+    return [(n.tangent_mask, n.gradient_mask, set(n.values)) for n in segment.saving if UpdatedInput(0) in n.values]
 
 
 @pytest.mark.parametrize(
@@ -40,5 +40,8 @@ def test_from_where_to_where():
     segments = executable_of(f, "f32[2, 3] nonleaf", "f32[2, 3] requires_grad", "f32[] requires_grad").joint.segments
     found = [(n, segment) for segment in segments for n in segment.saving if UpdatedInput(0) in n.values]
     ((nodes, segment),) = found
-    assert [tangent.of for k, tangent in enumerate(segment.tangents) if nodes.reached >> k & 1] == [UpdatedInput(0)]
-    assert {gradient.of for k, gradient in enumerate(segment.gradients) if nodes.leads >> k & 1} == {Primal(0), Primal(1)}
+    assert [tangent.of for k, tangent in enumerate(segment.tangents) if nodes.tangent_mask >> k & 1] == [UpdatedInput(0)]
+    assert {gradient.of for k, gradient in enumerate(segment.gradients) if nodes.gradient_mask >> k & 1} == {
+        Primal(0),
+        Primal(1),
+    }

@@ -22,7 +22,7 @@ import torch
 import aotgrad
 from aotgrad.backends import registry
 from aotgrad.options import Options
-from aotgrad.plan_cache.binding import calls_of
+from aotgrad.plan_cache.binding import bind
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import PARTITIONERS, Recipe
 
@@ -51,7 +51,7 @@ def compiled(function: Callable, how: str) -> Callable:
         backend = {"dynamo_inductor": "aotgrad", "dynamo_eager": "aotgrad_eager"}[how]
         return torch.compile(function, backend=backend, dynamic=False, options={"min_graph_ops": 0})
     recipe = Recipe(registry.get(how), PARTITIONERS["min_cut"], Options.from_mapping({"min_graph_ops": 0}))
-    return calls_of(function, PlanCache(recipe, function.__name__))
+    return bind(function, PlanCache(recipe, function.__name__))
 
 
 def inputs(k: int) -> list[torch.Tensor]:

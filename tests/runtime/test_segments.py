@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from aotgrad.runtime.segments import segment_halves
-from aotgrad.slots import Cut, Saved, Tangent, UserOutput
+from aotgrad.slots import Saved, SegmentBoundary, Tangent, UserOutput
 from tests.executables import executable_of
 
 
@@ -34,7 +34,7 @@ def test_each_segment_has_its_own_nodes_tangents_and_saved_values():
     assert targets(trunk) == ["tanh_backward.default"]
     assert exp.signature.tangents == (Tangent(UserOutput(1)),)
     assert product.signature.tangents == (Tangent(UserOutput(0)),)
-    assert trunk.signature.tangents == (Tangent(Cut(0)),)
+    assert trunk.signature.tangents == (Tangent(SegmentBoundary(0)),)
     assert set(product.signature.saved) == {Saved("tanh"), Saved("primals_2")}
     assert set(trunk.signature.saved) == {Saved("tanh")}
 

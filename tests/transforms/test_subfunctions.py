@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from aotgrad.ir import BackwardSegment, SavingNodes
-from aotgrad.slots import Cut, Gradient, Primal, Tangent, UpdatedInput, UserOutput
+from aotgrad.slots import Gradient, Primal, SegmentBoundary, Tangent, UpdatedInput, UserOutput
 from aotgrad.transforms.input_views import NotCompiled
-from aotgrad.transforms.subfunctions import Given, Part, completed, levels, only, parts_of, separated
+from aotgrad.transforms.subfunctions import SubFunction, SubstituteResults, completed, levels, only, parts_of, separated
 
 SAVES = (SavingNodes(1, 1, frozenset()),)
 
@@ -24,19 +24,19 @@ def of_two(*segments, separate):
 def test_a_result_that_another_one_passes_gradients_through_comes_first():
     segments = [segment(UserOutput(0), UserOutput(1)), segment(UserOutput(1), Primal(0))]
     for separate in (False, True):
-        assert of_two(*segments, separate=separate) == (Part((1,), ()), Part((0,), (1,)))
+        assert of_two(*segments, separate=separate) == (SubFunction((1,), ()), SubFunction((0,), (1,)))
 
 
 def test_results_are_told_apart_only_where_a_backward_may_come_to_one_after_another():
     segments = [segment(UserOutput(0), Primal(0)), segment(UserOutput(1), Primal(0))]
-    assert of_two(*segments, separate=False) == (Part((0, 1), ()),)
-    assert of_two(*segments, separate=True) == (Part((0,), ()), Part((1,), ()))
+    assert of_two(*segments, separate=False) == (SubFunction((0, 1), ()),)
+    assert of_two(*segments, separate=True) == (SubFunction((0,), ()), SubFunction((1,), ()))
 
 
 @pytest.mark.parametrize("saves", [False, True])
 def test_results_with_a_trunk_that_saves_something_are_one_part(saves):
-    heads = [segment(UserOutput(k), Cut(0)) for k in range(2)]
-    parts = of_two(*heads, segment(Cut(0), Primal(0), saves=saves), separate=True)
+    heads = [segment(UserOutput(k), SegmentBoundary(0)) for k in range(2)]
+    parts = of_two(*heads, segment(SegmentBoundary(0), Primal(0), saves=saves), separate=True)
     assert len(parts) == (1 if saves else 2)
 
 
@@ -58,13 +58,13 @@ def test_groups_of_items_with_something_in_common():
 
 def test_a_result_that_is_given_takes_the_place_of_what_a_call_returned():
     x, given = torch.ones(4), torch.full((2,), 5.0)
-    with Given({(1, 1): given}):
+    with SubstituteResults({(1, 1): given}):
         first, second = x.exp().chunk(2)  # call 0 is `exp`, call 1 is `chunk`
     assert torch.equal(first, x.exp()[:2]) and second is given
 
 
 def test_a_result_of_another_shape_cannot_be_given():
-    with Given({(0, 0): torch.ones(3)}), pytest.raises(NotCompiled):
+    with SubstituteResults({(0, 0): torch.ones(3)}), pytest.raises(NotCompiled):
         torch.ones(2).exp()
 
 
