@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import functorch.compile
 import torch
@@ -27,7 +28,7 @@ import aotgrad
 from aotgrad.backends.eager import compile_eager
 from aotgrad.runtime import autograd
 
-Function = Callable[..., object]
+Function = Callable[..., Any]
 Backward = Callable[[], object]
 
 ROUNDS = 25
@@ -249,6 +250,7 @@ def peak_of_fused_step(model: nn.Module, x: Tensor) -> int:
 
     def update(parameter: Tensor) -> None:
         with torch.no_grad():
+            assert parameter.grad is not None
             parameter.add_(parameter.grad, alpha=-1e-9)
         parameter.grad = None
 

@@ -101,7 +101,7 @@ def measure_sharing(count: int) -> list[object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_threads(parser)
     torch.set_num_threads(parser.parse_args().threads)
     print(f"{environment()}; us\n")

@@ -283,7 +283,9 @@ class Ready(torch.autograd.Function):
 def parts_of_many(count: int) -> dict[str, Callable[[], object]]:
     """What torch itself needs for an autograd node with many inputs."""
     sentinel, *inputs = (torch.randn(4, 4, requires_grad=True) for _ in range(count + 1))
-    gradients, attach = (None, *(TANGENT.clone() for _ in inputs)), libraries()["with C++"].attaching(applied(Ready), 3)
+    library = libraries()["with C++"]
+    assert library is not None, "it was built"
+    gradients, attach = (None, *(TANGENT.clone() for _ in inputs)), library.attaching(applied(Ready), 3)
     return {
         "nothing": list,
         "`apply` of an autograd function": lambda: Ready.apply(gradients, TANGENT.clone(), sentinel, *inputs),

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.fx as fx
@@ -66,6 +66,14 @@ class Plan:
     recompute: float
     peak: int
     seconds: float
+
+
+class HasBudget(Protocol):
+    @property
+    def budget(self) -> float: ...
+
+
+AnyRow = TypeVar("AnyRow", bound=HasBudget)
 
 
 @dataclass(frozen=True)
@@ -235,7 +243,7 @@ def summary(rows: list[Row]) -> str:
     return by_budget(headers, rows, summary_cells)
 
 
-def by_budget(headers: list[str], rows: list[Row], cells: Callable[[list[Row]], list[str]]) -> str:
+def by_budget(headers: list[str], rows: list[AnyRow], cells: Callable[[list[AnyRow]], list[str]]) -> str:
     budgets = budgets_of(rows)
     return table(headers, [[f"{budget}", *cells([row for row in rows if row.budget == budget])] for budget in budgets])
 
@@ -312,7 +320,7 @@ def heading(title: str, models: Iterable[str], legend: str) -> list[str]:
     ]
 
 
-def budgets_of(rows: list[Row]) -> list[float]:
+def budgets_of(rows: Sequence[HasBudget]) -> list[float]:
     return sorted({row.budget for row in rows}, reverse=True)
 
 

@@ -282,7 +282,8 @@ def read_rows(kept: Path) -> list[Row]:
 
 
 def read_row(entry: dict[str, Any]) -> Row:
-    return Row(**{key: Counted(**value) if isinstance(value, dict) else value for key, value in entry.items()})
+    values: dict[str, Any] = {key: Counted(**value) if isinstance(value, dict) else value for key, value in entry.items()}
+    return Row(**values)
 
 
 def rows_of(model: str, args: argparse.Namespace, folder: Path) -> list[Row]:

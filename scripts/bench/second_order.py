@@ -69,7 +69,7 @@ def measure(activation: str, rows: int, width: int, rounds: int) -> list[list[ob
     torch.manual_seed(0)
     torch.compiler.reset()
     model = make_mlp(ACTIVATIONS[activation], width)
-    parameters = list(model.parameters())
+    parameters: list[torch.Tensor] = list(model.parameters())
     x = torch.randn(rows, 3, requires_grad=True)
     models = candidates(model)
     step(model, parameters, x, backward=True)

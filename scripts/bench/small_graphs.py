@@ -24,7 +24,16 @@ Function = Callable[[Tensor, Tensor], Tensor]
 
 SIZES = (64, 16_384, 1_048_576)
 ALONE, COMPILED = 1024, 0
-CHAIN = (torch.mul, torch.sin, torch.add, torch.tanh, torch.sub, torch.sigmoid, torch.mul, torch.cos)
+CHAIN: tuple[Callable[..., Tensor], ...] = (
+    torch.mul,
+    torch.sin,
+    torch.add,
+    torch.tanh,
+    torch.sub,
+    torch.sigmoid,
+    torch.mul,
+    torch.cos,
+)
 
 
 def chain(count: int) -> Function:

@@ -103,7 +103,8 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(first_step(*arguments.child, arguments.threads)))
+        backend, name = arguments.child
+        print(json.dumps(first_step(backend, name, arguments.threads)))
         return
     torch.set_num_threads(arguments.threads)
     sides = [(halves, name) for halves in arguments.halves for name in arguments.only]
