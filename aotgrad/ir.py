@@ -11,7 +11,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, Union
 
@@ -651,18 +651,6 @@ def needs_sentinel(inputs: int) -> bool:
     return inputs == 0 or inputs >= SENTINEL_INPUTS
 
 
-@dataclass(frozen=True, eq=False)
-class RecordedForward:
-    """What a function recorded, before passes and a backward: to be compared with another trace of it.
-
-    `nodes` with their op, target and arguments, `results` as the forward returns them, `constants` by their node.
-    """
-
-    nodes: tuple[tuple[fx.Node, str, Any, Any, Any], ...]
-    results: tuple[Any, ...]
-    constants: Mapping[fx.Node, Any]
-
-
 @dataclass(frozen=True)
 class JointGraph:
     """One functional FX graph, `signature` says what its placeholders and outputs are.
@@ -670,10 +658,9 @@ class JointGraph:
     With `signature.tangents == ()` there is no backward: an inference graph. `static_inputs` are the primals whose
     memory outlives the call at one address (parameters, buffers); `mutated_inputs` those whose data the epilogue
     overwrites, so their old value may not be read after the forward; `private_inputs` those that the caller does not have,
-    so that nobody writes to them. `segments` are the parts of the backward, in the order in which they run. `recorded` is
-    the forward as it was traced, if there is a backward. `memory` says which tensors a backward changes in place: inputs,
-    results, and tangents. The autograd nodes that do so are `effects`, by age among all of
-    the function: groups of nodes that are one segment each.
+    so that nobody writes to them. `segments` are the parts of the backward, in the order in which they run. `memory`
+    says which tensors a backward changes in place: inputs, results, and tangents. The autograd nodes that do so are
+    `effects`, by age among all of the function: groups of nodes that are one segment each.
     """
 
     module: fx.GraphModule
@@ -682,7 +669,6 @@ class JointGraph:
     mutated_inputs: frozenset[int]
     segments: tuple[BackwardSegment, ...] = ()
     private_inputs: frozenset[int] = frozenset()
-    recorded: RecordedForward | None = field(default=None, repr=False, compare=False)
     memory: tuple[Primal | ForwardResult | Tangent, ...] = ()
     effects: tuple[frozenset[int], ...] = ()
 
@@ -761,26 +747,3 @@ class Compiled:
     backend: str
     forward: BoxedCallable
     compile_backward: Callable[[GraphHalf], BoxedCallable] | None
-
-    def returning(self, outputs: tuple[int, ...]) -> Compiled:
-        """The same with a forward that returns some of its results (by position) and inputs (`~k`)."""
-        expected = getattr(self.forward, "expected", None)
-        return self if outputs == tuple(range(expected or 0)) else replace(self, forward=SomeResults(self.forward, outputs))
-
-
-@dataclass(frozen=True)
-class SomeResults:
-    """A compiled graph of which some results (by position) and inputs (`~k`) are wanted: other results die at once."""
-
-    function: BoxedCallable
-    outputs: tuple[int, ...]
-    _boxed_call = True
-
-    @property
-    def expected(self) -> int:
-        return len(self.outputs)
-
-    def __call__(self, args: list) -> list[Any]:
-        inputs = {position: args[~position] for position in self.outputs if position < 0}
-        results = self.function(args)
-        return [inputs[position] if position < 0 else results[position] for position in self.outputs]

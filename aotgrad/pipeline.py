@@ -42,9 +42,9 @@ from aotgrad.ir import (
     Partition,
     ViewAndMutationMeta,
 )
-from aotgrad.joint import build_joint, joint_again, shared_memory_changes
+from aotgrad.joint import build_joint, shared_memory_changes
 from aotgrad.options import Options, budget_of
-from aotgrad.partition import Objective, is_typed, partition_again
+from aotgrad.partition import Objective
 from aotgrad.partition import partition as partition_joint
 from aotgrad.plan_cache.on_error import with_eager_backwards
 from aotgrad.runtime.autograd import Backward
@@ -52,7 +52,6 @@ from aotgrad.runtime.emit import build, emit, make_backwards
 from aotgrad.runtime.plan import Plan, make_plan
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.slots import Primal
-from aotgrad.telemetry.counters import counters
 from aotgrad.telemetry.graph_names import GraphNames
 
 MakeHigherOrder = Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder]
@@ -155,11 +154,6 @@ class Toolchain:
         return self.backend.min_graph_ops if self.options.min_graph_ops is None else self.options.min_graph_ops
 
     @property
-    def keeps_graphs(self) -> bool:
-        """Whether another plan may use what one was compiled to: no pass or partition of the user's decides on it."""
-        return not self.options.forward_passes and is_typed(self.partition_fn)
-
-    @property
     def objective(self) -> Objective:
         """What the partition aims at."""
         options = self.options
@@ -179,7 +173,6 @@ def compile_flat(
     tools: Toolchain,
     higher_order: MakeHigherOrder,
     known: passes.KnownValues | None = None,
-    earlier: Sequence[Executable] = (),
     values: ValueReads | None = None,
 ) -> Executable | SmallGraph:
     """Compile a function of flat tensors and symbolic numbers, or find that it is not worth it.
@@ -191,13 +184,10 @@ def compile_flat(
         tools: what the stages are run with.
         higher_order: makes what computes gradients of gradients, from the first stages' results.
         known: what the function would compute, but arguments hold already.
-        earlier: what the same function was compiled to before: a forward that came out the same is used again, and so is a
-            backward that this one is a part of.
         values: answers what the function asks about the values of `args`.
     """
-    alike = earlier if known is None and tools.keeps_graphs else ()
-    traced = trace_joint(function, args, hints, tools, known, values, alike)
-    return traced if isinstance(traced, SmallGraph) else compile_joint(traced, tools, higher_order, known, alike)
+    traced = trace_joint(function, args, hints, tools, known, values)
+    return traced if isinstance(traced, SmallGraph) else compile_joint(traced, tools, higher_order, known)
 
 
 @collection_paused()
@@ -208,7 +198,6 @@ def trace_joint(
     tools: Toolchain,
     known: passes.KnownValues | None = None,
     values: ValueReads | None = None,
-    earlier: Sequence[Executable] = (),
 ) -> TracedJoint | SmallGraph:
     """The first stages: from the function to the joint graph that is partitioned. Arguments as for `compile_flat`."""
     decompositions = tools.backend.decompositions()
@@ -222,7 +211,7 @@ def trace_joint(
         meta = analyze(capture)
     tools.observe("capture", capture)
     tools.observe("analysis", meta)
-    traced = build_joint_graph(capture, meta, tools, known, values, earlier)
+    traced = build_joint_graph(capture, meta, tools, known, values)
     if isinstance(traced, TracedJoint) and traced.joint.memory:
         reject_sharing_with_memory(traced, args)
     return traced
@@ -234,7 +223,6 @@ def build_joint_graph(
     tools: Toolchain,
     known: passes.KnownValues | None = None,
     values: ValueReads | None = None,
-    earlier: Sequence[Executable] = (),
 ) -> TracedJoint | SmallGraph:
     """The joint graph of a function that was captured. Arguments as for `compile_flat`."""
     options = tools.options
@@ -242,9 +230,6 @@ def build_joint_graph(
         small = SmallGraph(capture, meta, ops, tools.min_graph_ops)
         tools.observe("small graph", small)
         return small
-    if (again := backward_used_again(capture, meta, earlier, tools)) is not None:
-        tools.observe("joint", again)
-        return TracedJoint(capture, meta, again)
     tidy = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
     joint = build_joint(capture, meta, tools.options.grad_segments)
     reject_kernels_in_shared_memory(joint.module.graph)
@@ -288,11 +273,10 @@ def compile_joint(
     tools: Toolchain,
     higher_order: MakeHigherOrder,
     known: passes.KnownValues | None = None,
-    earlier: Sequence[Executable] = (),
 ) -> Executable:
     """The other stages: from the joint graph to the executable. Arguments as for `compile_flat`."""
     capture, meta, joint = traced.capture, traced.meta, traced.joint
-    partition, compiled = used_again(joint, earlier, tools) or tools.compile_halves(joint, tools, known)
+    partition, compiled = tools.compile_halves(joint, tools, known)
     tools.observe("compiled", compiled)
     plan = make_plan(capture, meta, partition, joint)
     source = emit(plan)
@@ -331,34 +315,6 @@ def compile_forward(
     backward_passes = passes.pipeline("backward", (), tools.options.backward_passes)
     compiled = with_backward_passes(names.of_backward(compiled), backward_passes, tools.after_pass)
     return partition, with_eager_backwards(compiled) if tools.options.on_error == "eager" else compiled
-
-
-def backward_used_again(
-    capture: Capture, meta: ViewAndMutationMeta, earlier: Sequence[Executable], tools: Toolchain
-) -> JointGraph | None:
-    """The joint graph of a function whose backward is a part of one that was traced before, if there is one.
-
-    There is none if passes of the user's have changed that, who might do something else to a part.
-    """
-    if tools.options.joint_passes or passes.registered("joint"):
-        return None
-    for executable in earlier:
-        joint = joint_again(capture, meta, executable, tools.options.grad_segments)
-        if joint is not None:
-            counters["backwards_used_again"] += 1
-            return joint
-    return None
-
-
-def used_again(joint: JointGraph, earlier: Sequence[Executable], tools: Toolchain) -> tuple[Partition, Compiled] | None:
-    """A partition of `joint` whose forward was compiled before, if there is one."""
-    for executable in earlier:
-        again = partition_again(joint, executable.joint, executable.partition)
-        if again is not None:
-            counters["forwards_used_again"] += 1
-            tools.observe("partition", again.partition)
-            return again.partition, executable.compiled.returning(again.outputs)
-    return None
 
 
 def count_ops(capture: Capture) -> int:

@@ -15,7 +15,7 @@ from aotgrad.capture.values import ValueReads
 from aotgrad.errors import CaptureError
 from aotgrad.ir import InputHint
 from aotgrad.passes import KnownValues
-from aotgrad.pipeline import Executable, SmallGraph, TracedJoint, trace_joint
+from aotgrad.pipeline import SmallGraph, TracedJoint, trace_joint
 from aotgrad.plan_cache.binding import BoundFunction
 from aotgrad.plan_cache.compiler import Recipe
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
@@ -35,7 +35,6 @@ class JointRecipe(Recipe):
         args: Sequence[Any],
         hints: Sequence[InputHint],
         known: KnownValues | None = None,
-        earlier: Sequence[Executable] = (),
         values: ValueReads | None = None,
     ) -> TracedJoint | SmallGraph:
         return trace_joint(function, args, hints, self.in_one_piece().toolchain(), known, values)

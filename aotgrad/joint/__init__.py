@@ -1,14 +1,12 @@
 """`Capture` + `ViewAndMutationMeta` -> `JointGraph`: the backward is appended to the forward's own graph.
 
 `backward.build_joint` is the stage. `segments` divides the backward among the autograd nodes that the caller sees, `chunks`
-takes results apart that need not wait for each other, `effects` and `updates` order what is changed. `again` makes the
-joint graph of a plan that differs in which inputs require grad.
+takes results apart that need not wait for each other, `effects` and `updates` order what is changed.
 """
 
 from __future__ import annotations
 
-from aotgrad.joint.again import joint_again
 from aotgrad.joint.backward import build_joint
 from aotgrad.joint.effects import shared_memory_changes
 
-__all__ = ["build_joint", "joint_again", "shared_memory_changes"]
+__all__ = ["build_joint", "shared_memory_changes"]

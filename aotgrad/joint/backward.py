@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +33,6 @@ from aotgrad.ir import (
     MemberInput,
     MutationType,
     OpenTrace,
-    RecordedForward,
     TensorInput,
     ViewAndMutationMeta,
     needs_sentinel,
@@ -93,7 +91,6 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
     with capture.trace.active():
         results = [result_of(capture, meta, slot) for slot in meta.forward_results()]
         outputs = [result for result in results if result.differentiable is not None]
-        recorded = recorded_forward(capture, results) if outputs else None
         effects = Effects(capture, meta)
         backward = _append_possible_backward(capture, outputs, list(views_outside(capture, meta)), grad_segments, effects)
     results += [Result(slot, node, None) for slot, node in effects.new_results.items()]
@@ -106,22 +103,7 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
     static, mutated = static_inputs(capture), mutated_inputs(capture, meta)
     mutated |= {place.index for place in backward.memory if isinstance(place, Primal)}
     module, segments = capture.trace.module(), backward.segments
-    found = {"recorded": recorded, "memory": backward.memory, "effects": backward.effects}
-    return JointGraph(module, signature, static, mutated, segments, **found)
-
-
-def recorded_forward(capture: Capture, results: Sequence[Result]) -> RecordedForward:
-    """The forward as it is by now. Passes give its nodes other arguments later, and leave these as they are.
-
-    What autograd saves of results, a `detach` that nobody reads yet, is no part of it.
-    """
-    returned = {result.node for result in results}
-    kept = (n for n in capture.trace.graph.nodes if n.users or n in returned or op_table.op_name(n.target) != "aten.detach")
-    nodes = tuple((node, node.op, node.target, node.args, node.kwargs) for node in kept)
-    attributes = [(node, str(target)) for node, op, target, *_ in nodes if op == "get_attr"]
-    module = capture.trace.module() if attributes else None
-    constants = {node: operator.attrgetter(target)(module) for node, target in attributes}
-    return RecordedForward(nodes, tuple(result.node for result in results), constants)
+    return JointGraph(module, signature, static, mutated, segments, memory=backward.memory, effects=backward.effects)
 
 
 def _tag_effects(graph: fx.Graph) -> None:

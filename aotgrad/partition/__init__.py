@@ -1,7 +1,7 @@
 """Partition: a joint graph -> a forward graph, a backward graph, and the list of what is saved between them.
 
 `adapt.partition` is the stage. `graphs` says which half must run what; a chooser (`save_all`, `min_cut`) decides what to
-save for an `Objective`; `split` extracts the two graphs, and `again` those that go with a forward which is compiled already.
+save for an `Objective`; `split` extracts the two graphs.
 What is known of ops is in `op_table`, what the user wants of values in `tags`, what may be saved or run again in `policy`,
 what it costs in `costs` and `fusion`. `problem`, `frontier` and `maxflow` find the best choice; they know ints, not ops.
 """
@@ -13,7 +13,6 @@ from aotgrad.partition.adapt import (
     partition,
     recompute_all_partition,
 )
-from aotgrad.partition.again import partition_again
 from aotgrad.partition.decision import Objective
 from aotgrad.partition.points import FrontierPoint, frontier_points
 
@@ -25,6 +24,5 @@ __all__ = [
     "is_typed",
     "min_cut_rematerialization_partition",
     "partition",
-    "partition_again",
     "recompute_all_partition",
 ]

@@ -78,7 +78,7 @@ def make_plan(
     Args:
         recipe: how.
         name: what the log calls the function.
-        earlier: plans with the same key: they say which sizes change, and what they were compiled to may be used again.
+        earlier: plans with the same key: they say which sizes change.
         check: may refuse what was made by raising.
     """
     start_ns = time.perf_counter_ns()
@@ -92,7 +92,6 @@ def make_plan(
         tensors,
         hints=dedupe.enter(hints_of(request, recipe, earlier)),
         known=known and known.at(dedupe.positions),
-        earlier=used_again(earlier, dedupe),
     )
     first = max((plan.guards.values.level for plan in earlier if plan.guards.values is not None), default=Level.NONE)
     executable = attempts.from_level(first, request.is_unchanged)
@@ -141,7 +140,6 @@ class SpecializationRetry:
         name: what the log calls it.
         tensors: its distinct arguments.
         known: see `Request`.
-        earlier: what the same function was compiled to for other tensors.
     """
 
     recipe: Recipe
@@ -150,7 +148,6 @@ class SpecializationRetry:
     tensors: Sequence[torch.Tensor]
     hints: Sequence[InputHint]
     known: passes.KnownValues | None
-    earlier: Sequence[Executable]
 
     def from_level(self, first: Level, is_unchanged: Callable[[], bool]) -> Executable | SmallGraph:
         """Compile; if that fails, and the function has asked about values, once more with answers for this call.
@@ -184,7 +181,7 @@ class SpecializationRetry:
         return self.compile([InputHint(hint.static) for hint in self.hints], values)
 
     def compile(self, hints: Sequence[InputHint], values: ValueReads | None) -> Executable | SmallGraph:
-        return self.recipe.compile(self.function, self.tensors, hints, self.known, self.earlier, values)
+        return self.recipe.compile(self.function, self.tensors, hints, self.known, values)
 
 
 def hints_of(request: Request, recipe: Recipe, earlier: Sequence[CachedPlan]) -> list[InputHint]:
@@ -220,13 +217,6 @@ def hint_of(
     elif dynamic is None and not static:
         dims |= {d for d in range(tensor.dim()) for fake in seen if differs(fake, tensor, d)}
     return InputHint(static, dims)
-
-
-def used_again(earlier: Sequence[CachedPlan], dedupe: Dedupe) -> list[Executable]:
-    """The executables of plans that differ from a new one in its tensors only, those that save most first."""
-    alike = [plan for plan in earlier if plan.guards.dedupe == dedupe and plan.guards.global_state.check()]
-    found = [plan.executable for plan in alike if isinstance(plan.executable, Executable)]
-    return sorted(found, key=lambda executable: len(executable.partition.saved), reverse=True)
 
 
 def traced_fake(plan: CachedPlan, position: int) -> torch.Tensor:

@@ -54,12 +54,11 @@ class Recipe:
         args: Sequence[Any],
         hints: Sequence[InputHint],
         known: KnownValues | None = None,
-        earlier: Sequence[Executable] = (),
         values: ValueReads | None = None,
     ) -> Executable | SmallGraph:
         recipe = self.as_awaited(args)
         higher_order = functools.partial(recipe.higher_order, function, known)
-        return compile_flat(function, args, hints, recipe.toolchain(), higher_order, known, earlier, values)
+        return compile_flat(function, args, hints, recipe.toolchain(), higher_order, known, values)
 
     def as_awaited(self, args: Sequence[Any]) -> Recipe:
         """This recipe for these arguments: the backward is cut only if the options say so, or somebody waits for it."""

@@ -4,9 +4,7 @@
     >>> aotgrad.counters["compilations"] >= 0
     True
 
-`compilations`: plans made. `forwards_used_again`: those of them whose forward another plan had compiled,
-`backwards_used_again`: whose backward was not traced, as it is a part of another plan's.
-`value_guards`: those that hold for some values of their arguments only.
+`compilations`: plans made. `value_guards`: those that hold for some values of their arguments only.
 `small_graphs`: functions that run as they are (option `min_graph_ops`). `graphs`: graphs handed to backends. `hits`,
 `misses`: calls that found a plan, or did not. `fallbacks`: calls that could have none, and ran eagerly. `transformed`:
 calls inside of a `torch.func` transform that ran compiled. `inlined`: those that ran the original function, and
