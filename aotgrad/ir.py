@@ -269,11 +269,6 @@ class Capture:
 class AskedValues(Protocol):
     """What was asked about values while a function was traced."""
 
-    @property
-    def has_conditions(self) -> bool:
-        """Whether something was answered so far."""
-        ...
-
     def guard(self) -> ValueGuard | None:
         """What has to be answered in the same way; `None` if nothing was asked."""
         ...

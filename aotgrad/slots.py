@@ -170,9 +170,6 @@ class GraphSignature:
     def input_position(self, slot: InputSlot) -> int:
         return self.inputs.index(slot)
 
-    def output_position(self, slot: OutputSlot) -> int:
-        return self.outputs.index(slot)
-
     @property
     def forward_results(self) -> tuple[ForwardResult, ...]:
         return of_kind(self.outputs, FORWARD_RESULTS)

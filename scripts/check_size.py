@@ -3,8 +3,8 @@
     python scripts/check_size.py            aotgrad/
     python scripts/check_size.py tests      another folder
 
-A function counts from its `def` line to its last line, docstring included. These are examples to follow, not limits:
-this program never fails.
+A function counts from its `def` line to its last line, docstring included. Lines of code are those that are neither blank
+nor comments, docstrings or imports. These are examples to follow, not limits: this program never fails.
 """
 
 import ast
@@ -44,6 +44,17 @@ def functions_in(path: Path) -> Iterator[Function]:
             yield Function(place, node.name, (node.end_lineno or node.lineno) - node.lineno + 1)
 
 
+def code_lines(source: str) -> int:
+    """How many lines of a file are code."""
+    others: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if is_text or isinstance(node, (ast.Import, ast.ImportFrom)):
+            others.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(map(str.strip, source.splitlines()), 1)
+    return sum(number not in others and bool(line) and not line.startswith("#") for number, line in lines)
+
+
 def percentile_90(sizes: Sequence[int]) -> int:
     return sorted(sizes)[int(0.9 * (len(sizes) - 1))]
 
@@ -72,8 +83,9 @@ def main() -> None:
     functions = [function for path in paths for function in functions_in(path)]
     if not functions:
         sys.exit(f"no Python functions under {folder}")
-    file_lines = [len(path.read_text().splitlines()) for path in paths]
-    print(f"{len(paths)} files, {sum(file_lines)} lines\n")
+    texts = [path.read_text() for path in paths]
+    file_lines = [len(text.splitlines()) for text in texts]
+    print(f"{len(paths)} files, {sum(file_lines)} lines, {sum(map(code_lines, texts))} of them code\n")
     print(comparison_table(folder, file_lines, functions), longest_table(functions), sep="\n\n")
 
 

@@ -62,11 +62,6 @@ class ValueReads:
             self._guard = ValueGuard(self.level, *prologue.finished(), tuple(self._conditions.values()), prologue.draws)
         return self._guard
 
-    @property
-    def has_conditions(self) -> bool:
-        """Whether something was answered so far."""
-        return bool(self._conditions)
-
     # -- what torch asks
 
     def wants(self, op: Any, args: Sequence[Any]) -> bool:

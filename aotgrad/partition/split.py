@@ -16,7 +16,6 @@ Limits: each half gets its own nodes, but both share the constants and submodule
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -148,11 +147,6 @@ def _slot(analysis: JointAnalysis, node: fx.Node, compact: frozenset[fx.Node]) -
 def _name_of_copy(analysis: JointAnalysis, node: fx.Node) -> str:
     taken = {other.name for other in analysis.nodes}
     return next(name for suffix in itertools.count() if (name := f"{node.name}_copy{suffix or ''}") not in taken)
-
-
-def copied_name(name: str) -> str:
-    """The node that a saved copy is one of, by the copy's name."""
-    return re.sub(r"_copy\d*$", "", name)
 
 
 def _tensors_first(values: list[SavedValue]) -> list[SavedValue]:
