@@ -1,16 +1,15 @@
 """Whether some tensors have their storages to themselves: found by their addresses, which are remembered.
 
-In: where tensors lay at the call before, and the tensors of this call. Out: whether none of them reaches into the storage of
-one that is written to. A call whose tensors lie where those of the call before lay is let through at once, and only what
-moved is looked at anew.
+In: the tensors of a call. Out: whether none of them reaches into the storage of one that is written to. As long as the
+storages that are written to stay where they are, only tensors at new places are compared with them.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,9 @@ address = torch.Tensor.data_ptr
 storage_of = torch.Tensor.untyped_storage
 storage_start = torch.UntypedStorage.data_ptr
 storage_bytes = torch.UntypedStorage.nbytes
+
+Place = tuple[int, int]
+"""Where memory lies: address and bytes."""
 
 
 class Separation:
@@ -33,97 +35,59 @@ class Separation:
     """
 
     def __init__(self, written: Sequence[int], others: Sequence[int], spans: Mapping[int, int | None]) -> None:
-        self.spans = spans
-        self.written_of = picker(written)
-        static = [k for k in others if spans[k]]
-        moving = [k for k in others if not spans[k]]
-        self.last = LastCheck(StableInputs(moving, static, picker(static), None, NOWHERE), None, NOWHERE)
+        sized = [k for k in others if spans[k]]
+        self.written_of, self.sized_of = picker(written), picker(sized)
+        self.sizes = [spans[k] for k in sized]
+        self.unsized = [k for k in others if not spans[k]]
+        self.others, self.spans = others, spans
+        self.last = LastCheck([], set())
 
     def __call__(self, args: Sequence[Any]) -> bool:
         """Whether no tensor, but those that did so in the trace, reaches into the storage of a changed one."""
-        settled, known, used = last = self.last
-        storages = list(map(place_of_storage, self.written_of(args)))
-        starts = list(map(address, settled.of(args)))
-        if starts != settled.starts:
-            settled, known = self.settle(settled, starts), None
-        if storages != known:
-            used = Extents.of(storages)
-            last = LastCheck(settled, storages, used)
-            if not (used.are_distinct() and are_apart(used, settled.extents)):
-                return False
-        if settled.others and not are_apart(self.extents(args, settled.others), used):
+        last, storages = self.last, list(map(place_of_storage, self.written_of(args)))
+        known = last.apart if storages == last.storages else set()
+        places = self.places(args)
+        used = sorted(storages)
+        if not known and not are_distinct(used):
             return False
-        self.last = last
+        if not places <= known and any(meets(place, used) for place in places - known):
+            return False
+        self.last = LastCheck(storages, places)
         return True
 
-    def settle(self, before: StableInputs, starts: Sequence[int]) -> StableInputs:
-        """What is known of a call in which a tensor that had settled was moved: it may move again."""
-        stays = [k for k, start in enumerate(starts) if start and (before.starts is None or start == before.starts[k])]
-        positions, places = [before.positions[k] for k in stays], [starts[k] for k in stays]
-        others = sorted({*before.others, *before.positions}.difference(positions))
-        extents = Extents.of([(start, self.spans[k] or 0) for start, k in zip(places, positions, strict=True)])
-        return StableInputs(others, positions, picker(positions), places, extents)
-
-    def extents(self, args: Sequence[Any], positions: Sequence[int]) -> Extents:
-        """Where some of the arguments lie now."""
-        return Extents.of([place_of(args[k], self.spans[k]) for k in positions])
-
-
-class Extents(NamedTuple):
-    """Where tensors lie: (first byte, one past the last), by the first; `ends[k]` is the highest end of the first `k + 1`.
-
-    >>> Extents.of([(200, 8), (100, 160), (0, 0)])
-    Extents(places=[(100, 260), (200, 208)], starts=[100, 200], ends=[260, 260])
-    """
-
-    places: list[tuple[int, int]]
-    starts: list[int]
-    ends: list[int]
-
-    @classmethod
-    def of(cls, places: Sequence[tuple[int, int]]) -> Extents:
-        """Of (address, bytes); without an address there is no memory."""
-        there = sorted((start, start + size) for start, size in places if start)
-        return cls(there, [start for start, _ in there], list(accumulate((end for _, end in there), max)))
-
-    def meet(self, place: tuple[int, int]) -> bool:
-        """Whether one of them has a byte of `place`."""
-        before_end = bisect_left(self.starts, place[1])
-        return before_end > 0 and self.ends[before_end - 1] > place[0]
-
-    def are_distinct(self) -> bool:
-        """Whether no two of them have a byte in common."""
-        return len(self.places) < 2 or all(end <= start for end, start in zip(self.ends, self.starts[1:], strict=False))
-
-
-NOWHERE = Extents([], [], [])
-
-
-def are_apart(some: Extents, others: Extents) -> bool:
-    """Whether no byte belongs to both."""
-    fewer, more = (some, others) if len(some.places) < len(others.places) else (others, some)
-    return not any(map(more.meet, fewer.places))
-
-
-class StableInputs(NamedTuple):
-    """Unchanged tensors: those at `positions` lay at `starts` in every call so far, `others` move, or grow.
-
-    `starts` is `None` before the first call; `of` takes the settled ones out of the arguments.
-    """
-
-    others: list[int]
-    positions: list[int]
-    of: Callable[[Sequence[Any]], tuple]
-    starts: list[int] | None
-    extents: Extents
+    def places(self, args: Sequence[Any]) -> set[Place]:
+        """Where the tensors lie that are not written to."""
+        starts = list(map(address, self.sized_of(args)))
+        if not all(starts):  # one has no memory
+            return {place_of(args[k], self.spans[k]) for k in self.others}
+        return {*zip(starts, self.sizes, strict=True), *(place_of(args[k], self.spans[k]) for k in self.unsized)}
 
 
 class LastCheck(NamedTuple):
-    """Where tensors lay when the changed ones last had their storages, (address, bytes) each, to themselves."""
+    """The storages that were written to in the last call, and the places that were found apart from them."""
 
-    settled: StableInputs
-    storages: list[tuple[int, int]] | None
-    used: Extents
+    storages: list[Place]
+    apart: set[Place]
+
+
+def are_distinct(places: Sequence[Place]) -> bool:
+    """Whether no two of some places, in order, have a byte in common.
+
+    >>> are_distinct([(100, 60), (160, 8)]), are_distinct([(100, 61), (160, 8)])
+    (True, False)
+    """
+    return all(start + size <= later for (start, size), (later, _) in itertools.pairwise(places))
+
+
+def meets(place: Place, others: Sequence[Place]) -> bool:
+    """Whether a place has a byte in common with one of several, which are in order and distinct.
+
+    >>> meets((150, 20), [(100, 60), (200, 8)]), meets((160, 40), [(100, 60), (200, 8)])
+    (True, False)
+    """
+    start, size = place
+    before_end = bisect_left(others, (start + size,))
+    return before_end > 0 and sum(others[before_end - 1]) > start
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
@@ -137,14 +101,14 @@ def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
             return operator.itemgetter(*positions)
 
 
-def place_of(tensor: torch.Tensor, span: int | None) -> tuple[int, int]:
+def place_of(tensor: torch.Tensor, span: int | None) -> Place:
     """Where a tensor lies: address and bytes. One without elements or memory stands for the start of its storage."""
     size = span_of(tensor) if span is None else span
     start = address(tensor) if size else 0
     return (start, size or 0) if start else (place_of_storage(tensor)[0], 1)
 
 
-def place_of_storage(tensor: torch.Tensor) -> tuple[int, int]:
+def place_of_storage(tensor: torch.Tensor) -> Place:
     """Where the storage of a tensor lies. One without memory lies at its own address, where no tensor is."""
     storage = storage_of(tensor)
     start = storage_start(storage)

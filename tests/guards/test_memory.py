@@ -9,7 +9,7 @@ import torch
 
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import UnsupportedAliasingError
-from aotgrad.guards.disjoint_storage import Extents, are_apart
+from aotgrad.guards.disjoint_storage import are_distinct, meets
 from aotgrad.guards.memory import MemoryGuard
 from aotgrad.torch_compat import dynamic_fake, new_fake_mode
 
@@ -174,10 +174,14 @@ def test_calls_at_random_against_every_pair(changed, seed):
         assert guard(tensors) == (MemorySharing.among(tensors, changed, (), changed) == sharing)
 
 
-def test_extents():
-    extents = Extents.of([(100, 50), (120, 10), (300, 1), (0, 8)])
-    assert extents.places == [(100, 150), (120, 130), (300, 301)]
-    assert [extents.meet(place) for place in ((90, 100), (140, 141), (150, 300), (300, 310))] == [False, True, False, True]
-    assert not extents.are_distinct()
-    assert are_apart(extents, Extents.of([(150, 149)]))
-    assert not are_apart(Extents.of([(0, 8), (149, 1)]), extents)
+def test_places_that_meet():
+    places = [(100, 50), (200, 10), (300, 1)]
+    assert are_distinct(places) and not are_distinct([(100, 50), (149, 10)])
+    assert [meets(place, places) for place in ((90, 10), (140, 1), (150, 50), (209, 91), (300, 10))] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert not meets((0, 8), places) and not meets((100, 50), [])
