@@ -31,13 +31,13 @@ totals: Counter[str] = Counter()
 compile_as_ever = Recipe.compile
 
 
-def compile_and_restore(recipe: Recipe, function, args, hints, known=None, earlier=(), values=None):
+def compile_and_restore(recipe: Recipe, function, args, hints, known=None, values=None):
     """What `Recipe.compile` returns, with the function that was read again in place of its own."""
     if known is not None or isinstance(recipe, RecordingRecipe) or looks_at_graphs(recipe):
-        return compile_as_ever(recipe, function, args, hints, known, earlier, values)
+        return compile_as_ever(recipe, function, args, hints, known, values)
     request = Request("key", Store(Path("/nowhere")), recipe, args, (), find_fake_mode(args), 0)
     recording = RecordingRecipe.of(request)
-    made = compile_as_ever(recording, function, args, hints, None, (), values)
+    made = compile_as_ever(recording, function, args, hints, None, values)
     try:
         if isinstance(made, SmallGraph) or recording.stages.problem or is_never_stored(made):
             raise NotStored("small, not plain, or nothing that Dynamo would give to the cache")
