@@ -118,7 +118,7 @@ def recomputed_section(explanation: Explanation) -> str:
     return "\n".join([f"run again in the backward: {cost}", *by_line(rows, headers)])
 
 
-Placed = tuple[SourceLine | None, int, tuple[Any, ...]]
+Placed = tuple["SourceLine | None", int, tuple[Any, ...]]
 """A row of a table with the user's line that it comes from, and its bytes."""
 
 
