@@ -16,17 +16,17 @@ import functools
 import inspect
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.fx as fx
 from torch import nn
 
-from aotgrad import native, torch_compat
+from aotgrad import native, pipeline, torch_compat
 from aotgrad.backends import registry
-from aotgrad.backends.base import AnyBackend, Backend, Compiler, FunctionBackend
-from aotgrad.cache import Restored, StoredSmallGraph, StoringRecipe, compile_through_cache
+from aotgrad.backends.base import AnyBackend, Backend, FunctionBackend, GraphCompiler
+from aotgrad.cache import Restored, StoredSmallGraph, compile_through_cache, lower_through_cache
 from aotgrad.convention import Dedupe
 from aotgrad.errors import BackendError, CaptureError, NotPicklable
 from aotgrad.guards.memory import MemoryGuard
@@ -34,25 +34,26 @@ from aotgrad.inspect.debug_state import debug_state
 from aotgrad.ir import InputHint, MemberInput, SymInput
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
-from aotgrad.pipeline import Executable, SmallGraph
+from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.binding import BoundModule, PlainFunction, has_state, module_call, state_of
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.compiler import Recipe
+from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.entry import AmbientState
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.module_state import LiftedModule, slots_of
+from aotgrad.transforms.dispatch import Dispatch
 
 
 def aot_function(
     fn: Callable,
     fw_compiler: AnyBackend,
-    bw_compiler: Compiler | None = None,
+    bw_compiler: GraphCompiler | None = None,
     partition_fn: Callable = min_cut_rematerialization_partition,
     decompositions: Mapping[Any, Callable] | None = None,
     num_params_buffers: int = 0,
     keep_inference_input_mutations: bool = False,
-    inference_compiler: Compiler | None = None,
+    inference_compiler: GraphCompiler | None = None,
     *,
     dynamic: bool | None = False,
     options: Mapping[str, Any] | None = None,
@@ -83,7 +84,8 @@ def aot_function(
     backend = users_backend(fw_compiler, bw_compiler, inference_compiler, decompositions)
     given = {"dynamic": dynamic, "keep_input_mutations": keep_inference_input_mutations, **(options or {})}
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
-    cache = PlanCache(recipe_of(backend, partition_fn, Options.from_mapping(given)), name)
+    cache = PlanCache(compiler_of(backend, partition_fn, Options.from_mapping(given)), name)
+    transformed = Dispatch(cache)
 
     calls = PlainFunction(cache, fn, state_of(fn), num_params_buffers)
     plain = {} if has_state(fn) else cache.plain
@@ -100,19 +102,19 @@ def aot_function(
                     return usual.run(tensors)
         arguments = Arguments.of(args, kwargs)
         if cache.runs_eagerly(arguments.tensors):
-            return cache.transformed.call(fn, arguments, calls.state())
+            return transformed.call(fn, arguments, calls.state())
         return cache.call(fn, arguments, num_params_buffers, calls.state())
 
     function: Any = compiled
-    function.plan_cache, function.plans, function.calls = cache, cache.plans, calls
+    function.plan_cache, function.plans, function.calls, function.transformed = cache, cache.plans, calls, transformed
     function.debug_state = functools.partial(debug_state, cache)
     return function
 
 
 def users_backend(
     fw_compiler: AnyBackend,
-    bw_compiler: Compiler | None,
-    inference_compiler: Compiler | None,
+    bw_compiler: GraphCompiler | None,
+    inference_compiler: GraphCompiler | None,
     decompositions: Mapping[Any, Callable] | None,
 ) -> Backend:
     """A backend as it is, or that of a user's compilers. What these make is not kept on disk, so no entry depends on them.
@@ -121,7 +123,7 @@ def users_backend(
         BackendError: there is no backend of that name, or it is given together with compilers or decompositions.
     """
     if not registry.is_backend(fw_compiler):
-        compiler = cast(Compiler, fw_compiler)
+        compiler = cast(GraphCompiler, fw_compiler)
         return FunctionBackend("user", compiler, bw_compiler, inference_compiler, decompositions or {}, key="")
     backend = registry.as_backend(fw_compiler)
     others = {"bw_compiler": bw_compiler, "inference_compiler": inference_compiler, "decompositions": decompositions}
@@ -133,14 +135,16 @@ def users_backend(
     return backend
 
 
-def recipe_of(backend: Backend, partition_fn: Callable, options: Options) -> Recipe:
-    """A recipe for the backend as the options say, of which the halves are kept on disk if they say so."""
-    return (StoringRecipe if options.cache else Recipe)(registry.configured(backend, options), partition_fn, options)
+def compiler_of(backend: Backend, partition_fn: Callable, options: Options) -> Compiler:
+    """How plans are compiled; with the option `cache`, their halves are kept on disk."""
+    compiler = make_compiler(backend, options, partition_fn)
+    return replace(compiler, lower=lower_through_cache) if options.cache else compiler
 
 
 def clear_cache(compiled: Callable) -> None:
     """Forget every plan of a function or module that `aot_function` or `aot_module` returned."""
     compiled.plan_cache.clear()
+    compiled.transformed.clear()
 
 
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -161,7 +165,8 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         ['weight', 'bias']
     """
     lifted = LiftedModule(mod)
-    cache: PlanCache = aot_function(lifted.forward, *args, **kwargs).plan_cache
+    compiled_forward: Any = aot_function(lifted.forward, *args, **kwargs)
+    cache, transformed = compiled_forward.plan_cache, compiled_forward.transformed
     cache.name = type(mod).__qualname__
     eager = functools.partial(type(mod).forward, mod)
 
@@ -179,7 +184,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
             return eager(*inputs, **options)
         arguments, state = module_call(lifted, eager, inputs, options)
         if runs_eagerly:
-            return cache.transformed.call(lifted.forward, arguments, state)
+            return transformed.call(lifted.forward, arguments, state)
         return cache.call(lifted.forward, arguments, arguments.count, state)
 
     def deepcopy(self: nn.Module, memo: dict) -> nn.Module:
@@ -196,6 +201,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         "__deepcopy__": deepcopy,
         "__reduce_ex__": reduce,
         "plan_cache": cache,
+        "transformed": transformed,
         "calls": BoundModule(cache, mod, lifted),
         "plans": staticmethod(cache.plans),
         "debug_state": staticmethod(functools.partial(debug_state, cache)),
@@ -232,11 +238,11 @@ def aot_module_simplified(
     mod: nn.Module,
     args: Sequence[Any],
     fw_compiler: AnyBackend,
-    bw_compiler: Compiler | None = None,
+    bw_compiler: GraphCompiler | None = None,
     partition_fn: Callable = min_cut_rematerialization_partition,
     decompositions: Mapping[Any, Callable] | None = None,
     keep_inference_input_mutations: bool = False,
-    inference_compiler: Compiler | None = None,
+    inference_compiler: GraphCompiler | None = None,
     *,
     options: Mapping[str, Any] | None = None,
 ) -> Callable:
@@ -253,11 +259,13 @@ def aot_module_simplified(
     """
     given = {"keep_input_mutations": keep_inference_input_mutations, **(options or {})}
     backend = users_backend(fw_compiler, bw_compiler, inference_compiler, decompositions)
-    recipe = recipe_of(backend, partition_fn, Options.from_mapping(given))
-    return compile_module(mod, args, recipe, stored=bool(recipe.options.cache))
+    compiler = compiler_of(backend, partition_fn, Options.from_mapping(given))
+    return compile_module(mod, args, compiler, stored=bool(compiler.options.cache))
 
 
-def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe, stored: bool = False) -> FlatCallable | EagerModule:
+def compile_module(
+    mod: nn.Module, args: Sequence[Any], compiler: Compiler, stored: bool = False
+) -> FlatCallable | EagerModule:
     """The compiled flat forward of `mod`, for inputs that a frontend guards; `stored`: through the cache on disk."""
     lifted = LiftedModule(mod)
     tensors = [slot.table[slot.key] for slot in slots_of(mod)]
@@ -273,18 +281,21 @@ def compile_module(mod: nn.Module, args: Sequence[Any], recipe: Recipe, stored: 
 
     hints = [InputHint(k < len(tensors) or is_static(arg)) for k, arg in enumerate(everything)]
     distinct = dedupe.enter(everything)
+    source = Source(run_flat, distinct, dedupe.enter(hints))
     with COMPILING:
         if stored and isinstance(mod, fx.GraphModule):
-            executable = compile_through_cache(mod, run_flat, dedupe, distinct, dedupe.enter(hints), recipe)
+            executable = compile_through_cache(mod, dedupe, source, compiler)
         else:
-            executable = recipe.compile(run_flat, distinct, dedupe.enter(hints))
+            executable = pipeline.compile(source, compiler)
     if isinstance(executable, SmallGraph | StoredSmallGraph):
         return EagerModule(mod)
+    assert not isinstance(executable, TracedJoint), "it was compiled"
     sharing = executable.sharing(distinct)
     memory = MemoryGuard(distinct, sharing, counters=False) if sharing.mutated else None
-    others = PlanCache(recipe.of_changing_sizes() if is_symbolic(executable) else recipe, type(mod).__qualname__)
+    # sizes that change are symbolic in other plans, too
+    others = PlanCache(compiler.with_options(dynamic=None) if is_symbolic(executable) else compiler, type(mod).__qualname__)
     attachments = {k: Attachment.of(distinct[k]) for k in written_with_gradients(executable)}
-    return FlatCallable(executable, dedupe, tuple(tensors), memory, attachments, lifted, others)
+    return FlatCallable(executable, dedupe, tuple(tensors), memory, attachments, lifted, others, Dispatch(others))
 
 
 class Attachment(NamedTuple):
@@ -364,6 +375,7 @@ class FlatCallable(OfModule):
     attachments: Mapping[int, Attachment]
     module: LiftedModule
     others: PlanCache
+    transformed: Dispatch
 
     @property
     def original(self) -> nn.Module:
@@ -381,7 +393,7 @@ class FlatCallable(OfModule):
         values = [*self.tensors, *args]
         if torch_compat.is_transformed(values):
             forward = self.module.forward
-            return self.others.transformed.call(forward, self.arguments(values), AmbientState(forward))
+            return self.transformed.call(forward, self.arguments(values), AmbientState(forward))
         del args  # only the list has them now: each can be freed when it is dead
         if not self.dedupe.is_identity:
             values = self.dedupe.enter(values)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from aotgrad import passes, torch_compat
 from aotgrad.analysis import analyze
 from aotgrad.backends.base import Backend
@@ -53,9 +55,7 @@ from aotgrad.runtime.plan import Plan, make_plan
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.slots import Primal
 from aotgrad.telemetry.graph_names import GraphNames
-
-MakeHigherOrder = Callable[[Capture, ViewAndMutationMeta, JointGraph], HigherOrder]
-CompileHalves = Callable[[JointGraph, "Toolchain", "passes.KnownValues | None"], "tuple[Partition, Compiled]"]
+from aotgrad.telemetry.observer import Observer
 
 
 @dataclass(frozen=True)
@@ -133,20 +133,41 @@ class SmallGraph(Traced):
 
 
 @dataclass(frozen=True)
-class Toolchain:
-    """What the stages are run with.
+class Source:
+    """A function of flat tensors and symbolic numbers, and a call to trace it for.
 
-    `backend` compiles the graphs, `partition_fn` splits the joint graph. `observe` is called with (stage name, stage result)
-    after every stage: it verifies, prints, times; `after_pass` likewise between passes, with (place, pass, graph, ns).
-    `compile_halves` makes the halves of a joint graph.
+    Attributes:
+        function: called once, with fake functional tensors; returns a flat sequence.
+        args: real (or fake) tensors and symbolic ints to trace for; they are not touched.
+        hints: which arguments are parameters or buffers, which of their sizes are symbolic.
+        known: what the function would compute, but arguments hold already.
+        values: answers what the function asks about the values of `args`.
+    """
+
+    function: FlatFunction
+    args: Sequence[Any]
+    hints: Sequence[InputHint]
+    known: passes.KnownValues | None = None
+    values: ValueReads | None = None
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """What functions are compiled with.
+
+    Attributes:
+        backend: compiles graphs.
+        partition_fn: splits joint graphs.
+        options: of the compilation.
+        lower: partitions a joint graph and compiles its forward; `None` stops at the joint graph.
+        derive: makes what computes gradients of gradients; it compiles nothing before somebody asks.
     """
 
     backend: Backend
     partition_fn: Callable
     options: Options
-    observe: Callable[[str, Any], None]
-    after_pass: passes.Hook
-    compile_halves: CompileHalves
+    lower: Lower | None
+    derive: Derive
 
     @property
     def min_graph_ops(self) -> int:
@@ -165,84 +186,84 @@ class Toolchain:
             collectives_first=options.collectives_first,
         )
 
+    def observer(self) -> Observer:
+        """Verifies, logs and times the stages of one compilation."""
+        return Observer(self.options.verify)
 
-def compile_flat(
-    function: FlatFunction,
-    args: Sequence[Any],
-    hints: Sequence[InputHint],
-    tools: Toolchain,
-    higher_order: MakeHigherOrder,
-    known: passes.KnownValues | None = None,
-    values: ValueReads | None = None,
-) -> Executable | SmallGraph:
-    """Compile a function of flat tensors and symbolic numbers, or find that it is not worth it.
+    def for_call(self, args: Sequence[Any]) -> Compiler:
+        """This compiler for these arguments: the backward is cut only if the options say so, or somebody waits for it."""
+        is_cut = self.options.grad_segments != "auto" or (self.lower is not None and are_awaited(args))
+        return self if is_cut else self.with_options(grad_segments=1)
 
-    Args:
-        function: called once, with fake functional tensors; returns a flat sequence.
-        args: real (or fake) tensors and symbolic ints to trace for; they are not touched.
-        hints: which arguments are parameters or buffers, which of their sizes are symbolic.
-        tools: what the stages are run with.
-        higher_order: makes what computes gradients of gradients, from the first stages' results.
-        known: what the function would compute, but arguments hold already.
-        values: answers what the function asks about the values of `args`.
+    def with_options(self, **changes: Any) -> Compiler:
+        """This compiler with other options."""
+        return replace(self, options=self.options.replace(**changes))
+
+
+Lower = Callable[[JointGraph, Compiler, Observer, "passes.KnownValues | None"], "tuple[Partition, Compiled]"]
+Derive = Callable[[Source, TracedJoint, Compiler], HigherOrder]
+
+
+def compile(source: Source, compiler: Compiler) -> Executable | TracedJoint | SmallGraph:
+    """Compile a function, or find that it is not worth it. Every stage is in what is returned.
+
+    A compiler without `lower` stops at the joint graph.
     """
-    traced = trace_joint(function, args, hints, tools, known, values)
-    return traced if isinstance(traced, SmallGraph) else compile_joint(traced, tools, higher_order, known)
+    compiler = compiler.for_call(source.args)
+    observe = compiler.observer()
+    traced = trace(source, compiler, observe)
+    if compiler.lower is None or isinstance(traced, SmallGraph):
+        return traced
+    return finish(traced, compiler, observe, compiler.derive(source, traced, compiler), source.known)
 
 
 @collection_paused()
-def trace_joint(
-    function: FlatFunction,
-    args: Sequence[Any],
-    hints: Sequence[InputHint],
-    tools: Toolchain,
-    known: passes.KnownValues | None = None,
-    values: ValueReads | None = None,
-) -> TracedJoint | SmallGraph:
-    """The first stages: from the function to the joint graph that is partitioned. Arguments as for `compile_flat`."""
-    decompositions = tools.backend.decompositions()
-    mode = find_fake_mode(args)
-    convention = CallingConvention.plain(make_input_specs(mode, args, hints))
-    capture = capture_function(function, convention, mode, decompositions, values)
+def trace(source: Source, compiler: Compiler, observe: Observer) -> TracedJoint | SmallGraph:
+    """The first stages: from the function to the joint graph that is partitioned."""
+    decompositions = compiler.backend.decompositions()
+    mode = find_fake_mode(source.args)
+    convention = CallingConvention.plain(make_input_specs(mode, source.args, source.hints))
+    capture = capture_function(source.function, convention, mode, decompositions, source.values)
     meta = analyze(capture)
-    if sharing := MemorySharing.of(args, meta.inputs):  # rare: what is mutated shares memory with another argument
-        convention = share_memory(convention, args, sharing, mode)
-        capture = capture_function(function, convention, mode, decompositions, values)
+    if sharing := MemorySharing.of(source.args, meta.inputs):  # rare: what is mutated shares memory with another argument
+        convention = share_memory(convention, source.args, sharing, mode)
+        capture = capture_function(source.function, convention, mode, decompositions, source.values)
         meta = analyze(capture)
-    tools.observe("capture", capture)
-    tools.observe("analysis", meta)
-    traced = build_joint_graph(capture, meta, tools, known, values)
+    observe("capture", capture)
+    observe("analysis", meta)
+    traced = differentiate(capture, meta, compiler, observe, source.known, source.values)
     if isinstance(traced, TracedJoint) and traced.joint.memory:
-        reject_sharing_with_memory(traced, args)
+        reject_sharing_with_memory(traced, source.args)
     return traced
 
 
-def build_joint_graph(
+def differentiate(
     capture: Capture,
     meta: ViewAndMutationMeta,
-    tools: Toolchain,
+    compiler: Compiler,
+    observe: Observer,
     known: passes.KnownValues | None = None,
     values: ValueReads | None = None,
 ) -> TracedJoint | SmallGraph:
-    """The joint graph of a function that was captured. Arguments as for `compile_flat`."""
-    options = tools.options
-    if (ops := count_ops(capture)) < tools.min_graph_ops:
-        small = SmallGraph(capture, meta, ops, tools.min_graph_ops)
-        tools.observe("small graph", small)
+    """The joint graph of a function that was captured."""
+    options = compiler.options
+    if (ops := count_ops(capture)) < compiler.min_graph_ops:
+        small = SmallGraph(capture, meta, ops, compiler.min_graph_ops)
+        observe("small graph", small)
         return small
     tidy = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
-    joint = build_joint(capture, meta, tools.options.grad_segments)
+    joint = build_joint(capture, meta, options.grad_segments)
     reject_kernels_in_shared_memory(joint.module.graph)
     if values is not None:
         values.answer_checks()  # before passes: what they make of the trace is no part of it
     else:
         torch_compat.insert_deferred_checks(joint.module)
     with torch_compat.disable_autocast():  # its casts are in the graph; a pass that runs ops is to get their dtypes
-        joint = tidy.run(joint, tools.after_pass)
+        joint = tidy.run(joint, observe.after_pass)
         if options.keep_input_mutations and not joint.differentiable:
             joint = passes.keep_input_mutations(joint, meta)
-        joint = passes.remove_repeated_effects(passes.take_known_values(tools.backend.prepare_joint(joint), known))
-    tools.observe("joint", joint)
+        joint = passes.remove_repeated_effects(passes.take_known_values(compiler.backend.prepare_joint(joint), known))
+    observe("joint", joint)
     return TracedJoint(capture, with_later_changes(meta, joint), joint)
 
 
@@ -268,53 +289,71 @@ def reject_sharing_with_memory(traced: TracedJoint, args: Sequence[Any]) -> None
             raise shared_memory_changes(found[0])
 
 
-def compile_joint(
+def finish(
     traced: TracedJoint,
-    tools: Toolchain,
-    higher_order: MakeHigherOrder,
+    compiler: Compiler,
+    observe: Observer,
+    higher_order: HigherOrder,
     known: passes.KnownValues | None = None,
 ) -> Executable:
-    """The other stages: from the joint graph to the executable. Arguments as for `compile_flat`."""
+    """The other stages: from the joint graph to the executable."""
     capture, meta, joint = traced.capture, traced.meta, traced.joint
-    partition, compiled = tools.compile_halves(joint, tools, known)
-    tools.observe("compiled", compiled)
+    assert compiler.lower is not None, "it stops at the joint graph"
+    partition, compiled = compiler.lower(joint, compiler, observe, known)
+    observe("compiled", compiled)
     plan = make_plan(capture, meta, partition, joint)
     source = emit(plan)
-    backwards = make_backwards(plan, compiled, joint.segments, higher_order(capture, meta, joint))
+    backwards = make_backwards(plan, compiled, joint.segments, higher_order)
     call = build(plan, source, compiled, backwards)
     executable = Executable(capture, meta, joint, partition, compiled, plan, source, backwards, call)
-    tools.observe("executable", executable)
+    observe("executable", executable)
     return executable
 
 
-def compile_halves(joint: JointGraph, tools: Toolchain, known: passes.KnownValues | None) -> tuple[Partition, Compiled]:
+def lower(
+    joint: JointGraph, compiler: Compiler, observe: Observer, known: passes.KnownValues | None
+) -> tuple[Partition, Compiled]:
     """Partition a joint graph, and compile its forward."""
     names = GraphNames()
-    return compile_forward(partition_graph(joint, tools, known, names), joint, tools, names)
+    return compile_forward(partition_graph(joint, compiler, names, known), joint, compiler, observe, names)
 
 
-def partition_graph(joint: JointGraph, tools: Toolchain, known: passes.KnownValues | None, names: GraphNames) -> Partition:
+def partition_graph(
+    joint: JointGraph, compiler: Compiler, names: GraphNames, known: passes.KnownValues | None = None
+) -> Partition:
     """Partition a joint graph."""
     with names.compiling("joint"), collection_paused():
-        return partition_joint(passes.held_by_others(joint, known), tools.partition_fn, tools.objective)
+        return partition_joint(passes.held_by_others(joint, known), compiler.partition_fn, compiler.objective)
 
 
 def compile_forward(
-    partition: Partition, joint: JointGraph, tools: Toolchain, names: GraphNames, known_to_backend: bool = False
+    partition: Partition,
+    joint: JointGraph,
+    compiler: Compiler,
+    observe: Observer,
+    names: GraphNames,
+    known_to_backend: bool = False,
 ) -> tuple[Partition, Compiled]:
     """Compile the forward of a partition; `known_to_backend`: which the backend has compiled in another process."""
+    backend, options = compiler.backend, compiler.options
     with torch_compat.disable_autocast():
-        forward = passes.pipeline("forward", (), tools.options.forward_passes).run(partition.forward, tools.after_pass)
+        forward = passes.pipeline("forward", (), options.forward_passes).run(partition.forward, observe.after_pass)
     partition = replace(partition, forward=forward)
-    tools.observe("partition", partition)
+    observe("partition", partition)
     with names.compiling("inference" if partition.backward is None else "forward"):
         if known_to_backend:
-            compiled = tools.backend.recompile(forward, joint.static_inputs, partition.backward is not None)
+            compiled = backend.recompile(forward, joint.static_inputs, partition.backward is not None)
         else:
-            compiled = tools.backend.compile(partition, joint.static_inputs)
-    backward_passes = passes.pipeline("backward", (), tools.options.backward_passes)
-    compiled = with_backward_passes(names.of_backward(compiled), backward_passes, tools.after_pass)
-    return partition, with_eager_backwards(compiled) if tools.options.on_error == "eager" else compiled
+            compiled = backend.compile(partition, joint.static_inputs)
+    backward_passes = passes.pipeline("backward", (), options.backward_passes)
+    compiled = with_backward_passes(names.of_backward(compiled), backward_passes, observe.after_pass)
+    return partition, with_eager_backwards(compiled) if options.on_error == "eager" else compiled
+
+
+def are_awaited(args: Sequence[Any]) -> bool:
+    """Whether somebody acts on a gradient of one of the arguments as soon as it is there."""
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    return any(map(torch_compat.is_awaited, tensors)) or torch_compat.ddp_awaits_gradients()
 
 
 def count_ops(capture: Capture) -> int:

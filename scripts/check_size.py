@@ -48,8 +48,8 @@ def code_lines(source: str) -> int:
     """How many lines of a file are code."""
     others: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        if is_text or isinstance(node, (ast.Import, ast.ImportFrom)):
+        is_import = isinstance(node, (ast.Import, ast.ImportFrom))
+        if is_import or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             others.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     lines = enumerate(map(str.strip, source.splitlines()), 1)
     return sum(number not in others and bool(line) and not line.startswith("#") for number, line in lines)

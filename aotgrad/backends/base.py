@@ -23,7 +23,7 @@ from aotgrad import torch_compat
 from aotgrad.errors import BackendError
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 
-Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable]
+GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable]
 
 
 class Artefact(Protocol):
@@ -83,7 +83,7 @@ class Backend(Protocol):
         ...
 
 
-AnyBackend = str | Backend | Compiler
+AnyBackend = str | Backend | GraphCompiler
 """What users name a backend by: the name that it is registered under, itself, or a compiler of one graph."""
 
 
@@ -94,9 +94,9 @@ class FunctionBackend:
     """
 
     name: str
-    fw_compiler: Compiler
-    bw_compiler: Compiler | None = None
-    inference_compiler: Compiler | None = None
+    fw_compiler: GraphCompiler
+    bw_compiler: GraphCompiler | None = None
+    inference_compiler: GraphCompiler | None = None
     decomposition_table: Mapping[Any, Callable] = field(default_factory=dict)
     min_graph_ops: int = 0
     fuses: bool = True
@@ -134,7 +134,7 @@ class FunctionBackend:
     def compile_backward(self, half: GraphHalf) -> BoxedCallable:
         return self._compile(self.bw_compiler or self.fw_compiler, half, "backward")
 
-    def _compile(self, compiler: Compiler, half: GraphHalf, role: str) -> BoxedCallable:
+    def _compile(self, compiler: GraphCompiler, half: GraphHalf, role: str) -> BoxedCallable:
         compiled = compiler(half.module, example_inputs(half.module))
         if not callable(compiled):
             kind = type(compiled).__name__
@@ -201,7 +201,7 @@ def make_boxed_func(f: Callable) -> BoxedCallable:
     return call_boxed
 
 
-def make_boxed_compiler(compiler: Compiler) -> Compiler:
+def make_boxed_compiler(compiler: GraphCompiler) -> GraphCompiler:
     """A compiler whose results are boxed (see `make_boxed_func`)."""
 
     @functools.wraps(compiler)

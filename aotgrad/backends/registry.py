@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from aotgrad.backends.base import AnyBackend, Backend, Compiler, FunctionBackend
+from aotgrad.backends.base import AnyBackend, Backend, FunctionBackend, GraphCompiler
 from aotgrad.backends.eager import eager
 from aotgrad.backends.inductor.backend import InductorBackend, inductor
 from aotgrad.backends.interpreter import interpreter
@@ -18,9 +18,9 @@ _BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (eager, in
 def register(
     name: str,
     *,
-    fw_compiler: Compiler,
-    bw_compiler: Compiler | None = None,
-    inference_compiler: Compiler | None = None,
+    fw_compiler: GraphCompiler,
+    bw_compiler: GraphCompiler | None = None,
+    inference_compiler: GraphCompiler | None = None,
     decompositions: Mapping[Any, Callable] | None = None,
     fuses: bool = True,
 ) -> Backend:
@@ -81,7 +81,7 @@ def as_backend(backend: AnyBackend) -> Backend:
         return get(backend)
     if is_backend(backend):
         return cast(Backend, backend)
-    compiler = cast(Compiler, backend)
+    compiler = cast(GraphCompiler, backend)
     return FunctionBackend(getattr(compiler, "__name__", "user"), compiler)
 
 

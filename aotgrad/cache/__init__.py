@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from aotgrad.cache.io import plan_store
 from aotgrad.cache.lookup import StoredSmallGraph, compile_through_cache
-from aotgrad.cache.partition_entry import StoringRecipe
+from aotgrad.cache.partition_entry import lower_through_cache
 from aotgrad.cache.restore import Restored
 
-__all__ = ["Restored", "StoredSmallGraph", "StoringRecipe", "compile_through_cache", "plan_store"]
+__all__ = ["Restored", "StoredSmallGraph", "compile_through_cache", "lower_through_cache", "plan_store"]

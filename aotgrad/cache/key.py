@@ -3,7 +3,7 @@
 In: Dynamo's graph, its inputs, how it is compiled. Out: 64 hexadecimal digits, or `NotStored` with the reason why what is
 made of the graph is kept for this process only.
 
-    key_of(module, dedupe, tensors, hints, recipe, mode)
+    key_of(module, dedupe, tensors, hints, compiler, mode)
 
 A function is known by its name if it is torch's own, which the version of torch stands for. What is the user's own (an
 operator, a function, a pass) may change without a sign, so nothing is stored that depends on it.
@@ -15,7 +15,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.fx as fx
@@ -29,11 +29,9 @@ from aotgrad.convention import Dedupe
 from aotgrad.ir import InputHint, TensorInput
 from aotgrad.options import Options
 from aotgrad.partition import is_typed
+from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.module_state import slots_of
 from aotgrad.torch_compat import FakeTensorMode
-
-if TYPE_CHECKING:
-    from aotgrad.plan_cache.compiler import Recipe
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Classes without rules of their own."""
@@ -58,7 +56,7 @@ def key_of(
     dedupe: Dedupe,
     tensors: Sequence[Any],
     hints: Sequence[InputHint],
-    recipe: Recipe,
+    compiler: Compiler,
     mode: FakeTensorMode,
 ) -> str:
     """The key of what is made of Dynamo's graph.
@@ -68,7 +66,7 @@ def key_of(
         dedupe: which of the arguments are one tensor.
         tensors: the distinct arguments.
         hints: what is known of each.
-        recipe: how it is compiled.
+        compiler: how it is compiled.
         mode: of the fakes that it is traced with.
 
     Raises:
@@ -78,7 +76,7 @@ def key_of(
         symbols = torch_compat.symbolic_state(mode)
         places = tensors if symbols is None else symbolic_places(mode, tensors, hints)
         parts = (
-            *compilation_key(recipe.backend, recipe.partition_fn, recipe.options),
+            *compilation_key(compiler.backend, compiler.partition_fn, compiler.options),
             repr(dedupe),
             repr(symbols),
             text_of([input_key(*each) for each in zip(tensors, places, hints, strict=True)]),

@@ -11,95 +11,89 @@ goes wrong with the cache, the function is compiled. `counters` and the logger `
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.fx as fx
 
+from aotgrad import pipeline
 from aotgrad.cache.entry import Entry, GraphText, StoredPlan, StoredSmallGraph
 from aotgrad.cache.graphs import Origins, write_half
 from aotgrad.cache.io import assume, bypassed, plan_store, read_entry, storing_backend, write_entry
 from aotgrad.cache.key import NotStored, key_of, stack_traces
-from aotgrad.cache.partition_entry import StoringRecipe
+from aotgrad.cache.partition_entry import lower_through_cache
 from aotgrad.cache.restore import Restored, joint_digest, restore
 from aotgrad.cache.serialize import LIKE_NUMBERS, Damaged, NotPlain
 from aotgrad.cache.store import IS_SUPPORTED, Store, failed
 from aotgrad.capture.fake import find_fake_mode
-from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import Dedupe, MemorySharing
-from aotgrad.ir import InputHint, JointGraph, Partition
-from aotgrad.pipeline import Executable, SmallGraph, Toolchain
-from aotgrad.plan_cache.compiler import Recipe
+from aotgrad.ir import Compiled, JointGraph, Partition
+from aotgrad.passes import KnownValues
+from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, compile_forward, lower, partition_graph
+from aotgrad.plan_cache.entry import Stages
 from aotgrad.runtime.steps import ReturnValue
-from aotgrad.telemetry import observer as observe
 from aotgrad.telemetry.counters import counters
+from aotgrad.telemetry.graph_names import GraphNames
+from aotgrad.telemetry.observer import Observer, is_watched
 from aotgrad.torch_compat import FakeTensorMode, conditions_since, guards_of_mode
 
 log = logging.getLogger("aotgrad.cache")
 
 
 def compile_through_cache(
-    module: fx.GraphModule,
-    function: FlatFunction,
-    dedupe: Dedupe,
-    tensors: Sequence[Any],
-    hints: Sequence[InputHint],
-    recipe: Recipe,
-) -> Executable | SmallGraph | Restored | StoredSmallGraph:
-    """What `recipe.compile` makes of `function`, from the cache if it is there.
+    module: fx.GraphModule, dedupe: Dedupe, source: Source, compiler: Compiler
+) -> Stages | Restored | StoredSmallGraph:
+    """What is compiled of a function, from the cache if it is there.
 
     Args:
-        module: Dynamo's graph, which `function` runs.
-        function: what is traced.
+        module: Dynamo's graph, which the function runs.
         dedupe: which of the arguments of `module` are one tensor.
-        tensors, hints: as for `recipe.compile`.
-        recipe: how to compile.
+        source: the function.
+        compiler: how to compile it.
     """
-    recipe = recipe.as_awaited(tensors)
-    if recipe.options.verify or observe.is_watched():  # somebody looks at the stages
-        return recipe.compile(function, tensors, hints)
+    compiler = compiler.for_call(source.args)
+    if compiler.options.verify or is_watched():  # somebody looks at the stages
+        return pipeline.compile(source, compiler)
     try:
-        request = Request.of(module, dedupe, tensors, hints, recipe)
-        found = request.restored(function)
+        request = Request.of(module, dedupe, source, compiler)
+        found = request.restored(source)
     except NotStored as reason:
         log.info("a function is traced in every process: %s", reason)
-        return StoringRecipe(recipe.backend, recipe.partition_fn, recipe.options).compile(function, tensors, hints)
+        return pipeline.compile(source, replace(compiler, lower=lower_through_cache))
     if found is not None:
         counters["cache_hits"] += 1
         return found
     counters["cache_misses"] += 1
-    recording = RecordingRecipe.of(request)
-    made = recording.compile(function, tensors, hints)
-    request.keep(made, recording.stages)
+    recording = Recording(request.origins)
+    made = pipeline.compile(source, replace(request.compiler, lower=recording))
+    request.keep(made, recording)
     return made
 
 
 @dataclass(frozen=True)
 class Request:
-    """One function that is looked for. `recipe` has a backend that keeps what it makes in `store`, too."""
+    """One function that is looked for. `compiler` has a backend that keeps what it makes in `store`, too."""
 
     key: str
     store: Store
-    recipe: Recipe
-    tensors: Sequence[Any]
+    compiler: Compiler
+    args: Sequence[Any]
     origins: Origins
     mode: FakeTensorMode
     guards_before: int
 
     @classmethod
-    def of(
-        cls, module: fx.GraphModule, dedupe: Dedupe, tensors: Sequence[Any], hints: Sequence[InputHint], recipe: Recipe
-    ) -> Request:
+    def of(cls, module: fx.GraphModule, dedupe: Dedupe, source: Source, compiler: Compiler) -> Request:
         """Raises NotStored."""
         if not IS_SUPPORTED:
             raise NotStored("this system does not say who owns a folder")
-        mode = find_fake_mode(tensors)
-        key, store = key_of(module, dedupe, tensors, hints, recipe, mode), plan_store()
-        recipe = replace(recipe, backend=storing_backend(recipe.backend, store))
-        return cls(key, store, recipe, tensors, tuple(stack_traces(module)), mode, guards_of_mode(mode))
+        mode = find_fake_mode(source.args)
+        key, store = key_of(module, dedupe, source.args, source.hints, compiler, mode), plan_store()
+        compiler = replace(compiler, backend=storing_backend(compiler.backend, store))
+        return cls(key, store, compiler, source.args, tuple(stack_traces(module)), mode, guards_of_mode(mode))
 
-    def restored(self, function: FlatFunction) -> Restored | StoredSmallGraph | None:
+    def restored(self, source: Source) -> Restored | StoredSmallGraph | None:
         """What another process has made of the function, if it is there and of use."""
         content = self.store.read(self.key)
         if content is None:
@@ -110,7 +104,7 @@ class Request:
                     return small
                 case StoredPlan() as plan if self.shares_as(plan.sharing):
                     assume(plan.conditions)
-                    return restore(plan, function, self.recipe, self.mode, self.origins)
+                    return restore(plan, source, self.compiler, self.mode, self.origins)
         except Exception as error:  # an entry that was whole, and is of no use: what it says is not relied on
             failed(f"{self.key} is of no use: {type(error).__name__}: {error}")
         return None
@@ -123,36 +117,37 @@ class Request:
 
     def shares_as(self, sharing: MemorySharing) -> bool:
         """Whether the inputs share memory as those did that the entry was made for."""
-        return sharing.matches(self.tensors)
+        return sharing.matches(self.args)
 
-    def keep(self, made: Executable | SmallGraph, stages: StagesSeen) -> None:
+    def keep(self, made: Stages, recording: Recording) -> None:
         """Store what was made, if it can be."""
         try:
-            write_entry(self.store, self.key, self.entry_of(made, stages))
+            write_entry(self.store, self.key, self.entry_of(made, recording))
         except (NotPlain, NotStored) as reason:
             bypassed(reason)
 
-    def entry_of(self, made: Executable | SmallGraph, stages: StagesSeen) -> Entry:
+    def entry_of(self, made: Stages, recording: Recording) -> Entry:
         """Raises NotPlain, NotStored."""
         if isinstance(made, SmallGraph):
             return StoredSmallGraph(made.ops, made.limit)
+        assert isinstance(made, Executable), "it was compiled"
         returned = [step for step in made.plan.steps if isinstance(step, ReturnValue) and not step.is_name]
         if not all(type(step.value) in LIKE_NUMBERS for step in returned):
             raise NotStored("it returns an object of this process")
-        if stages.problem is not None:
-            raise stages.problem
-        assert stages.forward is not None and stages.joint is not None, "the stages ran"
+        if recording.problem is not None:
+            raise recording.problem
+        assert recording.forward is not None and recording.joint is not None, "the graph was lowered"
         return StoredPlan(
             convention=made.capture.convention,
             inputs=made.meta.inputs,
-            sharing=made.sharing(self.tensors),
+            sharing=made.sharing(self.args),
             plan=replace(made.plan, segments=()),
             source=made.source,
             segments=made.joint.segments,
-            forward=stages.forward,
+            forward=recording.forward,
             halves=tuple(write_half(half, self.origins) for half in made.plan.segments),
             static_inputs=made.joint.static_inputs,
-            joint=stages.joint,
+            joint=recording.joint,
             conditions=conditions_since(self.mode, self.guards_before),
         )
 
@@ -160,38 +155,24 @@ class Request:
 # --- What is only there while a function is compiled -----------------------------------------------------------------
 
 
-class StagesSeen:
-    """Called after every stage: writes down what the backend changes later."""
+@dataclass
+class Recording:
+    """Lowers the joint graph of a function, and writes down what the backend changes later."""
 
-    def __init__(self, observe: Callable[[str, Any], None], origins: Origins) -> None:
-        self.observe, self.origins = observe, origins
-        self.joint: str | None = None
-        self.forward: GraphText | None = None
-        self.problem: NotPlain | None = None
+    origins: Origins
+    joint: str | None = None
+    forward: GraphText | None = None
+    problem: NotPlain | None = None
 
-    def __call__(self, stage: str, result: Any) -> None:
-        self.observe(stage, result)
+    def __call__(
+        self, joint: JointGraph, compiler: Compiler, observe: Observer, known: KnownValues | None
+    ) -> tuple[Partition, Compiled]:
+        if self.joint is not None or self.problem is not None:  # of a derivative, which is not stored
+            return lower(joint, compiler, observe, known)
+        names = GraphNames()
+        partition = partition_graph(joint, compiler, names, known)
         try:
-            match result:
-                case JointGraph():
-                    self.joint = joint_digest(result)
-                case Partition():
-                    self.forward = write_half(result.forward, self.origins)
+            self.joint, self.forward = joint_digest(joint), write_half(partition.forward, self.origins)
         except NotPlain as problem:
             self.problem = problem
-
-
-@dataclass(frozen=True)
-class RecordingRecipe(Recipe):
-    """A recipe for one compilation, of which the stages are written down."""
-
-    stages: StagesSeen
-
-    @classmethod
-    def of(cls, request: Request) -> RecordingRecipe:
-        recipe = request.recipe
-        stages = StagesSeen(recipe.toolchain().observe, request.origins)
-        return cls(recipe.backend, recipe.partition_fn, recipe.options, stages)
-
-    def toolchain(self) -> Toolchain:
-        return replace(super().toolchain(), observe=self.stages)
+        return compile_forward(partition, joint, compiler, observe, names)

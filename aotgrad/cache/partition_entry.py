@@ -1,9 +1,9 @@
 """The halves of a joint graph, from the cache if another process has made them. The function was traced before.
 
-In: a joint graph, and what it is partitioned and compiled with. Out: what `pipeline.compile_halves` gives. What a Python
+In: a joint graph, and what it is partitioned and compiled with. Out: what `pipeline.lower` gives. What a Python
 function depends on is not known before it runs; what its halves depend on is: the joint graph says everything.
 
-    StoringRecipe(backend, partition_fn, options)        compiles with halves from the cache
+    replace(compiler, lower=lower_through_cache)        compiles with halves from the cache
 """
 
 from __future__ import annotations
@@ -23,81 +23,72 @@ from aotgrad.cache.serialize import Damaged, NotPlain, Writer
 from aotgrad.cache.store import IS_SUPPORTED, Store, failed
 from aotgrad.ir import Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.passes import KnownValues
-from aotgrad.pipeline import Toolchain, compile_forward, compile_halves, partition_graph
-from aotgrad.plan_cache.compiler import Recipe
-from aotgrad.telemetry import observer as observe
+from aotgrad.pipeline import Compiler, compile_forward, lower, partition_graph
 from aotgrad.telemetry.counters import counters
 from aotgrad.telemetry.graph_names import GraphNames
+from aotgrad.telemetry.observer import Observer, is_watched
 from aotgrad.torch_compat import FakeTensorMode, conditions_since, fake_mode_of, guards_of_mode, symbolic_state
 
 TAGS = ("recompute", "has_backward_hook", "partitioner_tag")
 """What else of a node decides how a graph is partitioned, besides its checkpoint region."""
 
 
-@dataclass(frozen=True)
-class StoringRecipe(Recipe):
-    """A recipe whose halves, and what the backend made of them, are kept for other processes."""
-
-    def toolchain(self) -> Toolchain:
-        return replace(super().toolchain(), compile_halves=compile_halves_through_cache)
-
-
-def compile_halves_through_cache(
-    joint: JointGraph, tools: Toolchain, known: KnownValues | None
+def lower_through_cache(
+    joint: JointGraph, compiler: Compiler, observe: Observer, known: KnownValues | None
 ) -> tuple[Partition, Compiled]:
-    """What `compile_halves` makes of a joint graph, from the cache if it is there."""
-    if tools.options.verify or observe.is_watched():  # somebody looks at the stages
-        return compile_halves(joint, tools, known)
+    """What `pipeline.lower` makes of a joint graph, from the cache if it is there."""
+    if compiler.options.verify or is_watched():  # somebody looks at the stages
+        return lower(joint, compiler, observe, known)
     try:
         if known is not None:
             raise NotStored("it takes values that another graph has saved")
-        request = HalvesRequest.of(joint, tools)
+        request = HalvesRequest.of(joint, compiler)
     except (NotStored, NotPlain) as reason:
         bypassed(reason)
-        return compile_halves(joint, tools, known)
+        return lower(joint, compiler, observe, known)
     found, names = request.found(), GraphNames()
     if found is not None:
         counters["cache_hits"] += 1
-        return compile_forward(found, joint, request.tools, names, known_to_backend=True)
+        return compile_forward(found, joint, request.compiler, observe, names, known_to_backend=True)
     counters["cache_misses"] += 1
-    partition = partition_graph(joint, tools, known, names)
+    partition = partition_graph(joint, compiler, names)
     try:
         forward = request.text_of(partition.forward)
     except NotPlain as reason:
         bypassed(reason)
-        return compile_forward(partition, joint, request.tools, names)
-    made = compile_forward(partition, joint, request.tools, names)
+        return compile_forward(partition, joint, request.compiler, observe, names)
+    made = compile_forward(partition, joint, request.compiler, observe, names)
     request.keep(forward, partition)
     return made
 
 
 @dataclass(frozen=True)
 class HalvesRequest:
-    """Halves that are looked for. `tools` have a backend that keeps what it makes in `store`, too.
+    """Halves that are looked for. `compiler` has a backend that keeps what it makes in `store`, too.
 
     `held` are the tensors that the joint graph refers to: the halves refer to the same ones.
     """
 
     key: str
     store: Store
-    tools: Toolchain
+    compiler: Compiler
     origins: Origins
     held: Attributes
     mode: FakeTensorMode
     guards_before: int
 
     @classmethod
-    def of(cls, joint: JointGraph, tools: Toolchain) -> HalvesRequest:
+    def of(cls, joint: JointGraph, compiler: Compiler) -> HalvesRequest:
         """Raises NotStored, NotPlain."""
         if not IS_SUPPORTED:
             raise NotStored("this system does not say who owns a folder")
         graph, held = joint.module.graph, tensors_of(joint.module)
         origins = tuple(dict.fromkeys(node.meta.get("stack_trace") for node in graph.nodes))
         mode = fake_mode_of(graph)
-        how = (*compilation_key(tools.backend, tools.partition_fn, tools.options), repr(symbolic_state(mode)))
+        how = (*compilation_key(compiler.backend, compiler.partition_fn, compiler.options), repr(symbolic_state(mode)))
         key, store = digest("halves", *how, text_of(joint_key(joint, origins, held))), plan_store()
-        tools = replace(tools, backend=storing_backend(tools.backend, store))
-        return cls(key, store, tools, origins, held, mode, guards_of_mode(mode))
+        compiler = replace(compiler, backend=storing_backend(compiler.backend, store))
+        return cls(key, store, compiler, origins, held, mode, guards_of_mode(mode))
 
     def found(self) -> Partition | None:
         """What another process has made of the graph, if it is there and of use."""

@@ -18,13 +18,12 @@ from aotgrad.analysis import analyze
 from aotgrad.cache.entry import StoredPlan
 from aotgrad.cache.graphs import Origins, StoredHalf, digest, text_of
 from aotgrad.cache.serialize import Writer
-from aotgrad.capture.trace import FlatFunction, capture_function
+from aotgrad.capture.trace import capture_function
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import ContractError
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
-from aotgrad.pipeline import SmallGraph, build_joint_graph
+from aotgrad.pipeline import Compiler, SmallGraph, Source, differentiate
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.compiler import Recipe
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.on_error import with_eager_backwards
 from aotgrad.runtime.autograd import Backward
@@ -62,13 +61,13 @@ class Restored:
         return MemorySharing.of(args, [info for _, info in self.arguments])
 
 
-def restore(stored: StoredPlan, function: FlatFunction, recipe: Recipe, mode: FakeTensorMode, origins: Origins) -> Restored:
+def restore(stored: StoredPlan, source: Source, compiler: Compiler, mode: FakeTensorMode, origins: Origins) -> Restored:
     """The function that an entry is of.
 
     Args:
         stored: the entry.
-        function: what was compiled, as this process has it.
-        recipe: how it was compiled.
+        source: what was compiled, as this process has it.
+        compiler: how it was compiled.
         mode: of the fakes in the entry.
         origins: the stack traces that its graphs refer to.
     """
@@ -76,11 +75,11 @@ def restore(stored: StoredPlan, function: FlatFunction, recipe: Recipe, mode: Fa
     plan = replace(stored.plan, segments=tuple(halves))
     names = GraphNames()
     with names.compiling("forward" if halves else "inference"):
-        compiled = names.of_backward(recipe.backend.recompile(forward, stored.static_inputs, bool(halves)))
-    if recipe.options.on_error == "eager":
+        compiled = names.of_backward(compiler.backend.recompile(forward, stored.static_inputs, bool(halves)))
+    if compiler.options.on_error == "eager":
         compiled = with_eager_backwards(compiled)
-    again = TracedAgain(stored, function, recipe, mode, TraceState.now())
-    batches = CompiledBatches(PlanCache(recipe, "batched backward of a stored function"))
+    again = TracedAgain(stored, source, compiler, mode, TraceState.now())
+    batches = CompiledBatches(PlanCache(compiler, "batched backward of a stored function"))
     backwards = make_backwards(plan, compiled, stored.segments, LaterHigherOrder(again, batches))
     return Restored(stored, backwards, build(plan, stored.source, compiled, backwards))
 
@@ -125,8 +124,8 @@ class TracedAgain:
     """Makes what computes gradients of gradients, from the stages that the entry does without."""
 
     stored: StoredPlan
-    function: FlatFunction
-    recipe: Recipe
+    source: Source
+    compiler: Compiler
     mode: FakeTensorMode
     state: TraceState
 
@@ -136,13 +135,13 @@ class TracedAgain:
         It is not if a setting has changed that decides what is traced: saved values are then other ones.
         """
         with COMPILING, self.state.active(), torch_compat.outside_transforms():
-            tools = self.recipe.toolchain()
-            capture = capture_function(self.function, self.stored.convention, self.mode, tools.backend.decompositions())
-            traced = build_joint_graph(capture, analyze(capture), tools)
+            compiler, source = self.compiler, self.source
+            decompositions = compiler.backend.decompositions()
+            capture = capture_function(source.function, self.stored.convention, self.mode, decompositions)
+            traced = differentiate(capture, analyze(capture), compiler, compiler.observer())
             if isinstance(traced, SmallGraph) or ends(traced.joint.segments) != ends(self.stored.segments):
                 raise ContractError("a stored function, traced again, has other gradients")
-            higher_order = self.recipe.higher_order(self.function, None, capture, traced.meta, traced.joint)
-            return higher_order, joint_digest(traced.joint) == self.stored.joint
+            return compiler.derive(source, traced, compiler), joint_digest(traced.joint) == self.stored.joint
 
 
 def ends(segments: Sequence[BackwardSegment]) -> list[tuple[Any, Any]]:

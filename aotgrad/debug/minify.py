@@ -42,10 +42,9 @@ from aotgrad.debug.script import needs_data, script_text
 from aotgrad.errors import NothingToMinify
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, Partition
 from aotgrad.options import Options
-from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.plan_cache.binding import bind
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.compiler import Recipe
+from aotgrad.plan_cache.compiler import make_compiler
 
 log = logging.getLogger("aotgrad.debug")
 
@@ -206,10 +205,10 @@ def graphs_of(
     """Each graph that a call and a backward through all its results run, with what it gets."""
     recorder = GraphRecorder(backend)
     options = Options.from_mapping({"enabled": True, "dynamic": dynamic})
-    recipe = Recipe(recorder, min_cut_rematerialization_partition, options)
+    compiler = make_compiler(recorder, options)
     target = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
     args, kwargs = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
-    calls = bind(target, PlanCache(recipe, "minify"))
+    calls = bind(target, PlanCache(compiler, "minify"))
     outputs = [leaf for leaf in pytree.tree_leaves(calls(*args, **kwargs)) if differentiable(leaf)]
     wanted = [tensor for tensor in calls.call_of(args, kwargs).arguments.tensors if tensor.requires_grad]
     if outputs and wanted:

@@ -20,20 +20,19 @@ import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.backends import FunctionBackend, nop
-from aotgrad.backends.base import Compiler
+from aotgrad.backends.base import GraphCompiler
 from aotgrad.errors import CaptureError, ExportError
 from aotgrad.export.graph import GraphWriter, reject_moved_inputs, reject_shared_memory
-from aotgrad.export.trace import JointRecipe, joint_plan
+from aotgrad.export.trace import joint_plan
 from aotgrad.ir import GraphHalf, IsInput, IsOutput, JointGraph
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.passes.checked import CheckedPass
 from aotgrad.passes.rewrite import copy_half
-from aotgrad.pipeline import TracedJoint
-from aotgrad.pipeline import compile_joint as compile_traced
+from aotgrad.pipeline import TracedJoint, finish
 from aotgrad.plan_cache.binding import BoundFunction, PlainFunction, bind, state_of
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.compiler import Recipe
+from aotgrad.plan_cache.compiler import make_compiler, make_tracer
 from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.printing import graph_text
@@ -94,8 +93,8 @@ def export_joint(
         ['output 0', 'gradient of primal 0']
     """
     backend = FunctionBackend("export", nop, decomposition_table=decompositions or {})
-    recipe = JointRecipe(backend, min_cut_rematerialization_partition, options_of(options))
-    calls = bind(fn, PlanCache(recipe, getattr(fn, "__qualname__", type(fn).__qualname__)))
+    compiler = make_tracer(backend, options_of(options))
+    calls = bind(fn, PlanCache(compiler, getattr(fn, "__qualname__", type(fn).__qualname__)))
     args, kwargs = tuple(args), dict(kwargs or {})
     plan, traced = joint_plan(calls, args, kwargs)
     joint = traced.joint
@@ -131,11 +130,11 @@ def names_of(
 
 def compile_joint(
     joint: ExportedJoint,
-    fw_compiler: Compiler,
-    bw_compiler: Compiler | None = None,
+    fw_compiler: GraphCompiler,
+    bw_compiler: GraphCompiler | None = None,
     partition_fn: Callable = min_cut_rematerialization_partition,
     *,
-    inference_compiler: Compiler | None = None,
+    inference_compiler: GraphCompiler | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile a joint graph that was exported, and perhaps changed.
@@ -154,11 +153,11 @@ def compile_joint(
         CaptureError: at a call, if an argument is of another kind than those that the graph was exported for.
     """
     backend = FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler)
-    recipe = Recipe(backend, partition_fn, options_of(options))
-    first_order: Any = FirstOrder(CompiledBatches(PlanCache(recipe, "batched backward")))
+    compiler = make_compiler(backend, options_of(options), partition_fn)
+    first_order: Any = FirstOrder(CompiledBatches(PlanCache(compiler, "batched backward")))
     with COMPILING:
         changed = CheckedPass(cast(Any, Replacement(joint.module)), "joint").apply(copy_of(joint.traced.joint))
-        executable = compile_traced(replace(joint.traced, joint=changed), recipe.toolchain(), lambda *_: first_order)
+        executable = finish(replace(joint.traced, joint=changed), compiler, compiler.observer(), first_order)
     return CompiledJoint(joint.calls, replace(joint.plan, executable=executable))
 
 
@@ -245,7 +244,7 @@ def aot_export_joint_simple(
     if not all(isinstance(arg, torch.Tensor) for arg in given):
         raise ExportError("aot_export_joint_simple takes tensors; flatten the arguments first")
     backend = FunctionBackend("export", nop, decomposition_table=decompositions or {})
-    cache = PlanCache(JointRecipe(backend, min_cut_rematerialization_partition, options_of(None)), "export")
+    cache = PlanCache(make_tracer(backend, options_of(None)), "export")
     calls = PlainFunction(cache, func, state_of(func), num_params_buffers)
     with torch.set_grad_enabled(trace_joint and torch.is_grad_enabled()):
         plan, traced = joint_plan(calls, given, {})

@@ -18,13 +18,13 @@ from torch import nn
 from aotgrad.backends import FunctionBackend, nop
 from aotgrad.errors import ExportError
 from aotgrad.export.graph import GraphWriter, reject_moved_inputs, reject_shared_memory
-from aotgrad.export.trace import JointRecipe, joint_plan
+from aotgrad.export.trace import joint_plan
 from aotgrad.ir import NonAlias
 from aotgrad.options import Options
-from aotgrad.partition import default_partition
 from aotgrad.pipeline import TracedJoint
 from aotgrad.plan_cache.binding import BoundModule, Call
 from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.compiler import make_tracer
 from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.plan_cache.module_state import LiftedModule, slots_of
 
@@ -133,8 +133,8 @@ def traced_module(
 ) -> tuple[CachedPlan, TracedJoint]:
     """The joint graph of a module; a loss that is a view is copied, so that it is a result of its own."""
     backend = FunctionBackend("export", nop, decomposition_table=decompositions)
-    options = Options.from_mapping({"min_graph_ops": 0, "dynamic": dynamic})
-    cache = PlanCache(JointRecipe(backend, default_partition, options), type(mod).__qualname__)
+    options = Options.from_mapping({"dynamic": dynamic})
+    cache = PlanCache(make_tracer(backend, options), type(mod).__qualname__)
     calls = LossCalls(cache, mod, LiftedModule(mod), loss)
     plan, traced = joint_plan(calls, args, kwargs)
     if loss is not None and not isinstance(traced.meta.outputs[loss], NonAlias):

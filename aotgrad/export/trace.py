@@ -6,42 +6,16 @@ far, with the guards and the structure of the result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from aotgrad.capture.trace import FlatFunction
-from aotgrad.capture.values import ValueReads
 from aotgrad.errors import CaptureError
-from aotgrad.ir import InputHint
-from aotgrad.passes import KnownValues
-from aotgrad.pipeline import SmallGraph, TracedJoint, trace_joint
+from aotgrad.pipeline import TracedJoint
 from aotgrad.plan_cache.binding import BoundFunction
-from aotgrad.plan_cache.compiler import Recipe
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 
 
-@dataclass(frozen=True)
-class JointRecipe(Recipe):
-    """A recipe that stops at the joint graph, which has no guards to go with it. Its options say `min_graph_ops=0`."""
-
-    @property
-    def answers_values(self) -> bool:
-        return False
-
-    def compile(
-        self,
-        function: FlatFunction,
-        args: Sequence[Any],
-        hints: Sequence[InputHint],
-        known: KnownValues | None = None,
-        values: ValueReads | None = None,
-    ) -> TracedJoint | SmallGraph:
-        return trace_joint(function, args, hints, self.in_one_piece().toolchain(), known, values)
-
-
 def joint_plan(calls: BoundFunction, args: tuple, kwargs: dict[str, Any]) -> tuple[CachedPlan, TracedJoint]:
-    """The stages up to the joint graph of one call; `calls` are made with a `JointRecipe`.
+    """The stages up to the joint graph of one call; `calls` are made with `make_tracer`.
 
     Raises:
         CaptureError: the function is not compiled at all, since it runs under a transform or the option `enabled` is off.

@@ -18,11 +18,11 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.api import EagerModule, FlatCallable, compile_module
-from aotgrad.backends import registry
 from aotgrad.capture.recorder import give_lines
 from aotgrad.errors import AOTGradError, CaptureError
 from aotgrad.options import Options
-from aotgrad.plan_cache.compiler import PARTITIONERS, Recipe
+from aotgrad.pipeline import Compiler
+from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.on_error import ran_eagerly
 
 
@@ -72,10 +72,10 @@ class DynamoBackend:
 
     def compiled(self, module: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable:
         """What runs in place of Dynamo's graph."""
-        recipe = Recipe(registry.configured(self.backend, options), PARTITIONERS[options.partitioner], options)
+        compiler = make_compiler(self.backend, options)
         give_lines(module.graph)
         try:
-            compiled = compile_graph(module, example_inputs, recipe)
+            compiled = compile_graph(module, example_inputs, compiler)
         except Exception as error:
             if breaks_graph(error) or options.on_error == "raise":
                 raise
@@ -84,17 +84,17 @@ class DynamoBackend:
         return torch_compat.disable_dynamo(compiled.fastest)
 
 
-def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], recipe: Recipe) -> FlatCallable | EagerModule:
+def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], compiler: Compiler) -> FlatCallable | EagerModule:
     """The compiled graph; for the floats of this call alone where a trace cannot do without their values."""
-    stored = recipe.options.cache is not False
+    stored = compiler.options.cache is not False
     try:
-        return compile_module(module, example_inputs, recipe, stored)
+        return compile_module(module, example_inputs, compiler, stored)
     except CaptureError as error:
         lacks_floats = torch_compat.lacks_symbolic_floats(error.__cause__)
         constant = with_constant_floats(module, example_inputs) if lacks_floats else None
         if constant is None:
             raise
-    return compile_module(constant, example_inputs, recipe, stored)
+    return compile_module(constant, example_inputs, compiler, stored)
 
 
 def with_mode(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, Any]:

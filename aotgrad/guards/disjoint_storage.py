@@ -37,7 +37,7 @@ class Separation:
     def __init__(self, written: Sequence[int], others: Sequence[int], spans: Mapping[int, int | None]) -> None:
         sized = [k for k in others if spans[k]]
         self.written_of, self.sized_of = picker(written), picker(sized)
-        self.sizes = [spans[k] for k in sized]
+        self.sizes = [spans[k] or 0 for k in sized]
         self.unsized = [k for k in others if not spans[k]]
         self.others, self.spans = others, spans
         self.last = LastCheck([], set())

@@ -43,9 +43,10 @@ from aotgrad.inspect.specs import SpecError
 from aotgrad.inspect.targets import Target, UsageError
 from aotgrad.native import build as native_build
 from aotgrad.options import Options, native_wanted
+from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.binding import bind
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.compiler import PARTITIONERS, Recipe
+from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.entry import NoPlan
 from aotgrad.telemetry.observer import LAST_STAGE, recorded
 
@@ -150,20 +151,19 @@ def run_explain(arguments: argparse.Namespace) -> int:
 def run_stages(arguments: argparse.Namespace) -> int:
     options = Options.from_mapping(options_of(arguments))
     target = Target.of(arguments.function, arguments.inputs)
-    recipe = Recipe(registry.configured(arguments.backend, options), PARTITIONERS[options.partitioner], options)
-    for title, text in stages(target, recipe, arguments.stage or STAGES):
+    for title, text in stages(target, make_compiler(arguments.backend, options), arguments.stage or STAGES):
         print(f"--- {title} ---\n\n{text}\n")
     return OK
 
 
-def stages(target: Target, recipe: Recipe, wanted: Sequence[str]) -> Iterator[tuple[str, str]]:
+def stages(target: Target, compiler: Compiler, wanted: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The name and text of every wanted stage.
 
     Raises:
         UsageError: the function raises by itself.
     """
     with recorded() as found:
-        plan = bind(target.function, PlanCache(recipe, "stages")).plan_for(*target.inputs)
+        plan = bind(target.function, PlanCache(compiler, "stages")).plan_for(*target.inputs)
     if isinstance(plan, NoPlan):
         cause = "" if plan.error is None else f": {type(plan.error).__name__}: {plan.error}"
         raise UsageError(f"there are no stages, since {plan.reason}{cause}") from plan.error

@@ -70,7 +70,7 @@ class DebugState:
 def debug_state(cache: PlanCache) -> DebugState:
     """A picture of a cache: later calls do not change it."""
     plans = tuple(map(plan_state, cache.plans()))
-    return DebugState(cache.name, cache.recipe.options.plan_limit, plans, dict(cache.fallbacks))
+    return DebugState(cache.name, cache.compiler.options.plan_limit, plans, dict(cache.fallbacks))
 
 
 def plan_state(plan: CachedPlan) -> PlanState:

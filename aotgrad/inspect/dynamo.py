@@ -21,9 +21,9 @@ from torch import nn
 
 from aotgrad import torch_compat
 from aotgrad.inspect.explanation import Explanation, SourceLine, explanation_of
+from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.binding import NamedTensor, bind
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.compiler import Recipe
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class DynamoExplainer:
     """Call it as the function is called."""
 
     function: Callable
-    recipe: Recipe
+    compiler: Compiler
 
     def __call__(self, *args: Any, **kwargs: Any) -> DynamoExplanation:
         """What `torch.compile` makes of a call with these arguments. Dynamo forgets what it has compiled before.
@@ -80,7 +80,7 @@ class DynamoExplainer:
         name = getattr(function, "__qualname__", type(function).__qualname__)
         function = copy.deepcopy(function) if isinstance(function, nn.Module) else function
         args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (args, kwargs))
-        explaining = Explaining(name, self.recipe)
+        explaining = Explaining(name, self.compiler)
         with torch_compat.dynamo_forgets(), torch_compat.graph_breaks() as breaks:
             torch.compile(function, backend=explaining)(*args, **kwargs)
         return DynamoExplanation(
@@ -103,7 +103,7 @@ class Explaining:
     """A backend for Dynamo that explains each graph where it first runs, and runs it in eager."""
 
     name: str
-    recipe: Recipe
+    compiler: Compiler
     graphs: list[Explanation] = field(default_factory=list)
 
     def __call__(self, module: fx.GraphModule, example_inputs: Any) -> Callable:
@@ -118,7 +118,7 @@ class Explaining:
         return torch_compat.disable_dynamo(run)
 
     def explain(self, module: fx.GraphModule, args: tuple, inputs: Sequence[NamedTensor]) -> Explanation:
-        calls = bind(module, PlanCache(self.recipe, f"{self.name}, graph {len(self.graphs) + 1}"))
+        calls = bind(module, PlanCache(self.compiler, f"{self.name}, graph {len(self.graphs) + 1}"))
         tensors = [name for name, arg in zip(inputs, args, strict=True) if isinstance(arg, torch.Tensor)]
         return explanation_of(calls.plan_for(*args), calls.cache, tensors)
 

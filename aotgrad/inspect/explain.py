@@ -21,7 +21,7 @@ from aotgrad.ir import Compiled, Partition
 from aotgrad.options import Options
 from aotgrad.plan_cache.binding import BoundFunction, bind
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.compiler import PARTITIONERS, Recipe
+from aotgrad.plan_cache.compiler import make_compiler
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ def explain(
         [('x', 24)]
     """
     checked = Options.from_mapping(options)
-    recipe = Recipe(Uncompiled(registry.get(backend)), PARTITIONERS[checked.partitioner], checked)
+    compiler = make_compiler(Uncompiled(registry.get(backend)), checked)
     if dynamo:
-        return DynamoExplainer(fn, recipe)
+        return DynamoExplainer(fn, compiler)
     calls = getattr(fn, "calls", None)
     if calls is None:
         original = torch_compat.without_dynamo(fn)
-        calls = bind(fn, PlanCache(recipe, getattr(original, "__qualname__", type(original).__qualname__)))
+        calls = bind(fn, PlanCache(compiler, getattr(original, "__qualname__", type(original).__qualname__)))
     return Explainer(calls)
 
 

@@ -221,7 +221,7 @@ def explanation_of(plan: CachedPlan | NoPlan, cache: PlanCache, tensors: Sequenc
         cache: all plans of the function.
         tensors: what the user calls each tensor of the call.
     """
-    backend, plans = cache.recipe.backend.name, tuple(plan_row(other, other is plan) for other in cache.plans())
+    backend, plans = cache.compiler.backend.name, tuple(plan_row(other, other is plan) for other in cache.plans())
     match plan:
         case NoPlan(reason, error):
             cause = "" if error is None else f" ({type(error).__name__}: {error})"

@@ -20,12 +20,13 @@ from tabulate import tabulate
 
 from aotgrad.backends import registry
 from aotgrad.errors import PartitionError
-from aotgrad.export.trace import JointRecipe, joint_plan
+from aotgrad.export.trace import joint_plan
 from aotgrad.ir import JointGraph
 from aotgrad.options import Options
-from aotgrad.partition import FrontierPoint, Objective, frontier_points, min_cut_rematerialization_partition
+from aotgrad.partition import FrontierPoint, Objective, frontier_points
 from aotgrad.plan_cache.binding import bind
 from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.compiler import make_tracer
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,6 @@ def _row(point: FrontierPoint, most: int, note: str) -> list[str]:
 
 
 def _joint_of(fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], backend: str) -> JointGraph:
-    options = Options.from_mapping({"min_graph_ops": 0})
-    recipe = JointRecipe(registry.get(backend), min_cut_rematerialization_partition, options)
-    _, traced = joint_plan(bind(fn, PlanCache(recipe, "memory_frontier")), args, kwargs)
+    compiler = make_tracer(registry.get(backend), Options.from_mapping({}))
+    _, traced = joint_plan(bind(fn, PlanCache(compiler, "memory_frontier")), args, kwargs)
     return traced.joint

@@ -10,20 +10,19 @@ A hit takes no lock. Threads that miss at once compile once. A function that is 
 
 from __future__ import annotations
 
-import functools
 import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from aotgrad import passes, torch_compat
 from aotgrad.capture.trace import OwnGeneratorError
 from aotgrad.errors import CaptureError, EagerError
-from aotgrad.pipeline import SmallGraph
+from aotgrad.pipeline import Compiler, SmallGraph
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.compile import Request, TracedOnce, key_of, make_plan, reject_second_run
 from aotgrad.plan_cache.entry import AmbientState, CachedPlan, FastPath, NoPlan, Stages
@@ -31,11 +30,6 @@ from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generator
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.on_error import ran_eagerly
 from aotgrad.telemetry.counters import counters
-from aotgrad.transforms.functorch import CompiledTransforms, reject_changes, reject_what_transforms_see
-from aotgrad.transforms.jvp import CompiledJvp, reject_aliases
-
-if TYPE_CHECKING:
-    from aotgrad.plan_cache.compiler import Recipe
 
 DISABLED = "the option `enabled` is off"
 OBSERVED = "a trace, mode or transform watches every op"
@@ -55,7 +49,7 @@ class PlanCache:
     compiled.
     """
 
-    recipe: Recipe
+    compiler: Compiler
     name: str
     check: Callable[[Stages], None] | None = None
     entries: dict[tuple, list[CachedPlan]] = field(default_factory=dict)
@@ -75,22 +69,6 @@ class PlanCache:
             self.generators.clear()
             self.failed.clear()
             self.warned = False
-            for name in ("jvp", "transformed"):
-                self.__dict__.pop(name, None)
-
-    @functools.cached_property
-    def jvp(self) -> CompiledJvp:
-        """What a call runs for which `runs_eagerly`: with dual numbers a compiled jvp, else the function itself."""
-        return CompiledJvp(PlanCache(self.recipe, f"jvp of {self.name}", check=reject_aliases))
-
-    @functools.cached_property
-    def transformed(self) -> CompiledTransforms:
-        """What a call runs inside of a `torch.func` transform."""
-        recipe = self.recipe.of_transforms()
-        plans = PlanCache(recipe, f"a transform of {self.name}", check=reject_what_transforms_see)
-        derivatives = PlanCache(recipe, f"a derivative of {self.name}", check=reject_changes)
-        flags = PlanCache(recipe.of_flags(), f"the flags of a derivative of {self.name}")
-        return CompiledTransforms(plans, derivatives, flags, self.jvp)
 
     def runs_eagerly(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether no plan is looked for; counted by reason."""
@@ -102,7 +80,7 @@ class PlanCache:
 
     def why_eagerly(self, tensors: Sequence[torch.Tensor]) -> str | None:
         """Why no plan is looked for: options, or every op of the call matters to someone else."""
-        if not self.recipe.options.enabled:
+        if not self.compiler.options.enabled:
             return DISABLED
         return OBSERVED if torch_compat.ops_are_observed(tensors) else None
 
@@ -218,17 +196,17 @@ class PlanCache:
                 return NoPlan(FAILS)
             counters["misses"] += 1
             self.explain_miss(key, tensors)
-            if len(self.plans()) >= self.recipe.options.plan_limit:
+            if len(self.plans()) >= self.compiler.options.plan_limit:
                 self.warn_once(key, tensors)
                 return NoPlan(TOO_MANY)
             traced = TracedOnce(request.function)
             try:
                 earlier = self.entries.get(key, ())
-                plan = make_plan(replace(request, function=traced), self.recipe, self.name, earlier, self.check)
+                plan = make_plan(replace(request, function=traced), self.compiler, self.name, earlier, self.check)
             except Exception as error:
                 if error is traced.raised or isinstance(error, EagerError):
                     return NoPlan(RAISES, error)
-                if self.recipe.options.on_error == "raise" or isinstance(error, OwnGeneratorError):
+                if self.compiler.options.on_error == "raise" or isinstance(error, OwnGeneratorError):
                     raise
                 ran_eagerly(self.name, error)
                 self.failed.add(described(request))

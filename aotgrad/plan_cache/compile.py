@@ -1,7 +1,7 @@
 """How a plan is made: a call that no plan fits is traced and compiled, and gets the guards that find it again.
 
     request = Request(key, function, arguments, static_count, state)
-    make_plan(request, recipe, "f", earlier plans)     a `CachedPlan`
+    make_plan(request, compiler, "f", earlier plans)     a `CachedPlan`
 
 Errors of the function and refusals of ours are raised; what they mean for the call is the cache's business.
 """
@@ -13,11 +13,11 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from aotgrad import native, passes, torch_compat
+from aotgrad import native, passes, pipeline, torch_compat
 from aotgrad.capture.values import ValueReads
 from aotgrad.convention import Dedupe, MemorySharing
 from aotgrad.errors import AOTGradError, CaptureError, UnsupportedAliasingError
@@ -26,13 +26,10 @@ from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.plan import PlanGuards, structure_key
 from aotgrad.guards.tensor_properties import FACTS, PropertyReads
 from aotgrad.ir import InputHint, SymInput
-from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
+from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
 from aotgrad.plan_cache.entry import AmbientState, CachedPlan, Stages
 from aotgrad.runtime.steps import MakeView, UpdateGeometry
-
-if TYPE_CHECKING:
-    from aotgrad.plan_cache.compiler import Recipe
 
 log = logging.getLogger("aotgrad.guards.plan")
 
@@ -71,12 +68,16 @@ class Request:
 
 
 def make_plan(
-    request: Request, recipe: Recipe, name: str, earlier: Sequence[CachedPlan], check: Callable[[Stages], None] | None = None
+    request: Request,
+    compiler: Compiler,
+    name: str,
+    earlier: Sequence[CachedPlan],
+    check: Callable[[Stages], None] | None = None,
 ) -> CachedPlan:
     """Trace and compile the function of a request.
 
     Args:
-        recipe: how.
+        compiler: how.
         name: what the log calls the function.
         earlier: plans with the same key: they say which sizes change.
         check: may refuse what was made by raising.
@@ -86,11 +87,11 @@ def make_plan(
     dedupe, known = Dedupe.of(request.tensors), request.known
     tensors, function = dedupe.enter(request.tensors), FlatCall.of(request, dedupe)
     attempts = SpecializationRetry(
-        recipe,
+        compiler,
         name,
         function,
         tensors,
-        hints=dedupe.enter(hints_of(request, recipe, earlier)),
+        hints=dedupe.enter(hints_of(request, compiler, earlier)),
         known=known and known.at(dedupe.positions),
     )
     first = max((plan.guards.values.level for plan in earlier if plan.guards.values is not None), default=Level.NONE)
@@ -136,26 +137,26 @@ class SpecializationRetry:
     """The ways to compile a flat function, which are tried one after the other.
 
     Attributes:
-        recipe: how it is compiled.
+        compiler: how it is compiled.
         name: what the log calls it.
         tensors: its distinct arguments.
         known: see `Request`.
     """
 
-    recipe: Recipe
+    compiler: Compiler
     name: str
     function: Callable
     tensors: Sequence[torch.Tensor]
     hints: Sequence[InputHint]
     known: passes.KnownValues | None
 
-    def from_level(self, first: Level, is_unchanged: Callable[[], bool]) -> Executable | SmallGraph:
+    def from_level(self, first: Level, is_unchanged: Callable[[], bool]) -> Stages:
         """Compile; if that fails, and the function has asked about values, once more with answers for this call.
 
         Answers for values of which a plan before this one needed some are given at once: those of level `first`. A function
         that has changed what its plan depends on is not traced again: it would change that twice.
         """
-        if not self.recipe.answers_values:
+        if self.compiler.lower is None:  # there are no guards of values
             return self.with_answers(None)
         for level in Level:
             if level < first:
@@ -170,7 +171,7 @@ class SpecializationRetry:
                 forget_frames(error)
         raise AssertionError("the last level returns or raises")
 
-    def with_answers(self, values: ValueReads | None) -> Executable | SmallGraph:
+    def with_answers(self, values: ValueReads | None) -> Stages:
         """Compile with symbolic sizes, or with static ones where torch has no shape function for an op of the function."""
         try:
             return self.compile(self.hints, values)
@@ -180,13 +181,13 @@ class SpecializationRetry:
             log.info("%s: its sizes are static, since one of its ops has no shape function: %s", self.name, error)
         return self.compile([InputHint(hint.static) for hint in self.hints], values)
 
-    def compile(self, hints: Sequence[InputHint], values: ValueReads | None) -> Executable | SmallGraph:
-        return self.recipe.compile(self.function, self.tensors, hints, self.known, values)
+    def compile(self, hints: Sequence[InputHint], values: ValueReads | None) -> Stages:
+        return pipeline.compile(Source(self.function, self.tensors, hints, self.known, values), self.compiler)
 
 
-def hints_of(request: Request, recipe: Recipe, earlier: Sequence[CachedPlan]) -> list[InputHint]:
+def hints_of(request: Request, compiler: Compiler, earlier: Sequence[CachedPlan]) -> list[InputHint]:
     """Which tensors of a call are static, and which of their sizes are symbolic."""
-    dynamic = recipe.options.dynamic
+    dynamic = compiler.options.dynamic
     like = [plan for plan in earlier if dynamic is None and len(plan.guards.dedupe.positions) == len(request.tensors)]
     fixed, symbolic = request.arguments.fixed_count, request.arguments.symbolic
     hints = [

@@ -15,35 +15,36 @@ from pathlib import Path
 
 import pytest
 
-from aotgrad import backends, torch_compat
+from aotgrad import backends, pipeline, torch_compat
 from aotgrad.cache.entry import StoredPlan
 from aotgrad.cache.key import NotStored
-from aotgrad.cache.lookup import RecordingRecipe, Request
+from aotgrad.cache.lookup import Recording, Request
 from aotgrad.cache.restore import restore
 from aotgrad.cache.serialize import NotPlain, Writer
 from aotgrad.cache.store import Store
 from aotgrad.capture.fake import find_fake_mode
-from aotgrad.pipeline import Executable, SmallGraph
-from aotgrad.plan_cache.compiler import Recipe
+from aotgrad.pipeline import Compiler, Executable, Source
+from aotgrad.plan_cache.entry import Stages
 from aotgrad.telemetry.counters import counters
 
 totals: Counter[str] = Counter()
-compile_as_ever = Recipe.compile
+compile_as_ever = pipeline.compile
 
 
-def compile_and_restore(recipe: Recipe, function, args, hints, known=None, values=None):
-    """What `Recipe.compile` returns, with the function that was read again in place of its own."""
-    if known is not None or isinstance(recipe, RecordingRecipe) or looks_at_graphs(recipe):
-        return compile_as_ever(recipe, function, args, hints, known, values)
-    request = Request("key", Store(Path("/nowhere")), recipe, args, (), find_fake_mode(args), 0)
-    recording = RecordingRecipe.of(request)
-    made = compile_as_ever(recording, function, args, hints, None, values)
+def compile_and_restore(source: Source, compiler: Compiler) -> Stages:
+    """What `pipeline.compile` returns, with the function that was read again in place of its own."""
+    if source.known is not None or compiler.lower is not pipeline.lower or looks_at_graphs(compiler):
+        return compile_as_ever(source, compiler)
+    compiler = compiler.for_call(source.args)
+    request = Request("key", Store(Path("/nowhere")), compiler, source.args, (), find_fake_mode(source.args), 0)
+    recording = Recording(())
+    made = compile_as_ever(source, replace(compiler, lower=recording))
     try:
-        if isinstance(made, SmallGraph) or recording.stages.problem or is_never_stored(made):
+        if not isinstance(made, Executable) or recording.problem or is_never_stored(made):
             raise NotStored("small, not plain, or nothing that Dynamo would give to the cache")
         request = replace(request, mode=torch_compat.fake_mode_of(made.joint.module.graph))  # which has its symbols
         writer = Writer()
-        entry = writer.write(request.entry_of(made, recording.stages))
+        entry = writer.write(request.entry_of(made, recording))
         text = json.dumps({"entry": entry, "storages": writer.storages})
     except (NotStored, NotPlain):
         totals["as compiled"] += 1
@@ -52,7 +53,7 @@ def compile_and_restore(recipe: Recipe, function, args, hints, known=None, value
     stored = request.entry(text.encode())
     assert isinstance(stored, StoredPlan)
     graphs = counters["graphs"]
-    restored = restore(stored, function, recipe, request.mode, ())
+    restored = restore(stored, source, compiler, request.mode, ())
     counters["graphs"] = graphs
     return replace(made, call=restored.call, backwards=restored.backwards)
 
@@ -62,17 +63,17 @@ def is_never_stored(made: Executable) -> bool:
     return bool(made.capture.trace.constants()) or made.value_guard is not None
 
 
-def looks_at_graphs(recipe: Recipe) -> bool:
+def looks_at_graphs(compiler: Compiler) -> bool:
     """Whether a test sees the graphs that are compiled: it would see each twice."""
-    compiler = getattr(recipe.backend, "fw_compiler", backends)
-    module = getattr(compiler, "__module__", backends.__name__)
+    function = getattr(compiler.backend, "fw_compiler", backends)
+    module = getattr(function, "__module__", backends.__name__)
     is_seen = not module.startswith("aotgrad.backends") or module.endswith(".interpreter")
-    return bool(recipe.options.joint_passes) or is_seen
+    return bool(compiler.options.joint_passes) or is_seen
 
 
 @contextmanager
 def through_the_cache() -> Iterator[None]:
     """Every plan that is made inside goes through its form on disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recipe, "compile", compile_and_restore)
+        patch.setattr(pipeline, "compile", compile_and_restore)
         yield

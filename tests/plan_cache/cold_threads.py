@@ -20,11 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 import aotgrad
-from aotgrad.backends import registry
 from aotgrad.options import Options
 from aotgrad.plan_cache.binding import bind
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.compiler import PARTITIONERS, Recipe
+from aotgrad.plan_cache.compiler import make_compiler
 
 DYNAMO_IS_BUSY = "you are using FX to symbolically trace"
 """Torch refuses a call of what `torch.compile` returned as long as another thread traces with FX, as Inductor does."""
@@ -50,8 +49,8 @@ def compiled(function: Callable, how: str) -> Callable:
     if how.startswith("dynamo_"):
         backend = {"dynamo_inductor": "aotgrad", "dynamo_eager": "aotgrad_eager"}[how]
         return torch.compile(function, backend=backend, dynamic=False, options={"min_graph_ops": 0})
-    recipe = Recipe(registry.get(how), PARTITIONERS["min_cut"], Options.from_mapping({"min_graph_ops": 0}))
-    return bind(function, PlanCache(recipe, function.__name__))
+    compiler = make_compiler(how, Options.from_mapping({"min_graph_ops": 0}))
+    return bind(function, PlanCache(compiler, function.__name__))
 
 
 def inputs(k: int) -> list[torch.Tensor]:

@@ -65,7 +65,7 @@ def test_a_copy_is_compiled_and_separate(how, copied, is_called):
         assert one is not other
         torch.testing.assert_close(one.grad, other.grad)
     if how == "aot_module":
-        assert len(again.plans()) == 1 and again.plan_cache.recipe.options == compiled.plan_cache.recipe.options
+        assert len(again.plans()) == 1 and again.plan_cache.compiler.options == compiled.plan_cache.compiler.options
 
 
 def test_state_dicts_go_between_compiled_and_plain_modules():
