@@ -9,7 +9,7 @@ from torch import nn
 
 import aotgrad
 from aotgrad import torch_compat
-from aotgrad.capture import direct
+from aotgrad.capture import fast_recorder
 
 
 def joint_of(function, *args, decompositions=None) -> fx.Graph:
@@ -76,7 +76,7 @@ def test_nodes_are_those_of_the_general_recorder(program, decomposed, monkeypatc
     args = [torch.randn(shape, requires_grad=True) for shape in PROGRAMS[program]]
     table = torch_compat.inductor_decompositions() if decomposed else None
     found = [described(joint_of(program, *args, decompositions=table)) for _ in range(2)]  # the second one remembers
-    monkeypatch.setattr(direct.DirectRecorder, "kind_of", lambda self, op: None)
+    monkeypatch.setattr(fast_recorder.DirectRecorder, "kind_of", lambda self, op: None)
     monkeypatch.setattr(torch_compat, "kind_of_op", lambda op: None)
     expected = described(joint_of(program, *args, decompositions=table))
     for nodes in found:
@@ -85,10 +85,10 @@ def test_nodes_are_those_of_the_general_recorder(program, decomposed, monkeypatc
 
 
 def test_results_are_computed_once_for_equal_metadata(monkeypatch):
-    direct.forget()
+    fast_recorder.forget()
     computed = []
-    recipe_of = direct.recipe_of
-    monkeypatch.setattr(direct, "recipe_of", lambda *given: computed.append(given) or recipe_of(*given))
+    recipe_of = fast_recorder.recipe_of
+    monkeypatch.setattr(fast_recorder, "recipe_of", lambda *given: computed.append(given) or recipe_of(*given))
     model = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(4)))
     compiled = aotgrad.aot_module(model, aotgrad.nop)
     compiled(torch.ones(2, 3)).sum().backward()
@@ -134,7 +134,7 @@ def test_an_op_that_is_refused_is_refused_again():
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(direct, "MOST_REMEMBERED", 5)
-    direct.forget()
+    monkeypatch.setattr(fast_recorder, "MOST_REMEMBERED", 5)
+    fast_recorder.forget()
     joint_of(attention, torch.ones(2, 5, 8), torch.ones(8, 24, requires_grad=True))
-    assert 0 < direct.remembered_count() <= 5
+    assert 0 < fast_recorder.remembered_count() <= 5
