@@ -119,9 +119,11 @@ def test_one_plan_for_all_floats(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["product", "alpha", "clamp", "comparison", "arithmetic", "lists", "in place"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int64], ids=str)
-def test_dtypes(name: str, dtype: torch.dtype) -> None:
+def test_dtypes(name: str, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
     if dtype is torch.int64 and name in ("alpha", "lists", "in place"):
         pytest.skip("eager refuses it")
+    if name == "in place" and torch.__version__ < "2.12":
+        request.applymarker(pytest.mark.xfail(reason="Dynamo refuses alpha of another dtype than the tensor's", strict=True))
     assert plans_made(CASES[name], compiled_by("aotgrad_eager", CASES[name]), dtype, exact=True) == [1, 1, 0, 0]
 
 
