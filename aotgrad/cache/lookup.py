@@ -27,6 +27,7 @@ from aotgrad.cache.restore import Restored, joint_digest, restore
 from aotgrad.cache.serialize import LIKE_NUMBERS, Damaged, NotPlain
 from aotgrad.cache.store import IS_SUPPORTED, Store, failed
 from aotgrad.capture.fake import find_fake_mode
+from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import Dedupe, MemorySharing
 from aotgrad.ir import Compiled, JointGraph, Partition
 from aotgrad.passes import KnownValues
@@ -57,7 +58,7 @@ def compile_through_cache(
         return pipeline.compile(source, compiler)
     try:
         request = Request.of(module, dedupe, source, compiler)
-        found = request.restored(source)
+        found = request.restored(source.function)
     except NotStored as reason:
         log.info("a function is traced in every process: %s", reason)
         return pipeline.compile(source, replace(compiler, lower=lower_through_cache))
@@ -93,7 +94,7 @@ class Request:
         compiler = replace(compiler, backend=storing_backend(compiler.backend, store))
         return cls(key, store, compiler, source.args, tuple(stack_traces(module)), mode, guards_of_mode(mode))
 
-    def restored(self, source: Source) -> Restored | StoredSmallGraph | None:
+    def restored(self, function: FlatFunction) -> Restored | StoredSmallGraph | None:
         """What another process has made of the function, if it is there and of use."""
         content = self.store.read(self.key)
         if content is None:
@@ -104,7 +105,7 @@ class Request:
                     return small
                 case StoredPlan() as plan if self.shares_as(plan.sharing):
                     assume(plan.conditions)
-                    return restore(plan, source, self.compiler, self.mode, self.origins)
+                    return restore(plan, function, self.compiler, self.mode, self.origins)
         except Exception as error:  # an entry that was whole, and is of no use: what it says is not relied on
             failed(f"{self.key} is of no use: {type(error).__name__}: {error}")
         return None

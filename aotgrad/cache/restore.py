@@ -18,7 +18,7 @@ from aotgrad.analysis import analyze
 from aotgrad.cache.entry import StoredPlan
 from aotgrad.cache.graphs import Origins, StoredHalf, digest, text_of
 from aotgrad.cache.serialize import Writer
-from aotgrad.capture.trace import capture_function
+from aotgrad.capture.trace import FlatFunction, capture_function
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import ContractError
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
@@ -61,12 +61,14 @@ class Restored:
         return MemorySharing.of(args, [info for _, info in self.arguments])
 
 
-def restore(stored: StoredPlan, source: Source, compiler: Compiler, mode: FakeTensorMode, origins: Origins) -> Restored:
+def restore(
+    stored: StoredPlan, function: FlatFunction, compiler: Compiler, mode: FakeTensorMode, origins: Origins
+) -> Restored:
     """The function that an entry is of.
 
     Args:
         stored: the entry.
-        source: what was compiled, as this process has it.
+        function: what was compiled, as this process has it.
         compiler: how it was compiled.
         mode: of the fakes in the entry.
         origins: the stack traces that its graphs refer to.
@@ -78,7 +80,7 @@ def restore(stored: StoredPlan, source: Source, compiler: Compiler, mode: FakeTe
         compiled = names.of_backward(compiler.backend.recompile(forward, stored.static_inputs, bool(halves)))
     if compiler.options.on_error == "eager":
         compiled = with_eager_backwards(compiled)
-    again = TracedAgain(stored, source, compiler, mode, TraceState.now())
+    again = TracedAgain(stored, function, compiler, mode, TraceState.now())
     batches = CompiledBatches(PlanCache(compiler, "batched backward of a stored function"))
     backwards = make_backwards(plan, compiled, stored.segments, LaterHigherOrder(again, batches))
     return Restored(stored, backwards, build(plan, stored.source, compiled, backwards))
@@ -124,7 +126,7 @@ class TracedAgain:
     """Makes what computes gradients of gradients, from the stages that the entry does without."""
 
     stored: StoredPlan
-    source: Source
+    function: FlatFunction
     compiler: Compiler
     mode: FakeTensorMode
     state: TraceState
@@ -135,13 +137,14 @@ class TracedAgain:
         It is not if a setting has changed that decides what is traced: saved values are then other ones.
         """
         with COMPILING, self.state.active(), torch_compat.outside_transforms():
-            compiler, source = self.compiler, self.source
+            compiler = self.compiler
             decompositions = compiler.backend.decompositions()
-            capture = capture_function(source.function, self.stored.convention, self.mode, decompositions)
+            capture = capture_function(self.function, self.stored.convention, self.mode, decompositions)
             traced = differentiate(capture, analyze(capture), compiler, compiler.observer())
             if isinstance(traced, SmallGraph) or ends(traced.joint.segments) != ends(self.stored.segments):
                 raise ContractError("a stored function, traced again, has other gradients")
-            return compiler.derive(source, traced, compiler), joint_digest(traced.joint) == self.stored.joint
+            higher_order = compiler.derive(Source(self.function, (), ()), traced, compiler)
+            return higher_order, joint_digest(traced.joint) == self.stored.joint
 
 
 def ends(segments: Sequence[BackwardSegment]) -> list[tuple[Any, Any]]:

@@ -53,7 +53,7 @@ def compile_and_restore(source: Source, compiler: Compiler) -> Stages:
     stored = request.entry(text.encode())
     assert isinstance(stored, StoredPlan)
     graphs = counters["graphs"]
-    restored = restore(stored, source, compiler, request.mode, ())
+    restored = restore(stored, source.function, compiler, request.mode, ())
     counters["graphs"] = graphs
     return replace(made, call=restored.call, backwards=restored.backwards)
 

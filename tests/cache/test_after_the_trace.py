@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 
 import pytest
 import torch
@@ -275,6 +277,19 @@ def test_a_graph_module_is_not_traced_again(counted):
         assert counted() == expected
     check_simplified(fx.symbolic_trace(lambda x, w: (F.layer_norm((x @ w).cos(), (4,)), x * 2)))
     assert counted() == MISS
+
+
+def test_a_function_from_the_cache_keeps_no_example(counted):
+    module = fx.symbolic_trace(network)
+    for expected in (MISS, RESTORED):
+        example, w = torch.ones(3, 4), torch.ones(4, 4, requires_grad=True)
+        compiled = aotgrad.aot_module_simplified(module, (example, w), aotgrad.nop, options={"cache": True})
+        assert counted() == expected
+        kept = weakref.ref(example)
+        del example
+        gc.collect()
+        assert kept() is None
+        torch.testing.assert_close(list(compiled(torch.ones(3, 4), w)), list(network(torch.ones(3, 4), w)))
 
 
 def test_a_graph_module_that_takes_its_arguments_apart(counted):
