@@ -87,7 +87,7 @@ def is_constant(value: Any) -> bool:
 
 
 def contents(value: Any, seen: Seen) -> Hashable:
-    """The hashable_key of something that has parts."""
+    """The key of something that has parts."""
     kind = type(value)
     if kind is complex:
         return (kind, value.real.hex(), value.imag.hex())

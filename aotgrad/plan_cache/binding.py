@@ -1,8 +1,9 @@
 """How a call of a function or module reaches its plans: what is traced, for which tensors, with which state.
 
-In: a function or module and a `PlanCache`. Out: `Calls`, which finds or makes the plan of a call without running it.
+In: a function or module and a `PlanCache`. Out: a `BoundFunction`, which finds or makes the plan of a call without
+running it.
 
-    calls_of(model, cache).plan_for(x)         the plan that model(x) would run
+    bind(model, cache).plan_for(x)         the plan that model(x) would run
 """
 
 from __future__ import annotations
