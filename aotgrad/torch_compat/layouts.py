@@ -121,10 +121,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Keep how tensors are held in memory, through a write inside: strides, and that they stand for a conjugate or negative.
-
-    The out-of-place form of many ops is contiguous, and computes what its result stands for.
-    """
+    """Keep the strides of tensors through a write inside: the out-of-place form of many ops is contiguous."""
     functional = [tensor for tensor in written if isinstance(tensor, FunctionalTensor)]
     before = [(tensor, tensor.stride()) for tensor in functional if is_in_another_order(tensor)]
     yield
@@ -133,13 +130,13 @@ def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
             value = from_functional(tensor)
             if not known_equal(value.stride(), stride) and is_dense_layout(hints(tensor.size()), hints(stride)):
                 _replace_value(tensor, contiguous_in_order(value, stride))
-    keep_lazy_bits(functional)
 
 
 def keep_lazy_bits(values: Iterable[Any]) -> None:
     """Restore the conjugate and negative bits of functional tensors' values, where they differ from the tensors' own.
 
-    A write to a part or to a view leaves the base with a value of other bits, and views derived from it would be wrong.
+    A write leaves a tensor and its base with values of other bits, and views derived from them would be wrong. So each op looks
+    at its arguments first, and a capture at its results last.
     """
     for tensor in values:
         if isinstance(tensor, FunctionalTensor) and (tensor.is_complex() or tensor.is_neg()):
