@@ -38,8 +38,8 @@ from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, TracedJoi
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.binding import BoundModule, PlainFunction, has_state, module_call, state_of
 from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.compiler import make_compiler
-from aotgrad.plan_cache.entry import AmbientState
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.module_state import LiftedModule, slots_of
 from aotgrad.transforms.dispatch import Dispatch
@@ -103,7 +103,7 @@ def aot_function(
         arguments = Arguments.of(args, kwargs)
         if cache.runs_eagerly(arguments.tensors):
             return transformed.call(fn, arguments, calls.state())
-        return cache.call(fn, arguments, num_params_buffers, calls.state())
+        return cache.run(cache.plan_for(Call(fn, arguments, num_params_buffers, calls.state())))
 
     function: Any = compiled
     function.plan_cache, function.plans, function.calls, function.transformed = cache, cache.plans, calls, transformed
@@ -185,7 +185,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         arguments, state = module_call(lifted, eager, inputs, options)
         if runs_eagerly:
             return transformed.call(lifted.forward, arguments, state)
-        return cache.call(lifted.forward, arguments, arguments.count, state)
+        return cache.run(cache.plan_for(Call(lifted.forward, arguments, arguments.count, state)))
 
     def deepcopy(self: nn.Module, memo: dict) -> nn.Module:
         import copy
@@ -399,7 +399,8 @@ class FlatCallable(OfModule):
             values = self.dedupe.enter(values)
         if self.memory is not None and not (self.memory(values) and self.are_attached_alike(values)):
             arguments = self.arguments(self.dedupe.exit(values))
-            return self.others.call(self.module.forward, arguments, len(self.tensors), AmbientState(self.module.forward))
+            call = Call(self.module.forward, arguments, len(self.tensors), AmbientState(self.module.forward))
+            return self.others.run(self.others.plan_for(call))
         return self.executable.call(values)
 
     def are_attached_alike(self, values: Sequence[Any]) -> bool:

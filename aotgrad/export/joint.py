@@ -205,12 +205,12 @@ class CompiledJoint:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self.calls.call_of(args, kwargs)
-        if not self.plan.guards.check(call.arguments.tensors):
+        if not self.plan.guards.check(call.tensors):
             raise CaptureError(
-                f"the joint graph was exported for other arguments: {self.plan.guards.why_not(call.arguments.tensors)}; "
+                f"the joint graph was exported for other arguments: {self.plan.guards.why_not(call.tensors)}; "
                 "export it for these"
             )
-        return self.plan(call.state, call.arguments)
+        return self.plan(call)
 
 
 # --- The simple form -------------------------------------------------------------------------------------------------

@@ -22,8 +22,9 @@ from aotgrad.export.trace import joint_plan
 from aotgrad.ir import NonAlias
 from aotgrad.options import Options
 from aotgrad.pipeline import TracedJoint
-from aotgrad.plan_cache.binding import BoundModule, Call
+from aotgrad.plan_cache.binding import BoundModule
 from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.compiler import make_tracer
 from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.plan_cache.module_state import LiftedModule, slots_of
@@ -154,7 +155,7 @@ class LossCalls(BoundModule):
         if self.loss is None:
             return call
         differentiated = Differentiated(call.function, self.loss, self.copies)
-        return Call(differentiated, call.arguments, call.static_count, call.state)
+        return call._replace(function=differentiated)
 
 
 @dataclass(frozen=True)

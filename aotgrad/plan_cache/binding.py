@@ -20,7 +20,8 @@ from torch import nn
 from aotgrad import torch_compat
 from aotgrad.plan_cache.arguments import Arguments, is_size
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.entry import AmbientState, CachedPlan, NoPlan
+from aotgrad.plan_cache.call import AmbientState, Call
+from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 from aotgrad.plan_cache.module_state import LiftedModule, ModuleArguments, slots_of
 
 
@@ -29,15 +30,6 @@ class NamedTensor(NamedTuple):
 
     name: str
     kind: str
-
-
-class Call(NamedTuple):
-    """What one call is to a `PlanCache`: what is traced, for which tensors, how many of which are parameters or buffers."""
-
-    function: Callable
-    arguments: Arguments
-    static_count: int
-    state: AmbientState
 
 
 @dataclass(frozen=True)
@@ -52,9 +44,9 @@ class BoundFunction:
 
     def named_tensors(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
         """What the user calls each tensor of a call, a module's own tensors first, and the states of generators last."""
-        arguments = self.call_of(args, kwargs).arguments
-        given = self.cache.with_states(arguments)
-        states = (f"state of generator {k}" for k in range(len(given.tensors) - len(arguments.tensors)))
+        call = self.call_of(args, kwargs)
+        count = len(self.cache.with_states(call).tensors) - len(call.tensors)
+        states = (f"state of generator {k}" for k in range(count))
         return [*self.named_arguments(args, kwargs), *(NamedTensor(name, "argument") for name in states)]
 
     def named_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
@@ -64,13 +56,13 @@ class BoundFunction:
     def plan_for(self, *args: Any, **kwargs: Any) -> CachedPlan | NoPlan:
         """The plan that a call would run, made if there is none; nothing runs, and no hit is counted."""
         call = self.call_of(args, kwargs)
-        if reason := self.cache.why_eagerly(call.arguments.tensors):
+        if reason := self.cache.why_eagerly(call.tensors):
             return NoPlan(reason)
-        return self.cache.plan_of_call(*call, counts=False)[0]
+        return self.cache.plan_for(call, counts=False).plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the plan for these arguments, or the function itself where there can be none."""
-        return self.cache.call(*self.call_of(args, kwargs))
+        return self.cache.run(self.cache.plan_for(self.call_of(args, kwargs)))
 
 
 @dataclass(frozen=True)

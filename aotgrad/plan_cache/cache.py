@@ -14,8 +14,8 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +24,9 @@ from aotgrad.capture.trace import OwnGeneratorError
 from aotgrad.errors import CaptureError, EagerError
 from aotgrad.pipeline import Compiler, SmallGraph
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.compile import Request, TracedOnce, key_of, make_plan, reject_second_run
-from aotgrad.plan_cache.entry import AmbientState, CachedPlan, FastPath, NoPlan, Stages
+from aotgrad.plan_cache.call import Call
+from aotgrad.plan_cache.compile import TracedOnce, compile_plan, reject_second_run
+from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan, Stages
 from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generators_of, set_states
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.on_error import ran_eagerly
@@ -40,13 +41,27 @@ FAILS = "it cannot be compiled, and the option `on_error` is 'eager'"
 log = logging.getLogger("aotgrad.guards.plan")
 
 
+class Planned(NamedTuple):
+    """A plan, or why there is none, and the call that it is for: with the states of generators, if there are some."""
+
+    plan: CachedPlan | NoPlan
+    call: Call
+
+
 @dataclass
 class PlanCache:
-    """The plans of one function, by structure and then by guards. `check` may refuse an executable by raising.
+    """The plans of one function.
 
-    `plain` has the same plans by the number of tensors, as far as they have plain calls. `generators` are those that the
-    function has closed over and draws from. `failed` are the calls that could not be
-    compiled.
+    Attributes:
+        compiler: makes the plans.
+        name: what logs and warnings call the function.
+        check: may refuse the stages of a plan by raising.
+        entries: the plans, by the key of their calls; guards tell those with the same key apart.
+        plain: the plans with a fast path, by the number of tensors.
+        fallbacks: how many calls ran eagerly, by reason.
+        generators: those that the function has closed over and draws from.
+        warned: whether the limit of plans was reported.
+        failed: calls that could not be compiled, see `failure_key`.
     """
 
     compiler: Compiler
@@ -84,93 +99,49 @@ class PlanCache:
             return DISABLED
         return OBSERVED if torch_compat.ops_are_observed(tensors) else None
 
-    def call(
-        self,
-        function: Callable,
-        arguments: Arguments,
-        static_count: int,
-        state: AmbientState,
-        known: passes.KnownValues | None = None,
-    ) -> Any:
-        """Run the plan for these arguments, after making it if there is none; see `plan_for`."""
-        plan, given = self.plan_of_call(function, arguments, static_count, state, known)
-        if isinstance(plan, NoPlan):
-            return self.run_eagerly(plan, state, arguments)
-        if not isinstance(given, GeneratorArguments) or isinstance(plan.executable, SmallGraph):
-            return plan(state, arguments)
-        result, states = plan(state, given)
-        set_states(given.generators, states)
-        return result
+    def plan_for(self, call: Call, counts: bool = True) -> Planned:
+        """The plan of a call, made if there is none, or the reason why there is none; `run` takes what is returned.
 
-    def with_states(self, arguments: Arguments) -> Arguments:
-        """The arguments, and the states of generators that the call may draw from, if there are some."""
-        if self.draws_from_generators(arguments):
-            return GeneratorArguments.of_call(arguments, self.generators)
-        return arguments
-
-    def draws_from_generators(self, arguments: Arguments) -> bool:
-        """Whether a call may draw from generators of its own."""
-        return bool(self.generators or (arguments.constants and generators_of(arguments)))
-
-    def plan_of_call(
-        self,
-        function: Callable,
-        arguments: Arguments,
-        static_count: int,
-        state: AmbientState,
-        known: passes.KnownValues | None = None,
-        counts: bool = True,
-    ) -> tuple[CachedPlan | NoPlan, Arguments]:
-        """What `plan_for` gives, and the arguments of the plan: with the states of generators, if there are some.
+        Args:
+            counts: whether a plan that is found counts as used.
 
         Raises:
             CaptureError: the function makes a generator and draws from it.
         """
         added = None
         while True:
-            given = self.with_states(arguments)
-            traced = function if given is arguments else Drawing(function)
+            with_states = self.with_states(call)
+            plan = self.find(with_states)
+            if plan is not None:
+                if counts:
+                    plan.hits += 1
+                    counters["hits"] += 1
+                return Planned(plan, with_states)
             try:
-                return self.plan_for(traced, given, static_count, state, known, counts), given
+                return Planned(self.make(with_states), with_states)
             except OwnGeneratorError as error:
                 if added is not None and torch_compat.generator_key(added) not in error.drawn:
-                    self.generators.remove(added)  # it was made inside, as is another one now
+                    self.generators.remove(added)  # the function made it, and has made another one now
                     raise CaptureError(str(error)) from None
                 added = error.generator
                 self.generators.append(added)
 
-    def plan_for(
-        self,
-        function: Callable,
-        arguments: Arguments,
-        static_count: int,
-        state: AmbientState,
-        known: passes.KnownValues | None = None,
-        counts: bool = True,
-    ) -> CachedPlan | NoPlan:
-        """The plan for these arguments, which is made if there is none, or why there can be none.
+    def run(self, planned: Planned) -> Any:
+        """Run the plan of a call, or the function itself."""
+        plan, call = planned
+        if isinstance(plan, NoPlan):
+            return self.run_eagerly(plan, call)
+        if not isinstance(call.arguments, GeneratorArguments) or isinstance(plan.executable, SmallGraph):
+            return plan(call)
+        result, states = plan(call)
+        set_states(call.arguments.generators, states)
+        return result
 
-        Args:
-            function: takes the nested arguments.
-            static_count: how many leading tensors are parameters or buffers.
-            state: what else the trace depends on.
-            known: tensors that hold what the function would compute; determined by `state`.
-            counts: whether a plan that is found counts as used.
-        """
-        key = key_of(arguments, state.value)
-        plan = self.find(key, arguments.tensors)
-        if plan is None:
-            return self.make(Request(key, function, arguments, static_count, state, known))
-        if counts:
-            plan.hits += 1
-            counters["hits"] += 1
-        return plan
-
-    def run_eagerly(self, missing: NoPlan, state: AmbientState, arguments: Arguments) -> Any:
-        """The function itself. If it raised while it was traced, it does so again, with eager's error and its effects."""
+    def run_eagerly(self, missing: NoPlan, call: Call) -> Any:
+        """The result of the function. If it raised while it was traced, it raises eager's error, with eager's effects."""
         counters["fallbacks"] += 1
         self.fallbacks[missing.reason] += 1
-        result = state.eager(*arguments.args, **arguments.kwargs)
+        result = call.run_eagerly()
         if missing.error is not None:
             warnings.warn(
                 f"{self.name} ran eagerly: it raises {type(missing.error).__name__} while it is traced, though not when it "
@@ -179,49 +150,61 @@ class PlanCache:
             )
         return result
 
-    def find(self, key: tuple, tensors: Sequence[torch.Tensor]) -> CachedPlan | None:
-        for plan in self.entries.get(key, ()):
+    def with_states(self, call: Call) -> Call:
+        """The call with the states of generators that it may draw from as further arguments, if there are some."""
+        if not self.draws_from_generators(call.arguments):
+            return call
+        arguments = GeneratorArguments.of_call(call.arguments, self.generators)
+        return call._replace(function=Drawing(call.function), arguments=arguments)
+
+    def draws_from_generators(self, arguments: Arguments) -> bool:
+        """Whether a call may draw from generators of its own."""
+        return bool(self.generators or (arguments.constants and generators_of(arguments)))
+
+    def find(self, call: Call) -> CachedPlan | None:
+        tensors = call.tensors
+        for plan in self.entries.get(call.key, ()):
             if plan.guards.check(tensors):
                 return plan
         return None
 
-    def make(self, request: Request) -> CachedPlan | NoPlan:
-        """Compile a plan, or say why there is none."""
-        key, tensors = request.key, request.tensors
+    def make(self, call: Call) -> CachedPlan | NoPlan:
+        """Compile a plan; or the reason why there is none."""
+        key = call.key
         with COMPILING:
-            plan = self.find(key, tensors)
+            plan = self.find(call)
             if plan is not None:
                 return plan
-            if self.failed and described(request) in self.failed:
+            if self.failed and failure_key(call) in self.failed:
                 return NoPlan(FAILS)
             counters["misses"] += 1
-            self.explain_miss(key, tensors)
+            self.explain_miss(key, call.tensors)
             if len(self.plans()) >= self.compiler.options.plan_limit:
-                self.warn_once(key, tensors)
+                self.warn_once(key, call.tensors)
                 return NoPlan(TOO_MANY)
-            traced = TracedOnce(request.function)
+            traced = TracedOnce(call.function)
             try:
                 earlier = self.entries.get(key, ())
-                plan = make_plan(replace(request, function=traced), self.compiler, self.name, earlier, self.check)
+                plan = compile_plan(call._replace(function=traced), self.compiler, self.name, earlier, self.check)
             except Exception as error:
                 if error is traced.raised or isinstance(error, EagerError):
                     return NoPlan(RAISES, error)
                 if self.compiler.options.on_error == "raise" or isinstance(error, OwnGeneratorError):
                     raise
                 ran_eagerly(self.name, error)
-                self.failed.add(described(request))
+                self.failed.add(failure_key(call))
                 return NoPlan(FAILS)
-            self.add(plan, request)
+            self.add(plan, call)
             return plan
 
-    def add(self, plan: CachedPlan, request: Request) -> None:
-        """Let later calls find a plan that was just made for a request."""
-        key = request.key
-        if not request.is_unchanged():
+    def add(self, plan: CachedPlan, call: Call) -> None:
+        """Store a plan that was just made for a call."""
+        key = call.key
+        if call.has_changed_its_key():
             reject_second_run(plan)
-            key = (object(),)  # the function changes what the plan depends on: each call has to change it again
-        elif isinstance(request.arguments.spec, int):
-            self.add_plain(plan, len(request.tensors), request.state.value)
+            key = (object(),)  # the function changes what the plan depends on: each call has to change it
+        elif isinstance(call.arguments.spec, int):
+            self.add_plain(plan, len(call.tensors), call.state.value)
         counters["value_guards"] += plan.guards.values is not None
         self.entries[key] = [plan, *self.entries.get(key, ())]
         if log.isEnabledFor(logging.DEBUG):
@@ -256,7 +239,7 @@ class PlanCache:
             )
 
 
-def described(request: Request) -> tuple:
-    """What a call was that could not be compiled: its plan would have had guards, so a call that differs is tried."""
-    tensors = ((t.layout, t.dtype, t.device, t.shape, t.requires_grad) for t in request.tensors)
-    return request.key, torch_compat.global_settings(), *tensors
+def failure_key(call: Call) -> tuple:
+    """Identifies calls that cannot be compiled. A plan would have had guards, so a call that differs is compiled."""
+    tensors = ((t.layout, t.dtype, t.device, t.shape, t.requires_grad) for t in call.tensors)
+    return call.key, torch_compat.global_settings(), *tensors

@@ -1,9 +1,8 @@
-"""How a plan is made: a call that no plan fits is traced and compiled, and gets the guards that find it again.
+"""A call that no plan fits -> a plan: the function is traced and compiled, and gets guards.
 
-    request = Request(key, function, arguments, static_count, state)
-    make_plan(request, compiler, "f", earlier plans)     a `CachedPlan`
+    compile_plan(call, compiler, "f", earlier plans)        a `CachedPlan`
 
-Errors of the function and refusals of ours are raised; what they mean for the call is the cache's business.
+Errors of the function and refusals of ours are raised; the cache decides what they mean for the call.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,84 +22,98 @@ from aotgrad.convention import Dedupe, MemorySharing
 from aotgrad.errors import AOTGradError, CaptureError, UnsupportedAliasingError
 from aotgrad.guards.data_dependent import Level
 from aotgrad.guards.memory import MemoryGuard
-from aotgrad.guards.plan import PlanGuards, structure_key
+from aotgrad.guards.plan import PlanGuards
 from aotgrad.guards.tensor_properties import FACTS, PropertyReads
 from aotgrad.ir import InputHint, SymInput
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
-from aotgrad.plan_cache.entry import AmbientState, CachedPlan, Stages
+from aotgrad.plan_cache.call import Call
+from aotgrad.plan_cache.entry import CachedPlan, Stages
 from aotgrad.runtime.steps import MakeView, UpdateGeometry
 
 log = logging.getLogger("aotgrad.guards.plan")
 
 
-def key_of(arguments: Arguments, state: Hashable) -> tuple:
-    """What a call finds its plans by, before guards: its structure and constants, the state, and the passes there are."""
-    return structure_key(arguments.constants, arguments.spec, (state, passes.generation()))
-
-
-@dataclass(frozen=True)
-class Request:
-    """A call that no plan fits.
-
-    Attributes:
-        key: what its plans are found by.
-        function: takes the nested arguments.
-        static_count: how many leading tensors are parameters or buffers.
-        state: what else the trace depends on.
-        known: tensors that hold what the function would compute; determined by `state`.
-    """
-
-    key: tuple
-    function: Callable
-    arguments: Arguments
-    static_count: int
-    state: AmbientState
-    known: passes.KnownValues | None = None
-
-    @property
-    def tensors(self) -> Sequence[torch.Tensor]:
-        return self.arguments.tensors
-
-    def is_unchanged(self) -> bool:
-        """Whether the call would still look for the same plans: a trace may have changed what they depend on."""
-        return key_of(self.arguments, self.state.reread()) == self.key
-
-
-def make_plan(
-    request: Request,
+def compile_plan(
+    call: Call,
     compiler: Compiler,
     name: str,
     earlier: Sequence[CachedPlan],
     check: Callable[[Stages], None] | None = None,
 ) -> CachedPlan:
-    """Trace and compile the function of a request.
+    """Trace and compile the function of a call.
+
+    A trace that fails is repeated with stricter assumptions, see `Assumptions.after`. A function that changed what its plans
+    depend on is not traced twice: it would change that twice.
 
     Args:
-        compiler: how.
         name: what the log calls the function.
-        earlier: plans with the same key: they say which sizes change.
-        check: may refuse what was made by raising.
+        earlier: plans with the same key; they show which sizes change between calls.
+        check: may refuse the stages by raising.
     """
     start_ns = time.perf_counter_ns()
-    reject_own_rules(request.tensors)
-    dedupe, known = Dedupe.of(request.tensors), request.known
-    tensors, function = dedupe.enter(request.tensors), FlatCall.of(request, dedupe)
-    attempts = SpecializationRetry(
-        compiler,
-        name,
-        function,
-        tensors,
-        hints=dedupe.enter(hints_of(request, compiler, earlier)),
-        known=known and known.at(dedupe.positions),
-    )
-    first = max((plan.guards.values.level for plan in earlier if plan.guards.values is not None), default=Level.NONE)
-    executable = attempts.from_level(first, request.is_unchanged)
+    reject_own_rules(call.tensors)
+    dedupe = Dedupe.of(call.tensors)
+    tensors, function = dedupe.enter(call.tensors), FlatCall.of(call, dedupe)
+    known = call.known and call.known.at(dedupe.positions)
+    compiler = compiler.for_call(tensors)
+    assumptions = Assumptions.of(call, compiler, earlier, dedupe)
+    while True:
+        source = assumptions.source(function, tensors, known)
+        try:
+            stages = pipeline.compile(source, compiler)
+            break
+        except Exception as error:
+            stricter = assumptions.after(error, source)
+            if stricter is None or call.has_changed_its_key():
+                raise
+            log.info("%s: traced again with %s, after %s: %s", name, stricter, type(error).__name__, error)
+            forget_frames(error)
+            assumptions = stricter
     function.reads.check(tensors)
     if check is not None:
-        check(executable)
-    guards = make_guards(executable, dedupe, tensors, function.reads)
-    return CachedPlan(executable, guards, function.output, time.perf_counter_ns() - start_ns)
+        check(stages)
+    guards = make_guards(stages, dedupe, tensors, function.reads)
+    return CachedPlan(stages, guards, function.output, time.perf_counter_ns() - start_ns)
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a trace takes from the call besides the kinds of its arguments: sizes that are not symbolic, and values.
+
+    Attributes:
+        hints: which arguments are static, and which of their sizes are symbolic.
+        level: how many questions about values are answered; `None`: questions are not told from other errors.
+    """
+
+    hints: Sequence[InputHint]
+    level: Level | None
+
+    @classmethod
+    def of(cls, call: Call, compiler: Compiler, earlier: Sequence[CachedPlan], dedupe: Dedupe) -> Assumptions:
+        """The weakest ones, but for a level that an earlier plan has needed."""
+        levels = (plan.guards.values.level for plan in earlier if plan.guards.values is not None)
+        level = None if compiler.lower is None else max(levels, default=Level.NONE)
+        return cls(dedupe.enter(hints_of(call, compiler, earlier)), level)
+
+    def source(self, function: FlatCall, tensors: Sequence[torch.Tensor], known: passes.KnownValues | None) -> Source:
+        values = None if self.level is None else ValueReads(self.level, tensors)
+        return Source(function, tensors, self.hints, known, values)
+
+    def after(self, error: Exception, failed: Source) -> Assumptions | None:
+        """The next stricter ones after a trace that raised; `None` if they would not help.
+
+        Sizes are static where torch has no shape function for an op. A function that asked about values gets answers.
+        """
+        if torch_compat.lacks_shape_function(error) and any(hint.dynamic_dims for hint in self.hints):
+            return replace(self, hints=[InputHint(hint.static) for hint in self.hints])
+        if failed.values is None or not failed.values.asked or self.level is None or self.level is max(Level):
+            return None
+        return replace(self, level=Level(self.level + 1))
+
+    def __str__(self) -> str:
+        sizes = "symbolic sizes" if any(hint.dynamic_dims for hint in self.hints) else "static sizes"
+        return sizes if self.level is None else f"{sizes} and level {self.level.name} for values"
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +131,9 @@ class FlatCall:
     reads: PropertyReads
 
     @classmethod
-    def of(cls, request: Request, dedupe: Dedupe) -> FlatCall:
-        parameters = [tensor if is_parameter(tensor) else None for tensor in dedupe.enter(request.tensors)]
-        return cls(request.function, request.arguments.without_tensors(), dedupe, parameters, FlatOutput(), PropertyReads())
+    def of(cls, call: Call, dedupe: Dedupe) -> FlatCall:
+        parameters = [tensor if is_parameter(tensor) else None for tensor in dedupe.enter(call.tensors)]
+        return cls(call.function, call.arguments.without_tensors(), dedupe, parameters, FlatOutput(), PropertyReads())
 
     def __call__(self, *distinct: torch.Tensor) -> list[Any]:
         torch_compat.mark_parameters(distinct, self.parameters)
@@ -132,67 +145,14 @@ class FlatCall:
         return self.output.flatten(result)
 
 
-@dataclass(frozen=True)
-class SpecializationRetry:
-    """The ways to compile a flat function, which are tried one after the other.
-
-    Attributes:
-        compiler: how it is compiled.
-        name: what the log calls it.
-        tensors: its distinct arguments.
-        known: see `Request`.
-    """
-
-    compiler: Compiler
-    name: str
-    function: Callable
-    tensors: Sequence[torch.Tensor]
-    hints: Sequence[InputHint]
-    known: passes.KnownValues | None
-
-    def from_level(self, first: Level, is_unchanged: Callable[[], bool]) -> Stages:
-        """Compile; if that fails, and the function has asked about values, once more with answers for this call.
-
-        Answers for values of which a plan before this one needed some are given at once: those of level `first`. A function
-        that has changed what its plan depends on is not traced again: it would change that twice.
-        """
-        if self.compiler.lower is None:  # there are no guards of values
-            return self.with_answers(None)
-        for level in Level:
-            if level < first:
-                continue
-            values = ValueReads(level, self.tensors)
-            try:
-                return self.with_answers(values)
-            except Exception as error:
-                if level is max(Level) or not values.asked or not is_unchanged():
-                    raise
-                log.info("%s: traced again with %s, after %s: %s", self.name, level, type(error).__name__, error)
-                forget_frames(error)
-        raise AssertionError("the last level returns or raises")
-
-    def with_answers(self, values: ValueReads | None) -> Stages:
-        """Compile with symbolic sizes, or with static ones where torch has no shape function for an op of the function."""
-        try:
-            return self.compile(self.hints, values)
-        except Exception as error:
-            if not (torch_compat.lacks_shape_function(error) and any(hint.dynamic_dims for hint in self.hints)):
-                raise
-            log.info("%s: its sizes are static, since one of its ops has no shape function: %s", self.name, error)
-        return self.compile([InputHint(hint.static) for hint in self.hints], values)
-
-    def compile(self, hints: Sequence[InputHint], values: ValueReads | None) -> Stages:
-        return pipeline.compile(Source(self.function, self.tensors, hints, self.known, values), self.compiler)
-
-
-def hints_of(request: Request, compiler: Compiler, earlier: Sequence[CachedPlan]) -> list[InputHint]:
+def hints_of(call: Call, compiler: Compiler, earlier: Sequence[CachedPlan]) -> list[InputHint]:
     """Which tensors of a call are static, and which of their sizes are symbolic."""
     dynamic = compiler.options.dynamic
-    like = [plan for plan in earlier if dynamic is None and len(plan.guards.dedupe.positions) == len(request.tensors)]
-    fixed, symbolic = request.arguments.fixed_count, request.arguments.symbolic
+    like = [plan for plan in earlier if dynamic is None and len(plan.guards.dedupe.positions) == len(call.tensors)]
+    fixed, symbolic = call.arguments.fixed_count, call.arguments.symbolic
     hints = [
-        hint_of(tensor, k < request.static_count, dynamic, [traced_fake(plan, k) for plan in like], symbolic.get(k))
-        for k, tensor in enumerate(request.tensors[: len(request.tensors) - fixed])
+        hint_of(tensor, k < call.static_count, dynamic, [traced_fake(plan, k) for plan in like], symbolic.get(k))
+        for k, tensor in enumerate(call.tensors[: len(call.tensors) - fixed])
     ]
     return [*hints, *[InputHint()] * fixed]
 

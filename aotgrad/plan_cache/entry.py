@@ -15,28 +15,14 @@ from typing import Any
 
 from aotgrad.guards.plan import PlanGuards
 from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
-from aotgrad.plan_cache.arguments import Arguments, FlatOutput
+from aotgrad.plan_cache.arguments import FlatOutput
+from aotgrad.plan_cache.call import Call
 from aotgrad.telemetry.counters import counters
 
 Stages = Executable | TracedJoint | SmallGraph
 """How far a plan was made: compiled, traced up to the joint graph, or not worth it."""
 
 _thread = threading.local()
-
-
-@dataclass(frozen=True)
-class AmbientState:
-    """What a call depends on besides its arguments.
-
-    Attributes:
-        eager: the function that runs in place of a plan, with the user's arguments.
-        value: hashable.
-        reread: gives `value` again after a trace, which may have changed it.
-    """
-
-    eager: Callable[..., Any]
-    value: Hashable = None
-    reread: Callable[[], Hashable] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -60,12 +46,12 @@ class CachedPlan:
     def __post_init__(self) -> None:
         self.reference = weakref.ref(self)
 
-    def __call__(self, state: AmbientState, arguments: Arguments) -> Any:
-        """Run the plan, which was made for arguments like these."""
+    def __call__(self, call: Call) -> Any:
+        """Run the plan, whose guards admit the call."""
         _thread.last_executed = self.reference
         if isinstance(self.executable, SmallGraph):
-            return state.eager(*arguments.args, **arguments.kwargs)
-        dedupe, tensors = self.guards.dedupe, list(arguments.tensors)
+            return call.run_eagerly()
+        dedupe, tensors = self.guards.dedupe, list(call.tensors)
         run: Any = self.executable  # what is only traced is never called
         flat = run(tensors if dedupe.is_identity else dedupe.enter(tensors))
         return self.output.unflatten(flat)
@@ -77,7 +63,7 @@ class FastPath:
 
     Attributes:
         admits: whether it is the plan for these arguments.
-        state: see `State.value`.
+        state: see `AmbientState.value`.
         run: takes the tensors in a list, which it clears.
     """
 

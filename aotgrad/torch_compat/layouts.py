@@ -135,8 +135,8 @@ def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
 def keep_lazy_bits(values: Iterable[Any]) -> None:
     """Restore the conjugate and negative bits of functional tensors' values, where they differ from the tensors' own.
 
-    A write leaves a tensor and its base with values of other bits, and views derived from them would be wrong. So each op looks
-    at its arguments first, and a capture at its results last.
+    A write leaves a tensor and its base with values of other bits, and views derived from them would be wrong. Each op
+    checks its arguments first, and a capture checks its results last.
     """
     for tensor in values:
         if isinstance(tensor, FunctionalTensor) and (tensor.is_complex() or tensor.is_neg()):

@@ -15,7 +15,7 @@ from aotgrad.backends import FunctionBackend, nop
 from aotgrad.pipeline import Compiler, Source, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.entry import AmbientState
+from aotgrad.plan_cache.call import AmbientState
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.transforms.functorch import CompiledTransforms, reject_changes, reject_what_transforms_see
 from aotgrad.transforms.jvp import CompiledJvp, reject_aliases

@@ -33,7 +33,8 @@ from aotgrad.guards.plan import structure_key
 from aotgrad.ir import AliasOfIntermediate, Geometry
 from aotgrad.joint.backward import autograd_nodes
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.entry import AmbientState, CachedPlan, NoPlan, Stages
+from aotgrad.plan_cache.call import AmbientState, Call
+from aotgrad.plan_cache.entry import CachedPlan, NoPlan, Stages
 from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
 from aotgrad.telemetry.counters import counters
 from aotgrad.torch_compat import AutocastState
@@ -52,7 +53,7 @@ from aotgrad.transforms.subfunctions import (
 )
 
 if TYPE_CHECKING:
-    from aotgrad.plan_cache.cache import PlanCache
+    from aotgrad.plan_cache.cache import PlanCache, Planned
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,7 @@ class CallContext:
         plans = plans or (self.derivatives if region.is_derivative else self.plans)
         state = AmbientState(region, region.key, lambda: region.key if self.is_unchanged() else object())
         arguments = Arguments.of(tuple(tensors), {})
-        return PlannedCall(plans, plans.plan_for(region, arguments, 0, state), state, arguments)
+        return PlannedCall(plans, plans.plan_for(Call(region, arguments, 0, state)))
 
     def call(self, region: DerivedFunction, tensors: Sequence[torch.Tensor]) -> Any:
         """The result of the function under the transforms that are open.
@@ -311,9 +312,11 @@ class PlannedCall(NamedTuple):
     """A call, and the plan that was found for it."""
 
     plans: PlanCache
-    plan: CachedPlan | NoPlan
-    state: AmbientState
-    arguments: Arguments
+    planned: Planned
+
+    @property
+    def plan(self) -> CachedPlan | NoPlan:
+        return self.planned.plan
 
     @property
     def stages(self) -> Stages | None:
@@ -363,9 +366,7 @@ class PlannedCall(NamedTuple):
         Raises:
             NotCompiled, AOTGradError: there is none.
         """
-        if isinstance(self.plan, NoPlan):
-            return self.plans.run_eagerly(self.plan, self.state, self.arguments)
-        return self.plan(self.state, self.arguments)
+        return self.plans.run(self.planned)
 
 
 @dataclass(eq=False)

@@ -23,7 +23,8 @@ from aotgrad import torch_compat
 from aotgrad.guards.plan import structure_key
 from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias, ViewAndMutationMeta
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.entry import AmbientState, Stages
+from aotgrad.plan_cache.call import AmbientState, Call
+from aotgrad.plan_cache.entry import Stages
 from aotgrad.runtime.autograd import mark_as_dual
 from aotgrad.telemetry.counters import counters
 from aotgrad.torch_compat import Dual
@@ -96,7 +97,8 @@ class CompiledJvp:
         values = (*(dual.primal for dual in duals), *(duals[k].tangent for k in positions))
         with torch_compat.outside_transforms() as level:
             state = replace(state, eager=product)
-            results, tangents = self.plans.call(product, Arguments.of(values, {}), static_count=0, state=state)
+            call = Call(product, Arguments.of(values, {}), static_count=0, state=state)
+            results, tangents = self.plans.run(self.plans.plan_for(call))
         leaves, spec = pytree.tree_flatten(results)
         for value in filter(torch.is_tensor, (*leaves, *tangents)):
             mark_as_dual(value)

@@ -41,8 +41,9 @@ from aotgrad.joint.segments import CutBackward, ExternalView, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.entry import AmbientState, CachedPlan, NoPlan, Stages
+from aotgrad.plan_cache.cache import PlanCache, Planned
+from aotgrad.plan_cache.call import AmbientState, Call
+from aotgrad.plan_cache.entry import CachedPlan, Stages
 from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.slots import (
     ForwardResult,
@@ -324,26 +325,22 @@ class CompiledVjp:
         arguments = Arguments.of((*values, *map(detached, map(saved.__getitem__, prepared.saved))), {})
         if prepared.symbolic is not None:
             arguments = arguments.with_symbols(prepared.symbolic)
-        state = prepared.state
         with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
-            plan = self.plan_for(prepared, arguments)
-            if isinstance(plan, CachedPlan):
-                self.function.check_unchanged(call, self.function.read_by(compiled_vjp(plan.executable)))
-                return plan(state, arguments)
+            planned = self.plan_for(prepared, arguments)
+            if planned is not None and isinstance(planned.plan, CachedPlan):
+                self.function.check_unchanged(call, self.function.read_by(compiled_vjp(planned.plan.executable)))
+                return self.cache.run(planned)
             for index in self.function.needed_old_values:
                 self.function.reject_old_value(index)
             self.function.check_unchanged(call, range(len(call.primals)))
-            return prepared.vjp(*arguments.args) if plan is None else self.cache.run_eagerly(plan, state, arguments)
+            return prepared.vjp(*arguments.args) if planned is None else self.cache.run(planned)
 
-    def plan_for(self, prepared: PreparedVjp, arguments: Arguments) -> CachedPlan | NoPlan | None:
-        """The plan of a vjp; `None` if it has to run as it is.
-
-        So it has where a gradient is sparse: a gradient of that may be asked for, and no plan returns such a tensor.
-        """
+    def plan_for(self, prepared: PreparedVjp, arguments: Arguments) -> Planned | None:
+        """The plan of a vjp; `None` where a gradient is sparse, because plans cannot return it."""
         if prepared.vjp.key in self.sparse or self.cache.runs_eagerly(arguments.tensors):
             return None
         try:
-            return self.cache.plan_for(prepared.vjp, arguments, 0, prepared.state, prepared.known)
+            return self.cache.plan_for(Call(prepared.vjp, arguments, 0, prepared.state, prepared.known))
         except UnsupportedOutputError:
             self.sparse.add(prepared.vjp.key)
             return None

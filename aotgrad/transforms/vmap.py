@@ -21,7 +21,7 @@ from aotgrad import torch_compat
 from aotgrad.ir import GraphHalf
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.entry import AmbientState
+from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.runtime.anomaly import is_handed_on
 
 AS_ATEN = {torch.ops.prims.convert_element_type.default: lambda x, dtype: torch_compat.cast(x, dtype=dtype)}
@@ -81,7 +81,8 @@ class CompiledBatches:
         with torch_compat.outside_transforms():
             ready = tuple(map(laid_out, batches, graph.batched, half.module.graph.find_nodes(op="placeholder")))
             arguments = symbolic_as_traced(Arguments.of(ready, {}), graph)
-            found = iter(self.plans.call(graph, arguments, static_count=0, state=AmbientState(graph, graph, lambda: graph)))
+            call = Call(graph, arguments, static_count=0, state=AmbientState(graph, graph, lambda: graph))
+            found = iter(self.plans.run(self.plans.plan_for(call)))
         results = [None if node is None else next(found) for node in results_of(half)]
         return [vmap.wrap(result) if vmap and result is not None else result for result in results]
 

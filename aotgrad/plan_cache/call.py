@@ -1,0 +1,70 @@
+"""One call of a function: what is traced, for which arguments, and what else it depends on.
+
+call = Call(function, Arguments.of(args, kwargs), static_count=0, state=AmbientState(function))
+call.key                    hashable: calls with the same key share plans, as far as guards allow
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from aotgrad import passes
+from aotgrad.guards.plan import structure_key
+from aotgrad.plan_cache.arguments import Arguments
+
+
+@dataclass(frozen=True)
+class AmbientState:
+    """What a call depends on besides its arguments.
+
+    Attributes:
+        eager: the function that runs in place of a plan, with the user's arguments.
+        value: hashable.
+        reread: returns the current `value`; a trace may have changed it.
+    """
+
+    eager: Callable[..., Any]
+    value: Hashable = None
+    reread: Callable[[], Hashable] = lambda: None
+
+
+class Call(NamedTuple):
+    """One call, as a `PlanCache` takes it.
+
+    Attributes:
+        function: takes the nested arguments; it is what is traced.
+        arguments: of this call.
+        static_count: how many leading tensors are parameters or buffers.
+        state: what else the trace depends on.
+        known: tensors that hold values which the function would compute; determined by `state`.
+    """
+
+    function: Callable
+    arguments: Arguments
+    static_count: int
+    state: AmbientState
+    known: passes.KnownValues | None = None
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        return self.arguments.tensors
+
+    @property
+    def key(self) -> tuple:
+        """Its structure, constants, state, and the generation of the registered passes: what is known before guards."""
+        return self._key_with(self.state.value)
+
+    def has_changed_its_key(self) -> bool:
+        """Whether the call would look for other plans by now: a trace may have changed what they depend on."""
+        return self._key_with(self.state.reread()) != self.key
+
+    def run_eagerly(self) -> Any:
+        """The result of the function itself."""
+        return self.state.eager(*self.arguments.args, **self.arguments.kwargs)
+
+    def _key_with(self, state: Hashable) -> tuple:
+        return structure_key(self.arguments.constants, self.arguments.spec, (state, passes.generation()))
