@@ -26,7 +26,7 @@ from torch import nn
 from aotgrad import native, pipeline, torch_compat
 from aotgrad.backends import registry
 from aotgrad.backends.base import AnyBackend, Backend, FunctionBackend, GraphCompiler
-from aotgrad.cache import Restored, StoredSmallGraph, compile_through_cache, lower_through_cache
+from aotgrad.cache import Missing, Restored, StoredSmallGraph, look_up, lower_through_cache
 from aotgrad.convention import Dedupe
 from aotgrad.errors import BackendError, CaptureError, NotPicklable
 from aotgrad.guards.memory import MemoryGuard
@@ -281,12 +281,11 @@ def compile_module(
 
     hints = [InputHint(k < len(tensors) or is_static(arg)) for k, arg in enumerate(everything)]
     distinct = dedupe.enter(everything)
-    source = Source(run_flat, distinct, dedupe.enter(hints))
+    source, compiler = Source(run_flat, distinct, dedupe.enter(hints)), compiler.for_call(distinct)
     with COMPILING:
-        if stored and isinstance(mod, fx.GraphModule):
-            executable = compile_through_cache(mod, dedupe, source, compiler)
-        else:
-            executable = pipeline.compile(source, compiler)
+        graph = mod if stored and isinstance(mod, fx.GraphModule) else None
+        found = Missing(compiler) if graph is None else look_up(graph, dedupe, source, compiler)
+        executable = found.keep(pipeline.compile(source, found.compiler)) if isinstance(found, Missing) else found
     if isinstance(executable, SmallGraph | StoredSmallGraph):
         return EagerModule(mod)
     assert not isinstance(executable, TracedJoint), "it was compiled"

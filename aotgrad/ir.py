@@ -1,8 +1,8 @@
-"""The types that pass from stage to stage. All are frozen, and none is filled in later.
+"""The types that pass from stage to stage. All are frozen; a later stage returns a new type.
 
-    Capture -> ViewAndMutationMeta -> JointGraph -> Partition -> Compiled -> Executable (runtime/plan.py)
+    Capture -> ViewAndMutationMeta -> JointGraph -> Partition -> Compiled -> Executable (pipeline.py)
 
-What a later stage learns goes into a new type. `verify.py` checks each of them, `printing.py` prints each of them.
+`verify/` checks each of them, `printing/` prints each of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from aotgrad.slots import (
 )
 
 FOLDED = "_folded_"
-"""Begins the names of attributes that hold what passes have computed; others may be tensors of the user's."""
+"""The prefix of attributes whose values passes computed; other attributes may be tensors of the user."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class InputHint:
-    """What the caller knows of an argument: is it a parameter or buffer, and which of its sizes are symbolic."""
+    """What the caller knows about an argument: whether it is a parameter or buffer, and which of its sizes are symbolic."""
 
     static: bool = False
     dynamic_dims: frozenset[int] = frozenset()
@@ -66,11 +66,14 @@ class InputHint:
 
 @dataclass(frozen=True)
 class TensorInput:
-    """A tensor placeholder: what the trace assumed of it.
+    """A tensor placeholder, with what the trace assumed about it.
 
-    `is_static`: a parameter or buffer, whose memory outlives the call at one address. `is_view`: it requires grad, and is a
-    view. `is_forbidden_after_a_write`: a view that autograd lets nobody use then. `is_view_of_leaf`: of a leaf that
-    requires grad, so that eager does not let it be changed in place. `is_converted_view`: of another dtype, or conjugated.
+    Attributes:
+        is_static: it is a parameter or buffer; its memory outlives the call at one address.
+        is_view: it requires grad and is a view.
+        is_view_of_leaf: it is a view of a leaf that requires grad; eager refuses to change it in place.
+        is_converted_view: it is a view with another dtype, or a conjugated one.
+        is_forbidden_after_a_write: it is a view that autograd refuses to use after a write to its base.
     """
 
     name: str
@@ -94,9 +97,9 @@ class SymInput:
 
 @dataclass(frozen=True)
 class SyntheticBase(TensorInput):
-    """The memory that overlapping arguments have in common, as one flat tensor: a placeholder that is no argument.
+    """The memory that overlapping arguments share, as one flat tensor: a placeholder that is not an argument.
 
-    It starts `start_bytes` after the first byte of input `member`. If it requires grad, its gradient is that of the
+    It starts `start_bytes` after the first byte of input `member`. If it requires grad, its gradient is the gradient of the
     member, or (`through_base`) of the tensor that the member is a view of.
     """
 
@@ -107,10 +110,10 @@ class SyntheticBase(TensorInput):
 
 @dataclass(frozen=True)
 class MemberInput:
-    """An argument that overlaps others: it has no placeholder, and is made in the graph by `views` of `inputs[base]`.
+    """An argument that overlaps others. It has no placeholder: the graph computes it by `views` of `inputs[base]`.
 
-    Members of one `family` are views of one tensor in eager too: they share their gradient history and their version.
-    `attached`: their gradients flow to the synthetic base.
+    Members of one `family` are views of one tensor in eager too: they share gradient history and version.
+    `attached`: its gradient flows to the synthetic base.
     """
 
     name: str
@@ -127,10 +130,10 @@ InputSpec = Union[TensorInput, SymInput, MemberInput]
 
 @dataclass(frozen=True)
 class CallingConvention:
-    """What the graph gets, and how that makes the arguments of the function.
+    """The inputs of the graph, and how they form the arguments of the function.
 
     `inputs`: those with a placeholder, then the members of synthetic bases. Argument k of the function is
-    `inputs[order[k]]`. `shared_versions`: inputs which have one version counter, if a write to one is to be seen there.
+    `inputs[order[k]]`. `shared_versions`: groups of inputs with one version counter, where a write raises it.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -147,15 +150,15 @@ class CallingConvention:
         return sum(not isinstance(spec, MemberInput) for spec in self.inputs)
 
     def argument_of(self, index: int) -> int:
-        """Which argument of the function input `index` is."""
+        """The position of input `index` among the arguments of the function."""
         return self.order.index(index)
 
 
 @dataclass(frozen=True)
 class InputState:
-    """One functional input as it was before the function ran, to compare with afterwards.
+    """One functional input before the function ran, to compare with afterwards.
 
-    `grad_fn` is that of the tensor it is a view of, if it is one: its own, `history`, changes with every write to that.
+    `grad_fn` of a view is the one of its base; its own, `history`, changes with every write to the base.
     """
 
     version: int
@@ -168,7 +171,7 @@ class InputState:
 
 @dataclass(frozen=True)
 class InputHook:
-    """What the function told autograd to do with the gradient of input `index`: `input.method(*arguments)`."""
+    """A hook that the function put on input `index`: `input.method(*arguments)`."""
 
     index: int
     method: str
@@ -177,7 +180,7 @@ class InputHook:
 
 @dataclass(frozen=True)
 class OutputHook:
-    """What the function told autograd to do with the gradient of output `index`, a view: `output.method(*arguments)`."""
+    """A hook that the function put on output `index`, a view: `output.method(*arguments)`."""
 
     index: int
     method: str
@@ -188,20 +191,21 @@ class OutputHook:
 class Capture:
     """A function that ran once on functional fake tensors, with the trace still open.
 
-    `primals` are the placeholders' live values: gradients are taken with respect to them. `arguments` are what the
-    function was called with, one an input: the same tensors, except that an input which is not a leaf is a non-leaf here
-    too. `hooks` are those that the function registered on arguments, `output_hooks` those on returned views; every call does
-    it again, on the caller's tensors.
-    Of the `outputs`, the function returned the first `returned`. `older_views` are those that are views and older than a
-    write to their memory, as all are that were not returned; see `capture/views_before_mutation.py`.
-    `hooked_nodes` are the autograd nodes that hooks of other tensors belong to, and `nodes_with_hooks`: these have hooks of
-    their own.
-    `hidden_reshapes` are the inputs whose size or stride was changed in place under `no_grad`.
-    `joins` are tensors whose gradients are those of an input; see `capture/gradient_aliases.py`.
-    `new_leaves` are the inputs that the function has told to require grad, `ended` those that no longer do, or are detached.
-    `assigned` are those that it has given other
-    memory (`x.data = y`), each with the output that this is.
-    `values` are what the function, and the backward, asked about values; see `capture/values.py`.
+    Attributes:
+        primals: the live values of the placeholders; gradients are taken with respect to them.
+        arguments: what the function was called with, one per input: the primals, but non-leaf where the input is.
+        outputs: results of the function (the first `returned`), and views of them that later stages need.
+        hooks: those that the function registered on arguments; each call registers them on the caller's tensors.
+        joins: tensors whose gradients are those of an input; see `capture/gradient_aliases.py`.
+        output_hooks: those that it registered on returned views.
+        older_views: outputs that are views made before a write to their memory; see `capture/views_before_mutation.py`.
+        hooked_nodes: the autograd nodes that hooks of other tensors belong to.
+        nodes_with_hooks: the autograd nodes with hooks of their own.
+        hidden_reshapes: inputs whose size or stride was changed in place under `no_grad`.
+        values: what the function and the backward asked about values; see `capture/values.py`.
+        new_leaves: inputs that the function made require grad.
+        assigned: inputs that got other memory (`x.data = y`), with the output that holds it.
+        ended: inputs that no longer require grad, or that were detached.
     """
 
     trace: OpenTrace
@@ -237,7 +241,7 @@ class Capture:
 
     @property
     def asked_inputs(self) -> tuple[int, ...]:
-        """The inputs whose values the function has asked for."""
+        """The inputs whose values the function has read."""
         guard = None if self.values is None else self.values.guard()
         return () if guard is None else tuple(self.convention.order[k] for k in guard.inputs)
 
@@ -248,12 +252,12 @@ class Capture:
         return spec.fake
 
     def views_made_for(self, index: int) -> int:
-        """How many views lead from a placeholder to an argument before the function has run."""
+        """How many views lead from a placeholder to an argument before the function runs."""
         spec = self.inputs[index]
         return len(spec.views) if isinstance(spec, MemberInput) else 0
 
     def sharing(self, index: int) -> tuple[int, ...]:
-        """The inputs that are views of the same memory as input `index`, with it."""
+        """The inputs that are views of the same memory as input `index`, including it."""
         spec = self.inputs[index]
         if not isinstance(spec, MemberInput):
             return (index,)
@@ -261,26 +265,26 @@ class Capture:
         return tuple(k for k, other in others if isinstance(other, MemberInput) and other.base == spec.base)
 
     def placeholder_of(self, index: int) -> fx.Node:
-        """The placeholder that input `index` is, or is a view of."""
+        """The placeholder of input `index`, or the one it is a view of."""
         spec = self.inputs[index]
         return self.placeholders[spec.base if isinstance(spec, MemberInput) else index]
 
 
 class AskedValues(Protocol):
-    """What was asked about values while a function was traced."""
+    """The values that a function read while it was traced."""
 
     def guard(self) -> ValueGuard | None:
-        """What has to be answered in the same way; `None` if nothing was asked."""
+        """What later calls must have in common; `None` if no value was read."""
         ...
 
 
 class Region(Protocol):
-    """A checkpointed region that a function has run. `keeps_state`: it draws the same random numbers again."""
+    """A checkpointed region that a function has run. `keeps_state`: a recomputation draws the same random numbers."""
 
     keeps_state: bool
 
     def holds(self, node: Any) -> bool:
-        """Whether it has made an autograd node."""
+        """Whether it created an autograd node."""
         ...
 
     def is_within(self, other: Any) -> bool:
@@ -292,10 +296,10 @@ OnRegion = Callable[[Region, Sequence[Any]], AbstractContextManager[None]]
 
 
 class OpenTrace(Protocol):
-    """What later stages need of the trace: its graph, the node of a live tensor, and a way back in.
+    """The trace as later stages use it: its graph, the node of a live tensor, and a way to continue it.
 
-    `on_hook` is called with an autograd node and what a hook of it holds, before that runs. A checkpointed region that runs
-    again does so within what `on_region` makes of it and of what it holds. `changing` are those that change something.
+    `on_hook` is called with an autograd node and the objects that a hook of it holds, before the hook runs. `on_region`
+    returns the context in which a checkpointed region is recomputed. `changing` are the regions with side effects.
     """
 
     on_hook: Callable[[Any, Sequence[Any]], None] | None
@@ -333,7 +337,7 @@ class OpenTrace(Protocol):
 
 
 class MutationType(Enum):
-    """What a function did to one input."""
+    """How a function changed one input."""
 
     NONE = "none"
     METADATA_ONLY = "metadata_only"
@@ -351,7 +355,7 @@ class MutationType(Enum):
 
 @dataclass(frozen=True)
 class ViewStep:
-    """One view op of a chain: `op(base, *args, **kwargs)`, then `[item]` where the op returns a list."""
+    """One view op of a chain: `op(base, *args, **kwargs)`, and `[item]` where the op returns a list."""
 
     op: torch._ops.OpOverload
     args: tuple[Any, ...]
@@ -361,10 +365,10 @@ class ViewStep:
 
 @dataclass(frozen=True)
 class ViewReplay:
-    """How to make a view again from its base at run time.
+    """How to replay a view from its base at run time.
 
-    `steps` are the recorded view ops; sizes in them are ints or symbolic ints. `grad_mode` is the mode that the chain
-    must run in, or `None` if the caller's own is right. `reason` says why this way was taken.
+    `steps` are the recorded view ops; their sizes are ints or symbolic ints. `grad_mode` is the mode that the chain
+    must run in, or `None` for the caller's. `reason` tells why this chain was chosen.
     """
 
     steps: tuple[ViewStep, ...]
@@ -376,9 +380,11 @@ class ViewReplay:
 class InputAliasInfo:
     """What happened to one tensor input during the call.
 
-    `hidden_from_autograd`: the data was changed under `no_grad` or through `detach()`, so its gradient history stays.
-    `version_bumps`: by how much eager would have raised its version counter.
-    `geometry`: size, stride and storage offset after a metadata mutation. `changed_later`: a backward changes its data.
+    Attributes:
+        hidden_from_autograd: the data was changed under `no_grad` or through `detach()`, so its gradient history stays.
+        version_bumps: by how much eager raises its version counter.
+        geometry: size, stride and storage offset after a metadata mutation.
+        changed_later: a backward changes its data.
     """
 
     mutation: MutationType
@@ -396,13 +402,13 @@ class InputAliasInfo:
 
     @property
     def carries_gradient(self) -> bool:
-        """Whether the updated value is a result of the forward that the backward gets a tangent for."""
+        """Whether the updated value is a forward result with a tangent in the backward."""
         return self.mutation.data and not self.hidden_from_autograd and self.requires_grad_after
 
 
 @dataclass(frozen=True)
 class NonAlias:
-    """A fresh tensor made by the graph."""
+    """A new tensor that the graph computes."""
 
     requires_grad: bool
 
@@ -422,7 +428,7 @@ class IsOutput:
 
 
 class Made(Enum):
-    """When a view of an input is made at run time, as it was in eager."""
+    """When a view of an input is replayed, relative to the mutations of the input."""
 
     AFTER_CHANGES = ""
     BEFORE_METADATA = " before its metadata is mutated"
@@ -431,7 +437,7 @@ class Made(Enum):
 
 @dataclass(frozen=True)
 class AliasOfInput:
-    """A view of an input, made again at run time from the real input: where it lies, and its history, depend on when."""
+    """A view of an input, replayed from the real input. Its place in memory and its history depend on when: `made`."""
 
     index: int
     replay: ViewReplay
@@ -440,7 +446,7 @@ class AliasOfInput:
 
 @dataclass(frozen=True)
 class AliasOfOutput:
-    """A view of output `output`, which is an alias itself: what a hook on that one sees goes through it."""
+    """A view of output `output`, which is an alias itself: its gradient passes through that output and its hooks."""
 
     output: int
     replay: ViewReplay
@@ -448,7 +454,7 @@ class AliasOfOutput:
 
 @dataclass(frozen=True)
 class AliasOfIntermediate:
-    """One of several views of a tensor that the graph returns as an extra output, its intermediate base."""
+    """One of several views of an intermediate base, a tensor that the graph returns as an extra output."""
 
     base: int
     replay: ViewReplay
@@ -464,16 +470,16 @@ class AliasOfIntermediateBaseIsUserOutput:
 
 @dataclass(frozen=True)
 class UnsafeViewAlias:
-    """An alias of an intermediate that autograd does not track as a view, and whose base nobody sees: returned as it is."""
+    """An alias of an intermediate that autograd does not track as a view. Its base is not visible: the graph returns it."""
 
     requires_grad: bool
 
 
 @dataclass(frozen=True)
 class CustomFunctionView:
-    """A view made by a user's `autograd.Function`: the graph computes it, since a replay would lose its backward.
+    """A view that a user's `autograd.Function` returns: the graph computes it, because a replay would lose its backward.
 
-    Where it is a view of input `index`, `remake` makes the same view outside of the graph, so that it is one of the input.
+    Where it is a view of input `index`, `remake` replays it outside of the graph, so that it aliases the input.
     """
 
     requires_grad: bool
@@ -488,7 +494,7 @@ class SymOutput:
 
 @dataclass(frozen=True)
 class ConstantOutput:
-    """`None`, a number, a string, a tensor that the function closed over: the same object on every call of this plan."""
+    """`None`, a number, a string, or a tensor that the function closed over: the same object in every call."""
 
     value: Any
 
@@ -512,7 +518,7 @@ REPLAYED_VIEWS = (AliasOfInput, AliasOfOutput, AliasOfIntermediate, AliasOfInter
 
 @dataclass(frozen=True)
 class BaseInfo:
-    """An intermediate base: a tensor that no user output is, but several are views of.
+    """An intermediate base: a tensor that is not a user output, but that several user outputs are views of.
 
     `live` is its functional tensor, or `None` if autograd does not know it; `node` computes it.
     """
@@ -524,12 +530,15 @@ class BaseInfo:
 
 @dataclass(frozen=True)
 class ViewAndMutationMeta:
-    """What the function does to its inputs and what each of its outputs is.
+    """How the function changes its inputs, and what each of its outputs aliases.
 
-    `inputs[k]` is `None` for inputs that are not tensors, and for synthetic bases: their members say what happened.
-    `grad_mode_after` is the grad mode that the function left behind, or `None` if it did not change it. `versions` are the
-    version counters of results that the function changed in place after it had made them; those of the others are 0.
-    `new_leaves` are the outputs that the function has made, or detached, and then told to require grad.
+    Attributes:
+        inputs: `None` for inputs that are not tensors, and for synthetic bases, whose members tell what happened.
+        outputs: one per user output.
+        bases: the intermediate bases.
+        grad_mode_after: the grad mode that the function left behind; `None` if it did not change it.
+        versions: the version counters of results that the function changed in place; those of the others are 0.
+        new_leaves: outputs that the function created or detached, and then made require grad.
     """
 
     inputs: tuple[InputAliasInfo | None, ...]
@@ -540,17 +549,17 @@ class ViewAndMutationMeta:
     new_leaves: frozenset[int] = frozenset()
 
     def forward_results(self) -> tuple[ForwardResult, ...]:
-        """What the forward graph returns, in the order that backends rely on."""
+        """The results of the forward graph, in the order that backends rely on."""
         updated = [UpdatedInput(i) for i, info in enumerate(self.inputs) if info is not None and info.mutation.data]
         outputs = [UserOutput(i) for i, info in enumerate(self.outputs) if isinstance(info, GRAPH_OUTPUTS)]
         return (*updated, *outputs, *(IntermediateBase(i) for i in range(len(self.bases))))
 
     def replayed_views(self) -> Iterator[int]:
-        """The outputs that are views made outside of the graph."""
+        """The outputs that are views replayed outside of the graph."""
         return (k for k, info in enumerate(self.outputs) if isinstance(info, REPLAYED_VIEWS) and info.replay.steps)
 
     def input_behind(self, index: int) -> int | None:
-        """The input that output `index` is a view of, as the call leaves it."""
+        """The input that output `index` is a view of, with the data and metadata that the call leaves; else `None`."""
         match self.outputs[index]:
             case AliasOfInput(k) as alias if alias.made is not Made.BEFORE_METADATA:
                 return k
@@ -565,7 +574,7 @@ class ViewAndMutationMeta:
         return info
 
     def result_behind(self, index: int) -> ForwardResult | None:
-        """The result of the graph that output `index`, a view, is made of; `None` if it is made of an input as it was."""
+        """The graph result that output `index` is a view of; `None` for a view of an input that is not mutated."""
         match self.outputs[index]:
             case AliasOfInput():
                 k = self.input_behind(index)
@@ -584,11 +593,11 @@ class ViewAndMutationMeta:
 
 @dataclass(frozen=True)
 class SavingNodes:
-    """Nodes of eager's autograd graph that save values, and run in the same backwards.
+    """Nodes of eager's autograd graph that save values and run in the same backwards.
 
-    `reached` are the tangents of a segment that lead to them, `leads` the gradients that they lead to, as bit masks.
-    `values` are the inputs and results of the function in whose memory the saved values lie. `error` is what a backward
-    through them raises, as eager says it, if the function itself overwrote what they saved.
+    `tangent_mask` are the tangents of a segment that lead to them, `gradient_mask` the gradients that they lead to.
+    `values` are the inputs and results of the function that own the memory of the saved values. `error` is what a backward
+    through them raises where the function itself overwrote the saved values.
     """
 
     tangent_mask: int
@@ -599,10 +608,10 @@ class SavingNodes:
 
 @dataclass(frozen=True)
 class ChangedMemory:
-    """What a segment changes in place, and by how much the version counter rises.
+    """Memory that a segment changes in place, and by how much its version counter rises.
 
-    `tangent`: the one of the segment's that it is, if it is one. `for_saved`: it does so where one of its nodes runs that
-    needs a saved value, which a checkpointed region makes again.
+    `tangent`: the tangent of the segment that it is, if it is one. `for_saved`: the change happens when a node needs a saved
+    value that a checkpointed region recomputes.
     """
 
     memory: Memory
@@ -613,14 +622,17 @@ class ChangedMemory:
 
 @dataclass(frozen=True)
 class BackwardSegment:
-    """What one autograd node of the compiled function gets and returns.
+    """The tangents and gradients of one autograd node of the compiled function.
 
-    Every tangent of the joint graph belongs to one segment. A gradient of a result or a cut is added to the tangent that
-    a later segment gets for it; one of a returned view goes through the view, and no graph gets it. Gradients are in the
-    order of the node's inputs: one for which the engine runs the hooks of leaves as in eager. `materialize`: an undefined
-    tangent beside a defined one is zeros, as for a custom function.
-    `saving` are eager's nodes in it that save a value: a second backward through one raises, unless the graph was retained,
-    and so does one after the value was changed in place. `changes`: what its one node changes in place.
+    Every tangent of the joint graph belongs to one segment. A gradient of a result or a boundary is added to the tangent of
+    a later segment; the gradient of a returned view passes through the view, outside of all graphs.
+
+    Attributes:
+        gradients: in the order of the node's inputs, for which the engine runs the hooks of leaves as in eager.
+        materialize: an undefined tangent beside a defined one is zeros, as for a custom function.
+        saving: eager's nodes in it that save a value. A second backward through one raises unless the graph was retained;
+            so does a backward after the value was changed in place.
+        changes: what its one node changes in place.
     """
 
     tangents: tuple[Tangent, ...]
@@ -635,27 +647,30 @@ class BackwardSegment:
 
 
 SENTINEL_INPUTS = 32
-"""To ask the engine about so many inputs takes the time that one input more takes it."""
+"""At this many inputs, one sentinel costs as much as asking the engine about each."""
 
 
 def needs_sentinel(inputs: int) -> bool:
-    """Whether an autograd node with so many inputs has one more before them, the sentinel: a leaf that nobody asks a
-    gradient for. The engine executes its node in a plain `.backward()`, and not if only some gradients are wanted: one
-    question in place of one per parameter. A node without inputs would not be made.
+    """Whether an autograd node with so many inputs has a sentinel before them: a leaf that no caller knows.
+
+    The engine runs the sentinel's node in a plain `.backward()`, but not where only some gradients are wanted. So one
+    question to the engine replaces one per parameter. Without inputs, the sentinel is what makes torch create a node.
     """
     return inputs == 0 or inputs >= SENTINEL_INPUTS
 
 
 @dataclass(frozen=True)
 class JointGraph:
-    """One functional FX graph, `signature` says what its placeholders and outputs are.
+    """One functional FX graph of forward and backward. Without tangents it is an inference graph.
 
-    With `signature.tangents == ()` there is no backward: an inference graph. `static_inputs` are the primals whose
-    memory outlives the call at one address (parameters, buffers); `mutated_inputs` those whose data the epilogue
-    overwrites, so their old value may not be read after the forward; `private_inputs` those that the caller does not have,
-    so that nobody writes to them. `segments` are the parts of the backward, in the order in which they run. `memory`
-    says which tensors a backward changes in place: inputs, results, and tangents. The autograd nodes that do so are
-    `effects`, by age among all of the function: groups of nodes that are one segment each.
+    Attributes:
+        signature: the meaning of each placeholder and output.
+        static_inputs: primals whose memory outlives the call at one address (parameters, buffers).
+        mutated_inputs: primals that the epilogue overwrites; the backward must not read them.
+        segments: the parts of the backward, in the order in which they run.
+        private_inputs: primals that the caller does not hold, so that nothing else writes to them.
+        memory: the inputs, results and tangents that a backward changes in place.
+        effects: groups of autograd nodes that change memory, one segment each; a node is its age in the function.
     """
 
     module: fx.GraphModule
@@ -674,7 +689,7 @@ class JointGraph:
 
 @dataclass(frozen=True)
 class SavedValue:
-    """One value that crosses from forward to backward, and why it is saved and not recomputed."""
+    """One value that the forward saves for the backward, and why it is not recomputed."""
 
     slot: Saved | SavedSymInt
     saved_bytes: int
@@ -684,9 +699,9 @@ class SavedValue:
 
 @dataclass(frozen=True)
 class RecomputedValue:
-    """One op of the forward that runs again in the backward, and why its result is not saved.
+    """One op of the forward that the backward recomputes, and why its result is not saved.
 
-    `traffic_bytes`: what it reads and writes if it runs by itself, 0 for a view. `flops`: floating point operations of a
+    `traffic_bytes`: what it reads and writes if it is not fused, 0 for a view. `flops`: floating point operations of a
     product, a convolution or an attention, 0 for other ops.
     """
 
@@ -699,14 +714,14 @@ class RecomputedValue:
 
 @dataclass(frozen=True)
 class GraphHalf:
-    """A graph that a backend compiles, with what its placeholders and outputs mean."""
+    """A graph that a backend compiles, with the meaning of its placeholders and outputs."""
 
     module: fx.GraphModule
     signature: GraphSignature
 
 
 def memory_of(half: GraphHalf, segment: BackwardSegment) -> tuple[Memory, ...]:
-    """The memory that the graph of a segment takes, and then what it only changes."""
+    """The memory that the graph of a segment takes as inputs, then the memory that it only changes."""
     taken = half.signature.memory
     changed = (change.memory for change in segment.changes if change.tangent is None)
     return (*taken, *(memory for memory in changed if memory not in taken))
@@ -733,10 +748,10 @@ BoxedCallable = Callable[[list], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a backend made of a partition: callables that take a list, which they may clear, and return a list or tuple.
+    """The compiled halves of a partition: callables that take a list, which they may clear, and return a list or tuple.
 
-    Backward graphs are compiled when they are first needed, one variant at a time: `compile_backward` takes the backward
-    half or a specialised copy of it.
+    Backward graphs are compiled on first use, one variant at a time: `compile_backward` takes the backward half or a
+    specialized copy of it.
     """
 
     backend: str

@@ -1,4 +1,4 @@
-"""The options of one compilation, checked when they are made. The only reader of the environment.
+"""The options of one compilation, checked on construction. No other file reads the environment.
 
 >>> Options.from_mapping({"dynamic": True}).dynamic
 True
@@ -28,37 +28,35 @@ class Options:
     Attributes:
         verify: check every stage's result against its contract (`AOTGRAD_VERIFY=1` turns it on everywhere).
         dynamic: `True`: sizes of tensor arguments are symbolic, so one plan serves many shapes; `None`: those that
-            change between calls; `False`: none. For `aot_function` and `aot_module`; Dynamo decides for itself. Where torch
-            has no shape function for an op, sizes are static all the same.
-        enabled: `False` runs the original function eagerly, to see whether aotgrad is at fault (`AOTGRAD_DISABLE=1`).
-        grad_segments: 1 to 64: into how many segments, one after the other, a backward is cut, so that gradients, their
-            hooks and optimizers in hooks come while it goes on; `"auto"`: one, but up to 16 where somebody waits for
-            gradients when it is compiled (`register_post_accumulate_grad_hook`, hooks of `AccumulateGrad`,
-            `DistributedDataParallel`).
+            change between calls; `False`: none. For `aot_function` and `aot_module`; Dynamo decides by itself. Where torch
+            has no shape function for an op, sizes are static.
+        enabled: `False` runs the original function eagerly, to find out whether aotgrad is at fault (`AOTGRAD_DISABLE=1`).
+        grad_segments: 1 to 64: the number of segments of a backward. Gradients, their hooks and optimizers in hooks are
+            ready after each segment. `"auto"`: one, but up to 16 where gradients are awaited at compile time
+            (`register_post_accumulate_grad_hook`, hooks of `AccumulateGrad`, `DistributedDataParallel`).
         partitioner: `"min_cut"`, `"save_all"` or `"recompute_all"`: what the forward saves for the backward.
         memory_budget: how much `"min_cut"` may save: bytes (`2_000_000` or `"1.5GB"`), a fraction from 0 to 1 of what is
-            saved without a budget, or `None`. The less, the more runs again in the backward; as with
-            `torch.utils.checkpoint`, inputs and outputs must then not be overwritten before it.
+            saved without a budget, or `None`. A smaller budget recomputes more in the backward. As with
+            `torch.utils.checkpoint`, inputs and outputs must not be overwritten before the backward.
         memory_budget_of: what the budget limits: `"saved"` bytes, or the simulated `"peak"` of memory in forward and
             backward, parameters and the arguments of the call not counted.
-        collectives_first: start the backward's collectives as soon as what they read is there and wait for them as late as
-            can be, so that they run beside other work; their results are held longer.
-        flops_per_byte: how many floating point operations the device does while it moves a byte, which is what makes a
-            product dearer to run again than a sum; `"measured"`: measured when first needed, in about a twentieth of a
-            second, and remembered (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`); `None`: a usual figure of the device's type.
+        collectives_first: start the backward's collectives as early as possible and wait for them as late as possible, so
+            that they overlap with other work; their results are held longer.
+        flops_per_byte: how many floating point operations the device does while it moves a byte. It decides how much dearer
+            a product is to recompute than a sum. `"measured"`: measured on first use, in about 50 ms, and stored
+            (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`); `None`: a typical figure for the device type.
         plan_limit: how many plans one function may have; further calls run eagerly.
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
-        inductor: Inductor's own options, on top of those of the mode: `{"max_autotune": True, "triton.cudagraphs": True}`,
-            for the forward and for backwards that are compiled later, by `torch.compile`, `aot_function` and the like. Other
-            backends have no use for them, as for the mode.
-        on_error: `"raise"`, or `"eager"`: a function that cannot be compiled, or whose backward cannot, runs eagerly, with a
-            warning that says why, and `counters["eager_on_error"]` counts it.
+        inductor: Inductor's own options, on top of those of the mode: `{"max_autotune": True, "triton.cudagraphs": True}`.
+            They hold for the forward and for backwards that are compiled later. Other backends ignore them, and the mode.
+        on_error: `"raise"`, or `"eager"`: a function or backward that cannot be compiled runs eagerly, with a warning that
+            gives the reason; `counters["eager_on_error"]` counts it.
         keep_input_mutations: in graphs without a backward, write mutated inputs inside the graph, not after it.
-        cache: whether what is compiled is kept on disk for other processes (in `AOTGRAD_CACHE_DIR`, or `~/.cache/aotgrad`);
-            `None`: for `torch.compile` it is, for `aot_function` and its like it is not. See `docs/cache.md`.
+        cache: whether compiled functions are stored on disk for other processes (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`);
+            `None`: with `torch.compile` they are, with `aot_function` and `aot_module` they are not. See `docs/cache.md`.
         min_graph_ops: a graph with fewer ops runs the original function eagerly; 0 compiles every graph, `None` is the
-            backend's own number (see `docs/passes.md`). Counted are the ops of the forward that compute something.
-        joint_passes, forward_passes, backward_passes: passes to run besides the built-in and the registered ones, see
+            backend's own number (see `docs/passes.md`). Only ops of the forward that compute something count.
+        joint_passes, forward_passes, backward_passes: passes in addition to the built-in and the registered ones, see
             `aotgrad.passes`.
     """
 
@@ -92,7 +90,7 @@ class Options:
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any] | None) -> Options:
-        """Options from a user's dictionary; the environment gives the defaults.
+        """Options from a user's dictionary, with defaults from `aotgrad.config` and the environment.
 
         Raises:
             OptionError: for an unknown name or a value that is not legal; the message lists the legal ones.
@@ -109,28 +107,28 @@ class Options:
 
 
 def cache_folder() -> Path:
-    """Where what was found out once is kept for later: `AOTGRAD_CACHE_DIR`, or the user's folder for caches."""
+    """The folder of everything that outlives the process: `AOTGRAD_CACHE_DIR`, or the user's folder for caches."""
     given = os.environ.get("AOTGRAD_CACHE_DIR")
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aotgrad"
 
 
 def environment() -> dict[str, Any]:
-    """The defaults that environment variables give."""
+    """The defaults from environment variables."""
     return {"enabled": os.environ.get("AOTGRAD_DISABLE") != "1", "verify": os.environ.get("AOTGRAD_VERIFY") == "1"}
 
 
 def native_wanted() -> bool:
-    """Whether C++ functions are used where they were built: not with `AOTGRAD_NATIVE=0`."""
+    """Whether the C++ functions are used where they are built; `AOTGRAD_NATIVE=0` turns them off."""
     return os.environ.get("AOTGRAD_NATIVE") != "0"
 
 
 def logs_wanted() -> str:
-    """What `AOTGRAD_LOGS` asks for, see `aotgrad.telemetry.logs`."""
+    """The value of `AOTGRAD_LOGS`, see `aotgrad.telemetry.logs`."""
     return os.environ.get("AOTGRAD_LOGS", "")
 
 
 LEAST_BYTES = 64
-"""Of a budget that is a whole number: nobody means fewer, and who writes 2 may mean a fraction."""
+"""The smallest legal budget in bytes: a smaller whole number is more likely a mistaken fraction."""
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -142,7 +140,7 @@ def budget_of(value: int | float | str | None) -> int | float | None:
     (1500000000, 0.5, 1.0)
 
     Raises:
-        ValueError: for anything else; 0 and 1 are fractions, since nobody means one byte, or a few.
+        ValueError: for anything else; 0 and 1 are fractions.
     """
     if value is None or (type(value) is float and 0 <= value <= 1):
         return value
@@ -224,7 +222,7 @@ def _unknown(name: str, value: Any, known: Sequence[str]) -> str:
 
 
 def _inductors(settings: Any) -> tuple[tuple[str, Any], ...]:
-    """Inductor's own options, in a form that is compared by content."""
+    """Inductor's own options as a tuple, which is compared by content."""
     if settings == ():
         return ()
     try:
@@ -248,16 +246,16 @@ def _check_passes(name: str, value: Any) -> None:
 # --- Defaults of the process -----------------------------------------------------------------------------------------
 
 PARAMETERS = frozenset({"dynamic", "keep_input_mutations"})
-"""Options that the functions which compile have as parameters: those give the default."""
+"""Options that are parameters of the functions that compile; the parameters have the defaults."""
 
 PEER_NAMES = {"activation_memory_budget": "memory_budget"}
-"""What `functorch.compile.config` calls an option; 1.0 is no budget there."""
+"""Option names of `functorch.compile.config`; its 1.0 is no budget."""
 
 
 class Config:
-    """Defaults of the options, for everything that is compiled after they are set: `aotgrad.config`.
+    """`aotgrad.config`: the defaults of the options, for everything that is compiled after they are set.
 
-    What a call names itself (`options={...}`) comes before them; they come before the environment.
+    They override the environment; `options={...}` of a call overrides them.
 
     >>> with config.patch(memory_budget=0.5):
     ...     Options.from_mapping({}).memory_budget
@@ -287,7 +285,7 @@ class Config:
 
     @contextlib.contextmanager
     def patch(self, **changes: Any) -> Iterator[None]:
-        """Other defaults for a while.
+        """Change defaults inside a `with` block.
 
         Raises:
             OptionError: for a name or value that is not legal.
@@ -303,15 +301,15 @@ class Config:
 
 
 def _option_name(name: str) -> str:
-    """The option that a name means.
+    """The option with this name here or in `functorch.compile.config`.
 
     Raises:
-        OptionError: there is none, or the functions that compile have it as a parameter.
+        OptionError: there is none, or it is a parameter of the functions that compile.
     """
     name = PEER_NAMES.get(name, name)
     legal = sorted({field.name for field in dataclasses.fields(Options)} - PARAMETERS)
     if name in PARAMETERS:
-        raise OptionError(f"{name!r} is a parameter of the functions that compile, which has a default of its own")
+        raise OptionError(f"{name!r} is a parameter of the functions that compile and has no default here; pass it to them")
     if name not in legal:
         raise OptionError(f"unknown option {name!r}; the options are {', '.join(legal)}")
     return name

@@ -56,6 +56,7 @@ from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.slots import Primal
 from aotgrad.telemetry.graph_names import GraphNames
 from aotgrad.telemetry.observer import Observer
+from aotgrad.torch_compat import FakeTensorMode
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,9 @@ class Source:
         function: called once, with fake functional tensors; returns a flat sequence.
         args: real (or fake) tensors and symbolic ints to trace for; they are not touched.
         hints: which arguments are parameters or buffers, which of their sizes are symbolic.
-        known: what the function would compute, but arguments hold already.
+        known: values that the function would compute and arguments hold already.
         values: answers what the function asks about the values of `args`.
+        repeated: the inputs of an earlier trace that this one repeats; `args` and `hints` are empty then.
     """
 
     function: FlatFunction
@@ -149,6 +151,18 @@ class Source:
     hints: Sequence[InputHint]
     known: passes.KnownValues | None = None
     values: ValueReads | None = None
+    repeated: tuple[FakeTensorMode, CallingConvention] | None = None
+
+    def inputs(self) -> tuple[FakeTensorMode, CallingConvention]:
+        """The inputs of the trace, and the mode of their fakes."""
+        if self.repeated is not None:
+            return self.repeated
+        mode = find_fake_mode(self.args)
+        return mode, CallingConvention.plain(make_input_specs(mode, self.args, self.hints))
+
+    def sharing(self, meta: ViewAndMutationMeta) -> MemorySharing | None:
+        """How arguments share memory with those that the function mutates; `None` where the inputs tell it already."""
+        return None if self.repeated is not None else MemorySharing.of(self.args, meta.inputs)
 
 
 @dataclass(frozen=True)
@@ -160,7 +174,7 @@ class Compiler:
         partition_fn: splits joint graphs.
         options: of the compilation.
         lower: partitions a joint graph and compiles its forward; `None` stops at the joint graph.
-        derive: makes what computes gradients of gradients; it compiles nothing before somebody asks.
+        derive: makes the function that computes gradients of gradients, which compiles on its first call.
     """
 
     backend: Backend
@@ -191,7 +205,7 @@ class Compiler:
         return Observer(self.options.verify)
 
     def for_call(self, args: Sequence[Any]) -> Compiler:
-        """This compiler for these arguments: the backward is cut only if the options say so, or somebody waits for it."""
+        """This compiler for a call: by default the backward is cut only where gradients are awaited, see `are_awaited`."""
         is_cut = self.options.grad_segments != "auto" or (self.lower is not None and are_awaited(args))
         return self if is_cut else self.with_options(grad_segments=1)
 
@@ -200,71 +214,77 @@ class Compiler:
         return replace(self, options=self.options.replace(**changes))
 
 
+Stages = Executable | TracedJoint | SmallGraph
+"""How far a function was compiled: to the end, up to the joint graph, or not at all because it is small."""
+
 Lower = Callable[[JointGraph, Compiler, Observer, "passes.KnownValues | None"], "tuple[Partition, Compiled]"]
 Derive = Callable[[Source, TracedJoint, Compiler], HigherOrder]
 
 
-def compile(source: Source, compiler: Compiler) -> Executable | TracedJoint | SmallGraph:
-    """Compile a function, or find that it is not worth it. Every stage is in what is returned.
+def compile(source: Source, compiler: Compiler) -> Stages:
+    """Compile a function, one stage after the other; what is returned has all of them.
 
-    A compiler without `lower` stops at the joint graph.
+    Returns:
+        A `SmallGraph` if the function is not worth compiling, a `TracedJoint` if the compiler stops there.
     """
-    compiler = compiler.for_call(source.args)
     observe = compiler.observer()
-    traced = trace(source, compiler, observe)
-    if compiler.lower is None or isinstance(traced, SmallGraph):
-        return traced
-    return finish(traced, compiler, observe, compiler.derive(source, traced, compiler), source.known)
-
-
-@collection_paused()
-def trace(source: Source, compiler: Compiler, observe: Observer) -> TracedJoint | SmallGraph:
-    """The first stages: from the function to the joint graph that is partitioned."""
-    decompositions = compiler.backend.decompositions()
-    mode = find_fake_mode(source.args)
-    convention = CallingConvention.plain(make_input_specs(mode, source.args, source.hints))
-    capture = capture_function(source.function, convention, mode, decompositions, source.values)
-    meta = analyze(capture)
-    if sharing := MemorySharing.of(source.args, meta.inputs):  # rare: what is mutated shares memory with another argument
-        convention = share_memory(convention, source.args, sharing, mode)
+    with collection_paused():
+        mode, convention = source.inputs()
+        decompositions = compiler.backend.decompositions()
         capture = capture_function(source.function, convention, mode, decompositions, source.values)
         meta = analyze(capture)
-    observe("capture", capture)
-    observe("analysis", meta)
-    traced = differentiate(capture, meta, compiler, observe, source.known, source.values)
-    if isinstance(traced, TracedJoint) and traced.joint.memory:
-        reject_sharing_with_memory(traced, source.args)
-    return traced
+        if sharing := source.sharing(meta):  # rare: an input that is mutated shares memory with another one
+            convention = share_memory(convention, source.args, sharing, mode)
+            capture = capture_function(source.function, convention, mode, decompositions, source.values)
+            meta = analyze(capture)
+        observe("capture", capture)
+        observe("analysis", meta)
+        if (ops := count_ops(capture)) < compiler.min_graph_ops:
+            small = SmallGraph(capture, meta, ops, compiler.min_graph_ops)
+            observe("small graph", small)
+            return small
+        joint = build_joint(capture, meta, compiler.options.grad_segments)
+        joint = run_joint_passes(joint, meta, source, compiler, observe)
+        observe("joint", joint)
+    traced = TracedJoint(capture, with_later_changes(meta, joint), joint)
+    reject_sharing_with_memory(traced, source)
+    if compiler.lower is None:
+        return traced
+    partition, compiled = compiler.lower(joint, compiler, observe, source.known)
+    observe("compiled", compiled)
+    executable = assemble(traced, partition, compiled, compiler.derive(source, traced, compiler))
+    observe("executable", executable)
+    return executable
 
 
-def differentiate(
-    capture: Capture,
-    meta: ViewAndMutationMeta,
-    compiler: Compiler,
-    observe: Observer,
-    known: passes.KnownValues | None = None,
-    values: ValueReads | None = None,
-) -> TracedJoint | SmallGraph:
-    """The joint graph of a function that was captured."""
+def assemble(traced: TracedJoint, partition: Partition, compiled: Compiled, higher_order: HigherOrder) -> Executable:
+    """The last stage, runtime: one function around the compiled graphs."""
+    capture, meta, joint = traced.capture, traced.meta, traced.joint
+    plan = make_plan(capture, meta, partition, joint)
+    source = emit(plan)
+    backwards = make_backwards(plan, compiled, joint.segments, higher_order)
+    return Executable(
+        capture, meta, joint, partition, compiled, plan, source, backwards, build(plan, source, compiled, backwards)
+    )
+
+
+def run_joint_passes(
+    joint: JointGraph, meta: ViewAndMutationMeta, source: Source, compiler: Compiler, observe: Observer
+) -> JointGraph:
+    """The joint graph as it is partitioned: after the passes of this package, of the user and of the backend."""
     options = compiler.options
-    if (ops := count_ops(capture)) < compiler.min_graph_ops:
-        small = SmallGraph(capture, meta, ops, compiler.min_graph_ops)
-        observe("small graph", small)
-        return small
-    tidy = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
-    joint = build_joint(capture, meta, options.grad_segments)
+    passes_of_joint = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
     reject_kernels_in_shared_memory(joint.module.graph)
-    if values is not None:
-        values.answer_checks()  # before passes: what they make of the trace is no part of it
+    if source.values is not None:
+        source.values.answer_checks()  # before passes: the ops that they add are not the function's
     else:
         torch_compat.insert_deferred_checks(joint.module)
-    with torch_compat.disable_autocast():  # its casts are in the graph; a pass that runs ops is to get their dtypes
-        joint = tidy.run(joint, observe.after_pass)
+    with torch_compat.disable_autocast():  # the graph has its casts; a pass that runs ops must get their dtypes
+        joint = passes_of_joint.run(joint, observe.after_pass)
         if options.keep_input_mutations and not joint.differentiable:
             joint = passes.keep_input_mutations(joint, meta)
-        joint = passes.remove_repeated_effects(passes.take_known_values(compiler.backend.prepare_joint(joint), known))
-    observe("joint", joint)
-    return TracedJoint(capture, with_later_changes(meta, joint), joint)
+        joint = compiler.backend.prepare_joint(joint)
+        return passes.remove_repeated_effects(passes.take_known_values(joint, source.known))
 
 
 def with_later_changes(meta: ViewAndMutationMeta, joint: JointGraph) -> ViewAndMutationMeta:
@@ -276,38 +296,17 @@ def with_later_changes(meta: ViewAndMutationMeta, joint: JointGraph) -> ViewAndM
     return replace(meta, inputs=tuple(infos))
 
 
-def reject_sharing_with_memory(traced: TracedJoint, args: Sequence[Any]) -> None:
+def reject_sharing_with_memory(traced: TracedJoint, source: Source) -> None:
     """Raise if an input that the backward changes shares memory with another one.
 
     Raises:
         CaptureError: names the input.
     """
     changed = {k for k, (_, info) in enumerate(traced.arguments) if info is not None and info.changed_later}
-    for group in traced.sharing(args).groups:
+    for group in traced.sharing(source.args).groups if changed and source.repeated is None else ():
         members = {index for index, _ in group.starts}
         if len(members) > 1 and (found := sorted(members & changed)):
             raise shared_memory_changes(found[0])
-
-
-def finish(
-    traced: TracedJoint,
-    compiler: Compiler,
-    observe: Observer,
-    higher_order: HigherOrder,
-    known: passes.KnownValues | None = None,
-) -> Executable:
-    """The other stages: from the joint graph to the executable."""
-    capture, meta, joint = traced.capture, traced.meta, traced.joint
-    assert compiler.lower is not None, "it stops at the joint graph"
-    partition, compiled = compiler.lower(joint, compiler, observe, known)
-    observe("compiled", compiled)
-    plan = make_plan(capture, meta, partition, joint)
-    source = emit(plan)
-    backwards = make_backwards(plan, compiled, joint.segments, higher_order)
-    call = build(plan, source, compiled, backwards)
-    executable = Executable(capture, meta, joint, partition, compiled, plan, source, backwards, call)
-    observe("executable", executable)
-    return executable
 
 
 def lower(
@@ -351,7 +350,7 @@ def compile_forward(
 
 
 def are_awaited(args: Sequence[Any]) -> bool:
-    """Whether somebody acts on a gradient of one of the arguments as soon as it is there."""
+    """Whether a hook or DDP acts on a gradient of an argument as soon as it is computed."""
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     return any(map(torch_compat.is_awaited, tensors)) or torch_compat.ddp_awaits_gradients()
 

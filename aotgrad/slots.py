@@ -1,15 +1,15 @@
-"""What every placeholder and output of a graph means.
+"""The meaning of every placeholder and output of a graph.
 
-In: nothing. Out: one frozen *slot* type per meaning, and `GraphSignature`, which lists the slots of one graph in order.
-Graph layouts are made and read in this file only, so no other code counts positions or matches names.
+One frozen *slot* type per meaning, and `GraphSignature`, which lists the slots of one graph in order. Only this file
+defines and reads graph layouts; no other code counts positions or matches names.
 
     forward graph    primals...                          -> updated inputs, user outputs, intermediate bases, saved values
     backward graph   saved symints, saved tensors, tangents -> one gradient per primal
     joint graph      primals, tangents                   -> updated inputs, user outputs, intermediate bases, gradients
 
-A backward of several segments (`ir.BackwardSegment`) has tangents of cuts too, and gradients of results and cuts. Any may
-have gradients of views that the function returns. What a backward changes in place (`Memory`) comes in as a tangent, before
-the others, and goes out as a gradient.
+A backward of several segments (`ir.BackwardSegment`) also has tangents of boundaries, and gradients of results and
+boundaries. Every backward may have gradients of returned views. Memory that a backward changes in place (`Memory`) is an
+input as the first tangents, and an output as gradients.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Primal:
 
 @dataclass(frozen=True)
 class UpdatedInput:
-    """The value that input `index` has after the call, for the epilogue to copy back."""
+    """The value of input `index` after the call; the epilogue copies it back."""
 
     index: int
 
@@ -53,7 +53,7 @@ class UserOutput:
 
 @dataclass(frozen=True)
 class IntermediateBase:
-    """The tensor that several outputs are views of; `index` counts the bases of one function."""
+    """A tensor that several outputs are views of; `index` counts the bases of one function."""
 
     index: int
 
@@ -63,7 +63,7 @@ class IntermediateBase:
 
 @dataclass(frozen=True)
 class SegmentBoundary:
-    """A value inside the function at which its backward is cut into segments; nobody outside sees it."""
+    """A value inside the function where its backward is cut into two segments."""
 
     index: int
 
@@ -73,7 +73,7 @@ class SegmentBoundary:
 
 @dataclass(frozen=True)
 class ReturnedView:
-    """The `index`-th flat output, a view made outside of the graph: a gradient that arrives at it goes on from there."""
+    """The `index`-th flat output, a view replayed outside of the graph; its gradient passes through the replayed view."""
 
     index: int
 
@@ -83,7 +83,7 @@ class ReturnedView:
 
 @dataclass(frozen=True)
 class OldInput:
-    """Input `index`, made of memory that it shares with others, as it was before one of them was written."""
+    """Input `index`, which shares memory with other inputs, before a write to one of them."""
 
     index: int
 
@@ -93,7 +93,7 @@ class OldInput:
 
 @dataclass(frozen=True)
 class Memory:
-    """The `index`-th tensor that a backward changes in place: as a segment finds it, and as it leaves it."""
+    """The `index`-th tensor that a backward changes in place: its value before a segment, and its value after it."""
 
     index: int
 
@@ -107,7 +107,7 @@ GradientTarget = Union[Primal, ForwardResult, ReturnedView, OldInput, SegmentBou
 
 @dataclass(frozen=True)
 class Tangent:
-    """What a backward gets: the incoming gradient of one forward result, or of a cut; or memory as a segment finds it."""
+    """An input of the backward: the incoming gradient of a forward result or boundary, or memory before a segment."""
 
     of: ForwardResult | SegmentBoundary | Memory
 
@@ -117,7 +117,7 @@ class Tangent:
 
 @dataclass(frozen=True)
 class Saved:
-    """A value that the forward keeps for the backward; `name` is its node in the joint graph."""
+    """A tensor that the forward saves for the backward; `name` is its node in the joint graph."""
 
     name: str
 
@@ -127,7 +127,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class SavedSymInt:
-    """A symbolic size that the forward keeps for the backward."""
+    """A symbolic size that the forward saves for the backward."""
 
     name: str
 
@@ -137,10 +137,10 @@ class SavedSymInt:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of one primal; the graph returns `None` there if it has none.
+    """The gradient of one primal; the graph returns `None` if the primal has none.
 
-    In a backward of several segments: one term that `segment` contributes to it, or to the tangent of another segment. To
-    a returned view, too, one term after the other. Of memory: what the segment leaves there.
+    In a backward of several segments, it is the term that `segment` adds to the gradient, or to the tangent of another
+    segment. Gradients of returned views have several terms, too. The gradient of memory is its value after the segment.
     """
 
     of: GradientTarget
@@ -162,7 +162,7 @@ FORWARD_RESULTS = (UpdatedInput, UserOutput, IntermediateBase)
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """The slots of one graph: `inputs[k]` is what placeholder k means, `outputs[k]` what output k means."""
+    """The slots of one graph: `inputs[k]` is the meaning of placeholder k, `outputs[k]` the meaning of output k."""
 
     inputs: tuple[InputSlot, ...]
     outputs: tuple[OutputSlot, ...]
@@ -189,7 +189,7 @@ class GraphSignature:
 
     @property
     def memory(self) -> tuple[Memory, ...]:
-        """The memory that comes in."""
+        """The memory that is an input."""
         return tuple(tangent.of for tangent in self.tangents if isinstance(tangent.of, Memory))
 
     @property
@@ -208,7 +208,7 @@ class GraphSignature:
 
 
 def of_kind(slots: Iterable, kinds) -> tuple:
-    """The slots of the given type or types, in order."""
+    """The slots of one or more types, in order."""
     return tuple(slot for slot in slots if isinstance(slot, kinds))
 
 
@@ -228,7 +228,7 @@ def saved_in_forward_order(saved: Sequence[Saved | SavedSymInt]) -> tuple[Saved 
 
 
 def split_by_kind(values: Sequence[T], slots: Sequence, kinds) -> tuple[list[T], list[T]]:
-    """`values` of the slots that are of `kinds`, and the others, each in order."""
+    """The values of slots of `kinds`, and the values of the other slots, each in order."""
     matching = [value for value, slot in zip(values, slots, strict=True) if isinstance(slot, kinds)]
     others = [value for value, slot in zip(values, slots, strict=True) if not isinstance(slot, kinds)]
     return matching, others

@@ -8,8 +8,8 @@ says what a plan depends on, `entry`, `graphs` and `serialize` turn it into byte
 from __future__ import annotations
 
 from aotgrad.cache.io import plan_store
-from aotgrad.cache.lookup import StoredSmallGraph, compile_through_cache
+from aotgrad.cache.lookup import Missing, StoredSmallGraph, look_up
 from aotgrad.cache.partition_entry import lower_through_cache
 from aotgrad.cache.restore import Restored
 
-__all__ = ["Restored", "StoredSmallGraph", "compile_through_cache", "lower_through_cache", "plan_store"]
+__all__ = ["Missing", "Restored", "StoredSmallGraph", "look_up", "lower_through_cache", "plan_store"]

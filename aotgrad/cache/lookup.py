@@ -1,7 +1,7 @@
-"""Compiles a function of Dynamo's, or takes it from the cache, where it is put for the next process.
+"""Looks up a function of Dynamo's in the cache on disk, and stores what this process compiles.
 
-In: Dynamo's graph, the flat function that runs it, its inputs. Out: what the pipeline makes of it, or `Restored`. Whatever
-goes wrong with the cache, the function is compiled. `counters` and the logger `aotgrad.cache` say what happened:
+In: Dynamo's graph, the flat function that runs it, its inputs. Out: `Restored`, or `Missing` with a compiler. Where the
+cache fails, the function is compiled. `counters` and the logger `aotgrad.cache` tell what happened:
 
     cache_hits, cache_misses        functions that were found, or not
     cache_bypasses                  functions that cannot be stored; the log says why
@@ -17,7 +17,6 @@ from typing import Any
 
 import torch.fx as fx
 
-from aotgrad import pipeline
 from aotgrad.cache.entry import Entry, GraphText, StoredPlan, StoredSmallGraph
 from aotgrad.cache.graphs import Origins, write_half
 from aotgrad.cache.io import assume, bypassed, plan_store, read_entry, storing_backend, write_entry
@@ -31,8 +30,7 @@ from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import Dedupe, MemorySharing
 from aotgrad.ir import Compiled, JointGraph, Partition
 from aotgrad.passes import KnownValues
-from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, compile_forward, lower, partition_graph
-from aotgrad.plan_cache.entry import Stages
+from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, Stages, compile_forward, lower, partition_graph
 from aotgrad.runtime.steps import ReturnValue
 from aotgrad.telemetry.counters import counters
 from aotgrad.telemetry.graph_names import GraphNames
@@ -42,10 +40,10 @@ from aotgrad.torch_compat import FakeTensorMode, conditions_since, guards_of_mod
 log = logging.getLogger("aotgrad.cache")
 
 
-def compile_through_cache(
+def look_up(
     module: fx.GraphModule, dedupe: Dedupe, source: Source, compiler: Compiler
-) -> Stages | Restored | StoredSmallGraph:
-    """What is compiled of a function, from the cache if it is there.
+) -> Restored | StoredSmallGraph | Missing:
+    """What another process compiled of a function, or how this one compiles it.
 
     Args:
         module: Dynamo's graph, which the function runs.
@@ -53,23 +51,35 @@ def compile_through_cache(
         source: the function.
         compiler: how to compile it.
     """
-    compiler = compiler.for_call(source.args)
-    if compiler.options.verify or is_watched():  # somebody looks at the stages
-        return pipeline.compile(source, compiler)
+    if compiler.options.verify or is_watched():  # the stages are looked at
+        return Missing(compiler)
     try:
         request = Request.of(module, dedupe, source, compiler)
         found = request.restored(source.function)
     except NotStored as reason:
         log.info("a function is traced in every process: %s", reason)
-        return pipeline.compile(source, replace(compiler, lower=lower_through_cache))
+        return Missing(replace(compiler, lower=lower_through_cache))
     if found is not None:
         counters["cache_hits"] += 1
         return found
     counters["cache_misses"] += 1
     recording = Recording(request.origins)
-    made = pipeline.compile(source, replace(request.compiler, lower=recording))
-    request.keep(made, recording)
-    return made
+    return Missing(replace(request.compiler, lower=recording), request, recording)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A function that the cache does not have. `compiler` compiles it, and `keep` stores the stages for the next process."""
+
+    compiler: Compiler
+    request: Request | None = None
+    recording: Recording | None = None
+
+    def keep(self, stages: Stages) -> Stages:
+        """Store the stages, if they can be stored."""
+        if self.request is not None and self.recording is not None:
+            self.request.keep(stages, self.recording)
+        return stages
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,15 @@ from typing import Any
 
 import torch
 
-from aotgrad import torch_compat
-from aotgrad.analysis import analyze
+from aotgrad import pipeline, torch_compat
 from aotgrad.cache.entry import StoredPlan
 from aotgrad.cache.graphs import Origins, StoredHalf, digest, text_of
 from aotgrad.cache.serialize import Writer
-from aotgrad.capture.trace import FlatFunction, capture_function
+from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import ContractError
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
-from aotgrad.pipeline import Compiler, SmallGraph, Source, differentiate
+from aotgrad.pipeline import Compiler, Source, TracedJoint
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.on_error import with_eager_backwards
@@ -137,13 +136,11 @@ class TracedAgain:
         It is not if a setting has changed that decides what is traced: saved values are then other ones.
         """
         with COMPILING, self.state.active(), torch_compat.outside_transforms():
-            compiler = self.compiler
-            decompositions = compiler.backend.decompositions()
-            capture = capture_function(self.function, self.stored.convention, self.mode, decompositions)
-            traced = differentiate(capture, analyze(capture), compiler, compiler.observer())
-            if isinstance(traced, SmallGraph) or ends(traced.joint.segments) != ends(self.stored.segments):
+            source = Source(self.function, (), (), repeated=(self.mode, self.stored.convention))
+            traced = pipeline.compile(source, replace(self.compiler, lower=None))
+            if not isinstance(traced, TracedJoint) or ends(traced.joint.segments) != ends(self.stored.segments):
                 raise ContractError("a stored function, traced again, has other gradients")
-            higher_order = compiler.derive(Source(self.function, (), ()), traced, compiler)
+            higher_order = self.compiler.derive(source, traced, self.compiler)
             return higher_order, joint_digest(traced.joint) == self.stored.joint
 
 

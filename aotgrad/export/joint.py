@@ -29,7 +29,7 @@ from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.passes.checked import CheckedPass
 from aotgrad.passes.rewrite import copy_half
-from aotgrad.pipeline import TracedJoint, finish
+from aotgrad.pipeline import TracedJoint, assemble, lower
 from aotgrad.plan_cache.binding import BoundFunction, PlainFunction, bind, state_of
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import make_compiler, make_tracer
@@ -157,7 +157,11 @@ def compile_joint(
     first_order: Any = FirstOrder(CompiledBatches(PlanCache(compiler, "batched backward")))
     with COMPILING:
         changed = CheckedPass(cast(Any, Replacement(joint.module)), "joint").apply(copy_of(joint.traced.joint))
-        executable = finish(replace(joint.traced, joint=changed), compiler, compiler.observer(), first_order)
+        traced = replace(joint.traced, joint=changed)
+        partition, compiled = lower(changed, compiler, observe := compiler.observer(), known=None)
+        observe("compiled", compiled)
+        executable = assemble(traced, partition, compiled, first_order)
+        observe("executable", executable)
     return CompiledJoint(joint.calls, replace(joint.plan, executable=executable))
 
 

@@ -52,49 +52,54 @@ class DynamoBackend:
         options: Mapping[str, Any] | None = None,
         mode: str | None = None,
     ) -> Callable:
-        """Compile Dynamo's graph. Where it needs a tensor's data, or Dynamo has lost a history, torch's own error lets
-        Dynamo break the graph.
+        """Compile Dynamo's graph.
 
         Raises:
-            AOTGradError: an unknown option or a bad value, or what cannot be compiled; Dynamo passes it on as it is.
+            AOTGradError: a bad option, or a graph that cannot be compiled; Dynamo passes it on as it is.
+            Exception: torch's own error, on which Dynamo breaks the graph: where the data of a tensor is needed, or Dynamo
+                has lost a history.
         """
         torch_compat.refuse_lost_histories(module, example_inputs)
         torch_compat.record_backwards_of_custom_functions(module)
         try:
-            return self.compiled(module, example_inputs, Options.from_mapping({**self.options, **with_mode(options, mode)}))
-        except CaptureError as error:
-            cause = error.__cause__
-            if cause is not None and torch_compat.breaks_dynamos_graph(cause):
-                raise cause from None
-            raise torch_compat.passed_on_by_dynamo(error, inspect.currentframe()) from error.__cause__
+            compiler = make_compiler(self.backend, Options.from_mapping({**self.options, **with_mode(options, mode)}))
+            give_lines(module.graph)
+            try:
+                compiled = compile_module(module, example_inputs, compiler, is_stored(compiler))
+            except Exception as error:
+                compiled = compile_after(error, module, example_inputs, compiler)
         except AOTGradError as error:
-            raise torch_compat.passed_on_by_dynamo(error, inspect.currentframe()) from error.__cause__
-
-    def compiled(self, module: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable:
-        """What runs in place of Dynamo's graph."""
-        compiler = make_compiler(self.backend, options)
-        give_lines(module.graph)
-        try:
-            compiled = compile_graph(module, example_inputs, compiler)
-        except Exception as error:
-            if breaks_graph(error) or options.on_error == "raise":
-                raise
-            ran_eagerly("a graph of torch.compile", error)
-            compiled = EagerModule(module)
+            cause = error.__cause__
+            if isinstance(error, CaptureError) and cause is not None and torch_compat.breaks_dynamos_graph(cause):
+                raise cause from None
+            raise torch_compat.passed_on_by_dynamo(error, inspect.currentframe()) from cause
         return torch_compat.disable_dynamo(compiled.fastest)
 
 
-def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], compiler: Compiler) -> FlatCallable | EagerModule:
-    """The compiled graph; for the floats of this call alone where a trace cannot do without their values."""
-    stored = compiler.options.cache is not False
-    try:
-        return compile_module(module, example_inputs, compiler, stored)
-    except CaptureError as error:
-        lacks_floats = torch_compat.lacks_symbolic_floats(error.__cause__)
-        constant = with_constant_floats(module, example_inputs) if lacks_floats else None
-        if constant is None:
-            raise
-    return compile_module(constant, example_inputs, compiler, stored)
+def compile_after(
+    error: Exception, module: fx.GraphModule, example_inputs: Sequence[Any], compiler: Compiler
+) -> FlatCallable | EagerModule:
+    """The function of a graph that could not be compiled with an error: specialized to its floats, or eager.
+
+    Raises:
+        Exception: the error, if neither helps.
+    """
+    if isinstance(error, CaptureError) and torch_compat.lacks_symbolic_floats(error.__cause__):
+        constant = with_constant_floats(module, example_inputs)
+        if constant is not None:
+            try:
+                return compile_module(constant, example_inputs, compiler, is_stored(compiler))
+            except Exception as another:
+                error = another
+    if breaks_graph(error) or compiler.options.on_error == "raise":
+        raise error
+    ran_eagerly("a graph of torch.compile", error)
+    return EagerModule(module)
+
+
+def is_stored(compiler: Compiler) -> bool:
+    """Whether compiled graphs are kept on disk: behind Dynamo, unless the option `cache` is off."""
+    return compiler.options.cache is not False
 
 
 def with_mode(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, Any]:
@@ -102,12 +107,12 @@ def with_mode(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, 
 
 
 def breaks_graph(error: Exception) -> bool:
-    """Whether Dynamo answers an error with a break of the graph."""
+    """Whether Dynamo breaks the graph on an error or on its cause."""
     return torch_compat.breaks_dynamos_graph(error) or torch_compat.breaks_dynamos_graph(error.__cause__)
 
 
 def with_constant_floats(module: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule | None:
-    """The same for these floats of the user's only, which Dynamo then guards; `None` if there are none."""
+    """The graph with its float inputs as constants, which Dynamo then guards; `None` if it has no float inputs."""
     constant = copy.copy(module)
     constant.graph, found = copy.deepcopy(module.graph), False
     for node, value in zip(constant.graph.find_nodes(op="placeholder"), example_inputs, strict=True):

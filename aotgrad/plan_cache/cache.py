@@ -22,11 +22,11 @@ import torch
 from aotgrad import passes, torch_compat
 from aotgrad.capture.trace import OwnGeneratorError
 from aotgrad.errors import CaptureError, EagerError
-from aotgrad.pipeline import Compiler, SmallGraph
+from aotgrad.pipeline import Compiler, SmallGraph, Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.compile import TracedOnce, compile_plan, reject_second_run
-from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan, Stages
+from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan
 from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generators_of, set_states
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.on_error import ran_eagerly

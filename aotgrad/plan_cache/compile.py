@@ -25,10 +25,10 @@ from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.plan import PlanGuards
 from aotgrad.guards.tensor_properties import FACTS, PropertyReads
 from aotgrad.ir import InputHint, SymInput
-from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, TracedJoint
+from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, Stages, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
 from aotgrad.plan_cache.call import Call
-from aotgrad.plan_cache.entry import CachedPlan, Stages
+from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.runtime.steps import MakeView, UpdateGeometry
 
 log = logging.getLogger("aotgrad.guards.plan")

@@ -14,13 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotgrad.guards.plan import PlanGuards
-from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
+from aotgrad.pipeline import Executable, SmallGraph, Stages
 from aotgrad.plan_cache.arguments import FlatOutput
 from aotgrad.plan_cache.call import Call
 from aotgrad.telemetry.counters import counters
-
-Stages = Executable | TracedJoint | SmallGraph
-"""How far a plan was made: compiled, traced up to the joint graph, or not worth it."""
 
 _thread = threading.local()
 

@@ -32,9 +32,10 @@ from aotgrad.graph import op_table
 from aotgrad.guards.plan import structure_key
 from aotgrad.ir import AliasOfIntermediate, Geometry
 from aotgrad.joint.backward import autograd_nodes
+from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import AmbientState, Call
-from aotgrad.plan_cache.entry import CachedPlan, NoPlan, Stages
+from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
 from aotgrad.telemetry.counters import counters
 from aotgrad.torch_compat import AutocastState

@@ -22,9 +22,9 @@ import torch.utils._pytree as pytree
 from aotgrad import torch_compat
 from aotgrad.guards.plan import structure_key
 from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias, ViewAndMutationMeta
+from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import AmbientState, Call
-from aotgrad.plan_cache.entry import Stages
 from aotgrad.runtime.autograd import mark_as_dual
 from aotgrad.telemetry.counters import counters
 from aotgrad.torch_compat import Dual

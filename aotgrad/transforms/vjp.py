@@ -39,11 +39,11 @@ from aotgrad.ir import (
 from aotgrad.joint.backward import cut_into, differentiated_as_in_eager, failing_nodes, passed_over
 from aotgrad.joint.segments import CutBackward, ExternalView, find_segments
 from aotgrad.passes import KnownValues
-from aotgrad.pipeline import Executable
+from aotgrad.pipeline import Executable, Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache, Planned
 from aotgrad.plan_cache.call import AmbientState, Call
-from aotgrad.plan_cache.entry import CachedPlan, Stages
+from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.slots import (
     ForwardResult,

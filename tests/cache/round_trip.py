@@ -23,8 +23,7 @@ from aotgrad.cache.restore import restore
 from aotgrad.cache.serialize import NotPlain, Writer
 from aotgrad.cache.store import Store
 from aotgrad.capture.fake import find_fake_mode
-from aotgrad.pipeline import Compiler, Executable, Source
-from aotgrad.plan_cache.entry import Stages
+from aotgrad.pipeline import Compiler, Executable, Source, Stages
 from aotgrad.telemetry.counters import counters
 
 totals: Counter[str] = Counter()
@@ -35,7 +34,6 @@ def compile_and_restore(source: Source, compiler: Compiler) -> Stages:
     """What `pipeline.compile` returns, with the function that was read again in place of its own."""
     if source.known is not None or compiler.lower is not pipeline.lower or looks_at_graphs(compiler):
         return compile_as_ever(source, compiler)
-    compiler = compiler.for_call(source.args)
     request = Request("key", Store(Path("/nowhere")), compiler, source.args, (), find_fake_mode(source.args), 0)
     recording = Recording(())
     made = compile_as_ever(source, replace(compiler, lower=recording))
