@@ -6,7 +6,7 @@
     passes      the same graph, simpler; and passes of the user's own              passes/
     partition   forward and backward graph, and what is saved between them         partition/
     backends    each graph -> a callable                                           backends/
-    runtime     a plan of steps around the callables -> one function               runtime/
+    runtime     a schedule of steps around the callables -> one function           runtime/
 
 No stage imports another; this module is the only one that knows them all.
 """
@@ -51,8 +51,8 @@ from aotgrad.partition import partition as partition_joint
 from aotgrad.plan_cache.on_error import with_eager_backwards
 from aotgrad.runtime.autograd import Backward
 from aotgrad.runtime.emit import build, emit, make_backwards
-from aotgrad.runtime.plan import Plan, make_plan
 from aotgrad.runtime.recomputation import HigherOrder
+from aotgrad.runtime.schedule import Schedule, make_schedule
 from aotgrad.slots import Primal
 from aotgrad.telemetry.graph_names import GraphNames
 from aotgrad.telemetry.observer import Observer
@@ -100,7 +100,7 @@ class Executable(Traced):
     joint: JointGraph
     partition: Partition
     compiled: Compiled
-    plan: Plan
+    schedule: Schedule
     source: str
     backwards: list[Backward]
     call: Callable[[list], list]
@@ -260,12 +260,11 @@ def compile(source: Source, compiler: Compiler) -> Stages:
 def assemble(traced: TracedJoint, partition: Partition, compiled: Compiled, higher_order: HigherOrder) -> Executable:
     """The last stage, runtime: one function around the compiled graphs."""
     capture, meta, joint = traced.capture, traced.meta, traced.joint
-    plan = make_plan(capture, meta, partition, joint)
-    source = emit(plan)
-    backwards = make_backwards(plan, compiled, joint.segments, higher_order)
-    return Executable(
-        capture, meta, joint, partition, compiled, plan, source, backwards, build(plan, source, compiled, backwards)
-    )
+    schedule = make_schedule(capture, meta, partition, joint)
+    source = emit(schedule)
+    backwards = make_backwards(schedule, compiled, joint.segments, higher_order)
+    call = build(schedule, source, compiled, backwards)
+    return Executable(capture, meta, joint, partition, compiled, schedule, source, backwards, call)
 
 
 def run_joint_passes(

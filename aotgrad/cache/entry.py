@@ -7,7 +7,7 @@ from typing import Any, Union
 
 from aotgrad.convention.sharing import MemorySharing
 from aotgrad.ir import BackwardSegment, CallingConvention, InputAliasInfo, RecomputedValue, SavedValue
-from aotgrad.runtime.plan import Plan
+from aotgrad.runtime.schedule import Schedule
 from aotgrad.slots import GraphSignature
 
 
@@ -29,14 +29,14 @@ class StoredPlan:
     """A compiled function, but for what the backend made.
 
     `conditions` are symbolic: it holds where they do, and whoever takes it has to assume them as a trace would.
-    `sharing` is how the inputs shared memory. `plan` is without its segments, which are `halves`. `joint` is a digest of
+    `sharing` is how the inputs shared memory. `schedule` is without its segments, which are `halves`. `joint` is a digest of
     the joint graph: gradients of gradients trace it again.
     """
 
     convention: CallingConvention
     inputs: tuple[InputAliasInfo | None, ...]
     sharing: MemorySharing
-    plan: Plan
+    schedule: Schedule
     source: str
     segments: tuple[BackwardSegment, ...]
     forward: GraphText

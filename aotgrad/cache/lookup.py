@@ -142,7 +142,7 @@ class Request:
         if isinstance(made, SmallGraph):
             return StoredSmallGraph(made.ops, made.limit)
         assert isinstance(made, Executable), "it was compiled"
-        returned = [step for step in made.plan.steps if isinstance(step, ReturnValue) and not step.is_name]
+        returned = [step for step in made.schedule.steps if isinstance(step, ReturnValue) and not step.is_name]
         if not all(type(step.value) in LIKE_NUMBERS for step in returned):
             raise NotStored("it returns an object of this process")
         if recording.problem is not None:
@@ -152,11 +152,11 @@ class Request:
             convention=made.capture.convention,
             inputs=made.meta.inputs,
             sharing=made.sharing(self.args),
-            plan=replace(made.plan, segments=()),
+            schedule=replace(made.schedule, segments=()),
             source=made.source,
             segments=made.joint.segments,
             forward=recording.forward,
-            halves=tuple(write_half(half, self.origins) for half in made.plan.segments),
+            halves=tuple(write_half(half, self.origins) for half in made.schedule.segments),
             static_inputs=made.joint.static_inputs,
             joint=recording.joint,
             conditions=conditions_since(self.mode, self.guards_before),

@@ -73,7 +73,7 @@ def restore(
         origins: the stack traces that its graphs refer to.
     """
     forward, *halves = (StoredHalf(text, mode, origins) for text in (stored.forward, *stored.halves))
-    plan = replace(stored.plan, segments=tuple(halves))
+    schedule = replace(stored.schedule, segments=tuple(halves))
     names = GraphNames()
     with names.compiling("forward" if halves else "inference"):
         compiled = names.of_backward(compiler.backend.recompile(forward, stored.static_inputs, bool(halves)))
@@ -81,8 +81,8 @@ def restore(
         compiled = with_eager_backwards(compiled)
     again = TracedAgain(stored, function, compiler, mode, TraceState.now())
     batches = CompiledBatches(PlanCache(compiler, "batched backward of a stored function"))
-    backwards = make_backwards(plan, compiled, stored.segments, LaterHigherOrder(again, batches))
-    return Restored(stored, backwards, build(plan, stored.source, compiled, backwards))
+    backwards = make_backwards(schedule, compiled, stored.segments, LaterHigherOrder(again, batches))
+    return Restored(stored, backwards, build(schedule, stored.source, compiled, backwards))
 
 
 FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (

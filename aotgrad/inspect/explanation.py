@@ -239,7 +239,7 @@ def explanation_of(plan: CachedPlan | NoPlan, cache: PlanCache, tensors: Sequenc
                 graphs=tuple(rows.graphs()),
                 saved=tuple(map(rows.saved, executable.partition.saved)),
                 recomputed=tuple(map(rows.recomputed, executable.partition.recomputed)),
-                steps=tuple(map(rows.named, steps_text(executable.plan.steps))),
+                steps=tuple(map(rows.named, steps_text(executable.schedule.steps))),
                 source=executable.source,
                 variants=tuple(rows.variants()),
                 plans=plans,
@@ -361,11 +361,11 @@ class _Rows:
     # -- graphs
 
     def graphs(self) -> Iterator[GraphRow]:
-        executable, count = self.executable, len(self.executable.plan.segments)
+        executable, count = self.executable, len(self.executable.schedule.segments)
         if count:
             yield graph_row("joint", executable.joint)
         yield graph_row("forward" if count else "inference", executable.partition.forward)
-        for number, half in enumerate(executable.plan.segments):
+        for number, half in enumerate(executable.schedule.segments):
             yield graph_row(backward_name(number, count), half)
 
     def saved(self, value: SavedValue) -> SavedRow:

@@ -1,4 +1,4 @@
-"""The steps of a plan in words: what one call does around the compiled graphs.
+"""The steps of a schedule in words: what one call does around the compiled graphs.
 
 In: a step of `runtime/steps.py`. Out: a line of text with the names of the emitted function.
 """

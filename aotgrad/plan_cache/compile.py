@@ -307,7 +307,7 @@ def facts_needed(executable: Stages, tensors: Sequence[torch.Tensor], changed: C
     """What a plan depends on besides the graph: it writes to leaves, or places tensors within their storages."""
     leaves = {k for k in changed if tensors[k].requires_grad}
     planned = isinstance(executable, Executable)
-    absolute = any(map(uses_geometry, executable.plan.steps)) if planned else isinstance(executable, TracedJoint)
+    absolute = any(map(uses_geometry, executable.schedule.steps)) if planned else isinstance(executable, TracedJoint)
     placed = absolute or executable.capture.trace.asks_for_offsets
     offsets = {k for k, tensor in enumerate(tensors) if placed and tensor.layout is torch.strided}
     views = ("is a view", "is a hooked view", "is a converted view", "is a view of a leaf", "is forbidden after a write")

@@ -67,7 +67,7 @@ MUTATIONS = {
 
 @runtime_checkable
 class HasSource(Protocol):
-    """A plan that was made into a function: its text is the function's source."""
+    """A schedule that was made into a function: its text is the function's source."""
 
     source: str
 

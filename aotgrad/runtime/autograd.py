@@ -339,7 +339,7 @@ def tangent_formats(half: GraphHalf) -> tuple[tuple[torch.dtype, torch.device], 
 
 
 class CallDetails(NamedTuple):
-    """What no plan can know of a call: sizes and layouts that are symbolic, and results that are watched.
+    """What no schedule can know of a call: sizes and layouts that are symbolic, and results that are watched.
 
     `watched_results` are (tensor, version, nodes): tensors that eager saves and the segment does not, with the nodes that
     do, as a bit mask: if one runs, the version must be the same. `memory` is what a backward reads as it is then, and
@@ -355,63 +355,63 @@ class CallDetails(NamedTuple):
 class Segment(torch.autograd.Function):
     """The autograd node of one segment: its outputs were computed before, its inputs are what it has gradients for.
 
-    `recomputation`: what a gradient of the gradient would be computed from. `details`: `None` if the plan says all.
+    `recomputation`: what a gradient of the gradient would be computed from. `details`: `None` if the schedule says all.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        plan: Backward,
+        backward: Backward,
         outputs: tuple[torch.Tensor, ...],
         saved: tuple[torch.Tensor, ...],
         recomputation: Recomputation,
         details: CallDetails | None,
         *inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.set_materialize_grads(plan.materialize)
+        ctx.set_materialize_grads(backward.materialize)
         if saved:
             ctx.save_for_backward(*saved)
-        ctx.plan, ctx.recomputation = plan, recomputation
+        ctx.backward, ctx.recomputation = backward, recomputation
         if details is not None:
             ctx.sizes, ctx.layouts, ctx.watched_results, ctx.memory = details
         if torch.is_anomaly_enabled():
-            ctx.metadata["traceback_"] = plan.user_traceback(ctx.metadata["traceback_"])
+            ctx.metadata["traceback_"] = backward.user_traceback(ctx.metadata["traceback_"])
         return outputs
 
     @staticmethod
     @torch_compat.hidden_from_dynamo
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
-        plan: Backward = ctx.plan
-        layouts = ctx.layouts or plan.layouts
-        is_full = is_usual(tangents, plan)
-        if is_full and plan.whole is not None and not (ctx.ran or is_watched_or_transformed()):
-            return run_whole(ctx, plan, tangents, layouts)
-        key = plan.full if is_full else variant_key(plan, tangents)
-        if plan.failing:
-            check_overwritten(plan, key)
+        backward: Backward = ctx.backward
+        layouts = ctx.layouts or backward.layouts
+        is_full = is_usual(tangents, backward)
+        if is_full and backward.whole is not None and not (ctx.ran or is_watched_or_transformed()):
+            return run_whole(ctx, backward, tangents, layouts)
+        key = backward.full if is_full else variant_key(backward, tangents)
+        if backward.failing:
+            check_overwritten(backward, key)
         if ctx.ran:
             check_second_run(ctx, key)
-        if plan.watched_inputs or ctx.watched_results:
+        if backward.watched_inputs or ctx.watched_results:
             check_watched(ctx, key)
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-            plan.find_nan(key, [*ctx.sizes, *unpack(ctx, key), *plan.taken(ctx.memory)], tangents, layouts)
+            backward.find_nan(key, [*ctx.sizes, *unpack(ctx, key), *backward.taken(ctx.memory)], tangents, layouts)
         creates_graph = torch.is_grad_enabled()
         starts_anew = creates_graph or (ctx.of_dual_numbers and torch_compat.forward_mode_is_open())
-        if starts_anew and (ctx.recomputation is not None or plan.nodes_run(key)):
+        if starts_anew and (ctx.recomputation is not None or backward.nodes_run(key)):
             with torch.enable_grad():
-                gradients = plan.higher_order(recomputation_of(ctx), saved_of(ctx, key), tangents, key.gradients)
+                gradients = backward.higher_order(recomputation_of(ctx), saved_of(ctx, key), tangents, key.gradients)
             release(ctx, key)
-            return (*plan.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
+            return (*backward.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
         if creates_graph or torch_compat.any_autocast_enabled() or torch_compat.is_transformed(tangents):
-            values = [*ctx.sizes, *unpack_and_release(ctx, key), *plan.taken(ctx.memory)]
-            return plan.finished(key, plan.run_transformed(key, values, tangents, layouts), ctx.memory, tangents)
-        variant = plan.variants.get(key)
-        values = [*ctx.sizes, *unpack_and_release(ctx, key), *plan.taken(ctx.memory)]
+            values = [*ctx.sizes, *unpack_and_release(ctx, key), *backward.taken(ctx.memory)]
+            return backward.finished(key, backward.run_transformed(key, values, tangents, layouts), ctx.memory, tangents)
+        variant = backward.variants.get(key)
+        values = [*ctx.sizes, *unpack_and_release(ctx, key), *backward.taken(ctx.memory)]
         ready = map(as_traced, tangents, layouts)
-        values += ready if variant.undefined is None else plan.with_zeros(list(ready), layouts)
+        values += ready if variant.undefined is None else backward.with_zeros(list(ready), layouts)
         with torch_compat.below_autograd():
             gradients = variant(values)
-        return plan.finished(key, gradients, ctx.memory, tangents)
+        return backward.finished(key, gradients, ctx.memory, tangents)
 
 
 def is_watched_or_transformed() -> bool:
@@ -425,15 +425,15 @@ def is_watched_or_transformed() -> bool:
     )
 
 
-def run_whole(ctx: Any, plan: Backward, tangents: Sequence[Any], layouts: Sequence[Layout]) -> tuple[Any, ...]:
+def run_whole(ctx: Any, backward: Backward, tangents: Sequence[Any], layouts: Sequence[Layout]) -> tuple[Any, ...]:
     """The first backward of a node with all tangents and gradients: the usual case, in which each call of Python counts."""
-    if plan.watched_inputs or ctx.watched_results:
-        check_watched(ctx, plan.full)
-    values = [*ctx.sizes, *ctx.saved_tensors] if plan.saves else [*ctx.sizes]
+    if backward.watched_inputs or ctx.watched_results:
+        check_watched(ctx, backward.full)
+    values = [*ctx.sizes, *ctx.saved_tensors] if backward.saves else [*ctx.sizes]
     if not torch_compat.graph_is_retained():
-        release_all(ctx, plan.full)
+        release_all(ctx, backward.full)
     values += map(as_traced, tangents, layouts)
-    return plan.returned(plan.below_autograd(plan.whole, values))
+    return backward.returned(backward.below_autograd(backward.whole, values))
 
 
 DEFAULTS: dict[str, Any] = {"sizes": (), "layouts": None, "watched_results": (), "memory": (), "ran": (), "kept": None}
@@ -499,19 +499,19 @@ def check_second_run(ctx: Any, key: VariantKey) -> None:
     Raises:
         RuntimeError: as eager's.
     """
-    needed = ctx.plan.nodes_run(key)
-    if any(needed & ctx.plan.nodes_run(earlier) for earlier in ctx.ran):
+    needed = ctx.backward.nodes_run(key)
+    if any(needed & ctx.backward.nodes_run(earlier) for earlier in ctx.ran):
         torch_compat.raise_second_backward()
 
 
-def check_overwritten(plan: Backward, key: VariantKey) -> None:
+def check_overwritten(backward: Backward, key: VariantKey) -> None:
     """Raise what eager would: a node that runs needs a value which the call itself has overwritten.
 
     Raises:
         RuntimeError: as eager's.
     """
-    run = plan.nodes_run(key)
-    for nodes, message in plan.failing:
+    run = backward.nodes_run(key)
+    for nodes, message in backward.failing:
         if run & nodes:
             raise RuntimeError(message)
 
@@ -522,9 +522,9 @@ def check_watched(ctx: Any, key: VariantKey) -> None:
     Raises:
         RuntimeError: as eager's.
     """
-    run = ctx.plan.nodes_run(key)
+    run = ctx.backward.nodes_run(key)
     if ctx.recomputation is not None:
-        ctx.recomputation.check_unchanged(index for index, nodes in ctx.plan.watched_inputs if nodes & run)
+        ctx.recomputation.check_unchanged(index for index, nodes in ctx.backward.watched_inputs if nodes & run)
     for tensor, version, nodes in ctx.watched_results:
         if nodes & run:
             check_version(tensor, version)
@@ -548,21 +548,21 @@ def zeros(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Ten
     return torch.empty_strided(*layout, dtype=dtype, device=device).zero_()
 
 
-def is_usual(tangents: Sequence[torch.Tensor | None], plan: Backward) -> bool:
+def is_usual(tangents: Sequence[torch.Tensor | None], backward: Backward) -> bool:
     """Whether every tangent is defined and every gradient wanted, if that can be found out fast; see `variant_key`."""
     for tangent in tangents:
         if tangent is None:
             return False
-    return torch_compat.is_wanted(SENTINEL_NODE) if plan.has_sentinel else plan.edges.all_executed()
+    return torch_compat.is_wanted(SENTINEL_NODE) if backward.has_sentinel else backward.edges.all_executed()
 
 
-def variant_key(plan: Backward, tangents: Sequence[torch.Tensor | None]) -> VariantKey:
+def variant_key(backward: Backward, tangents: Sequence[torch.Tensor | None]) -> VariantKey:
     """The key of the running node."""
-    gradients = plan.full.gradients
-    if not (plan.has_sentinel and torch_compat.is_wanted(SENTINEL_NODE)):
-        gradients = plan.wanted(torch_compat.edges_of_running_node()[plan.has_sentinel :])
+    gradients = backward.full.gradients
+    if not (backward.has_sentinel and torch_compat.is_wanted(SENTINEL_NODE)):
+        gradients = backward.wanted(torch_compat.edges_of_running_node()[backward.has_sentinel :])
     key = VariantKey(tuple(tangent is not None for tangent in tangents), gradients)
-    return plan.full if key.is_full else key
+    return backward.full if key.is_full else key
 
 
 def as_traced(tangent: torch.Tensor | None, layout: Layout) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""A plan -> one straight-line Python function. The text is what runs: `Executable.source` shows it.
+"""A schedule -> one straight-line Python function. The text is what runs: `Executable.source` shows it.
 
 def call(args):
     primals_1, = args
@@ -34,8 +34,8 @@ from aotgrad.runtime.autograd import (
     Segment,
     stand_in,
 )
-from aotgrad.runtime.plan import Plan
 from aotgrad.runtime.recomputation import HigherOrder, Recomputation
+from aotgrad.runtime.schedule import Schedule
 from aotgrad.runtime.steps import (
     AliasBase,
     AsInference,
@@ -68,15 +68,15 @@ MANY = 8
 """From how many tensors on their versions are asked for in one call."""
 
 
-def emit(plan: Plan) -> str:
-    """The source text of a plan's function."""
-    return _Emitter(plan).text()
+def emit(schedule: Schedule) -> str:
+    """The source text of a schedule's function."""
+    return _Emitter(schedule).text()
 
 
-def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backward]) -> Callable[[list], list]:
+def build(schedule: Schedule, source: str, compiled: Compiled, backwards: Sequence[Backward]) -> Callable[[list], list]:
     """The function that `source` defines, with the compiled graphs bound; `backwards` has one entry a segment."""
-    constants = [step.value for step in plan.steps if isinstance(step, ReturnValue) and not step.is_name]
-    hooks = [argument for step in of_kind(plan.steps, CallMethod) for argument in step.arguments]
+    constants = [step.value for step in schedule.steps if isinstance(step, ReturnValue) and not step.is_name]
+    hooks = [argument for step in of_kind(schedule.steps, CallMethod) for argument in step.arguments]
     namespace = {
         "math": math,  # rounds sizes, in the text of symbolic numbers
         "torch": torch,
@@ -102,7 +102,7 @@ def build(plan: Plan, source: str, compiled: Compiled, backwards: Sequence[Backw
         "random_state": torch_compat.random_state,
         "stand_in": stand_in,
         "history_of": History.apply,
-        **dict(zip((step.backward for step in reversed(of_kind(plan.steps, Attach))), backwards, strict=True)),
+        **dict(zip((step.backward for step in reversed(of_kind(schedule.steps, Attach))), backwards, strict=True)),
         **{f"constant_{k}": value for k, value in enumerate(constants)},
         **{f"hook_{k}": hook for k, hook in enumerate(hooks)},
     }
@@ -116,13 +116,13 @@ def applied_to_all(apply: Callable, leading: int) -> Callable:
 
 
 def make_backwards(
-    plan: Plan, compiled: Compiled, segments: Sequence[BackwardSegment], higher_order: HigherOrder
+    schedule: Schedule, compiled: Compiled, segments: Sequence[BackwardSegment], higher_order: HigherOrder
 ) -> list[Backward]:
     """What the autograd node of each segment runs."""
-    symbolic = any(torch_compat.is_symbolic_value(value) for _, value in plan.fakes)
+    symbolic = any(torch_compat.is_symbolic_value(value) for _, value in schedule.fakes)
     backwards = []
-    steps = reversed(of_kind(plan.steps, Attach))
-    parts = zip(plan.segments, segments, steps, plan.saved_by, strict=bool(plan.segments))
+    steps = reversed(of_kind(schedule.steps, Attach))
+    parts = zip(schedule.segments, segments, steps, schedule.saved_by, strict=bool(schedule.segments))
     for number, (half, segment, step, saved_by) in enumerate(parts):
         assert compiled.compile_backward is not None, "there are segments"
         variants = VariantCache(half, compiled.compile_backward, segment.gradients)
@@ -151,35 +151,40 @@ BARE = """def call(args):
 """
 
 
-def is_bare(plan: Plan) -> bool:
+def is_bare(schedule: Schedule) -> bool:
     """Whether a call does nothing but run the graph."""
-    if not plan.steps or not isinstance(forward := plan.steps[0], Forward) or forward.autocast or forward.random_devices:
+    if (
+        not schedule.steps
+        or not isinstance(forward := schedule.steps[0], Forward)
+        or forward.autocast
+        or forward.random_devices
+    ):
         return False
-    returned = tuple(step.value for step in plan.steps[1:] if isinstance(step, ReturnValue) and step.is_name)
-    return len(returned) == len(plan.steps) - 1 and forward.inputs == plan.arguments and forward.results == returned
+    returned = tuple(step.value for step in schedule.steps[1:] if isinstance(step, ReturnValue) and step.is_name)
+    return len(returned) == len(schedule.steps) - 1 and forward.inputs == schedule.arguments and forward.results == returned
 
 
 class _Emitter:
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.fakes = {name: value for name, value in plan.fakes if isinstance(value, torch.Tensor)}
-        self.raised = {step.target for step in of_kind(plan.steps, SetVersion)}
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.fakes = {name: value for name, value in schedule.fakes if isinstance(value, torch.Tensor)}
+        self.raised = {step.target for step in of_kind(schedule.steps, SetVersion)}
         self.symbols: dict[str, str] = {}
         self.bound: set[str] = set()
         self.constants = 0
         self.hooks = 0
 
     def text(self) -> str:
-        if is_bare(self.plan):
+        if is_bare(self.schedule):
             return BARE
-        body = [line for step in self.plan.steps for line in self.lines(step)]
-        returned = ", ".join(self.returned(step) for step in self.plan.steps if isinstance(step, ReturnValue))
-        unpack = [f"{tuple_of(self.plan.arguments)} = args"] if self.plan.arguments else []
+        body = [line for step in self.schedule.steps for line in self.lines(step)]
+        returned = ", ".join(self.returned(step) for step in self.schedule.steps if isinstance(step, ReturnValue))
+        unpack = [f"{tuple_of(self.schedule.arguments)} = args"] if self.schedule.arguments else []
         lines = [*unpack, "args.clear()", *self.versions(), *body, f"return [{returned}]"]
         return "\n".join(["def call(args):", *(f"    {line}" for line in lines), ""])
 
     def versions(self) -> Iterator[str]:
-        names = dict.fromkeys(name for step in self.plan.steps for name in versions_read(step))
+        names = dict.fromkeys(name for step in self.schedule.steps for name in versions_read(step))
         return (f"version_{name} = {self.version(name)}" for name in names)
 
     def version(self, name: str) -> str:
@@ -188,7 +193,7 @@ class _Emitter:
         Dynamo's fake tensors do not tell. One matters that is written without autograd, as inference tensors may be.
         """
         fake = self.fakes.get(name)
-        may_have_none = fake is None or fake.is_inference() or (name in self.raised and not self.plan.segments)
+        may_have_none = fake is None or fake.is_inference() or (name in self.raised and not self.schedule.segments)
         return f"version_of({name})" if may_have_none else f"{name}._version"
 
     def lines(self, step: Step) -> Iterator[str]:
@@ -256,7 +261,7 @@ class _Emitter:
         yield from in_grad_mode(step.grad_mode, [call])
 
     def details(self, step: Attach) -> Generator[str, None, str]:
-        """What of a call no plan can know: symbolic sizes and layouts, and results that are watched."""
+        """What of a call no schedule can know: symbolic sizes and layouts, and results that are watched."""
         layouts = tuple((layout.size, layout.stride) for layout in step.tangents)
         results = [f"({name}.detach(), {self.version(name)}, {nodes})" for name, nodes in step.watched_results]
         results += [f"({name}.detach(), version_{name} + {bumps}, {nodes})" for name, nodes, bumps in step.watched_members]
@@ -284,7 +289,7 @@ class _Emitter:
         yield f"{step.name} = stand_in({size}, {step.dtype}, {str(step.device)!r})"
 
     def draws_random_numbers(self) -> bool:
-        return any(isinstance(step, Forward) and step.random_devices for step in self.plan.steps)
+        return any(isinstance(step, Forward) and step.random_devices for step in self.schedule.steps)
 
     def update_geometry(self, step: UpdateGeometry) -> Iterator[str]:
         geometry = (step.geometry.size, step.geometry.stride, step.geometry.offset)
@@ -360,7 +365,7 @@ class _Emitter:
     def bind(self, symbol: str, bindings: list[str]) -> None:
         if symbol not in self.bound:
             self.bound.add(symbol)
-            bindings.append(f"{symbol} = {find_symbol(symbol, self.plan.fakes)}")
+            bindings.append(f"{symbol} = {find_symbol(symbol, self.schedule.fakes)}")
 
 
 def asked_together(versions: Sequence[tuple[str, str]]) -> Iterator[str]:

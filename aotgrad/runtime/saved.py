@@ -24,7 +24,7 @@ from aotgrad.slots import Saved
 
 def saved_of(ctx: Any, key: VariantKey) -> dict[Saved, torch.Tensor]:
     """The saved tensors that a variant needs, by what they are."""
-    pairs = zip(ctx.plan.saved_slots, unpack(ctx, key), strict=True) if ctx.plan.saves else ()
+    pairs = zip(ctx.backward.saved_slots, unpack(ctx, key), strict=True) if ctx.backward.saves else ()
     return {slot: tensor for slot, tensor in pairs if tensor is not None}
 
 
@@ -34,12 +34,12 @@ def unpack(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | None]:
     Raises:
         RuntimeError: eager's, if one was changed in place or freed.
     """
-    if not ctx.plan.saves:
+    if not ctx.backward.saves:
         return ()
-    needed = ctx.plan.needed(key)
+    needed = ctx.backward.needed(key)
     if needed is None and ctx.kept is None:
         return ctx.saved_tensors
-    values: list[torch.Tensor | None] = [None] * len(ctx.plan.saved_slots)
+    values: list[torch.Tensor | None] = [None] * len(ctx.backward.saved_slots)
     positions = range(len(values)) if needed is None else needed
     found = torch_compat.some_saved_tensors(ctx, positions) if ctx.kept is None else kept_tensors(ctx.kept, positions)
     for position, tensor in zip(positions, found, strict=True):
@@ -73,9 +73,9 @@ def release(ctx: Any, key: VariantKey) -> None:
     if torch_compat.graph_is_retained():
         return
     ctx.ran += (key,)
-    if not ctx.plan.saves:
+    if not ctx.backward.saves:
         return
-    positions = () if key is ctx.plan.full else ctx.plan.needed_later(ctx.ran)
+    positions = () if key is ctx.backward.full else ctx.backward.needed_later(ctx.ran)
     if ctx.kept is None:
         kept = {position: KeptTensor.of(ctx, position) for position in positions}
         torch_compat.release_saved_tensors(ctx)
@@ -89,7 +89,7 @@ def release(ctx: Any, key: VariantKey) -> None:
 def release_all(ctx: Any, key: VariantKey) -> None:
     """The same for the first backward of a node, with all gradients: nothing is left that another one may need."""
     ctx.ran = (key,)
-    if ctx.plan.saves:
+    if ctx.backward.saves:
         torch_compat.release_saved_tensors(ctx)
         ctx.recomputation = None
 

@@ -1,4 +1,4 @@
-"""The steps that a plan is made of: data, in the order in which they run. `emit.py` turns them into source text.
+"""The steps that a schedule is made of: data, in the order in which they run. `emit.py` turns them into source text.
 
 KeepHistory    a stand-in for an input that is written  MakeCut       a stand-in for a value inside the function
 MakeBase       the memory of overlapping inputs       CallMethod     register a hook of an input

@@ -1,4 +1,4 @@
-"""The contract of an executable: its stages fit each other, and its plan makes every output and binds every name it uses."""
+"""The contract of an executable: its stages fit each other, and its function makes every output and binds every name."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def check_executable(executable: Executable) -> Problems:
     yield from check_halves_against_joint(executable.joint, executable.partition)
     yield from check_sizes(executable.joint, executable.meta)
     yield from check_arity(executable.partition, executable.compiled)
-    yield from check_segments(executable.joint.segments, executable.plan.segments)
+    yield from check_segments(executable.joint.segments, executable.schedule.segments)
     yield from check_steps(executable)
     yield from check_source(executable.source, executable.call.__globals__)
     for name, value in executable.call.__globals__.items():
         if isinstance(value, (torch_compat.FakeTensor, torch_compat.FunctionalTensor)):
-            yield f"a traced tensor escaped into the plan as {name}: {type_text(value)}"
+            yield f"a traced tensor escaped into the function as {name}: {type_text(value)}"
 
 
 def check_halves_against_joint(joint: JointGraph, partition: Partition) -> Problems:
@@ -98,25 +98,25 @@ def check_arity(partition: Partition, compiled: Compiled) -> Problems:
 
 
 def check_steps(executable: Executable) -> Problems:
-    steps, partition = executable.plan.steps, executable.partition
+    steps, partition = executable.schedule.steps, executable.partition
     returned, expected = of_kind(steps, ReturnValue), executable.capture.returned
     if len(returned) != expected:
-        yield f"the function has {expected} outputs, the plan returns {len(returned)}"
+        yield f"the function has {expected} outputs, the schedule returns {len(returned)}"
     forwards, bases = len(of_kind(steps, Forward)), len(of_kind(steps, MakeBase))
     if forwards > 1 or (forwards == 1 and not isinstance(steps[bases], Forward)):
-        yield "a plan makes the synthetic bases, then runs the forward, once"
+        yield "a schedule makes the synthetic bases, then runs the forward, once"
     if forwards == 0 and partition.forward.signature.outputs:
-        yield f"the plan does not run the forward, which returns {slot_list(partition.forward.signature.outputs)}"
+        yield f"the schedule does not run the forward, which returns {slot_list(partition.forward.signature.outputs)}"
     if partition.backward is None and of_kind(steps, Attach):
-        yield "a plan without a backward attaches autograd nodes"
+        yield "a schedule without a backward attaches autograd nodes"
     if partition.backward is not None and not of_kind(steps, Attach):
-        yield "the plan attaches the backward to nothing"
+        yield "the schedule attaches the backward to nothing"
     elif partition.backward is not None and len(of_kind(steps, Attach)) != len(executable.joint.segments):
-        yield f"the backward has {len(executable.joint.segments)} segments, the plan {len(of_kind(steps, Attach))} nodes"
+        yield f"the backward has {len(executable.joint.segments)} segments, the schedule {len(of_kind(steps, Attach))} nodes"
 
 
 def check_source(source: str, namespace: dict[str, Any]) -> Problems:
-    """Every name is a global of the plan, or bound above the line that uses it and not deleted in between."""
+    """Every name is a global of the function, or bound above the line that uses it and not deleted in between."""
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)
     bound = {argument.arg for argument in function.args.args}
@@ -124,7 +124,7 @@ def check_source(source: str, namespace: dict[str, Any]) -> Problems:
     for statement in simple_statements(function.body):
         for name in names_in(statement, ast.Load):
             if name not in bound and (name in local or not is_global(name, namespace)):
-                yield f"line {statement.lineno} of the plan uses {name}, which is not bound there"
+                yield f"line {statement.lineno} of the source uses {name}, which is not bound there"
         bound = (bound | names_in(statement, ast.Store)) - names_in(statement, ast.Del)
 
 

@@ -49,7 +49,7 @@ STAGES = {
     "analyze": "analysis",
     "build_joint": "backward",
     "partition_joint": "partition",
-    "make_plan": "plan",
+    "make_schedule": "plan",
     "emit": "plan",
     "make_backwards": "plan",
     "build": "plan",

@@ -28,7 +28,7 @@ def page(title: str, source: Callable, *texts: str) -> str:
 
 def test_a_joint_graph_and_its_segments(golden):
     executable = executable_of(two_losses, *SPECS)
-    segments = "--- segments ---\n\n" + printing.segments_text(executable.plan.segments)
+    segments = "--- segments ---\n\n" + printing.segments_text(executable.schedule.segments)
     title = "Two heads on a trunk: the joint graph, and what each of the three autograd nodes runs."
     golden("runtime/segments", page(title, two_losses, "--- joint ---", printing.text(executable.joint), segments))
 

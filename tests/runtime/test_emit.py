@@ -1,4 +1,4 @@
-"""Plans as source text, step by step."""
+"""Schedules as source text, step by step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from aotgrad.ir import Geometry, ViewReplay, ViewStep
 from aotgrad.runtime.emit import MANY, asked_together, emit, in_grad_mode, op_text, size_expressions, tuple_of
-from aotgrad.runtime.plan import Plan
+from aotgrad.runtime.schedule import Schedule
 from aotgrad.runtime.steps import (
     AsInference,
     CopyBack,
@@ -27,7 +27,7 @@ FORWARD = Forward(("x",), ("y",), (), autocast=False, random_devices=())
 
 def lines(*steps, inputs=("x",)) -> list[str]:
     """The body of the emitted function, without unpacking and the forward."""
-    text = emit(Plan(tuple(inputs), steps, (), (), ()))
+    text = emit(Schedule(tuple(inputs), steps, (), (), ()))
     compile(text, "<test>", "exec")
     return [line.strip() for line in text.splitlines()]
 

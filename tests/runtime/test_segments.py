@@ -28,7 +28,7 @@ def test_a_single_segment_is_the_backward_itself():
 
 
 def test_each_segment_has_its_own_nodes_tangents_and_saved_values():
-    exp, product, trunk = executable_of(heads, *SPECS).plan.segments
+    exp, product, trunk = executable_of(heads, *SPECS).schedule.segments
     assert targets(exp)[-1:] == ["mul.Tensor"]
     assert sorted(targets(product)) == ["mm.default", "mm.default", "t.default", "t.default"]
     assert targets(trunk) == ["tanh_backward.default"]
@@ -49,5 +49,5 @@ def test_a_tangent_that_nothing_depends_on_stays_an_input():
         def backward(ctx, gradient):
             return torch.ones_like(gradient)
 
-    *_, last = executable_of(lambda x: (Dropped.apply(x), x.exp()), "f32[2] requires_grad").plan.segments
+    *_, last = executable_of(lambda x: (Dropped.apply(x), x.exp()), "f32[2] requires_grad").schedule.segments
     assert last.signature.tangents == (Tangent(UserOutput(0)),)

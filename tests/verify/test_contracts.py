@@ -366,23 +366,23 @@ def test_the_halves_belong_to_the_joint_graph(product):
 
 
 def test_each_autograd_node_has_a_graph(trunk):
-    plan = replace(trunk.plan, segments=trunk.plan.segments[1:])
-    assert_broken("executable", replace(trunk, plan=plan), "the backward has 3 segments and 2 graphs")
+    schedule = replace(trunk.schedule, segments=trunk.schedule.segments[1:])
+    assert_broken("executable", replace(trunk, schedule=schedule), "the backward has 3 segments and 2 graphs")
 
 
 def test_the_graph_of_a_segment_gets_its_tangents(trunk):
-    one, other, last = trunk.plan.segments
-    plan = replace(trunk.plan, segments=(other, one, last))
+    one, other, last = trunk.schedule.segments
+    schedule = replace(trunk.schedule, segments=(other, one, last))
     message = "the tangents of the graph of segment 0 and its own differ: missing tangent of output 1"
-    assert_broken("executable", replace(trunk, plan=plan), message)
+    assert_broken("executable", replace(trunk, schedule=schedule), message)
 
 
 def test_the_graph_of_a_segment_computes_its_gradients(trunk):
-    one, other, last = trunk.plan.segments
+    one, other, last = trunk.schedule.segments
     changed = replace(one, signature=GraphSignature(one.signature.inputs, other.signature.outputs))
-    plan = replace(trunk.plan, segments=(changed, other, last))
+    schedule = replace(trunk.schedule, segments=(changed, other, last))
     message = "the graph of segment 0 does not compute the gradient of cut 0 from segment 0"
-    assert_broken("executable", replace(trunk, plan=plan), message)
+    assert_broken("executable", replace(trunk, schedule=schedule), message)
 
 
 def test_a_gradient_has_the_size_of_its_primal(product):
@@ -407,37 +407,37 @@ def test_a_backward_graph_has_a_compiler(product):
 
 
 def test_every_output_is_returned_once(product):
-    plan = replace(product.plan, steps=product.plan.steps[:-1])
-    message = "the function has 1 outputs, the plan returns 0"
-    assert_broken("executable", replace(product, plan=plan), message)
+    schedule = replace(product.schedule, steps=product.schedule.steps[:-1])
+    message = "the function has 1 outputs, the schedule returns 0"
+    assert_broken("executable", replace(product, schedule=schedule), message)
 
 
 def test_the_forward_runs_once_and_first(product):
-    forward, *later = product.plan.steps
+    forward, *later = product.schedule.steps
     for steps in ([forward, forward, *later], [*later, forward]):
-        plan = replace(product.plan, steps=tuple(steps))
-        message = "a plan makes the synthetic bases, then runs the forward, once"
-        assert_broken("executable", replace(product, plan=plan), message)
+        schedule = replace(product.schedule, steps=tuple(steps))
+        message = "a schedule makes the synthetic bases, then runs the forward, once"
+        assert_broken("executable", replace(product, schedule=schedule), message)
 
 
 def test_a_forward_with_results_is_run(product):
-    plan = replace(product.plan, steps=product.plan.steps[1:])
-    message = "the plan does not run the forward, which returns output 0, saved primals_1, saved primals_2"
-    assert_broken("executable", replace(product, plan=plan), message)
+    schedule = replace(product.schedule, steps=product.schedule.steps[1:])
+    message = "the schedule does not run the forward, which returns output 0, saved primals_1, saved primals_2"
+    assert_broken("executable", replace(product, schedule=schedule), message)
 
 
 def test_a_backward_is_attached(product):
-    steps = tuple(step for step in product.plan.steps if type(step).__name__ != "Attach")
-    plan = replace(product.plan, steps=steps)
-    assert_broken("executable", replace(product, plan=plan), "the plan attaches the backward to nothing")
+    steps = tuple(step for step in product.schedule.steps if type(step).__name__ != "Attach")
+    schedule = replace(product.schedule, steps=steps)
+    assert_broken("executable", replace(product, schedule=schedule), "the schedule attaches the backward to nothing")
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def call(args):\n    return [output_0]\n", "line 2 of the plan uses output_0, which is not bound there"),
-        ("def call(args):\n    x = args\n    del x\n    return x\n", "line 4 of the plan uses x, which is not bound"),
-        ("def call(args):\n    with y:\n        y = args\n", "line 2 of the plan uses y, which is not bound there"),
+        ("def call(args):\n    return [output_0]\n", "line 2 of the source uses output_0, which is not bound there"),
+        ("def call(args):\n    x = args\n    del x\n    return x\n", "line 4 of the source uses x, which is not bound"),
+        ("def call(args):\n    with y:\n        y = args\n", "line 2 of the source uses y, which is not bound there"),
     ],
 )
 def test_names_are_bound_before_they_are_used(product, source, message):
@@ -448,5 +448,5 @@ def test_no_traced_tensor_is_left_in_the_plan(product):
     fake = product.capture.inputs[0].fake
     namespace = {**product.call.__globals__, "constant_0": fake}
     leaky = type(product.call)(product.call.__code__, namespace)
-    message = "a traced tensor escaped into the plan as constant_0: f32[3]"
+    message = "a traced tensor escaped into the function as constant_0: f32[3]"
     assert_broken("executable", replace(product, call=leaky), message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotgrad.runtime.plan import names_read
+from aotgrad.runtime.schedule import names_read
 from aotgrad.runtime.steps import (
     Attach,
     CopyBack,
@@ -22,7 +22,7 @@ from tests.executables import executable_of
 
 def steps(function, *specs: str) -> list[str]:
     with torch.set_grad_enabled(True):
-        return [type(step).__name__ for step in executable_of(function, *specs).plan.steps]
+        return [type(step).__name__ for step in executable_of(function, *specs).schedule.steps]
 
 
 def grad_mode_off(x):

@@ -1,7 +1,7 @@
-"""Stage results -> the plan: the steps that one call runs around the two compiled graphs.
+"""Stage results -> the schedule: the steps that one call runs around the two compiled graphs.
 
-In: capture, metadata, partition. Out: a `Plan`, which is data; `emit.py` makes a function of it. Steps that a function
-does not need are not in its plan.
+In: capture, metadata, partition. Out: a `Schedule`, which is data; `emit.py` makes a function of it. Steps that a function
+does not need are not in its schedule.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ from aotgrad.torch_compat import storage_node
 
 
 @dataclass(frozen=True)
-class Plan:
+class Schedule:
     """What one call does.
 
     `arguments` are the names of what the function is called with, `fakes` the traced value behind each name (for symbolic
@@ -108,9 +108,9 @@ class Plan:
     saved_by: tuple[tuple[int, ...], ...]
 
 
-def make_plan(capture: Capture, meta: ViewAndMutationMeta, partition: Partition, joint: JointGraph) -> Plan:
-    """The plan of one compiled function."""
-    return _PlanBuilder(capture, meta, partition, joint).build()
+def make_schedule(capture: Capture, meta: ViewAndMutationMeta, partition: Partition, joint: JointGraph) -> Schedule:
+    """The schedule of one compiled function."""
+    return _ScheduleBuilder(capture, meta, partition, joint).build()
 
 
 def result_name(slot: Any) -> str:
@@ -129,7 +129,7 @@ def result_name(slot: Any) -> str:
     raise AssertionError(slot)
 
 
-class _PlanBuilder:
+class _ScheduleBuilder:
     def __init__(self, capture: Capture, meta: ViewAndMutationMeta, partition: Partition, joint: JointGraph) -> None:
         self.segments = joint.segments
         self.halves = segment_halves(partition.backward, joint.segments) if partition.backward is not None else ()
@@ -140,7 +140,7 @@ class _PlanBuilder:
         self.signature: GraphSignature = partition.forward.signature
         self.inputs = tuple(spec.name for spec in capture.inputs)
 
-    def build(self) -> Plan:
+    def build(self) -> Schedule:
         later = (
             *self.histories(),
             *self.hooks(),
@@ -163,7 +163,7 @@ class _PlanBuilder:
         )
         forward = (*self.bases(), self.forward(later)) if self.runs_forward() else ()
         arguments = tuple(self.inputs[index] for index in self.capture.convention.order)
-        return Plan(arguments, (*forward, *later), self.fakes(), self.halves, tuple(self.saved_by()))
+        return Schedule(arguments, (*forward, *later), self.fakes(), self.halves, tuple(self.saved_by()))
 
     def runs_forward(self) -> bool:
         """Not if the graph is empty: every output is an input or a view of one."""
@@ -269,7 +269,7 @@ class _PlanBuilder:
             yield from (slot for slot in saved if self.result_nodes[slot] in nodes)
 
     def saved_by(self) -> Iterator[tuple[int, ...]]:
-        """See `Plan`."""
+        """See `Schedule`."""
         placeholders = self.partition.forward.module.graph.find_nodes(op="placeholder")
         values: list[tuple[Any, Any]] = [(Primal(k), node) for k, node in enumerate(placeholders)]
         values += [(slot, self.result_nodes[slot]) for slot in self.signature.forward_results]
