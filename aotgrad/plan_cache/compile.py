@@ -29,7 +29,6 @@ from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, Stages, T
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.entry import CachedPlan
-from aotgrad.runtime.steps import MakeView, UpdateGeometry
 
 log = logging.getLogger("aotgrad.guards.plan")
 
@@ -306,18 +305,10 @@ def memory_guard(
 def facts_needed(executable: Stages, tensors: Sequence[torch.Tensor], changed: Collection[int]) -> set[tuple[str, int]]:
     """What a plan depends on besides the graph: it writes to leaves, or places tensors within their storages."""
     leaves = {k for k in changed if tensors[k].requires_grad}
-    planned = isinstance(executable, Executable)
-    absolute = any(map(uses_geometry, executable.schedule.steps)) if planned else isinstance(executable, TracedJoint)
+    steps = executable.schedule.steps if isinstance(executable, Executable) else ()
+    absolute = isinstance(executable, TracedJoint) or any(step.depends_on_offset() for step in steps)
     placed = absolute or executable.capture.trace.asks_for_offsets
     offsets = {k for k, tensor in enumerate(tensors) if placed and tensor.layout is torch.strided}
     views = ("is a view", "is a hooked view", "is a converted view", "is a view of a leaf", "is forbidden after a write")
     kinds = ("is a leaf", *views)
     return {*((kind, k) for kind in kinds for k in leaves), *(("storage offset", k) for k in offsets)}
-
-
-def uses_geometry(step: Any) -> bool:
-    """Whether a step lays a tensor out by absolute size, stride and offset."""
-    if isinstance(step, UpdateGeometry):
-        return True
-    as_strided = torch.ops.aten.as_strided.default
-    return isinstance(step, MakeView) and any(view.op is as_strided for view in step.replay.steps)

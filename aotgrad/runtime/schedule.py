@@ -52,17 +52,17 @@ from aotgrad.ir import (
 from aotgrad.runtime.segments import segment_halves
 from aotgrad.runtime.steps import (
     AliasBase,
-    AsInference,
     AssignData,
     Attach,
     CallMethod,
+    ConvertToInference,
     CopyBack,
     Forward,
     KeepHistory,
     KeepInputs,
     MakeAlias,
     MakeBase,
-    MakeCut,
+    MakeBoundary,
     MakeView,
     NoteResults,
     Pieces,
@@ -106,6 +106,11 @@ class Schedule:
     fakes: tuple[tuple[str, Any], ...]
     segments: tuple[GraphHalf, ...]
     saved_by: tuple[tuple[int, ...], ...]
+
+    @property
+    def attached(self) -> tuple[Attach, ...]:
+        """The steps that make the autograd nodes, in the order of `segments`."""
+        return of_kind(self.steps, Attach)[::-1]
 
 
 def make_schedule(capture: Capture, meta: ViewAndMutationMeta, partition: Partition, joint: JointGraph) -> Schedule:
@@ -190,7 +195,7 @@ class _ScheduleBuilder:
         return self.inputs[: self.capture.convention.placeholder_count]
 
     def forward(self, later: tuple[Step, ...]) -> Forward:
-        used = {name for step in later for name in names_read(step)}
+        used = {name for step in later for name in step.reads()}
         symbols = {name for name, value in self.fakes() if torch_compat.is_symbolic_value(value)}
         release = tuple(name for name in self.inputs if name not in used | symbols)
         results = tuple(result_name(slot) for slot in self.signature.outputs)
@@ -229,7 +234,7 @@ class _ScheduleBuilder:
         tangents = {tangent: fakes[tangent].meta["val"] for tangent in segment.tangents}
         for tangent, fake in tangents.items():
             if isinstance(tangent.of, SegmentBoundary):
-                yield MakeCut(result_name(tangent.of), tuple(fake.size()), fake.dtype, fake.device)
+                yield MakeBoundary(result_name(tangent.of), tuple(fake.size()), fake.dtype, fake.device)
         saved = of_kind(half.signature.inputs, Saved)
         own_results = tuple(self.own_results(segment, saved))
         for slot in own_results:
@@ -436,11 +441,11 @@ class _ScheduleBuilder:
         saved = [(slot, node.meta["val"]) for slot, node in taken if isinstance(slot, Saved) and slot.name in fakes]
         return frozenset(slot for slot, value in saved if not has_strides_of(value, fakes[slot.name]))
 
-    def inference_results(self) -> Iterator[AsInference]:
+    def inference_results(self) -> Iterator[ConvertToInference]:
         """Results made under an inner `inference_mode`."""
         for index, (info, value) in enumerate(zip(self.meta.outputs, self.capture.outputs, strict=True)):
             if isinstance(info, NonAlias | UnsafeViewAlias) and value.is_inference():
-                yield AsInference(result_name(UserOutput(index)))
+                yield ConvertToInference(result_name(UserOutput(index)))
 
     def custom_views(self) -> Iterator[MakeView]:
         for index, info in enumerate(self.meta.outputs):
@@ -825,30 +830,3 @@ def copy_path(spec: Any, info: InputAliasInfo) -> str:
 
 def replay_of(info: OutputAliasInfo) -> ViewReplay | None:
     return getattr(info, "replay", None)
-
-
-def names_read(step: Step) -> tuple[str, ...]:
-    """The variables that a step uses."""
-    match step:
-        case Attach():
-            watched = (name for name, *_ in (*step.watched_results, *step.watched_members))
-            return (*step.outputs, *step.inputs, *step.saved, *step.sizes, *watched, *step.memory)
-        case KeepInputs():
-            return step.primals
-        case AsInference() | StartVersion() | CallMethod():
-            return (step.name,)
-        case ShareVersion():
-            return (step.name, step.saved)
-        case MakeAlias() | KeepHistory():
-            return (step.target,)
-        case MakeBase() | AliasBase():
-            return (step.member,)
-        case UpdateGeometry() | SetVersion():
-            return (step.target,)
-        case CopyBack() | AssignData():
-            return (step.target, step.source)
-        case MakeView():
-            return (step.base,)
-        case ReturnValue():
-            return (step.value,) if step.is_name else ()
-    return ()

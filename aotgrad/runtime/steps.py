@@ -1,30 +1,74 @@
-"""The steps that a schedule is made of: data, in the order in which they run. `emit.py` turns them into source text.
+"""The steps of a schedule. Each class says what it reads, which source it emits, and what it does in words.
 
-KeepHistory    a stand-in for an input that is written  MakeCut       a stand-in for a value inside the function
-MakeBase       the memory of overlapping inputs       CallMethod     register a hook of an input
-Forward        run the compiled forward                Attach         give its results their autograd nodes
-UpdateGeometry redo a metadata mutation of an input    CopyBack       write the new data of a mutated input
-SetVersion     make a version counter what eager's is  MakeView       replay a view on its base
-StartVersion   the same for a result of the forward    ShareVersion   two results count together
-ReturnValue    one user output                         RestoreGradMode  leave the grad mode that the function left
-AssignData     give an input another memory
+MakeBase        the memory of overlapping inputs       CallMethod      register a hook of an input
+Forward         run the compiled forward               Attach          give its results their autograd nodes
+KeepHistory     a stand-in for an input that is written  MakeBoundary  a stand-in for a value inside the function
+UpdateGeometry  redo a metadata mutation of an input   CopyBack        write the new data of a mutated input
+AssignData      give an input another memory           MakeView        replay a view on its base
+SetVersion      make a version counter what eager's is ShareVersion    two results share a version counter
+StartVersion    the same for a result of the forward   MakeAlias       a tensor as it is now, to be saved
+ReturnValue     one user output                        RestoreGradMode leave the grad mode that the function left
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import torch
 
-from aotgrad.ir import Geometry, ViewReplay, ViewStep
+from aotgrad import torch_compat
+from aotgrad.ir import Geometry, ViewReplay, ViewStep, needs_sentinel
+from aotgrad.runtime.writer import SourceWriter, tuple_of, versions_text
+
+LITERALS = (type(None), bool, int, str)
+
+MOST_NAMES = 3
+"""Names of a list that a description shows; a large model has hundreds."""
+
+
+class Step(ABC):
+    """One step of a call. A step is data: a frozen dataclass."""
+
+    def reads(self) -> tuple[str, ...]:
+        """The variables that the step uses."""
+        return ()
+
+    def entry_versions(self) -> tuple[str, ...]:
+        """The inputs whose version at entry the step uses."""
+        return ()
+
+    def objects(self) -> Sequence[tuple[str, Any]]:
+        """The objects that the source refers to by name, each with its kind; see `ObjectNames`."""
+        return ()
+
+    def depends_on_offset(self) -> bool:
+        """Whether the step lays a tensor out by absolute size, stride and offset."""
+        return False
+
+    @abstractmethod
+    def emit(self, writer: SourceWriter) -> None:
+        """Write the source lines of the step."""
+
+    @abstractmethod
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        """What the step does, in one line.
+
+        Args:
+            value_text: writes constants, geometries and chains of views.
+        """
+
+
+# --- Before the forward ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class MakeBase:
+class MakeBase(Step):
     """`name` = `nbytes` of the memory around `member`, from `start_bytes` after its first byte, as a flat tensor.
 
-    `root` is the tensor whose gradient is taken through it: the member, what it is a view of, or nothing.
+    `root` is the tensor that gets the gradient of the base: the member, its `_base`, or `None`.
     """
 
     name: str
@@ -34,22 +78,24 @@ class MakeBase:
     dtype: torch.dtype
     root: str | None
 
+    def reads(self) -> tuple[str, ...]:
+        return (self.member,)
+
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"{self.name} = synthetic_base({self.member}, {self.start_bytes}, {self.nbytes}, {self.dtype})")
+        if self.root is not None:
+            writer.line(f"{self.name} = attached_base({self.root}, {self.name})")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"make {self.name}: {self.nbytes} bytes of memory from {self.start_bytes} after the start of {self.member}"
+
 
 @dataclass(frozen=True)
-class CallMethod:
-    """Call a method of an input that says something to autograd, as the function does."""
-
-    name: str
-    method: str
-    arguments: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Forward:
+class Forward(Step):
     """Run the compiled forward on `inputs` (names) and name its results.
 
-    `release` are inputs not needed afterwards. `random_devices` are the device types on which the graph draws random
-    numbers, if their state must be kept to draw the same ones again.
+    `release` are inputs that no later step reads. `random_devices` are the device types on which the graph draws random
+    numbers, if a gradient of a gradient must draw the same ones: their state is kept.
     """
 
     inputs: tuple[str, ...]
@@ -57,6 +103,100 @@ class Forward:
     release: tuple[str, ...]
     autocast: bool
     random_devices: tuple[str, ...]
+
+    def reads(self) -> tuple[str, ...]:
+        return self.inputs
+
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"inputs = [{', '.join(self.inputs)}]")
+        if self.release:
+            writer.line(f"del {', '.join(self.release)}")
+        if self.random_devices:
+            writer.line(f"state = random_state({self.random_devices!r})")
+            writer.bound.add("state")
+        results = f"{tuple_of(self.results)} = " if self.results else ""
+        with writer.block("with disable_autocast():" if self.autocast else None):
+            writer.line(f"{results}below_autograd(forward, inputs)")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        text = f"run the forward graph on {count(self.inputs, 'input')}: it returns {count(self.results, 'value')}"
+        details = [f"release {list_of_names(self.release)}"] if self.release else []
+        details += ["autocast is off while it runs"] if self.autocast else []
+        details += [f"the random state of {', '.join(self.random_devices)} is kept"] if self.random_devices else []
+        return "; ".join([text, *details])
+
+
+# --- Autograd nodes --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeepInputs(Step):
+    """Keep `primals` for gradients of gradients.
+
+    `mutated`: those that change after this step. `watched`: those with a new value that eager saves, and by how much the
+    call raises their version. `copied`: those whose old value the function branches on, so a retrace needs it.
+    """
+
+    primals: tuple[str, ...]
+    mutated: frozenset[str]
+    watched: tuple[tuple[str, int], ...] = ()
+    copied: frozenset[str] = frozenset()
+
+    def reads(self) -> tuple[str, ...]:
+        return self.primals
+
+    def entry_versions(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.watched)
+
+    def emit(self, writer: SourceWriter) -> None:
+        raised, state = dict(self.watched), "state" if "state" in writer.bound else "None"
+        kept = tuple_of([f"{name}.clone()" if name in self.copied else name for name in self.primals])
+        versions = versions_text([(name, self._version(name, raised, writer)) for name in self.primals])
+        writer.line(f"recomputation = Recomputation(({kept}), {versions}, {state})")
+
+    def _version(self, name: str, raised: dict[str, int], writer: SourceWriter) -> str:
+        if name in raised:
+            return f"version_{name} + {raised[name]}"
+        is_watched = isinstance(writer.fakes.get(name), torch.Tensor) and name not in self.mutated
+        return writer.version(name) if is_watched else "None"
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"keep {list_of_names(self.primals)} for gradients of gradients"
+
+
+@dataclass(frozen=True)
+class NoteResults(Step):
+    """Keep weak references to the results `names` and `views`, for gradients of gradients."""
+
+    names: tuple[str, ...]
+    views: tuple[str, ...] = ()
+
+    def reads(self) -> tuple[str, ...]:
+        return (*self.names, *self.views)
+
+    def emit(self, writer: SourceWriter) -> None:
+        pairs = [f"(ref({name}), None)" for name in self.names]
+        pairs += [f"(ref({name}), {writer.version(name)})" for name in self.views]
+        writer.line(f"recomputation.results = ({tuple_of(pairs)})")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"note the results {list_of_names(self.names)} for gradients of gradients"
+
+
+@dataclass(frozen=True)
+class MakeBoundary(Step):
+    """`name` = a stand-in for a value inside the function, which carries its gradient from segment to segment."""
+
+    name: str
+    size: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"{self.name} = stand_in({writer.value(self.size)}, {self.dtype}, {str(self.device)!r})")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"make {self.name}, which carries a gradient from one backward to the next"
 
 
 @dataclass(frozen=True)
@@ -68,47 +208,15 @@ class TangentLayout:
 
 
 @dataclass(frozen=True)
-class KeepInputs:
-    """Keep `primals` for gradients of gradients; those in `mutated` change after this step.
+class Attach(Step):
+    """Make `outputs` the outputs of the autograd node of one segment; the node's inputs are `inputs`.
 
-    `watched`: those of them whose new value eager saves, and by how much their version is higher after the call.
-    `asked`: those of them whose old value the function asks for; what it does again depends on that.
-    """
+    `backward` names what the node runs. `grad_mode` is the mode to make the node in; `None` leaves the caller's.
 
-    primals: tuple[str, ...]
-    mutated: frozenset[str]
-    watched: tuple[tuple[str, int], ...] = ()
-    asked: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class NoteResults:
-    """Note which tensors are the results `names` and `views`, as long as the caller has them, for gradients of gradients."""
-
-    names: tuple[str, ...]
-    views: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class MakeCut:
-    """`name` = a tensor that stands for a value inside the function, to carry its gradient from segment to segment."""
-
-    name: str
-    size: tuple[Any, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-@dataclass(frozen=True)
-class Attach:
-    """Make `outputs` the outputs of the autograd node of one segment, whose inputs are `inputs`.
-
-    `watched_inputs` (by position) and `watched_results` are tensors that eager would save, with a bit mask of the nodes that
-    do: their versions are to stay. So are `watched_members`, inputs in shared memory that the function changes, with the
-    mask and by how much their version is higher after the call. `memory` is what backwards change in place, as far as this
-    one reads or changes it.
-    `backward` names what the node runs. `grad_mode` is the mode that the node must be made in, or `None` if the caller's is
-    right.
+    The versions of watched tensors must stay the same: eager saves these tensors, in nodes given by a bit mask.
+    `watched_inputs` are positions, `watched_results` names. `watched_members` are inputs in shared memory that the function
+    changes, also with the number by which the call raises their version. `memory` is what backwards change in place, as far
+    as this one reads or changes it.
     """
 
     backward: str
@@ -123,34 +231,104 @@ class Attach:
     watched_members: tuple[tuple[str, int, int], ...] = ()
     memory: tuple[str, ...] = ()
 
+    def reads(self) -> tuple[str, ...]:
+        watched = (name for name, *_ in (*self.watched_results, *self.watched_members))
+        return (*self.outputs, *self.inputs, *self.saved, *self.sizes, *watched, *self.memory)
+
+    def entry_versions(self) -> tuple[str, ...]:
+        return tuple(name for name, *_ in self.watched_members)
+
+    def emit(self, writer: SourceWriter) -> None:
+        arguments = [self.backward, f"({tuple_of(self.outputs)})", f"({tuple_of(self.saved)})", "recomputation"]
+        arguments.append(self._details(writer))
+        has_sentinel = needs_sentinel(len(self.inputs))
+        arguments += ["sentinel", *self.inputs] if has_sentinel else self.inputs
+        attach = "attach_many" if has_sentinel and self.inputs else "attach"
+        with writer.grad_mode(self.grad_mode):
+            writer.line(f"{tuple_of(self.outputs)} = {attach}({', '.join(arguments)})")
+
+    def _details(self, writer: SourceWriter) -> str:
+        """What only the call knows: symbolic sizes and layouts, watched results, and memory."""
+        layouts = tuple((layout.size, layout.stride) for layout in self.tangents)
+        results = [f"({name}.detach(), {writer.version(name)}, {nodes})" for name, nodes in self.watched_results]
+        results += [f"({name}.detach(), version_{name} + {bumps}, {nodes})" for name, nodes, bumps in self.watched_members]
+        symbolic = any(torch_compat.is_symbolic_value(number) for layout in layouts for part in layout for number in part)
+        if not (results or self.sizes or symbolic or self.memory):
+            return "None"
+        arguments = [f"({tuple_of(self.sizes)})", writer.value(layouts) if symbolic else "None"]
+        arguments += [f"({tuple_of(results)})"] if results or self.memory else []
+        arguments += [f"({tuple_of(self.memory)})"] if self.memory else []
+        return f"CallDetails({', '.join(arguments)})"
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        sizes = f" and {count(self.sizes, 'size')}" if self.sizes else ""
+        node = f"give {list_of_names(self.outputs)} the autograd node of `{self.backward}`"
+        saved = f"it saves {count(self.saved, 'tensor')}{sizes}"
+        return f"{node}; {saved} and returns gradients of {list_of_names(self.inputs)}"
+
 
 @dataclass(frozen=True)
-class ShareVersion:
-    """`name` gets the version counter of `saved`: both are views of one value, and writes to it must be noticed."""
-
-    name: str
-    saved: str
-
-
-@dataclass(frozen=True)
-class MakeAlias:
-    """`name` = `target` as it lies now, to be saved for the backward: its geometry or its data changes after that."""
-
-    name: str
-    target: str
-
-
-@dataclass(frozen=True)
-class KeepHistory:
-    """`name` = a tensor that stands for `target` as it is now, whose gradient history is about to change."""
+class KeepHistory(Step):
+    """`name` = a stand-in for `target` as it is now, before its gradient history changes."""
 
     name: str
     target: str
     grad_mode: bool | None
 
+    def reads(self) -> tuple[str, ...]:
+        return (self.target,)
+
+    def emit(self, writer: SourceWriter) -> None:
+        with writer.grad_mode(self.grad_mode):
+            writer.line(f"{self.name} = history_of({self.target})")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"make {self.name}, which stands for {self.target} as it is now, before its history changes"
+
 
 @dataclass(frozen=True)
-class AliasBase:
+class CallMethod(Step):
+    """Call a method of a tensor that only concerns autograd, as the function does."""
+
+    name: str
+    method: str
+    arguments: tuple[Any, ...]
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def objects(self) -> Sequence[tuple[str, Any]]:
+        return [("hook", argument) for argument in self.arguments]
+
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"{self.name}.{self.method}({', '.join(writer.names.next(kind) for kind, _ in self.objects())})")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"call {self.name}.{self.method}()"
+
+
+# --- Tensors of the same memory --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MakeAlias(Step):
+    """`name` = `target` as it is now, to be saved for the backward: its geometry or its data changes later."""
+
+    name: str
+    target: str
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.target,)
+
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"{self.name} = {self.target}.detach()")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"make {self.name}, an alias of {self.target} as it lies now"
+
+
+@dataclass(frozen=True)
+class AliasBase(Step):
     """`name` = `numel` elements of memory from `start_bytes` after the first byte of `member`, with its version counter."""
 
     name: str
@@ -158,55 +336,30 @@ class AliasBase:
     start_bytes: int
     numel: int
 
+    def reads(self) -> tuple[str, ...]:
+        return (self.member,)
+
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"{self.name} = memory_alias({self.member}, {self.start_bytes}, {self.numel})")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"make {self.name}, an alias of the memory around {self.member}"
+
 
 @dataclass(frozen=True)
-class AsInference:
+class ConvertToInference(Step):
     """`name` becomes an inference tensor of the same memory."""
 
     name: str
 
+    def reads(self) -> tuple[str, ...]:
+        return (self.name,)
 
-@dataclass(frozen=True)
-class UpdateGeometry:
-    """`as_strided_`: the input's metadata was mutated. `grad_mode`: while it runs; `None` leaves the caller's."""
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"{self.name} = as_inference({self.name})")
 
-    target: str
-    geometry: Geometry
-    grad_mode: bool | None
-
-
-@dataclass(frozen=True)
-class CopyBack:
-    """`copy_`: the input's data was mutated. `through` is how: `""`, `".detach()"` or `".data"`."""
-
-    target: str
-    source: str
-    through: str
-    grad_mode: bool | None
-
-
-@dataclass(frozen=True)
-class AssignData:
-    """`target.data = source`: the input was given another memory."""
-
-    target: str
-    source: str
-
-
-@dataclass(frozen=True)
-class SetVersion:
-    """Set the version counter of `target` to its value at entry plus `bumps`."""
-
-    target: str
-    bumps: int
-
-
-@dataclass(frozen=True)
-class StartVersion:
-    """Set the version counter of a fresh result: the function had changed it in place."""
-
-    name: str
-    version: int
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"make {self.name} an inference tensor"
 
 
 @dataclass(frozen=True)
@@ -218,10 +371,10 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class MakeView:
+class MakeView(Step):
     """`name` = the views of `replay`, applied to `base`. With `pieces`, its first steps run once for several views.
 
-    `is_leaf`: it then requires grad, as the start of a history.
+    `is_leaf`: the view then requires grad, as the start of a history.
     """
 
     name: str
@@ -230,39 +383,203 @@ class MakeView:
     pieces: Pieces | None = None
     is_leaf: bool = False
 
+    def reads(self) -> tuple[str, ...]:
+        return (self.base,)
+
+    def depends_on_offset(self) -> bool:
+        return any(step.op is torch.ops.aten.as_strided.default for step in self.replay.steps)
+
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"# {self.replay.reason}")
+        with writer.grad_mode(self.replay.grad_mode):
+            if self.pieces is None:
+                writer.views(self.name, self.base, self.replay.steps)
+            else:
+                self._take_piece(self.pieces, writer)
+        if self.is_leaf:
+            writer.line(f"{self.name}.requires_grad_()")
+
+    def _take_piece(self, pieces: Pieces, writer: SourceWriter) -> None:
+        if pieces.name not in writer.bound:
+            writer.bound.add(pieces.name)
+            writer.views(pieces.name, self.base, pieces.steps)
+        shared, own = self.replay.steps[: len(pieces.steps)], self.replay.steps[len(pieces.steps) :]
+        piece = f"{pieces.name}[{shared[-1].item}]"
+        if own:
+            writer.views(self.name, piece, own)
+        else:
+            writer.line(f"{self.name} = {piece}")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"make {self.name}, a view of {self.base}{value_text(self.replay)}"
+
+
+# --- Writes to inputs, and versions ----------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
-class ReturnValue:
+class UpdateGeometry(Step):
+    """`as_strided_`: redo a metadata mutation of an input, under `grad_mode`; `None` leaves the caller's."""
+
+    target: str
+    geometry: Geometry
+    grad_mode: bool | None
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.target,)
+
+    def depends_on_offset(self) -> bool:
+        return True
+
+    def emit(self, writer: SourceWriter) -> None:
+        geometry = writer.value((self.geometry.size, self.geometry.stride, self.geometry.offset))
+        with writer.grad_mode(self.grad_mode):
+            writer.line(f"{self.target}.as_strided_{geometry}")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"lay {self.target} out anew: {value_text(self.geometry)}"
+
+
+@dataclass(frozen=True)
+class CopyBack(Step):
+    """`copy_`: write the new data of an input. `through` is `""`, `".detach()"` or `".data"`."""
+
+    target: str
+    source: str
+    through: str
+    grad_mode: bool | None
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.target, self.source)
+
+    def emit(self, writer: SourceWriter) -> None:
+        with writer.grad_mode(self.grad_mode):
+            writer.line(f"{self.target}{self.through}.copy_({self.source})")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"copy {self.source} into {self.target}{self.through and f', through {self.through}'}"
+
+
+@dataclass(frozen=True)
+class AssignData(Step):
+    """`target.data = source`: the input gets another memory."""
+
+    target: str
+    source: str
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.target, self.source)
+
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"{self.target}.data = {self.source}")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"let {self.target} lie where {self.source} lies"
+
+
+@dataclass(frozen=True)
+class ShareVersion(Step):
+    """`name` gets the version counter of `saved`, since both show one value: the backward then notices writes to `name`."""
+
+    name: str
+    saved: str
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.name, self.saved)
+
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"{self.name} = sharing_version({self.name}, {self.saved})")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"let {self.name} count versions with {self.saved}, whose memory it is"
+
+
+@dataclass(frozen=True)
+class SetVersion(Step):
+    """Set the version counter of `target` to its value at entry plus `bumps`."""
+
+    target: str
+    bumps: int
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.target,)
+
+    def entry_versions(self) -> tuple[str, ...]:
+        return (self.target,)
+
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"raise_version({self.target}, version_{self.target}, {self.bumps})")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"set the version of {self.target} to what it was at the start + {self.bumps}"
+
+
+@dataclass(frozen=True)
+class StartVersion(Step):
+    """Set the version counter of a fresh result: the function had changed it in place."""
+
+    name: str
+    version: int
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"raise_version({self.name}, 0, {self.version})")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"set the version of {self.name} to {self.version}"
+
+
+# --- The end of a call -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReturnValue(Step):
     """The next user output: a name, or a constant."""
 
     value: Any
     is_name: bool
 
+    def reads(self) -> tuple[str, ...]:
+        return (self.value,) if self.is_name else ()
+
+    def objects(self) -> Sequence[tuple[str, Any]]:
+        return () if self.is_name else [("constant", self.value)]
+
+    def emit(self, writer: SourceWriter) -> None:
+        if self.is_name:
+            writer.returned.append(self.value)
+            return
+        name = writer.names.next("constant")
+        writer.returned.append(repr(self.value) if type(self.value) in LITERALS else name)
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return self.value if self.is_name else value_text(self.value)
+
 
 @dataclass(frozen=True)
-class RestoreGradMode:
+class RestoreGradMode(Step):
+    """Leave the grad mode that the function left."""
+
     enabled: bool
 
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"set_grad_enabled({self.enabled})")
 
-Step = Union[
-    MakeBase,
-    CallMethod,
-    Forward,
-    KeepInputs,
-    NoteResults,
-    MakeCut,
-    Attach,
-    AsInference,
-    AliasBase,
-    MakeAlias,
-    KeepHistory,
-    ShareVersion,
-    UpdateGeometry,
-    CopyBack,
-    AssignData,
-    SetVersion,
-    StartVersion,
-    MakeView,
-    ReturnValue,
-    RestoreGradMode,
-]
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        return f"leave grad mode {'on' if self.enabled else 'off'}"
+
+
+def count(names: Sequence[str], noun: str) -> str:
+    return f"{len(names)} {noun}{'' if len(names) == 1 else 's'}"
+
+
+def list_of_names(names: Sequence[str]) -> str:
+    """The names, or the first of many.
+
+    >>> list_of_names(["a", "b"]), list_of_names(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

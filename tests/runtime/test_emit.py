@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from aotgrad.ir import Geometry, ViewReplay, ViewStep
-from aotgrad.runtime.emit import MANY, asked_together, emit, in_grad_mode, op_text, size_expressions, tuple_of
+from aotgrad.runtime.emit import emit
 from aotgrad.runtime.schedule import Schedule
 from aotgrad.runtime.steps import (
-    AsInference,
+    ConvertToInference,
     CopyBack,
     Forward,
     MakeAlias,
@@ -19,6 +19,7 @@ from aotgrad.runtime.steps import (
     SetVersion,
     UpdateGeometry,
 )
+from aotgrad.runtime.writer import MANY, SourceWriter, op_expression, size_expressions, tuple_of, versions_text
 from tests.executables import executable_of
 
 aten = torch.ops.aten
@@ -57,15 +58,15 @@ def test_forward_under_autocast_that_draws_random_numbers_and_returns_nothing():
     assert body(step) == ["inputs = [x]", "state = random_state(('cpu',))", *run]
 
 
-def test_versions_of_many_tensors_are_asked_for_together():
+def test_versions_of_many_tensors_are_read_together():
     many = [(f"x{k}", f"x{k}._version") for k in range(MANY)]
     together = f"*versions_of(({', '.join(name for name, _ in many)}))"
     few = [("a", "a._version"), ("b", "b._version")]
     mutated = ("c", "version_c + 1")
-    assert list(asked_together(many)) == [together]
-    assert list(asked_together(many[1:])) == [text for _, text in many[1:]]
+    assert versions_text(many) == f"[{together}]"
+    assert versions_text(many[1:]) == f"[{', '.join(text for _, text in many[1:])}]"
     texts = ["a._version", "b._version", "version_c + 1", together, "None"]
-    assert list(asked_together([*few, mutated, *many, ("n", "None")])) == texts
+    assert versions_text([*few, mutated, *many, ("n", "None")]) == f"[{', '.join(texts)}]"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_versions_of_many_tensors_are_asked_for_together():
             ["with set_grad_enabled(False):", "x.as_strided_((2,), (1,), 4)"],
         ),
         (MakeAlias("before", "x"), ["before = x.detach()"]),
-        (AsInference("x"), ["x = as_inference(x)"]),
+        (ConvertToInference("x"), ["x = as_inference(x)"]),
         (RestoreGradMode(False), ["set_grad_enabled(False)"]),
         (view(aten.t.default), ["# why", "out = x.t()"]),
         (view(aten.split.Tensor, 2, item=1), ["# why", "out = aten.split.Tensor(x, 2)[1]"]),
@@ -166,6 +167,15 @@ def test_size_expressions():
 
 def test_small_texts():
     assert (tuple_of([]), tuple_of(["a"]), tuple_of(["a", "b"])) == ("", "a,", "a, b")
-    assert list(in_grad_mode(None, ["f()"])) == ["f()"]
-    assert op_text(aten.view.default) == "aten.view.default"
-    assert op_text(torch.ops.prims.sin.default) == "torch.ops.prims.sin.default"
+    assert op_expression(aten.view.default) == "aten.view.default"
+    assert op_expression(torch.ops.prims.sin.default) == "torch.ops.prims.sin.default"
+
+
+def test_blocks():
+    writer = SourceWriter({})
+    with writer.grad_mode(None):
+        writer.line("f()")
+    with writer.grad_mode(False), writer.block("with outer():"):
+        writer.line("g()")
+    writer.line("h()")
+    assert writer.lines == ["f()", "with set_grad_enabled(False):", "    with outer():", "        g()", "h()"]

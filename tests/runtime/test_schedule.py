@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotgrad.runtime.schedule import names_read
 from aotgrad.runtime.steps import (
     Attach,
     CopyBack,
     Forward,
     KeepInputs,
-    MakeCut,
+    MakeBoundary,
     MakeView,
     RestoreGradMode,
     SetVersion,
@@ -55,9 +54,9 @@ def test_views_come_after_mutations():
 @pytest.mark.parametrize(
     ("step", "names"),
     [
-        (Forward(("x",), ("y",), (), False, ()), ()),
+        (Forward(("x",), ("y",), (), False, ()), ("x",)),
         (KeepInputs(("x", "z"), frozenset()), ("x", "z")),
-        (MakeCut("cut_0", (2,), torch.float32, torch.device("cpu")), ()),
+        (MakeBoundary("cut_0", (2,), torch.float32, torch.device("cpu")), ()),
         (Attach("backward", ("y",), ("x",), ("s",), ("n",), (), None), ("y", "x", "s", "n")),
         (CopyBack("x", "y", "", None), ("x", "y")),
         (SetVersion("x", 1), ("x",)),
@@ -66,5 +65,5 @@ def test_views_come_after_mutations():
         (RestoreGradMode(True), ()),
     ],
 )
-def test_names_read(step, names):
-    assert names_read(step) == names
+def test_what_steps_read(step, names):
+    assert step.reads() == names
