@@ -1,0 +1,271 @@
+"""Stage results -> the steps that make the autograd nodes of a call.
+
+In: `StageResults`, and the steps that write inputs and make views. Out: for each segment what it passes gradients on
+through, then its node. The nodes that run last in a backward are made first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from aotgrad import ir
+from aotgrad.ir import BackwardSegment, MemberInput, SavingNodes, memory_of
+from aotgrad.runtime.mutation_steps import MutationSteps
+from aotgrad.runtime.stage_results import StageResults, is_changed, result_name
+from aotgrad.runtime.steps import (
+    Attach,
+    KeepHistory,
+    KeepInputs,
+    MakeAlias,
+    MakeBoundary,
+    NoteResults,
+    Step,
+    TangentLayout,
+)
+from aotgrad.runtime.view_steps import ViewSteps
+from aotgrad.slots import (
+    GradientTarget,
+    IntermediateBase,
+    OldInput,
+    Primal,
+    ReturnedView,
+    Saved,
+    SavedSymInt,
+    SegmentBoundary,
+    UpdatedInput,
+    UserOutput,
+    of_kind,
+)
+from aotgrad.torch_compat import storage_node
+
+
+class NodeSteps:
+    """The steps that make autograd nodes, and what must come before each."""
+
+    def __init__(self, results: StageResults, views: ViewSteps, mutations: MutationSteps) -> None:
+        self.results, self.views, self.mutations = results, views, mutations
+        self.capture, self.meta, self.inputs = results.capture, results.meta, results.inputs
+        self.segments, self.halves = results.segments, results.halves
+
+    def histories(self) -> Iterator[KeepHistory]:
+        """Keep histories before versions rise: an input that is a view has another history at each version."""
+        old = {g.of.index for segment in self.segments for g in segment.gradients if isinstance(g.of, OldInput)}
+        for index in sorted(old.union(*map(self.lost_histories, range(len(self.segments))))):
+            yield KeepHistory(f"{self.inputs[index]}_history", self.inputs[index], self.results.node_grad_mode)
+
+    def attach(self) -> Iterator[Step]:
+        """One node a segment, and what gradients of gradients need."""
+        if not self.results.has_backward:
+            return
+        changed = (index for index in self.capture.asked_inputs if self.meta.info(index).mutation.data)
+        copied = frozenset(self.inputs[index] for index in changed)
+        yield KeepInputs(self.results.primals, self.mutated(), tuple(self.watched_updates()), copied)
+        for number in reversed(range(len(self.segments))):
+            yield from self.writes_before(number)
+            yield from (view for index, view in self.views.later_views() if self.made_at.get(index) == number)
+            yield from self.attach_segment(number)
+        yield from self.noted_results()
+
+    def mutated(self) -> frozenset[str]:
+        infos = zip(self.inputs, self.meta.inputs, strict=True)
+        return frozenset(name for name, info in infos if info is not None and info.version_bumps)
+
+    def noted_results(self) -> Iterator[NoteResults]:
+        tangents = sorted(t.of.index for s in self.segments for t in s.tangents if isinstance(t.of, UserOutput))
+        views = sorted({view for number in range(len(self.segments)) for view in self.views_of(number)})
+        if tangents or views:
+            names = tuple(result_name(UserOutput(index)) for index in tangents)
+            yield NoteResults(names, tuple(map(self.views.alias_name, views)))
+
+    # -- one node
+
+    def attach_segment(self, number: int) -> Iterator[Step]:
+        segment, half = self.segments[number], self.halves[number]
+        fakes = dict(zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True))
+        tangents = {tangent: fakes[tangent].meta["val"] for tangent in segment.tangents}
+        for tangent, fake in tangents.items():
+            if isinstance(tangent.of, SegmentBoundary):
+                yield MakeBoundary(result_name(tangent.of), tuple(fake.size()), fake.dtype, fake.device)
+        saved = of_kind(half.signature.inputs, Saved)
+        own_results = tuple(self.own_results(segment, saved))
+        for slot in own_results:
+            yield MakeAlias(f"{result_name(slot)}_alias", result_name(slot))
+        memory = {memory.index: self.memory_target(memory.index) for memory in memory_of(half, segment)}
+        for index, target in memory.items():
+            if target not in self.inputs:  # a node must not keep its own output alive
+                yield MakeAlias(f"memory_{index}", target)
+        yield Attach(
+            "backward" if len(self.segments) == 1 else f"backward_{number}",
+            outputs=tuple(result_name(tangent.of) for tangent in tangents),
+            inputs=tuple(self.target_names(number)),
+            saved=tuple(f"{result_name(s)}_alias" if s in own_results else self.mutations.saved_name(s) for s in saved),
+            sizes=tuple(result_name(slot) for slot in of_kind(half.signature.inputs, SavedSymInt)),
+            tangents=tuple(TangentLayout(tuple(fake.size()), tuple(fake.stride())) for fake in tangents.values()),
+            grad_mode=self.results.node_grad_mode,
+            watched_inputs=tuple(self.watched_inputs(segment.saving, saved)),
+            watched_results=tuple(self.watched_results(segment.saving, saved)),
+            watched_members=tuple(self.watched_members(segment.saving, saved)),
+            memory=tuple(name if name in self.inputs else f"memory_{index}" for index, name in memory.items()),
+        )
+
+    def memory_target(self, index: int) -> str:
+        """The variable that holds memory which a backward changes."""
+        place = self.results.memory[index]
+        return self.inputs[place.index] if isinstance(place, Primal) else result_name(place)
+
+    def own_results(self, segment: BackwardSegment, saved: Sequence[Saved]) -> Iterator[Saved]:
+        """The saved values that are results of the segment itself: an alias can be unpacked without the others.
+
+        A segment with a single gradient needs all that it saves.
+        """
+        nodes = self.results.result_nodes
+        results = {nodes[tangent.of] for tangent in segment.tangents if not isinstance(tangent.of, SegmentBoundary)}
+        if len(segment.gradients) > 1:
+            yield from (slot for slot in saved if nodes[slot] in results)
+
+    def target_names(self, number: int) -> Iterator[str]:
+        """The variables that get the gradients of a segment; an updated input has been written by then."""
+        lost = self.lost_histories(number)
+        return (self.target_name(lost, gradient.of) for gradient in self.segments[number].gradients)
+
+    def target_name(self, lost: Collection[int], target: GradientTarget) -> str:
+        match target:
+            case Primal(index):
+                return f"{self.inputs[index]}_history" if index in lost else self.inputs[index]
+            case UpdatedInput(index):
+                return self.inputs[index]
+            case OldInput(index):
+                return f"{self.inputs[index]}_history"
+            case ReturnedView(index):
+                return self.views.alias_name(index)
+        return result_name(target)
+
+    def lost_histories(self, number: int) -> set[int]:
+        """The inputs that a segment has a gradient for, and that have another history by the time its node is made."""
+        primals = [gradient.of.index for gradient in self.segments[number].gradients if isinstance(gradient.of, Primal)]
+        written = {index for index in primals if number <= self.written_at.get(index, -1)}
+        return {index for index in written if not self.meta.info(index).hidden_from_autograd}
+
+    # -- what eager saves
+
+    def saved_by(self) -> Iterator[tuple[int, ...]]:
+        """See `Schedule`."""
+        nodes = self.results.result_nodes
+        placeholders = self.results.partition.forward.module.graph.find_nodes(op="placeholder")
+        values: list[tuple[Any, Any]] = [(Primal(k), node) for k, node in enumerate(placeholders)]
+        values += [(slot, nodes[slot]) for slot in self.results.signature.forward_results]
+        for segment, half in zip(self.segments, self.halves, strict=bool(self.halves)):
+            saving, masks = masks_of(segment.saving), dict[Any, int]()
+            for slot, node in values:
+                masks[storage_node(node)] = masks.get(storage_node(node), 0) | saving.get(slot, 0)
+            saved = of_kind(half.signature.inputs, Saved)
+            yield tuple(masks.get(storage_node(nodes[slot]), 0) for slot in saved)
+
+    def watched_inputs(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[int, int]]:
+        """The inputs that eager saves and a segment does not, with the nodes that do, as a bit mask.
+
+        If the function changes an input, eager has saved the new value; otherwise its backward raises anyway.
+        """
+        updates = self.mutations.saved_updates
+        names = {updates.get(slot, slot.name) for slot in saved if slot not in self.results.copied_inputs}
+        masks = masks_of(saving)
+        for index, name in enumerate(self.results.primals):
+            nodes = masks.get(Primal(index), 0) | masks.get(UpdatedInput(index), 0)
+            if nodes and self.meta.inputs[index] is not None and name not in names:
+                yield index, nodes
+
+    def watched_members(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[str, int, int]]:
+        """The inputs in shared memory whose new value eager saves and a segment does not, with the nodes that do."""
+        updates, bases = self.mutations.saved_updates, self.mutations.saved_bases
+        names = {updates[slot] for slot in saved if slot in updates} | {bases[slot].name for slot in saved if slot in bases}
+        masks = masks_of(saving)
+        members = ((index, spec) for index, spec in enumerate(self.capture.inputs) if isinstance(spec, MemberInput))
+        for index, spec in members:
+            nodes = masks.get(UpdatedInput(index), 0)
+            if nodes and names.isdisjoint((spec.name, self.inputs[spec.base])):
+                yield spec.name, nodes, self.meta.info(index).version_bumps
+
+    def watched_updates(self) -> Iterator[tuple[str, int]]:
+        """The watched inputs that the function changes, and by how much the call raises their version."""
+        for segment, half in zip(self.segments, self.halves, strict=bool(self.halves)):
+            for index, _ in self.watched_inputs(segment.saving, of_kind(half.signature.inputs, Saved)):
+                if bumps := self.meta.info(index).version_bumps:
+                    yield self.results.primals[index], bumps
+
+    def watched_results(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[str, int]]:
+        """The results that eager saves and a segment does not, with the nodes that do, as a bit mask."""
+        result_nodes = self.results.result_nodes
+        memory = {storage_node(result_nodes[slot]) for slot in saved}
+        changed = {slot for slot, _ in self.meta.versions}
+        masks = masks_of(saving)
+        for slot in of_kind(self.results.signature.outputs, (UserOutput, IntermediateBase)):
+            nodes = masks.get(slot, 0)
+            if nodes and slot not in changed and storage_node(result_nodes[slot]) not in memory:
+                yield result_name(slot), nodes
+
+    # -- what a segment passes gradients on through: it is made before the segment's node
+
+    @functools.cached_property
+    def made_at(self) -> dict[int, int]:
+        """The views that segments pass gradients on through, by output, and the segment before whose node each is made.
+
+        That is as early as possible: of several nodes that are ready, a backward first runs the one that was made last.
+        """
+        numbers = range(len(self.segments))
+        needed = {view: number for number in numbers for index in self.views_of(number) for view in self.parents(index)}
+        return {view: self.first_possible(view, number) for view, number in needed.items()}
+
+    def first_possible(self, view: int, needed: int) -> int:
+        """The first segment before whose node a view can be made: its base has a node, or its input the last value."""
+        base, index = self.meta.result_behind(view), self.meta.input_behind(view)
+        if index is not None:
+            return needed if self.changed_with(index) else len(self.segments) - 1
+        owners = [number for number, segment in enumerate(self.segments) if any(t.of == base for t in segment.tangents)]
+        return owners[0] - 1 if owners else needed
+
+    @functools.cached_property
+    def written_at(self) -> dict[int, int]:
+        """The inputs that segments pass gradients on through, or through views of, and before which node each is written."""
+        needed = [(index, number) for number in range(len(self.segments)) for index in self.updated_inputs(number)]
+        needed += [(self.meta.input_behind(view), number) for view, number in self.made_at.items()]
+        written: dict[int, int] = {}
+        for index, number in needed:
+            for changed in self.changed_with(index) if index is not None else ():
+                written[changed] = max(number, written.get(changed, number))
+        return written
+
+    def changed_with(self, index: int) -> list[int]:
+        """The inputs that recreate the history of input `index` when they are written: itself, and others in its memory."""
+        return [other for other in self.capture.sharing(index) if is_changed(self.meta.inputs[other])]
+
+    def updated_inputs(self, number: int) -> Iterator[int]:
+        targets = (gradient.of for gradient in self.segments[number].gradients)
+        return (target.index for target in targets if isinstance(target, UpdatedInput))
+
+    def views_of(self, number: int) -> Iterator[int]:
+        """The returned views that a segment passes gradients on through, without what the graph returns."""
+        targets = (gradient.of for gradient in self.segments[number].gradients)
+        views = (target.index for target in targets if isinstance(target, ReturnedView))
+        return (index for index in views if not isinstance(self.meta.outputs[index], ir.GRAPH_OUTPUTS))
+
+    def parents(self, index: int) -> Iterator[int]:
+        """A returned view, and the returned views that it is a view of."""
+        yield index
+        info = self.meta.outputs[index]
+        if isinstance(info, ir.AliasOfOutput):
+            yield from self.parents(info.output)
+
+    def writes_before(self, number: int) -> Iterator[Step]:
+        for index in sorted(index for index, first in self.written_at.items() if first == number):
+            yield from self.mutations.mutate(index, self.meta.info(index))
+
+
+def masks_of(saving: Sequence[SavingNodes]) -> dict[Any, int]:
+    """The nodes that save each value, as a bit mask."""
+    masks: dict[Any, int] = {}
+    for k, nodes in enumerate(saving):
+        for value in nodes.values:
+            masks[value] = masks.get(value, 0) | 1 << k
+    return masks

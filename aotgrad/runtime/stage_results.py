@@ -1,0 +1,123 @@
+"""The results of the earlier stages, with the questions that all steps of a schedule ask of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.ir import (
+    BackwardSegment,
+    Capture,
+    GraphHalf,
+    InputAliasInfo,
+    JointGraph,
+    Partition,
+    SymInput,
+    TensorInput,
+    ViewAndMutationMeta,
+)
+from aotgrad.runtime.segments import segment_halves
+from aotgrad.slots import (
+    IntermediateBase,
+    Saved,
+    SavedSymInt,
+    SegmentBoundary,
+    UpdatedInput,
+    UserOutput,
+    of_kind,
+)
+
+
+class StageResults:
+    """The results of the stages before the runtime.
+
+    Attributes:
+        inputs: the names of the inputs.
+        segments, halves: the segments of the backward, and the graph of each.
+    """
+
+    def __init__(self, capture: Capture, meta: ViewAndMutationMeta, partition: Partition, joint: JointGraph) -> None:
+        self.capture, self.meta, self.partition, self.memory = capture, meta, partition, joint.memory
+        self.signature = partition.forward.signature
+        self.inputs = tuple(spec.name for spec in capture.inputs)
+        self.segments: Sequence[BackwardSegment] = joint.segments
+        self.halves: Sequence[GraphHalf] = ()
+        if partition.backward is not None:
+            self.halves = segment_halves(partition.backward, joint.segments)
+
+    @property
+    def primals(self) -> tuple[str, ...]:
+        """The names of the graph's inputs."""
+        return self.inputs[: self.capture.convention.placeholder_count]
+
+    @property
+    def has_backward(self) -> bool:
+        return self.partition.backward is not None
+
+    @functools.cached_property
+    def saved(self) -> tuple[Saved, ...]:
+        """The tensors that the forward saves."""
+        return of_kind(self.signature.outputs, Saved)
+
+    @functools.cached_property
+    def result_nodes(self) -> dict[Any, Any]:
+        """The node behind each output slot of the forward graph."""
+        (output,) = self.partition.forward.module.graph.find_nodes(op="output")
+        return dict(zip(self.signature.outputs, output.args[0], strict=True))
+
+    @functools.cached_property
+    def fakes(self) -> tuple[tuple[str, Any], ...]:
+        """Traced values by name: the inputs, then the forward's results."""
+        inputs = [(spec.name, spec.value if isinstance(spec, SymInput) else spec.fake) for spec in self.capture.inputs]
+        results = self.result_nodes.items()
+        return (*inputs, *((result_name(slot), node.meta["val"]) for slot, node in results if isinstance(node, fx.Node)))
+
+    @property
+    def node_grad_mode(self) -> bool | None:
+        """The mode to make autograd nodes in: under `no_grad`, only what the function made under `enable_grad` has one."""
+        return None if self.capture.grad_mode_before else True
+
+    def is_leaf(self, index: int) -> bool:
+        spec = self.capture.inputs[index]
+        return isinstance(spec, TensorInput) and spec.is_leaf
+
+    @functools.cached_property
+    def copied_inputs(self) -> frozenset[Saved]:
+        """The saved inputs that the backward takes in another layout: the forward returns copies of them."""
+        if self.partition.backward is None:
+            return frozenset()
+        fakes = {name: value for name, value in self.fakes if name in self.inputs and isinstance(value, torch.Tensor)}
+        placeholders = self.partition.backward.module.graph.find_nodes(op="placeholder")
+        taken = zip(self.partition.backward.signature.inputs, placeholders, strict=True)
+        saved = [(slot, node.meta["val"]) for slot, node in taken if isinstance(slot, Saved) and slot.name in fakes]
+        return frozenset(slot for slot, value in saved if not has_strides_of(value, fakes[slot.name]))
+
+
+def result_name(slot: Any) -> str:
+    """The variable that holds a forward result."""
+    match slot:
+        case UpdatedInput(index):
+            return f"updated_{index + 1}"
+        case UserOutput(index):
+            return f"output_{index}"
+        case IntermediateBase(index):
+            return f"base_{index}"
+        case SegmentBoundary(index):
+            return f"cut_{index}"
+        case Saved(name) | SavedSymInt(name):
+            return f"saved_{name}"
+    raise AssertionError(slot)
+
+
+def has_strides_of(value: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two traced tensors of one size have the same strides; adds no guard."""
+    return torch_compat.hints(torch_compat.strides(value)) == torch_compat.hints(torch_compat.strides(other))
+
+
+def is_changed(info: InputAliasInfo | None) -> bool:
+    return info is not None and info.version_bumps + info.mutation.data + info.mutation.metadata > 0
