@@ -49,7 +49,7 @@ from aotgrad.options import Options, budget_of
 from aotgrad.partition import Objective
 from aotgrad.partition import partition as partition_joint
 from aotgrad.plan_cache.on_error import with_eager_backwards
-from aotgrad.runtime.autograd import Backward
+from aotgrad.runtime.backward import Backward
 from aotgrad.runtime.emit import build, emit, make_backwards
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.runtime.schedule import Schedule, make_schedule

@@ -25,7 +25,7 @@ from aotgrad.pipeline import Compiler, Source, TracedJoint
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.on_error import with_eager_backwards
-from aotgrad.runtime.autograd import Backward
+from aotgrad.runtime.backward import Backward
 from aotgrad.runtime.emit import build, make_backwards
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
 from aotgrad.slots import Saved

@@ -1,6 +1,7 @@
 """`Compiled` -> `Executable`: Python source that calls the halves, and autograd nodes that run the backward.
 
-`schedule` decides the `steps` of a call, and `emit` writes them as source. `autograd` has the autograd nodes. `segments`
-and `variants` make the graphs that a node runs; `saved` and `recomputation` have their inputs. `zeros`, `anomaly` and
-`synthetic_base` are parts of these.
+`schedule` lists the `steps` of a call: `view_steps`, `mutation_steps` and `node_steps` read them off the `stage_results`.
+`emit` writes them as source, with a `writer`. `autograd` has the autograd nodes, and `backward` what they run: `variants`
+of the graphs of `segments`, on `saved_tensors` or by `recomputation`. `zeros`, `anomaly` and `synthetic_base` are parts of
+these.
 """

@@ -1,7 +1,7 @@
-"""Under `torch.autograd.detect_anomaly()`: where a node was made, and which op of its backward returned a NaN first.
+"""Under `torch.autograd.detect_anomaly()`: where a node was made, and which op of its backward first returned a NaN.
 
-The graph of the variant is run node by node before the compiled one. Values that pass from the derivative of one forward op
-to that of another are checked, as eager checks what its autograd nodes return.
+The graph of the variant runs node by node before the compiled one does. Eager checks the results of its autograd nodes;
+here, the values are checked that pass from the derivative of one forward op to that of another.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 
-LIBRARY_FOLDERS = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
+LIBRARY_PREFIXES = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
 
 
 def user_traceback(frames: Sequence[str], module: fx.GraphModule, tangent: int) -> list[str]:
     """The stack of the call that made a node, without our own frames, down to the line that computes its first output.
 
     Args:
-        frames: what anomaly mode noted, a text for each frame.
+        frames: the text that anomaly mode recorded for each frame.
         module: the node's backward graph.
         tangent: the position of its first tangent among the inputs.
     """
@@ -35,14 +35,14 @@ def user_traceback(frames: Sequence[str], module: fx.GraphModule, tangent: int) 
 
 def is_library_frame(frame: str) -> bool:
     file = frame.partition('"')[2].partition('"')[0]
-    return file.startswith(("<aotgrad plan", *LIBRARY_FOLDERS))
+    return file.startswith(("<aotgrad plan", *LIBRARY_PREFIXES))
 
 
 def find_nan(module: fx.GraphModule, values: Sequence[Any]) -> None:
-    """Run a backward graph and look for NaNs.
+    """Run a backward graph and check for NaNs.
 
     Raises:
-        RuntimeError: as eager does, in the place of a NaN; names the op, the forward op and the user's line.
+        RuntimeError: as eager's, at a NaN; names the op, the forward op and the user's line.
     """
     with torch_compat.below_autograd(), torch_compat.disable_autocast():
         finder = NanFinder(module)
@@ -51,17 +51,17 @@ def find_nan(module: fx.GraphModule, values: Sequence[Any]) -> None:
 
 
 class NanFinder(fx.Interpreter):
-    """Raises at the first node of a backward that hands on a NaN."""
+    """Raises at the first node of a backward that passes on a NaN."""
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if is_handed_on(n) and isinstance(result, torch.Tensor) and has_nan(result):
-            raise RuntimeError(explanation(n))
+            raise RuntimeError(nan_message(n))
         return result
 
 
 def is_handed_on(node: fx.Node) -> bool:
-    """Whether the derivative of another forward op, or the caller, gets the result of a backward node."""
+    """Whether the result of a backward node goes to the derivative of another forward op, or to the caller."""
     if not node.meta.get("autograd_backward"):
         return False
     own = node.meta.get("seq_nr")
@@ -74,8 +74,8 @@ def has_nan(value: torch.Tensor) -> bool:
     return bool(value.isnan().any())
 
 
-def explanation(node: fx.Node) -> str:
+def nan_message(node: fx.Node) -> str:
     forward_op = node.meta.get("forward_op", "an op of the forward")
     line = node.meta.get("stack_trace", "")
-    came_from = f", at\n{line}" if line else ""
-    return f"Function '{node.target}' returned nan values in the backward (node {node.name}), for {forward_op}{came_from}"
+    location = f", at\n{line}" if line else ""
+    return f"Function '{node.target}' returned nan values in the backward (node {node.name}), for {forward_op}{location}"

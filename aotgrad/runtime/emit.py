@@ -22,15 +22,8 @@ import torch
 
 from aotgrad import native, torch_compat
 from aotgrad.ir import BackwardSegment, Compiled
-from aotgrad.runtime.autograd import (
-    LEADING_ARGUMENTS,
-    SENTINEL,
-    Backward,
-    CallDetails,
-    History,
-    Segment,
-    stand_in,
-)
+from aotgrad.runtime.autograd import SENTINEL, CallDetails, History, Segment, stand_in
+from aotgrad.runtime.backward import LEADING_ARGUMENTS, Backward
 from aotgrad.runtime.recomputation import HigherOrder, Recomputation
 from aotgrad.runtime.schedule import Schedule
 from aotgrad.runtime.steps import Forward, ReturnValue, SetVersion

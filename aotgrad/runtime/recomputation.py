@@ -1,4 +1,4 @@
-"""What a gradient of the gradient is computed from: the inputs of the call, kept by its autograd node."""
+"""The inputs of gradients of gradients: those of the call, kept by its autograd node."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from aotgrad.ir import GraphHalf
 from aotgrad.slots import Saved
 
 Reference = tuple["weakref.ref[torch.Tensor]", "int | None"]
-"""To a result: an autograd node must not keep alive what it computed."""
+"""A weak reference to a result, and its version: an autograd node must not keep its results alive."""
 
 
 @dataclass(slots=True)
 class Recomputation:
-    """What the original function can be run again from: its inputs, their versions, the random state at entry.
+    """What a rerun of the original function needs: its inputs, their versions, and the random state at entry.
 
-    A version is `None` for numbers; for inputs that the call itself changes it is that after the call, or `None`. `results`
-    are the differentiable ones of the call that it returned as they are, and views (with their versions) that others were
-    computed from; the caller may have dropped one or changed its history since.
+    The version of a number is `None`; that of an input that the call changes is the version after the call, or `None`.
+    `results` are the differentiable results that the call returned unchanged, and views (with their versions) that others
+    were computed from. The caller may have dropped a result since, or changed its history.
     """
 
     primals: tuple[Any, ...]
@@ -32,23 +32,23 @@ class Recomputation:
     results: tuple[Reference, ...] = ()
 
     def present_results(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Those results, by position, that the caller has and that are still what the call returned."""
+        """The results, by position, that the caller still has, and that have the history of the call."""
         for position, (reference, version) in enumerate(self.results):
             tensor = reference()
             if tensor is not None and self.is_unchanged(tensor, version):
                 yield position, tensor
 
     def is_unchanged(self, result: torch.Tensor, version: int | None) -> bool:
-        """Whether a result has the history that the call gave it. A view has another one with every other version."""
+        """Whether a result has the history that the call gave it. A view has another history at each version."""
         if version is not None:
             return torch_compat.version_of(result) == version
         return getattr(result.grad_fn, "recomputation", None) is self
 
     def check_unchanged(self, needed: Iterable[int]) -> None:
-        """Raise what eager would: a saved tensor was modified in place.
+        """Check that no input was modified in place.
 
         Args:
-            needed: the inputs whose values are needed.
+            needed: the inputs to check.
 
         Raises:
             RuntimeError: as eager's.
@@ -60,7 +60,7 @@ class Recomputation:
 
 
 def check_version(tensor: torch.Tensor, version: int) -> None:
-    """Raise eager's error if a tensor was modified in place since it had `version`.
+    """Check that a tensor was not modified in place since it had `version`.
 
     Raises:
         RuntimeError: as eager's.
@@ -77,7 +77,7 @@ Gradients = Sequence[torch.Tensor | None]
 
 
 class HigherOrder(Protocol):
-    """What a node does with its gradients beyond a plain backward at first order; nothing of it is compiled before."""
+    """Computes gradients where the compiled backward is not enough; compiles what it needs at the first use."""
 
     def __call__(
         self,
@@ -87,9 +87,9 @@ class HigherOrder(Protocol):
         tangents: Gradients,
         wanted: Sequence[bool],
     ) -> Gradients:
-        """Differentiable gradients, `None` where not wanted or undefined."""
+        """Differentiable gradients; `None` for those that are unwanted or undefined."""
         ...
 
     def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
-        """The results of a backward graph, under autocast, or where a transform has wrapped some of its inputs."""
+        """The results of a backward graph under autocast, or with inputs that a transform wrapped."""
         ...

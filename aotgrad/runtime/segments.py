@@ -1,7 +1,7 @@
-"""One backward graph -> the graph of each segment: what one autograd node of the compiled function runs.
+"""One backward graph -> the graph of each segment, which one autograd node of the compiled function runs.
 
-In: the backward half of a partition and the segments of its joint graph. Out: a half for each segment. What two segments
-compute again from saved values is in both.
+In: the backward half of a partition and the segments of its joint graph. Out: a half for each segment. Values that two
+segments recompute are in both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def segment_halves(backward: GraphHalf, segments: Sequence[BackwardSegment]) -> 
 
 
 def segment_half(backward: GraphHalf, segment: BackwardSegment, number: int) -> GraphHalf:
-    """The part of `backward` that computes the gradients of `segment`, and what it leaves in memory.
+    """The part of `backward` that computes the gradients of `segment` and the new values of memory.
 
     It keeps every tangent of the segment.
     """
@@ -44,7 +44,7 @@ def segment_half(backward: GraphHalf, segment: BackwardSegment, number: int) -> 
 
 
 def erase_dependents(graph: fx.Graph, sources: Sequence[fx.Node]) -> None:
-    """Erase what is computed from `sources`; a check of the backward of another segment would be no dead code."""
+    """Erase what is computed from `sources`, also checks, which dead-code elimination would leave."""
     dependents = set(sources)
     for node in graph.nodes:
         if node.op != "output" and not dependents.isdisjoint(node.all_input_nodes):
@@ -55,7 +55,7 @@ def erase_dependents(graph: fx.Graph, sources: Sequence[fx.Node]) -> None:
 
 
 def erase_effects(graph: fx.Graph, number: int) -> None:
-    """Erase the effects and draws of other segments than `number`, which need not read a tangent, and what they lead to."""
+    """Erase the effects and draws of other segments, which may read no tangent, and what is computed from them."""
     others = {node for node in graph.nodes if node.meta.get("segment", number) != number}
     for node in reversed(graph.nodes):
         if node in others and not node.users and node.op != "placeholder":

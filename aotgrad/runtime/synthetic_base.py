@@ -1,4 +1,4 @@
-"""The memory of overlapping arguments as one flat tensor, at run time; gradients of it go to what the arguments view."""
+"""The memory of overlapping arguments as one flat tensor, at run time. Its gradients go to what they view."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from aotgrad import torch_compat
 
 
 def synthetic_base(member: torch.Tensor, start_bytes: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
-    """`nbytes` of the storage of `member`, beginning `start_bytes` after its first byte, as a flat tensor of `dtype`."""
+    """`nbytes` of the storage of `member`, from `start_bytes` after its first byte, as a flat tensor of `dtype`."""
     first = member.storage_offset() * member.element_size() + start_bytes
     return torch_compat.flat_alias(member, first, nbytes, dtype)
 
 
 def memory_alias(member: torch.Tensor, start_bytes: int, numel: int) -> torch.Tensor:
-    """The memory around `member` as a flat tensor of its dtype that has its version counter."""
+    """The memory around `member` as a flat tensor with its dtype and its version counter."""
     first = member.storage_offset() + start_bytes // member.element_size()
     return torch_compat.strided_alias(member, (numel,), (1,), first)
 
@@ -28,7 +28,7 @@ def attached_base(root: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
 
 
 class Flattened(torch.autograd.Function):
-    """From a strided tensor to the flat memory around it. The memory comes in a tuple, so that it is no input."""
+    """From a strided tensor to the flat memory around it. The memory is in a tuple, so autograd does not see it as input."""
 
     @staticmethod
     def forward(ctx: Any, root: torch.Tensor, bases: tuple[torch.Tensor]) -> torch.Tensor:

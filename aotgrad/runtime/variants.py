@@ -1,9 +1,9 @@
-"""Variants of a backward graph: what is left of it when some tangents are undefined or some gradients are not wanted.
+"""Variants of a backward graph: the rest of it if some tangents are undefined or some gradients are not wanted.
 
-The full graph is specialised once per key, compiled lazily, and kept. A training step uses one variant. Threads that need a
-variant at once make it once.
+The full graph is specialized once per key, compiled lazily, and kept. A training step uses one variant. Threads that need
+the same variant at the same time compile it once.
 
-    key: tangents (True, False), gradients (True, True)  ->  a graph without tangent 1 and all that only it needed
+    key: tangents (True, False), gradients (True, True)  ->  a graph without tangent 1 and all that only it needs
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class VariantKey:
-    """Which tangents are defined, and which gradients are wanted, in the order of the node's outputs and inputs."""
+    """Which tangents are defined and which gradients are wanted, in the order of the node's outputs and inputs."""
 
     tangents: tuple[bool, ...]
     gradients: tuple[bool, ...]
@@ -44,11 +44,11 @@ class VariantKey:
 
 @dataclass(frozen=True)
 class Variant:
-    """A backward graph for one key and how to call it.
+    """A backward graph for one key, and how to call it.
 
-    `inputs` are positions in the full graph's inputs, `None` if it takes all. The results are those of the full graph;
-    `undefined` are those that are dropped after the call, in a variant that could not be specialised and runs on real
-    zeros; `None` in others.
+    `inputs` are positions in the full graph's inputs; `None` if it takes all. The results are those of the full graph.
+    A variant that could not be specialized runs on real zeros; `undefined` are the results that it drops after the call.
+    In others, `undefined` is `None`.
     """
 
     half: GraphHalf
@@ -57,7 +57,7 @@ class Variant:
     undefined: frozenset[int] | None = None
 
     def __call__(self, values: list[Any]) -> Sequence[torch.Tensor | None]:
-        """Runs on the full graph's inputs. Clears the list, so that each value can be freed at its last use."""
+        """Run on the full graph's inputs. Clear the list, so that each value is freed at its last use."""
         if self.inputs is not None:
             values[:] = [values[position] for position in self.inputs]
         results = self.run(values)
@@ -67,14 +67,14 @@ class Variant:
 
 
 VARIANT_LIMIT = 64
-"""How many variants of one graph are kept: those that were used last."""
+"""How many variants of one graph are kept, the most recently used ones."""
 
 
 @dataclass
 class VariantCache:
     """The variants of one backward graph. `gradients` are those that its node returns, in order.
 
-    `whole` is the variant of the usual case, every tangent and every gradient; `None` until it is needed, then kept.
+    `whole` is the variant with every tangent and every gradient, the usual case; `None` until it is first needed.
     `run_whole` is what it runs.
     """
 
@@ -88,9 +88,9 @@ class VariantCache:
 
     def get(self, key: VariantKey) -> Variant:
         if not key.is_full:
-            return recent(self.variants, key, self.make)
+            return get_or_make(self.variants, key, self.make)
         if self.whole is None:
-            self.whole = recent(self.variants, key, self.make)
+            self.whole = get_or_make(self.variants, key, self.make)
             self.run_whole = self.whole.run
         return self.whole
 
@@ -100,20 +100,20 @@ class VariantCache:
     def make(self, key: VariantKey) -> Variant:
         """Compile the variant of `key`.
 
-        A symbolic graph is not specialised if that would add guards: whoever checks guards has read them by now.
+        A symbolic graph is not specialized if that would add guards: the guards of the plan have been read by now.
         """
         if key.is_full:
-            return self.compiled(self.full)
+            return self.compile_half(self.full)
         try:
             guards = guards_of(self.full)
-            variant = self.compiled(specialize(self.full, key, self.gradients))
-            return variant if guards_of(self.full) == guards else self.on_zeros(key)
+            variant = self.compile_half(specialize(self.full, key, self.gradients))
+            return variant if guards_of(self.full) == guards else self.variant_on_zeros(key)
         except CannotMaterialize:
-            return self.on_zeros(key)
+            return self.variant_on_zeros(key)
 
     def graph(self, key: VariantKey) -> tuple[GraphHalf, frozenset[int] | None]:
-        """The graph of a variant as it was traced, and its `undefined`; nothing is compiled."""
-        return recent(self.graphs, key, self.make_graph)
+        """The graph of a variant as it was traced, and its `undefined`; compiles nothing."""
+        return get_or_make(self.graphs, key, self.make_graph)
 
     def make_graph(self, key: VariantKey) -> tuple[GraphHalf, frozenset[int] | None]:
         if key.is_full:
@@ -121,25 +121,25 @@ class VariantCache:
         try:
             return specialize(self.full, key, self.gradients), None
         except CannotMaterialize:
-            return self.full, self.undefined(key)
+            return self.full, self.undefined_results(key)
 
     def positions(self, half: GraphHalf) -> tuple[int, ...]:
-        """Where the inputs of a variant stand among those of the full graph."""
+        """The positions of a variant's inputs among those of the full graph."""
         position_of = {slot: position for position, slot in enumerate(self.full.signature.inputs)}
         return tuple(position_of[slot] for slot in half.signature.inputs)
 
-    def compiled(self, half: GraphHalf) -> Variant:
-        """The variant of a graph; backends get a copy, since they may change what they compile."""
+    def compile_half(self, half: GraphHalf) -> Variant:
+        """Compile a graph. The backend gets a copy, since it may change what it compiles."""
         graph, _ = copy_graph(half)
         copy = GraphHalf(LazyGraphModule(half.module, graph), half.signature)
         takes_all = half.signature.inputs == self.full.signature.inputs
         return Variant(half, self.compile(copy), None if takes_all else self.positions(half))
 
-    def on_zeros(self, key: VariantKey) -> Variant:
+    def variant_on_zeros(self, key: VariantKey) -> Variant:
         """The full graph, called with real zeros for undefined tangents."""
-        return replace(self.get(self.full_key()), undefined=self.undefined(key))
+        return replace(self.get(self.full_key()), undefined=self.undefined_results(key))
 
-    def undefined(self, key: VariantKey) -> frozenset[int]:
+    def undefined_results(self, key: VariantKey) -> frozenset[int]:
         """The results of the full graph that undefined tangents make undefined."""
         placeholders = dict(
             zip(self.full.signature.inputs, self.full.module.graph.find_nodes(op="placeholder"), strict=True)
@@ -150,17 +150,17 @@ class VariantCache:
         return frozenset(k for k, is_undefined in enumerate(undefined) if is_undefined)
 
 
-def sources(half: GraphHalf, gradients: Sequence[Gradient]) -> list[fx.Node | None]:
-    """The node that each gradient is a view of, or that it is itself. Who computes one has all that have the same source.
+def gradient_sources(half: GraphHalf, gradients: Sequence[Gradient]) -> list[fx.Node | None]:
+    """The node that each gradient is, or is a view of. Gradients with one source cost the same together.
 
-    An op that is told which of its results to compute is no source of all of them.
+    If a mask tells an op which of its results to compute, each result is a source of its own.
     """
     (output,) = half.module.graph.find_nodes(op="output")
     found = dict(zip(half.signature.outputs, output.args[0], strict=True))
-    return [source(found[gradient]) for gradient in gradients]
+    return [view_source(found[gradient]) for gradient in gradients]
 
 
-def source(node: fx.Node | None) -> fx.Node | None:
+def view_source(node: fx.Node | None) -> fx.Node | None:
     found: Any = node
     while found is not None and (op_table.is_view(found.target) or op_table.is_getitem(found.target)):
         if op_table.is_getitem(found.target) and op_table.position_of_mask(found.args[0].target) is not None:
@@ -169,15 +169,15 @@ def source(node: fx.Node | None) -> fx.Node | None:
     return found
 
 
-def recent(cache: OrderedDict[VariantKey, T], key: VariantKey, make: Callable[[VariantKey], T]) -> T:
-    """The value of `key`, made if it is not there; what was used longest ago is dropped where there are too many."""
+def get_or_make(cache: OrderedDict[VariantKey, T], key: VariantKey, make: Callable[[VariantKey], T]) -> T:
+    """The value of `key`, made if it is missing. If there are too many, the least recently used value is dropped."""
     try:
         cache.move_to_end(key)
         return cache[key]
     except KeyError:
         pass
     with COMPILING:
-        value = cache.get(key)  # another thread may have made it meanwhile
+        value = cache.get(key)  # another thread may have made it
         if value is None:
             value = cache[key] = make(key)
         while len(cache) > VARIANT_LIMIT:
@@ -192,10 +192,10 @@ def guards_of(half: GraphHalf) -> int:
 
 
 def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) -> GraphHalf:
-    """`full` without undefined tangents, unwanted gradients, and everything that only they needed.
+    """`full` without undefined tangents, unwanted gradients, and everything that only these need.
 
     Raises:
-        CannotMaterialize: zeros of symbolic size would be needed.
+        CannotMaterialize: the graph needs zeros of symbolic size.
     """
     wanted = {gradient for gradient, is_wanted in zip(gradients, key.gradients, strict=True) if is_wanted}
     graph, placeholders = copy_graph(full)
@@ -214,7 +214,7 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
 
 
 def needed_inputs(placeholders: Mapping[Any, fx.Node], kept: Collection[Any] = ()) -> list[Any]:
-    """The inputs that are read or `kept`, and those that bind the symbols in their sizes, where backends look for them."""
+    """The inputs that are read or `kept`, and those that bind the symbols in their sizes for backends."""
     values = {slot: node.meta.get("val") for slot, node in placeholders.items()}
     read = {slot for slot, node in placeholders.items() if node.users or slot in kept}
     symbols = {symbol for slot in read for symbol in symbols_of(values[slot])}
@@ -222,7 +222,7 @@ def needed_inputs(placeholders: Mapping[Any, fx.Node], kept: Collection[Any] = (
 
 
 def copy_graph(half: GraphHalf) -> tuple[fx.Graph, dict[Any, fx.Node]]:
-    """A copy of the graph with its `meta`, and its placeholders by slot."""
+    """A copy of a graph with its `meta`, and its placeholders by slot."""
     graph = fx.Graph()
     results = graph.graph_copy(half.module.graph, {})
     graph.output(results)
@@ -231,14 +231,14 @@ def copy_graph(half: GraphHalf) -> tuple[fx.Graph, dict[Any, fx.Node]]:
 
 
 def keep_outputs(graph: fx.Graph, slots: Sequence[Any], wanted: set[Gradient]) -> None:
-    """Return `None` in place of gradients that are not wanted. What is left in memory does not depend on who wants what."""
+    """Return `None` for gradients that are not wanted. New values of memory stay, whatever is wanted."""
     (output,) = graph.find_nodes(op="output")
     pairs = zip(slots, output.args[0], strict=True)
     output.args = (tuple(node if slot in wanted or isinstance(slot.of, Memory) else None for slot, node in pairs),)
 
 
 def remove_dead_code(graph: fx.Graph) -> None:
-    """Erase what no output needs. A backward has no effects of its own but for random ops and writes."""
+    """Erase what no output needs. The only effects of a backward are random ops and writes."""
     for node in reversed(graph.nodes):
         is_needed = node.op in ("placeholder", "output") or node.users
         if not is_needed and (node.target is operator.getitem or not node.is_impure()):

@@ -1,8 +1,8 @@
-"""Symbolic zeros: removes from a backward graph what only undefined tangents needed.
+"""Symbolic zeros: remove from a backward graph what only undefined tangents need.
 
-In eager a node of the autograd graph that no gradient reaches is not run, and what only it would have computed is `None`.
-Here: a value all of whose tangent-dependent arguments are undefined is undefined; a sum drops undefined terms; any other op
-that meets one next to a defined argument gets real zeros.
+Eager does not run an autograd node that no gradient reaches, and what only that node computes is `None`. Here, a value is
+undefined if all its arguments that depend on tangents are. A sum drops undefined terms. Any other op with an undefined
+argument beside a defined one gets real zeros.
 
     grads = [mul(t1, w), add(mul(t1, a), mul(t2, b))]    with t2 undefined:    [mul(t1, w), mul(t1, a)]
 
@@ -24,11 +24,11 @@ SUMS = frozenset({aten.add.Tensor, aten.sub.Tensor})
 
 
 class CannotMaterialize(Exception):
-    """Zeros of a symbolic size are needed: only the caller can make them."""
+    """The graph needs zeros of a symbolic size, which only the caller can make."""
 
 
 def remove_undefined(graph: fx.Graph, undefined: Collection[fx.Node], tangents: Collection[fx.Node]) -> None:
-    """Propagate undefined tangents through `graph`, in place. Outputs that are undefined become `None`.
+    """Propagate undefined tangents through `graph`, in place. Undefined outputs become `None`.
 
     Args:
         graph: a functional backward graph.
@@ -36,31 +36,31 @@ def remove_undefined(graph: fx.Graph, undefined: Collection[fx.Node], tangents: 
         tangents: the placeholders of all tangents.
 
     Raises:
-        CannotMaterialize: zeros of symbolic size would be needed; `graph` is then spoiled.
+        CannotMaterialize: the graph needs zeros of symbolic size; `graph` is then invalid.
     """
-    _, zero = dependence(graph, undefined, tangents)
+    _, zero = tangent_dependents(graph, undefined, tangents)
     for node in list(graph.nodes):
         missing = [arg for arg in node.all_input_nodes if arg in zero]
         if node.op == "output":
             node.args = (fx.map_arg(node.args[0], lambda arg: None if arg in zero else arg),)
         elif missing and node not in zero:
             drop_missing(graph, node, missing)
-    for node in reversed(graph.nodes):  # checks too: no dead code, though nobody uses them
+    for node in reversed(graph.nodes):  # also checks, which are not dead code but have no users
         if node in zero and node.op == "call_function" and not node.users:
             graph.erase_node(node)
 
 
 def undefined_outputs(graph: fx.Graph, undefined: Collection[fx.Node], tangents: Collection[fx.Node]) -> list[bool]:
-    """For each output of `graph`, whether it is undefined; changes nothing."""
-    _, zero = dependence(graph, undefined, tangents)
+    """Whether each output of `graph` is undefined; leaves the graph unchanged."""
+    _, zero = tangent_dependents(graph, undefined, tangents)
     (output,) = graph.find_nodes(op="output")
     return [node is None or node in zero for node in output.args[0]]
 
 
-def dependence(
+def tangent_dependents(
     graph: fx.Graph, undefined: Collection[fx.Node], tangents: Collection[fx.Node]
 ) -> tuple[set[fx.Node], set[fx.Node]]:
-    """The nodes that depend on tangents, and those of them that depend on undefined ones alone."""
+    """The nodes that depend on tangents, and those among them that depend on undefined tangents only."""
     dependent, zero = set(tangents), set(undefined)
     for node in graph.nodes:
         sources = [arg for arg in node.all_input_nodes if arg in dependent]
@@ -72,10 +72,10 @@ def dependence(
 
 
 def drop_missing(graph: fx.Graph, node: fx.Node, missing: Collection[fx.Node]) -> None:
-    """Make `node` do without its undefined arguments: a sum becomes its other term, else zeros are put in."""
+    """Replace the undefined arguments of `node`: a sum becomes its other term, other ops get zeros."""
     term = other_term(node, missing)
-    if term is not None and (laid_out := with_layout_of(graph, node, term)) is not None:
-        node.replace_all_uses_with(laid_out)
+    if term is not None and (copy := restrided(graph, node, term)) is not None:
+        node.replace_all_uses_with(copy)
         return
     with graph.inserting_before(node):
         zeros = {arg: materialize(graph, arg) for arg in missing}
@@ -84,7 +84,7 @@ def drop_missing(graph: fx.Graph, node: fx.Node, missing: Collection[fx.Node]) -
 
 
 def other_term(node: fx.Node, missing: Collection[fx.Node]) -> fx.Node | None:
-    """The defined term of a sum that equals the whole sum, or `None`: `0 - x`, a promotion or a broadcast is not it."""
+    """The defined term of a sum if it equals the sum; `None` for `0 - x`, a type promotion or a broadcast."""
     if node.target not in SUMS or node.kwargs or len(node.args) != 2:
         return None
     left, right = node.args
@@ -94,15 +94,15 @@ def other_term(node: fx.Node, missing: Collection[fx.Node]) -> fx.Node | None:
         term = right
     else:
         return None
-    return term if isinstance(term, fx.Node) and same_type(term.meta["val"], node.meta["val"]) else None
+    return term if isinstance(term, fx.Node) and has_same_type(term.meta["val"], node.meta["val"]) else None
 
 
-def same_type(left: Any, right: Any) -> bool:
+def has_same_type(left: Any, right: Any) -> bool:
     return left.dtype == right.dtype and torch_compat.known_equal(left.size(), right.size())
 
 
-def with_layout_of(graph: fx.Graph, node: fx.Node, term: fx.Node) -> fx.Node | None:
-    """`term` with the strides that later ops were traced for; `None` if they are neither its own nor contiguous."""
+def restrided(graph: fx.Graph, node: fx.Node, term: fx.Node) -> fx.Node | None:
+    """`term` with the strides that later ops were traced for; `None` if these are neither its own nor contiguous."""
     value = node.meta["val"]
     if torch_compat.known_equal(term.meta["val"].stride(), value.stride()):
         return term

@@ -1,8 +1,8 @@
-"""What the autograd node of a segment saved: unpacked as far as a backward needs it, and let go of as in eager.
+"""The saved tensors of a segment's autograd node: a backward unpacks what it needs, and releases them as eager does.
 
-A backward that needs only some of the saved tensors unpacks only those, since others may have been changed in place. If it
-does not retain the graph, what only eager's other nodes need stays: the engine clears all that the node saved, so that moves
-to `ctx.kept`.
+A backward that needs some of the saved tensors unpacks only these, since others may have been changed in place. If it does
+not retain the graph, tensors that only eager's other nodes need stay. They move to `ctx.kept`, since the engine clears all
+that the node saved.
 
     y = x.exp() + w.sin();  grad(y.sum(), x)      unpacks exp(x), and keeps w for grad(y.sum(), w)
 """
@@ -22,21 +22,21 @@ from aotgrad.runtime.variants import VariantKey
 from aotgrad.slots import Saved
 
 
-def saved_of(ctx: Any, key: VariantKey) -> dict[Saved, torch.Tensor]:
-    """The saved tensors that a variant needs, by what they are."""
+def saved_by_slot(ctx: Any, key: VariantKey) -> dict[Saved, torch.Tensor]:
+    """The saved tensors that a variant needs, by slot."""
     pairs = zip(ctx.backward.saved_slots, unpack(ctx, key), strict=True) if ctx.backward.saves else ()
     return {slot: tensor for slot, tensor in pairs if tensor is not None}
 
 
 def unpack(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | None]:
-    """The saved tensors that a variant needs, `None` in the place of others: as in eager, those may have been changed.
+    """The saved tensors that a variant needs, and `None` for others, which may have been changed, as in eager.
 
     Raises:
         RuntimeError: eager's, if one was changed in place or freed.
     """
     if not ctx.backward.saves:
         return ()
-    needed = ctx.backward.needed(key)
+    needed = ctx.backward.saved_needed(key)
     if needed is None and ctx.kept is None:
         return ctx.saved_tensors
     values: list[torch.Tensor | None] = [None] * len(ctx.backward.saved_slots)
@@ -48,7 +48,7 @@ def unpack(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | None]:
 
 
 def kept_tensors(kept: Mapping[int, KeptTensor], positions: Sequence[int]) -> list[torch.Tensor]:
-    """Tensors that earlier backwards have kept.
+    """Tensors that earlier backwards kept.
 
     Raises:
         RuntimeError: eager's, if one of them was freed, or changed in place since.
@@ -59,23 +59,23 @@ def kept_tensors(kept: Mapping[int, KeptTensor], positions: Sequence[int]) -> li
 
 
 def unpack_and_release(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | None]:
-    """The saved tensors that a variant needs; the node lets go of what no other backward may need."""
+    """The saved tensors that a variant needs; the node releases those that no other backward may need."""
     saved = unpack(ctx, key)
     release(ctx, key)
     return saved
 
 
 def release(ctx: Any, key: VariantKey) -> None:
-    """Note that a backward ran and let go of what a node saved, unless the graph is retained.
+    """Record that a backward ran, and release the saved tensors, unless the graph is retained.
 
-    As in eager, what saves nothing can run again.
+    As in eager, a node that saves nothing can run any number of times.
     """
     if torch_compat.graph_is_retained():
         return
     ctx.ran += (key,)
     if not ctx.backward.saves:
         return
-    positions = () if key is ctx.backward.full else ctx.backward.needed_later(ctx.ran)
+    positions = () if key is ctx.backward.full else ctx.backward.saved_needed_later(ctx.ran)
     if ctx.kept is None:
         kept = {position: KeptTensor.of(ctx, position) for position in positions}
         torch_compat.release_saved_tensors(ctx)
@@ -87,7 +87,7 @@ def release(ctx: Any, key: VariantKey) -> None:
 
 
 def release_all(ctx: Any, key: VariantKey) -> None:
-    """The same for the first backward of a node, with all gradients: nothing is left that another one may need."""
+    """The same for the first backward of a node, with all gradients: no other backward may need any saved tensor."""
     ctx.ran = (key,)
     if ctx.backward.saves:
         torch_compat.release_saved_tensors(ctx)
@@ -96,9 +96,9 @@ def release_all(ctx: Any, key: VariantKey) -> None:
 
 @dataclass(frozen=True)
 class KeptTensor:
-    """A saved tensor that outlives a backward which did not need it. `make` returns it, or raises eager's error.
+    """A saved tensor that outlives a backward which did not need it.
 
-    `version` is that of `tensor`, and `None` if a saved-tensor hook makes it.
+    `make` returns it, or raises eager's error. `version` is `None` if a saved-tensor hook makes the tensor.
     """
 
     make: Callable[[], torch.Tensor]

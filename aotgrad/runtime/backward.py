@@ -1,0 +1,358 @@
+"""What the autograd node of a segment runs, and which of eager's nodes run in it.
+
+In: the variants of the segment's graph, and what eager saves in it (`SavingNodes`). Out: a `Backward`, one for all calls.
+
+Sets of tangents, of gradients and of eager's nodes are bit masks: bit k stands for the k-th one.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotgrad import native, torch_compat
+from aotgrad.ir import BackwardSegment, BoxedCallable, ChangedMemory, GraphHalf, SavingNodes, memory_of
+from aotgrad.runtime.anomaly import find_nan, user_traceback
+from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
+from aotgrad.runtime.steps import Attach
+from aotgrad.runtime.variants import VariantCache, VariantKey, gradient_sources
+from aotgrad.slots import Gradient, Saved, of_kind
+
+EVERYTHING = -1
+"""The bit mask of all gradients."""
+
+SizeAndStride = tuple[tuple[int, ...], tuple[int, ...]]
+
+NO_GRADIENTS = (None,) * 5
+"""The gradients of the arguments of `Segment.forward` before its inputs."""
+
+LEADING_ARGUMENTS = len(NO_GRADIENTS) + 1
+"""The arguments before the inputs, with the sentinel of nodes that have one."""
+
+PAUSE = 64
+"""Backwards without a probe, after a probe that took an exception."""
+
+
+@dataclass
+class EdgeProbe:
+    """Asks the engine whether it executes all edges of the running node.
+
+    The probe takes a slow exception in an `autograd.grad` for leaves. Such callers tend to repeat: the next `pause`
+    backwards skip it.
+    """
+
+    pause: int = 0
+
+    def all_executed(self) -> bool:
+        if self.pause:
+            self.pause -= 1
+            return False
+        executed = torch_compat.engine_executes_all_edges()
+        if executed is None:
+            self.pause = PAUSE
+        return executed is True
+
+
+@dataclass(frozen=True)
+class MemoryWrite:
+    """A write to memory after a graph has run: result `position`, to the tangent or memory `target`; see `ChangedMemory`."""
+
+    position: int
+    target: int
+    is_tangent: bool
+    version_bumps: int
+    for_saved: bool
+
+    @classmethod
+    def of(cls, change: ChangedMemory, half: GraphHalf, segment: BackwardSegment) -> MemoryWrite:
+        slots = half.signature.outputs
+        position = next(k for k, slot in enumerate(slots) if isinstance(slot, Gradient) and slot.of == change.memory)
+        if change.tangent is not None:
+            return cls(position, segment.tangents.index(change.tangent), True, change.version_bumps, change.for_saved)
+        target = memory_of(half, segment).index(change.memory)
+        return cls(position, target, False, change.version_bumps, change.for_saved)
+
+    def write(self, results: Gradients, memory: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]) -> None:
+        """Write, and raise the version as eager does."""
+        target, value = (tangents if self.is_tangent else memory)[self.target], results[self.position]
+        if target is None or value is None:
+            return
+        version = torch_compat.version_of(target)
+        target.detach().copy_(value.detach())
+        torch_compat.raise_version(target, version, self.version_bumps)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """What the autograd node of a segment runs: variants of its graph, and for higher orders another function.
+
+    Attributes:
+        transformed: runs an uncompiled graph.
+        gradient_positions: where the graph returns the gradients of the node's inputs.
+        full: the key of the variant with all tangents and all gradients.
+        layouts: size and stride of each tangent, if they are not symbolic.
+        watched_inputs: the inputs (by position) that eager saves and the segment does not, and the nodes that save each:
+            if one of these runs, the version must be unchanged.
+        formats: dtype and device of each tangent.
+        materialize: the node gets zeros for undefined tangents.
+        saving: see `BackwardSegment`. Masks of eager's nodes are masks of its items.
+        saved_by: the nodes of eager's that save each saved tensor.
+        changes: writes to memory that others see.
+        needed_positions, pending_positions: the results of `saved_needed` and `saved_needed_later` so far.
+    """
+
+    variants: VariantCache
+    higher_order: Callable[[Recomputation, dict[Saved, torch.Tensor], Gradients, Sequence[bool]], Gradients]
+    transformed: Callable[[GraphHalf, Sequence[Any]], Gradients]
+    gradient_positions: tuple[int, ...]
+    full: VariantKey
+    layouts: tuple[SizeAndStride, ...]
+    watched_inputs: tuple[tuple[int, int], ...]
+    formats: tuple[tuple[torch.dtype, torch.device], ...]
+    materialize: bool
+    has_sentinel: bool
+    saving: tuple[SavingNodes, ...]
+    saved_by: tuple[int, ...]
+    changes: tuple[MemoryWrite, ...]
+    needed_positions: dict[VariantKey, tuple[int, ...] | None] = field(default_factory=dict)
+    pending_positions: dict[int, frozenset[int]] = field(default_factory=dict)
+    probe: EdgeProbe = field(default_factory=EdgeProbe)
+
+    @classmethod
+    def of(
+        cls,
+        variants: VariantCache,
+        number: int,
+        higher_order: HigherOrder,
+        segment: BackwardSegment,
+        step: Attach,
+        saved_by: tuple[int, ...],
+    ) -> Backward:
+        position_of = {output: k for k, output in enumerate(variants.full.signature.outputs)}
+        return cls(
+            variants=variants,
+            higher_order=functools.partial(higher_order, number),
+            transformed=higher_order.transformed,
+            gradient_positions=tuple(position_of[gradient] for gradient in variants.gradients),
+            full=variants.full_key(),
+            layouts=tuple((layout.size, layout.stride) for layout in step.tangents),
+            watched_inputs=step.watched_inputs,
+            formats=tangent_formats(variants.full),
+            materialize=segment.materialize,
+            has_sentinel=segment.has_sentinel,
+            saving=segment.saving,
+            saved_by=saved_by,
+            changes=tuple(MemoryWrite.of(change, variants.full, segment) for change in segment.changes),
+        )
+
+    @property
+    def whole(self) -> BoxedCallable | None:
+        """The compiled graph of the usual case, once it is compiled; `None` if a node of eager's raises or writes in it."""
+        return None if self.failing or self.variants.full.signature.memory or self.changes else self.variants.run_whole
+
+    @functools.cached_property
+    def failing(self) -> tuple[tuple[int, str], ...]:
+        """The masks of the nodes in `saving` that raise, and what they raise."""
+        return tuple((1 << k, nodes.error) for k, nodes in enumerate(self.saving) if nodes.error is not None)
+
+    @functools.cached_property
+    def below_autograd(self) -> Callable[..., Gradients]:
+        """Runs a compiled graph."""
+        return native.offered("below_autograd", torch_compat.run_below_autograd)
+
+    @functools.cached_property
+    def saves(self) -> bool:
+        return bool(self.saved_by)
+
+    # -- results
+
+    @functools.cached_property
+    def no_gradients(self) -> tuple[None, ...]:
+        """The results of the node for arguments of `Segment.forward` that are no inputs of the segment."""
+        return (*NO_GRADIENTS, None) if self.has_sentinel else NO_GRADIENTS
+
+    @functools.cached_property
+    def node_results(self) -> Callable[[Gradients], tuple[torch.Tensor | None, ...]]:
+        """From the results of a graph to those of the node: a gradient for each argument of `Segment.forward`."""
+        positions, none = self.gradient_positions, self.no_gradients
+        if positions == tuple(range(len(self.variants.full.signature.outputs))):
+            return lambda gradients: (*none, *gradients)
+        if len(positions) == 1:
+            return lambda gradients: (*none, gradients[positions[0]])
+        pick = operator.itemgetter(*positions) if positions else lambda gradients: ()
+        return lambda gradients: (*none, *pick(gradients))
+
+    def memory_inputs(self, memory: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The memory that the graph takes."""
+        return [each.detach() for each in memory[: len(self.variants.full.signature.memory)]]
+
+    def finish(
+        self,
+        key: VariantKey,
+        results: Gradients,
+        memory: Sequence[torch.Tensor],
+        tangents: Sequence[torch.Tensor | None],
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Write to memory and return the results of the node. Without any gradient, eager's node does nothing."""
+        if self.materialize or any(tangent is not None for tangent in tangents):
+            for change in self.changes:
+                if not change.for_saved or self.nodes_run(key):
+                    change.write(results, memory, tangents)
+        return self.node_results(results)
+
+    # -- which gradients are wanted
+
+    @functools.cached_property
+    def gradient_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The gradients by position, in groups of which one costs as much as all.
+
+        These are views of one tensor to which the same of eager's nodes lead.
+        """
+        found: dict[Any, list[int]] = {}
+        for position, source in enumerate(gradient_sources(self.variants.full, self.variants.gradients)):
+            leads = tuple(nodes.gradient_mask >> position & 1 for nodes in self.saving)
+            found.setdefault((source, leads), []).append(position)
+        return tuple(map(tuple, found.values()))
+
+    def wanted_gradients(self, edges: Sequence[Any]) -> tuple[bool, ...]:
+        """Which gradients to compute: those that the engine passes on along `edges`, and those that cost no more.
+
+        The engine drops the others.
+        """
+        if len(self.gradient_groups) == len(edges):
+            return torch_compat.are_wanted(edges)
+        answers = [False] * len(edges)
+        first = torch_compat.are_wanted([edges[positions[0]] for positions in self.gradient_groups])
+        for positions, is_wanted in zip(self.gradient_groups, first, strict=True):
+            others = [edges[position] for position in positions[1:]]
+            if is_wanted or any(torch_compat.are_wanted(others)):
+                for position in positions:
+                    answers[position] = True
+        return tuple(answers)
+
+    # -- eager's nodes, and the saved tensors that they need
+
+    @functools.cached_property
+    def all_nodes(self) -> int:
+        """`nodes_run` of a backward with all tangents and all gradients."""
+        return self.nodes_between(bits(self.full.tangents), EVERYTHING)
+
+    def nodes_run(self, key: VariantKey) -> int:
+        """The nodes of `saving` that run in eager. Those that lead to no gradient run if all gradients are wanted."""
+        if key is self.full:
+            return self.all_nodes
+        return self.nodes_between(bits(key.tangents), EVERYTHING if all(key.gradients) else bits(key.gradients))
+
+    def nodes_between(self, tangents: int, gradients: int) -> int:
+        """The nodes of `saving` that lead from some of the tangents to some of the gradients."""
+        led = (nodes.gradient_mask & gradients or gradients == EVERYTHING for nodes in self.saving)
+        return bits(bool(nodes.tangent_mask & tangents and wanted) for nodes, wanted in zip(self.saving, led, strict=True))
+
+    @functools.cached_property
+    def saved_slots(self) -> tuple[Saved, ...]:
+        return of_kind(self.variants.full.signature.inputs, Saved)
+
+    def saved_needed(self, key: VariantKey) -> tuple[int, ...] | None:
+        """The positions of the saved tensors that a variant unpacks; `None` for all.
+
+        It unpacks what its graph takes, and what eager's nodes unpack: if one of these was changed in place, eager raises.
+        """
+        if key is self.full:
+            return None
+        if key not in self.needed_positions:
+            taken, run = set(self.variants.graph(key)[0].signature.inputs), self.nodes_run(key)
+            slots = enumerate(zip(self.saved_slots, self.saved_by, strict=True))
+            needed = tuple(k for k, (slot, nodes) in slots if slot in taken or nodes & run)
+            self.needed_positions[key] = None if len(needed) == len(self.saved_by) else needed
+        return self.needed_positions[key]
+
+    def saved_needed_later(self, ran: Iterable[VariantKey]) -> frozenset[int]:
+        """The positions of the saved tensors that eager still has after backwards that retained nothing."""
+        nodes = functools.reduce(operator.or_, map(self.nodes_run, ran))
+        if nodes not in self.pending_positions:
+            self.pending_positions[nodes] = self.find_needed_later(nodes)
+        return self.pending_positions[nodes]
+
+    def find_needed_later(self, ran: int) -> frozenset[int]:
+        """The positions of the saved tensors that backwards may need through nodes other than `ran`."""
+        tangents, gradients = (range(len(flags)) for flags in (self.full.tangents, self.full.gradients))
+        paths = {pair: self.nodes_between(1 << pair[0], 1 << pair[1]) for pair in itertools.product(tangents, gradients)}
+        left = [pair for pair, nodes in paths.items() if nodes and not nodes & ran]
+        if not left:
+            return frozenset()
+        roots, ends = map(set, zip(*left, strict=True))
+        needed = self.saved_needed(VariantKey(tuple(k in roots for k in tangents), tuple(k in ends for k in gradients)))
+        return frozenset(range(len(self.saved_by)) if needed is None else needed)
+
+    # -- without the compiled graph
+
+    def fill_undefined(
+        self, tangents: Sequence[torch.Tensor | None], layouts: Sequence[SizeAndStride]
+    ) -> list[torch.Tensor]:
+        """`tangents` with zeros in place of undefined ones."""
+        triples = zip(tangents, layouts, self.formats, strict=True)
+        return [zeros(layout, *format) if tangent is None else tangent for tangent, layout, format in triples]
+
+    def uncompiled(
+        self, key: VariantKey, saved: Sequence[Any], tangents: Gradients, layouts: Sequence[SizeAndStride]
+    ) -> tuple[GraphHalf, list[Any], frozenset[int]]:
+        """The graph of a variant, its inputs, and the positions of results to drop: for running it in another way."""
+        half, undefined = self.variants.graph(key)
+        pairs = zip(tangents, layouts, strict=True)
+        ready = [t if torch_compat.is_wrapped(t) else with_traced_layout(t, layout) for t, layout in pairs]
+        values = [*saved, *(self.fill_undefined(ready, layouts) if undefined is not None else ready)]
+        return half, [values[position] for position in self.variants.positions(half)], undefined or frozenset()
+
+    def run_transformed(
+        self, key: VariantKey, saved: Sequence[Any], tangents: Gradients, layouts: Sequence[SizeAndStride]
+    ) -> Gradients:
+        """The results of a variant where its compiled graph is not right.
+
+        Inside a transform it cannot run, since tangents are wrapped. Under autocast, eager casts in the backward, too.
+        """
+        half, values, dropped = self.uncompiled(key, saved, tangents, layouts)
+        results = self.transformed(half, values)
+        return [None if k in dropped else result for k, result in enumerate(results)]
+
+    def user_traceback(self, frames: Sequence[str]) -> list[str]:
+        """Where a call made its node; see `anomaly.py`."""
+        full = self.variants.full
+        return user_traceback(frames, full.module, full.signature.input_position(full.signature.incoming[0]))
+
+    def find_nan(self, key: VariantKey, saved: Sequence[Any], tangents: Gradients, layouts: Sequence[SizeAndStride]) -> None:
+        """Raise if a variant computes a NaN; see `anomaly.py`. Inside a transform, tensors have no values to look at."""
+        if not torch_compat.transform_is_open():
+            half, values, _ = self.uncompiled(key, saved, tangents, layouts)
+            find_nan(half.module, values)
+
+
+def bits(flags: Iterable[bool]) -> int:
+    """A bit mask of the positions at which `flags` are true."""
+    return sum(1 << k for k, flag in enumerate(flags) if flag)
+
+
+def tangent_formats(half: GraphHalf) -> tuple[tuple[torch.dtype, torch.device], ...]:
+    """Dtype and device of each tangent."""
+    slots = dict(zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True))
+    values = [slots[slot].meta["val"] for slot in half.signature.incoming]
+    return tuple((value.dtype, value.device) for value in values)
+
+
+def zeros(layout: SizeAndStride, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(*layout, dtype=dtype, device=device).zero_()
+
+
+def with_traced_layout(tangent: torch.Tensor | None, layout: SizeAndStride) -> torch.Tensor | None:
+    """A tangent with the strides that the backward was traced with."""
+    if tangent is None:
+        return None
+    size, stride = layout
+    if tangent.layout is torch.strided and tangent.stride() == stride and not (tangent.is_conj() or tangent.is_neg()):
+        return tangent
+    return torch.empty_strided(size, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
