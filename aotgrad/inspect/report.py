@@ -108,14 +108,14 @@ def saved_section(explanation: Explanation) -> str:
 
 def recomputed_section(explanation: Explanation) -> str:
     if not explanation.recomputed:
-        return "run again in the backward: nothing"
+        return "recomputed in the backward: nothing"
     rows = [
         (row.where, row.traffic_bytes, (row.traffic_bytes, row.flops, row.name, row.type, reason_text(row.reason)))
         for row in explanation.recomputed
     ]
     cost = f"{size_text(explanation.recomputed_bytes)} read and written, {explanation.recomputed_flops} FLOPs"
     headers = ("bytes moved", "FLOPs", "value", "type", "reason")
-    return "\n".join([f"run again in the backward: {cost}", *by_line(rows, headers)])
+    return "\n".join([f"recomputed in the backward: {cost}", *by_line(rows, headers)])
 
 
 Placed = tuple["SourceLine | None", int, tuple[Any, ...]]

@@ -1,7 +1,7 @@
 """Stage -> text: for logs, golden files and error notes. Equal stages give equal text: no addresses, no absolute paths.
 
-`text` takes what any stage returns, `segments_text` and `variant_text` what a backward is made of. `type_text` writes the
-type of one value. Graphs are in `graphs`, types in `types`.
+`text` writes the result of any stage, `segments_text` and `variant_text` the parts of a backward, `type_text` the type of
+one value. Graphs are in `graphs`, types in `types`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An FX graph as a Python function that a person can read.
+"""An FX graph as a readable Python function.
 
     def forward(
         primals_1: f32[3, 4],  # primal 0
@@ -11,8 +11,8 @@
             relu,  # output 0
         )
 
-Every argument and result says what it means, and the user's line stands above the nodes that it became. Symbolic sizes that
-were computed and are used by nobody are left out: they say nothing about the function.
+A comment beside every argument and result says what it means. The user's line stands above its nodes. Computed symbolic
+sizes without users are left out: they say nothing about the function.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad.graph.source_lines import source_line
-from aotgrad.printing.types import SYMBOLIC_NUMBERS, type_text
+from aotgrad.printing.types import SYMBOLIC_TYPES, type_text
 from aotgrad.slots import GraphSignature
 
 INDENT = "    "
@@ -39,43 +39,50 @@ def graph_text(
     notes: Mapping[Any, str] | None = None,
     first_for_backward: fx.Node | None = None,
 ) -> str:
-    """A graph as a Python function; every argument and result says what it means."""
+    """A graph as a Python function.
+
+    Args:
+        name: of the function.
+        module, signature: the graph, and the meaning of its inputs and outputs.
+        notes: more about inputs, by slot.
+        first_for_backward: the first node that only the backward needs.
+    """
     placeholders = module.graph.find_nodes(op="placeholder")
     meanings = {
         node.name: ", ".join(filter(None, [str(slot), (notes or {}).get(slot)]))
         for node, slot in zip(placeholders, signature.inputs, strict=True)
     }
     returned = [
-        f"{argument_text(value)},  # {slot}" for value, slot in zip(results_of(module), signature.outputs, strict=True)
+        f"{argument_text(value)},  # {slot}" for value, slot in zip(graph_results(module), signature.outputs, strict=True)
     ]
     nodes = body_lines(module.graph, first_for_backward)
-    body = [*submodule_lines(module), *nodes, *bracketed("return", returned)]
-    return "\n".join([*header(name, placeholders, meanings), *indented(body)])
+    body = [*submodule_lines(module), *nodes, *bracket_lines("return", returned)]
+    return "\n".join([*header(name, placeholders, meanings), *indent_lines(body)])
 
 
 def header(name: str, placeholders: Sequence[fx.Node], notes: Mapping[str, str]) -> list[str]:
-    """`def name(` with one placeholder a line, typed and with its meaning."""
+    """`def name(`, with the type and the meaning of each placeholder on a line of its own."""
     lines = []
     for node in placeholders:
         note = notes.get(node.name)
         lines.append(f"{node.name}: {type_text(node.meta.get('val'))}," + (f"  # {note}" if note else ""))
-    return bracketed(f"def {name}", lines, ":")
+    return bracket_lines(f"def {name}", lines, ":")
 
 
-def bracketed(start: str, entries: Sequence[str], end: str = "") -> list[str]:
+def bracket_lines(start: str, entries: Sequence[str], end: str = "") -> list[str]:
     space = " " if start == "return" else ""
     if not entries:
         return [f"{start}{space}(){end}"]
-    return [f"{start}{space}(", *indented(entries), f"){end}"]
+    return [f"{start}{space}(", *indent_lines(entries), f"){end}"]
 
 
-def results_of(module: fx.GraphModule) -> Sequence[Any]:
+def graph_results(module: fx.GraphModule) -> Sequence[Any]:
     (output,) = module.graph.find_nodes(op="output")
     return output.args[0]
 
 
 def body_lines(graph: fx.Graph, first_for_backward: fx.Node | None = None) -> Iterator[str]:
-    """One line a node, and the user's line wherever it changes."""
+    """One line per node, and the user's line wherever it changes."""
     unused = unused_numbers(graph)
     shown = None
     for node in graph.nodes:
@@ -92,23 +99,23 @@ def body_lines(graph: fx.Graph, first_for_backward: fx.Node | None = None) -> It
 
 
 def unused_numbers(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that compute symbolic numbers which no other node needs."""
+    """The nodes that compute symbolic numbers for no other node."""
     unused: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        is_number = isinstance(node.meta.get("val"), (*SYMBOLIC_NUMBERS, bool, int, float))
+        is_number = isinstance(node.meta.get("val"), (*SYMBOLIC_TYPES, bool, int, float))
         if node.op == "call_function" and is_number and unused.issuperset(node.users):
             unused.add(node)
     return unused
 
 
 def submodule_lines(module: fx.GraphModule) -> Iterator[str]:
-    """The graphs that control-flow ops of this graph call, each as a nested function."""
+    """The graphs that control-flow ops call, each as a nested function."""
     for node in module.graph.find_nodes(op="get_attr"):
         branch = getattr(module, node.target, None)
         if isinstance(branch, fx.GraphModule):
             yield from header(node.target, branch.graph.find_nodes(op="placeholder"), {})
-            returned = [f"{argument_text(value)}," for value in results_of(branch)]
-            yield from indented([*body_lines(branch.graph), *bracketed("return", returned)])
+            returned = [f"{argument_text(value)}," for value in graph_results(branch)]
+            yield from indent_lines([*body_lines(branch.graph), *bracket_lines("return", returned)])
 
 
 def node_line(node: fx.Node) -> str:
@@ -153,14 +160,14 @@ def argument_text(value: Any) -> str:
             return str(value)
         case _ if value == FULL_SLICE_END:
             return "int64_max"
-        case _ if isinstance(value, SYMBOLIC_NUMBERS):
+        case _ if isinstance(value, SYMBOLIC_TYPES):
             return str(value)
-    return without_address(repr(value))
+    return remove_addresses(repr(value))
 
 
-def without_address(text: str) -> str:
+def remove_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-def indented(lines: Iterable[str]) -> list[str]:
+def indent_lines(lines: Iterable[str]) -> list[str]:
     return [INDENT + line for line in lines]

@@ -3,7 +3,7 @@
     f32[3, 4]            contiguous, on the CPU
     f32[4, 5][1, 4]      with these strides
     bf16[2]cuda:0        on another device
-    Sym(s0)              a symbolic number, with the name that the shape environment gave it
+    Sym(s0)              a symbolic number, by its name in the shape environment
 
 Reading a type adds no guard and records no node.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 DTYPES = {
     torch.bfloat16: "bf16",
     torch.bool: "b8",
@@ -40,7 +40,7 @@ def type_text(value: Any) -> str:
     """The type of a traced value: `f32[3, 4]`, `Sym(s0)`, `(f32[2], i64[2])`."""
     if isinstance(value, torch.Tensor):
         return tensor_type(value)
-    if isinstance(value, SYMBOLIC_NUMBERS):
+    if isinstance(value, SYMBOLIC_TYPES):
         return f"Sym({value!s})"
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(type_text, value))})"
@@ -56,17 +56,17 @@ def tensor_type(tensor: torch.Tensor) -> str:
 
 
 def layout_text(tensor: torch.Tensor) -> str:
-    """The strides, unless they are those of a contiguous tensor."""
+    """The strides of a tensor; nothing if it is contiguous."""
     if tensor.layout is not torch.strided:
         return f"[{str(tensor.layout).removeprefix('torch.')}]"
     sizes = tensor.size()
     pairs = zip(sizes, tensor.stride(), contiguous_strides(sizes), strict=True)
-    plain = all(is_number(size, 1) or str(actual) == str(expected) for size, actual, expected in pairs)
-    return "" if plain or any(is_number(size, 0) for size in sizes) else number_list(tensor.stride())
+    plain = all(equals(size, 1) or str(actual) == str(expected) for size, actual, expected in pairs)
+    return "" if plain or any(equals(size, 0) for size in sizes) else number_list(tensor.stride())
 
 
 def contiguous_strides(size: Sequence[Any]) -> list[Any]:
-    """Strides of a contiguous tensor; for symbolic sizes by multiplication only, which adds no guard."""
+    """Strides of a contiguous tensor. Symbolic sizes are only multiplied, which adds no guard."""
     strides: list[Any] = []
     step: Any = 1
     for extent in reversed(size):
@@ -75,8 +75,8 @@ def contiguous_strides(size: Sequence[Any]) -> list[Any]:
     return strides[::-1]
 
 
-def is_number(size: Any, number: int) -> bool:
-    """Whether a size is this number; a symbolic one is not asked, since that adds a guard."""
+def equals(size: Any, number: int) -> bool:
+    """Whether a size is this number; False for a symbolic size, since a comparison adds a guard."""
     return isinstance(size, int) and size == number
 
 

@@ -20,7 +20,7 @@ from aotgrad.runtime.steps import (
     KeepInputs,
     MakeAlias,
     MakeBoundary,
-    NoteResults,
+    RecordResults,
     Step,
     TangentLayout,
 )
@@ -66,18 +66,18 @@ class NodeSteps:
             yield from self.writes_before(number)
             yield from (view for index, view in self.views.later_views() if self.made_at.get(index) == number)
             yield from self.attach_segment(number)
-        yield from self.noted_results()
+        yield from self.recorded_results()
 
     def mutated(self) -> frozenset[str]:
         infos = zip(self.inputs, self.meta.inputs, strict=True)
         return frozenset(name for name, info in infos if info is not None and info.version_bumps)
 
-    def noted_results(self) -> Iterator[NoteResults]:
+    def recorded_results(self) -> Iterator[RecordResults]:
         tangents = sorted(t.of.index for s in self.segments for t in s.tangents if isinstance(t.of, UserOutput))
         views = sorted({view for number in range(len(self.segments)) for view in self.views_of(number)})
         if tangents or views:
             names = tuple(result_name(UserOutput(index)) for index in tangents)
-            yield NoteResults(names, tuple(map(self.views.alias_name, views)))
+            yield RecordResults(names, tuple(map(self.views.alias_name, views)))
 
     # -- one node
 

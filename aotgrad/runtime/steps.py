@@ -1,13 +1,10 @@
 """The steps of a schedule. Each class says what it reads, which source it emits, and what it does in words.
 
-MakeBase        the memory of overlapping inputs       CallMethod      register a hook of an input
-Forward         run the compiled forward               Attach          give its results their autograd nodes
-KeepHistory     a stand-in for an input that is written  MakeBoundary  a stand-in for a value inside the function
-UpdateGeometry  redo a metadata mutation of an input   CopyBack        write the new data of a mutated input
-AssignData      give an input another memory           MakeView        replay a view on its base
-SetVersion      make a version counter what eager's is ShareVersion    two results share a version counter
-StartVersion    the same for a result of the forward   MakeAlias       a tensor as it is now, to be saved
-ReturnValue     one user output                        RestoreGradMode leave the grad mode that the function left
+before the forward       MakeBase, Forward
+autograd nodes           KeepInputs, RecordResults, MakeBoundary, Attach, KeepHistory, CallMethod
+tensors of one memory    MakeAlias, AliasBase, ConvertToInference, MakeView
+writes and versions      UpdateGeometry, CopyBack, AssignData, ShareVersion, SetVersion, StartVersion
+the end of a call        ReturnValue, RestoreGradMode
 """
 
 from __future__ import annotations
@@ -165,7 +162,7 @@ class KeepInputs(Step):
 
 
 @dataclass(frozen=True)
-class NoteResults(Step):
+class RecordResults(Step):
     """Keep weak references to the results `names` and `views`, for gradients of gradients."""
 
     names: tuple[str, ...]
@@ -180,7 +177,7 @@ class NoteResults(Step):
         writer.line(f"recomputation.results = ({tuple_of(pairs)})")
 
     def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"note the results {list_of_names(self.names)} for gradients of gradients"
+        return f"keep weak references to {list_of_names(self.names)} for gradients of gradients"
 
 
 @dataclass(frozen=True)
@@ -283,7 +280,7 @@ class KeepHistory(Step):
             writer.line(f"{self.name} = history_of({self.target})")
 
     def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"make {self.name}, which stands for {self.target} as it is now, before its history changes"
+        return f"make {self.name}, a stand-in for {self.target} before its history changes"
 
 
 @dataclass(frozen=True)
@@ -307,7 +304,7 @@ class CallMethod(Step):
         return f"call {self.name}.{self.method}()"
 
 
-# --- Tensors of the same memory --------------------------------------------------------------------------------------
+# --- Tensors of one memory -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -324,7 +321,7 @@ class MakeAlias(Step):
         writer.line(f"{self.name} = {self.target}.detach()")
 
     def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"make {self.name}, an alias of {self.target} as it lies now"
+        return f"make {self.name}, an alias of {self.target} as it is now"
 
 
 @dataclass(frozen=True)
@@ -437,7 +434,7 @@ class UpdateGeometry(Step):
             writer.line(f"{self.target}.as_strided_{geometry}")
 
     def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"lay {self.target} out anew: {value_text(self.geometry)}"
+        return f"set the geometry of {self.target}: {value_text(self.geometry)}"
 
 
 @dataclass(frozen=True)
@@ -474,7 +471,7 @@ class AssignData(Step):
         writer.line(f"{self.target}.data = {self.source}")
 
     def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"let {self.target} lie where {self.source} lies"
+        return f"give {self.target} the memory of {self.source}"
 
 
 @dataclass(frozen=True)
@@ -491,7 +488,7 @@ class ShareVersion(Step):
         writer.line(f"{self.name} = sharing_version({self.name}, {self.saved})")
 
     def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"let {self.name} count versions with {self.saved}, whose memory it is"
+        return f"let {self.name} share the version counter of {self.saved}, whose memory it shares"
 
 
 @dataclass(frozen=True)
@@ -511,7 +508,7 @@ class SetVersion(Step):
         writer.line(f"raise_version({self.target}, version_{self.target}, {self.bumps})")
 
     def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"set the version of {self.target} to what it was at the start + {self.bumps}"
+        return f"set the version of {self.target} to its version at entry + {self.bumps}"
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def embedding(index, table):
 
 @case("partition", args=["f32[2, 3] requires_grad", "f32[3, 4] requires_grad"])
 def min_cut(x, w):
-    """Cheap ops are run again in the backward; the result of the matrix product is saved."""
+    """Cheap ops are recomputed in the backward; the result of the matrix product is saved."""
     return (x @ w).sin().exp().cos()
 
 

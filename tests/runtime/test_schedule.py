@@ -33,7 +33,7 @@ def grad_mode_off(x):
     ("function", "specs", "expected"),
     [
         (lambda x: x + 1, ["f32[2]"], ["Forward", "ReturnValue"]),
-        (lambda x: x + 1, ["f32[2] requires_grad"], ["Forward", "KeepInputs", "Attach", "NoteResults", "ReturnValue"]),
+        (lambda x: x + 1, ["f32[2] requires_grad"], ["Forward", "KeepInputs", "Attach", "RecordResults", "ReturnValue"]),
         (lambda x: x.add_(1), ["f32[2]"], ["Forward", "CopyBack", "ReturnValue"]),
         (lambda x: x.add_(1).mul_(2), ["f32[2]"], ["Forward", "CopyBack", "SetVersion", "ReturnValue"]),
         (lambda x: x.data.add_(1), ["f32[1]"], ["Forward", "CopyBack", "MakeView", "StartVersion", "ReturnValue"]),
