@@ -35,6 +35,7 @@ from aotgrad.analysis.views import (
     without_prefix,
 )
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError, add_note
+from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.ir import (
     REPLAYED_VIEWS,
     AliasOfInput,
@@ -59,7 +60,6 @@ from aotgrad.ir import (
     ViewStep,
 )
 
-SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 CONSTANTS = (
     *(torch.Size, type(None), bool, int, float, complex, str, bytes, enum.Enum, range, slice, type(Ellipsis)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),

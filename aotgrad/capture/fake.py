@@ -14,10 +14,9 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
+from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.ir import InputHint, InputSpec, SymInput, TensorInput
 from aotgrad.torch_compat import FakeTensor, FakeTensorMode
-
-SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def find_fake_mode(args: Sequence[Any]) -> FakeTensorMode:

@@ -13,6 +13,8 @@ from typing import Any
 import sympy
 import torch
 
+SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
 
 def bound_symbol(value: Any) -> sympy.Symbol | None:
     """The symbol that a symbolic int is, or `None` for an expression, a plain int or a tensor."""
@@ -24,12 +26,12 @@ def bound_symbol(value: Any) -> sympy.Symbol | None:
 
 def symbols_of(value: Any) -> tuple[sympy.Symbol, ...]:
     """The symbols in a number, or in the sizes, strides and offset of a tensor, sorted by name."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(value, SYMBOLIC_NUMBERS):
         numbers = [value]
     elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
         numbers = [*value.shape, *value.stride(), value.storage_offset()]
     else:
         return ()
-    symbolic = [n for n in numbers if isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool))]
+    symbolic = [n for n in numbers if isinstance(n, SYMBOLIC_NUMBERS)]
     found = {symbol for number in symbolic for symbol in number.node.expr.free_symbols}
     return tuple(sorted(found, key=lambda symbol: symbol.name))

@@ -25,7 +25,8 @@ import torch
 import torch.fx as fx
 
 from aotgrad.graph.source_lines import source_line
-from aotgrad.printing.types import SYMBOLIC_TYPES, type_text
+from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
+from aotgrad.printing.types import type_text
 from aotgrad.slots import GraphSignature
 
 INDENT = "    "
@@ -102,7 +103,7 @@ def unused_numbers(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that compute symbolic numbers for no other node."""
     unused: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        is_number = isinstance(node.meta.get("val"), (*SYMBOLIC_TYPES, bool, int, float))
+        is_number = isinstance(node.meta.get("val"), (*bool, int, float))
         if node.op == "call_function" and is_number and unused.issuperset(node.users):
             unused.add(node)
     return unused
@@ -160,7 +161,7 @@ def argument_text(value: Any) -> str:
             return str(value)
         case _ if value == FULL_SLICE_END:
             return "int64_max"
-        case _ if isinstance(value, SYMBOLIC_TYPES):
+        case _ if isinstance(value, SYMBOLIC_NUMBERS):
             return str(value)
     return remove_addresses(repr(value))
 

@@ -10,6 +10,7 @@ import torch.fx as fx
 from tabulate import tabulate
 
 from aotgrad import ir
+from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.printing.graphs import (
     argument_text,
     body_lines,
@@ -21,7 +22,7 @@ from aotgrad.printing.graphs import (
     indent_lines,
     op_text,
 )
-from aotgrad.printing.types import SYMBOLIC_TYPES, number_list, type_text
+from aotgrad.printing.types import number_list, type_text
 from aotgrad.slots import FORWARD_RESULTS, Primal
 
 USUAL_REASON = "recorded view chain"
@@ -95,7 +96,7 @@ def input_note(spec: ir.InputSpec) -> str:
 def live_text(value: Any) -> str:
     """The type of a value that a function returned, and its place in the open autograd graph."""
     if not isinstance(value, torch.Tensor):
-        return type_text(value) if isinstance(value, SYMBOLIC_TYPES) else argument_text(value)
+        return type_text(value) if isinstance(value, SYMBOLIC_NUMBERS) else argument_text(value)
     if not value.requires_grad:
         return type_text(value)
     return f"{type_text(value)} by {value.grad_fn.name()}" if value.grad_fn is not None else f"{type_text(value)} leaf"

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
+
 DTYPES = {
     torch.bfloat16: "bf16",
     torch.bool: "b8",
@@ -40,7 +41,7 @@ def type_text(value: Any) -> str:
     """The type of a traced value: `f32[3, 4]`, `Sym(s0)`, `(f32[2], i64[2])`."""
     if isinstance(value, torch.Tensor):
         return tensor_type(value)
-    if isinstance(value, SYMBOLIC_TYPES):
+    if isinstance(value, SYMBOLIC_NUMBERS):
         return f"Sym({value!s})"
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(type_text, value))})"
