@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from aotgrad import torch_compat
 from aotgrad.ir import (
@@ -96,16 +93,17 @@ def owner_of(value: torch.Tensor) -> torch.Tensor:
     return value if value._base is None else value._base
 
 
-class SharedVersions(TorchFunctionMode):
-    """Keeps version counters equal that are one counter in eager, though the trace has several tensors there."""
+class SharedVersions:
+    """A handler of calls that keeps version counters equal which are one counter in eager, and several in the trace."""
+
+    functions = None
 
     def __init__(self, classes: Sequence[Sequence[torch.Tensor]]) -> None:
-        super().__init__()
         self.classes = classes
         self.versions = [members[0]._version for members in classes]
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
+    def handle(self, _: Any, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
         for k, members in enumerate(self.classes):
             raised = sum(member._version - self.versions[k] for member in members)
             if raised:
@@ -115,11 +113,11 @@ class SharedVersions(TorchFunctionMode):
         return result
 
 
-def shared_versions(convention: CallingConvention, arguments: Sequence[Any]) -> AbstractContextManager:
+def shared_versions(convention: CallingConvention, arguments: Sequence[Any]) -> SharedVersions | None:
     """`SharedVersions` for the inputs that need it."""
     classes = [distinct_counters([arguments[k] for k in members]) for members in convention.shared_versions]
     classes = [members for members in classes if len(members) > 1]
-    return SharedVersions(classes) if classes else contextlib.nullcontext()
+    return SharedVersions(classes) if classes else None
 
 
 def distinct_counters(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

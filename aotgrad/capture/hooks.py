@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from aotgrad import torch_compat
@@ -23,29 +22,32 @@ from aotgrad.errors import CaptureError
 from aotgrad.ir import InputHook, OutputHook
 
 
-class NotedHooks(TorchFunctionMode):
-    """Notes which autograd nodes the function hooks, other than by hooks of its arguments: these become part of the graph.
+class HookRecords:
+    """A handler of calls that records which autograd nodes the function hooks. Hooks of its arguments are not recorded.
 
-    They are not called where the trace has cut the backward, and no gradient comes.
+    The hooks become part of the graph. Where the trace cuts the backward and no gradient arrives, they are not called.
     """
 
+    functions = (torch.Tensor.register_hook, torch_compat.GRAD_FN)
+
     def __init__(self, arguments: Sequence[Any], entered: Callable[[Any, Any], None]) -> None:
-        super().__init__()
         self.asked_for_nodes = False
         self.others = {id(argument) for argument in arguments}
         self.nodes: set[Any] = set()
         self.node_of = WeakIdKeyDictionary()
         self.entered = entered
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.Tensor.register_hook and id(args[0]) not in self.others:
-            tensor, hook = args if len(args) == 2 else (*args, kwargs["hook"])
-            if not torch_compat.was_hooked(tensor):  # or else asking for its history might make another one
-                self.node_of[tensor] = tensor.grad_fn
-                self.nodes.add(tensor.grad_fn)
-            return function(tensor, OnGradients(hook, functools.partial(self.entered, self.node_of[tensor])))
+    def handle(self, function: Any, call: Callable[..., Any], /, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if function is torch.Tensor.register_hook and id(tensor) not in self.others:
+            return self.register(call, tensor, *args, **kwargs)
         self.asked_for_nodes |= function == torch_compat.GRAD_FN
-        return function(*args, **(kwargs or {}))
+        return call(tensor, *args, **kwargs)
+
+    def register(self, call: Callable[..., Any], tensor: torch.Tensor, hook: Callable) -> Any:
+        if not torch_compat.was_hooked(tensor):  # or else asking for its history might make another one
+            self.node_of[tensor] = tensor.grad_fn
+            self.nodes.add(tensor.grad_fn)
+        return call(tensor, OnGradients(hook, functools.partial(self.entered, self.node_of[tensor])))
 
     def hooked_nodes(self, live: Iterable[Any]) -> frozenset[Any]:
         """The autograd nodes behind live tensors whose own hooks the function has registered, which tell `entered` now."""

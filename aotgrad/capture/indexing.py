@@ -7,26 +7,25 @@ The nodes have `meta["indexed"]`; replayed views leave the first one out. `x[:]`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from aotgrad.capture.recorder import Recorder
 
 
-class NotedIndexing(TorchFunctionMode):
-    """While it is open, `recorder` is told when such an index is made."""
+class IndexMarks:
+    """A handler of calls that tells `recorder` when such an index is made."""
+
+    functions = (torch.Tensor.__getitem__,)
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
         self.recorder = recorder
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is not torch.Tensor.__getitem__ or not isinstance(args[1], tuple):
-            return function(*args, **(kwargs or {}))
-        self.recorder.is_indexing = True
+    def handle(self, _: Any, call: Callable[..., Any], /, tensor: torch.Tensor, index: Any) -> Any:
+        self.recorder.is_indexing = isinstance(index, tuple)
         try:
-            return function(*args)
+            return call(tensor, index)
         finally:
             self.recorder.is_indexing = False

@@ -22,10 +22,11 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.capture import gradient_aliases, views_before_mutation
 from aotgrad.capture.fast_recorder import DirectRecorder
+from aotgrad.capture.function_mode import FunctionHandlers
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
 from aotgrad.capture.generator import WatchedGenerator, watched
-from aotgrad.capture.hooks import NotedHooks, held_by, take_hooks, take_hooks_of_views
-from aotgrad.capture.indexing import NotedIndexing
+from aotgrad.capture.hooks import HookRecords, held_by, take_hooks, take_hooks_of_views
+from aotgrad.capture.indexing import IndexMarks
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import Region, reentered
 from aotgrad.capture.values import ValueReads
@@ -248,20 +249,19 @@ class Trace:
             self._track(token, self.graph.call_function(torch.ops.aten.empty.memory_format, ([0],)))
         return token
 
-    def reject_stale_memory(self, values: Sequence[Any]) -> None:
-        """Raise if a value that outlives the trace lacks a write.
+    def settle(self, results: Sequence[Any], arguments: Sequence[Any]) -> None:
+        """Bring the values that outlive the run of the function up to date.
 
         Raises:
-            CaptureError
+            CaptureError: one cannot have a write, or is a state of the random generator.
         """
+        bases = [value._base for value in results if isinstance(value, torch.Tensor)]
+        torch_compat.keep_lazy_bits([*results, *bases, *arguments])
         try:
-            torch_compat.check_pieces(self._functional_mode, values)
+            torch_compat.check_pieces(self._functional_mode, [*results, *arguments])
         except RuntimeError as error:
             raise CaptureError(EXPLANATIONS[str(error)]) from None
-
-    def reject_states(self, outputs: Sequence[Any]) -> None:
-        """Raises CaptureError if what the function returns, or computes with, is the state of the random generator."""
-        self._generator.reject_states([*outputs, *self.constants()])
+        self._generator.reject_states([*results, *self.constants()])
 
     def _track(self, value: Any, node: fx.Node) -> None:
         metadata = torch_compat.metadata_of(value)
@@ -350,57 +350,70 @@ def capture_function(
         changing = {**changing, **found}
 
 
+@dataclass(frozen=True)
+class Observers:
+    """What sees the function do things that its graph does not show; `joins` see `gradient_aliases`."""
+
+    assignments: torch_compat.Assignments
+    reshapes: torch_compat.ReshapedViews
+    hooks: HookRecords
+    views: views_before_mutation.ViewVersions | None
+    joins: list[gradient_aliases.Join]
+
+
+@contextlib.contextmanager
+def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any]) -> Iterator[Observers]:
+    """Inside, the function runs."""
+    assignments = trace.assignments(arguments)
+    reshapes = torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments))
+    hooks = HookRecords(arguments, trace.entered)
+    views = views_before_mutation.view_versions(convention.inputs)
+    versions = shared_versions(convention, arguments)
+    index_marks = IndexMarks(trace.recorder) if is_symbolic(convention) else None
+    handlers = (assignments, reshapes, hooks, views, versions, index_marks)
+    with (
+        assignments,
+        FunctionHandlers([handler for handler in handlers if handler is not None]),
+        gradient_aliases.collected() as joins,
+        trace.watched_draws(),
+        trace.checkpoints(),
+    ):
+        yield Observers(assignments, reshapes, hooks, views, joins)
+
+
 def run_traced(trace: Trace, function: FlatFunction, convention: CallingConvention, values: ValueReads) -> Capture:
     """Run `function` once, with `trace` recording."""
     grad_mode_before = torch.is_grad_enabled()
     with trace.active(), restored_grad_mode():
         primals, arguments = _make_inputs(trace, convention)
-        before = tuple(input_state(value) for value in arguments)
-        with (
-            trace.assignments(arguments) as assignments,
-            torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments)) as reshaped,
-            NotedHooks(arguments, trace.entered) as noted,
-            views_before_mutation.noted(convention.inputs) as views,
-            shared_versions(convention, arguments),
-            gradient_aliases.collected() as joined,
-            trace.watched_draws(),
-            trace.checkpoints(),
-            NotedIndexing(trace.recorder) if is_symbolic(convention) else contextlib.nullcontext(),
-        ):
-            outputs = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
-        bases = [value._base for value in outputs if isinstance(value, torch.Tensor)]
-        torch_compat.keep_lazy_bits([*outputs, *bases, *arguments])
-        trace.reject_stale_memory([*outputs, *arguments])
-        trace.reject_states(outputs)
+        before = tuple(map(input_state, arguments))
+        with observe(trace, convention, arguments) as seen:
+            results = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         grad_mode_after = torch.is_grad_enabled()
+        trace.settle(results, arguments)
         new_leaves = inputs_that_come_to_require_grad(convention.inputs, arguments)
         ended = inputs_that_cease_to_require_grad(convention.inputs, arguments)
         hooks = (*(InputHook(k, "requires_grad_", ()) for k in sorted(new_leaves)), *take_hooks(arguments))
-        of_views = take_hooks_of_views(outputs, arguments)
-        returned = len(outputs)
-        outputs += tuple(views_before_mutation.used_views(views, arguments, outputs))
-        older = views_before_mutation.older_views(views, outputs)
-        reject_old_memory(trace, assignments.before, arguments, outputs)
-        assigned = {index: len(outputs) + k for k, index in enumerate(assignments.before)}
+        output_hooks = take_hooks_of_views(results, arguments)
+        outputs = (*results, *views_before_mutation.used_views(seen.views, arguments, results))
+        older_views = views_before_mutation.older_views(seen.views, outputs)
+        reject_old_memory(trace, seen.assignments.before, arguments, outputs)
+        assigned = {index: len(outputs) + k for k, index in enumerate(seen.assignments.before)}
         outputs += tuple(torch_compat.detached_functional(arguments[index]) for index in assigned)
-    modes = grad_mode_before, grad_mode_after
-    joined = gradient_aliases.positions(joined, arguments)
-    own_hooks = noted.hooked_nodes([*outputs, *arguments])
-    hooked = own_hooks | noted.nodes
-    made = (
-        hooks,
-        joined,
-        of_views,
-        older,
-        hooked,
-        own_hooks,
-        frozenset(reshaped.hidden),
-        values,
-        new_leaves,
-        assigned,
-        ended,
+    nodes_with_hooks = seen.hooks.hooked_nodes([*outputs, *arguments])
+    return Capture(
+        *(trace, convention, primals, arguments, before, outputs, len(results)),
+        *(grad_mode_before, grad_mode_after, hooks, gradient_aliases.positions(seen.joins, arguments)),
+        output_hooks=output_hooks,
+        older_views=older_views,
+        hooked_nodes=nodes_with_hooks | seen.hooks.nodes,
+        nodes_with_hooks=nodes_with_hooks,
+        hidden_reshapes=frozenset(seen.reshapes.hidden),
+        values=values,
+        new_leaves=new_leaves,
+        assigned=assigned,
+        ended=ended,
     )
-    return Capture(trace, convention, primals, arguments, before, outputs, returned, *modes, *made)
 
 
 def reject_old_memory(

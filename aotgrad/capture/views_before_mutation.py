@@ -9,30 +9,28 @@ At run time the older view is made before the write, also where it is not return
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from aotgrad import torch_compat
 from aotgrad.ir import InputSpec, MemberInput, TensorInput
 
 
-class NotedViews(TorchFunctionMode):
-    """Notes the version of each view when it is made, and when a result is computed of it that is no view."""
+class ViewVersions:
+    """A handler of calls that records the version of each view when it is made, and when a non-view is computed from it."""
+
+    functions = None
 
     def __init__(self) -> None:
-        super().__init__()
         self.made: dict[int, tuple[weakref.ref, int]] = {}
         self.used: dict[int, tuple[torch.Tensor, int]] = {}
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def handle(self, function: Any, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         older = [value for value in args if self.is_older(value)]
-        result = function(*args, **(kwargs or {}))
+        result = call(*args, **kwargs)
         values = result if isinstance(result, (tuple, list)) else (result,)
         differentiable = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
         if differentiable:
@@ -55,9 +53,9 @@ def is_seen_reshape(function: Any) -> bool:
     return function in torch_compat.RESHAPES and torch.is_grad_enabled()
 
 
-def noted(inputs: Sequence[InputSpec]) -> AbstractContextManager[NotedViews | None]:
-    """`NotedViews`, if an input is a view with a history: of others, it makes no difference."""
-    return NotedViews() if any(map(may_be_passed_by, inputs)) else contextlib.nullcontext()
+def view_versions(inputs: Sequence[InputSpec]) -> ViewVersions | None:
+    """`ViewVersions`, if an input is a view with a history; other views need none."""
+    return ViewVersions() if any(map(may_be_passed_by, inputs)) else None
 
 
 def may_be_passed_by(spec: InputSpec) -> bool:
@@ -69,12 +67,12 @@ def may_be_passed_by(spec: InputSpec) -> bool:
     return False
 
 
-def older_views(noted: NotedViews | None, outputs: Sequence[Any]) -> frozenset[int]:
+def older_views(noted: ViewVersions | None, outputs: Sequence[Any]) -> frozenset[int]:
     """The positions of the outputs that are older than a write to their memory."""
     return frozenset() if noted is None else frozenset(k for k, value in enumerate(outputs) if noted.is_older(value))
 
 
-def used_views(noted: NotedViews | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> list[torch.Tensor]:
+def used_views(noted: ViewVersions | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> list[torch.Tensor]:
     """The views of arguments, no outputs, that were used after the last write to their memory and are older than that."""
     if noted is None or not noted.used:
         return []

@@ -1,13 +1,12 @@
-"""Function modes of a trace, for what no op does: another storage by `x.data = y`, another size in place."""
+"""Handlers of calls in a trace, for what no op does: another storage by `x.data = y`, another size in place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.overrides import TorchFunctionMode
 
 from aotgrad.torch_compat.memory import raise_version
 from aotgrad.torch_compat.refusals import ANOTHER_STORAGE, RESHAPED_CONVERSION
@@ -16,9 +15,10 @@ from aotgrad.torch_compat.views import is_converted_view, is_forbidden_after_a_w
 
 _SHALLOW_COPY = getattr(torch.ops.aten, "shallow_copy_data_", None)
 """What Dynamo of torch >= 2.15 makes of `x.data = y`."""
+_SHALLOW_COPIES = () if _SHALLOW_COPY is None else (_SHALLOW_COPY, _SHALLOW_COPY.default)
 
 
-class Assignments(TorchFunctionMode):
+class Assignments:
     """`x.data = y` and `x.set_(y)`: from then on, the two have one memory, and are laid out alike.
 
     Autograd knows nothing of it, and `x` keeps its version counter, which `set_` raises. Refused are another dtype or
@@ -26,26 +26,23 @@ class Assignments(TorchFunctionMode):
     position. `mode` is that of the trace.
     """
 
+    functions = frozenset({torch.Tensor.data.__set__, *_SHALLOW_COPIES})
+
     def __init__(self, mode: FunctionalTensorMode, arguments: Sequence[Any]) -> None:
-        super().__init__()
         self.mode = mode
         self.arguments = {id(argument): k for k, argument in enumerate(arguments)}
         self.before: dict[int, torch.Tensor] = {}
 
     def __enter__(self) -> Assignments:
         self.mode._assign = self.set
-        super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.mode._assign = None
-        super().__exit__(*error)
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function == torch.Tensor.data.__set__ or (_SHALLOW_COPY and function in (_SHALLOW_COPY, _SHALLOW_COPY.default)):
-            self.assign(*args)
-            return None if function == torch.Tensor.data.__set__ else args[0]
-        return function(*args, **(kwargs or {}))
+    def handle(self, function: Any, call: Callable[..., Any], /, target: Any, source: Any) -> Any:
+        self.assign(target, source)
+        return target if function in _SHALLOW_COPIES else None
 
     def set(self, target: Any, source: Any) -> Any:
         """The same for `set_`, below autograd."""
@@ -119,7 +116,7 @@ VIEW_OF_LEAF = "a view of a leaf Variable that requires grad is being used in an
 """Eager's message."""
 
 
-class ReshapedViews(TorchFunctionMode):
+class ReshapedViews:
     """A view whose size or stride is changed in place becomes the view that shows the same, also for autograd.
 
     Autograd makes the history of such a view anew. In eager it does so from where the view lies by then; of a traced tensor
@@ -128,25 +125,26 @@ class ReshapedViews(TorchFunctionMode):
     change. `of_leaves` are views of leaves outside.
     """
 
+    functions = RESHAPES
+
     def __init__(self, arguments: Sequence[Any], of_leaves: Sequence[torch.Tensor] = ()) -> None:
-        super().__init__()
         self.arguments = {id(argument): k for k, argument in enumerate(arguments)}
         self.hidden: set[int] = set()
         self.of_leaves = {id(argument) for argument in of_leaves}
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in RESHAPES and id(args[0]._base) in self.of_leaves and torch.is_grad_enabled():
+    def handle(self, function: Any, call: Callable[..., Any], /, view: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(view._base) in self.of_leaves and torch.is_grad_enabled():
             raise RuntimeError(VIEW_OF_LEAF)
-        if function in RESHAPES and id(args[0]) not in self.arguments and is_converted_view(args[0]):
+        if id(view) not in self.arguments and is_converted_view(view):
             raise RuntimeError(RESHAPED_CONVERSION)
-        if function in RESHAPES and id(args[0]) in self.arguments and not torch.is_grad_enabled():
-            self.hidden.add(self.arguments[id(args[0])])
-        if function in OUT_OF_PLACE and may_be_swapped(args[0]):
-            with torch.enable_grad():
-                swap_tensors(args[0], OUT_OF_PLACE[function](*args, **(kwargs or {})))
-            torch.autograd.graph.increment_version(args[0])
-            return args[0]
-        return function(*args, **(kwargs or {}))
+        if id(view) in self.arguments and not torch.is_grad_enabled():
+            self.hidden.add(self.arguments[id(view)])
+        if function not in OUT_OF_PLACE or not may_be_swapped(view):
+            return call(view, *args, **kwargs)
+        with torch.enable_grad():
+            swap_tensors(view, OUT_OF_PLACE[function](view, *args, **kwargs))
+        torch.autograd.graph.increment_version(view)
+        return view
 
 
 def may_be_swapped(tensor: Any) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from aotgrad import torch_compat as compat
+from aotgrad.capture.function_mode import FunctionHandlers
 from tests.torch_compat.tracing import Tracing
 
 
 def test_a_view_that_is_reshaped_in_place_is_another_view_for_autograd(fake_mode):
-    assert issubclass(compat.ReshapedViews, TorchFunctionMode)
     with pytest.raises(RuntimeError, match=compat.VIEW_OF_LEAF):
         torch.ones(2, requires_grad=True).view(2).unsqueeze_(0)
     with Tracing(fake_mode, torch.ones(2, 3)).active() as x:
@@ -19,7 +21,8 @@ def test_a_view_that_is_reshaped_in_place_is_another_view_for_autograd(fake_mode
         row, saved, whole = base[0], base[1], x * 1
         product = saved * saved
         assert [compat.may_be_swapped(each) for each in (row, x[0], base.split(1)[0], base, 3)] == [True] + 4 * [False]
-        with compat.ReshapedViews([whole, row]) as reshaped:
+        reshaped = compat.ReshapedViews([whole, row])
+        with FunctionHandlers([reshaped]):
             assert row.unsqueeze_(0) is row
             assert saved.unsqueeze_(0) is saved
             with torch.no_grad():
@@ -49,10 +52,15 @@ def test_swapped_tensors_are_each_other():
     assert (row.shape, other.shape, other.note, hasattr(row, "note")) == ((2,), (), 1, False)
 
 
+@contextlib.contextmanager
+def assigning(trace: Tracing, x: torch.Tensor) -> Iterator[compat.Assignments]:
+    with compat.Assignments(trace.functional_mode, [x]) as assignments, FunctionHandlers([assignments]):
+        yield assignments
+
+
 def test_data_is_assigned(fake_mode):
-    assert issubclass(compat.Assignments, TorchFunctionMode)
     trace = Tracing(fake_mode, torch.ones(2))
-    with trace.active() as x, compat.Assignments(trace.functional_mode, [x]) as assignments:
+    with trace.active() as x, assigning(trace, x) as assignments:
         y = x * 2
         before = compat.from_functional(x)
         x.data = y
@@ -65,7 +73,7 @@ def test_data_is_assigned(fake_mode):
 
 def test_data_of_another_size_is_assigned(fake_mode):
     trace = Tracing(fake_mode, torch.ones(2))
-    with trace.active() as x, compat.Assignments(trace.functional_mode, [x]):
+    with trace.active() as x, assigning(trace, x):
         x.data = torch.cat([x, x])
         assert (x.shape, x._version) == ((4,), 0)
         x.set_(x[1:])
@@ -74,7 +82,7 @@ def test_data_of_another_size_is_assigned(fake_mode):
 
 def test_an_assignment_of_data_is_refused(fake_mode):
     trace = Tracing(fake_mode, torch.ones(2))
-    with trace.active() as x, compat.Assignments(trace.functional_mode, [x]):
+    with trace.active() as x, assigning(trace, x):
         for value, other in ((x.view(2), x * 1), (x, x.double()), (x.detach().requires_grad_(), x[:1])):
             with pytest.raises(RuntimeError, match=compat.ANOTHER_STORAGE):
                 value.data = other
@@ -84,6 +92,10 @@ def test_an_assignment_of_data_is_refused(fake_mode):
 def test_a_converted_view_is_not_reshaped():
     x = torch.ones(2, 3, dtype=torch.complex64, requires_grad=True)
     for view in (x.conj(), x.real):
-        with compat.ReshapedViews([]), pytest.raises(RuntimeError, match=compat.RESHAPED_CONVERSION), torch.no_grad():
+        with (
+            FunctionHandlers([compat.ReshapedViews([])]),
+            pytest.raises(RuntimeError, match=compat.RESHAPED_CONVERSION),
+            torch.no_grad(),
+        ):
             view.t_()
         assert view.shape == (2, 3)

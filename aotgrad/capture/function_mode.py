@@ -1,0 +1,46 @@
+"""One function mode for a trace: a table from torch functions to the handlers of their calls.
+
+    with FunctionHandlers([ReshapedViews(...), HookRecords(...)]):
+        x.unsqueeze_(0)                    ReshapedViews.handle(torch.Tensor.unsqueeze_, call, x, 0)
+        x.sin()                            no handler takes it
+
+Nested modes would pass every call, and every property that a mode reads, through each of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+from torch.overrides import TorchFunctionMode
+
+
+class Handler(Protocol):
+    """Handles calls of some functions, or of all of them."""
+
+    @property
+    def functions(self) -> Collection[Any] | None:
+        """The functions whose calls it handles; `None`: all."""
+
+    def handle(self, function: Any, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """The result of a call of `function`. `call` has the further handlers, and in the end `function` itself, run."""
+
+
+class FunctionHandlers(TorchFunctionMode):
+    """Lets each call of a torch function pass through the handlers that take it, the last of `handlers` first."""
+
+    def __init__(self, handlers: Sequence[Handler]) -> None:
+        super().__init__()
+        named = {function for handler in handlers for function in handler.functions or ()}
+        self.for_all = [handler for handler in handlers if handler.functions is None]
+        self.table = {
+            function: [each for each in handlers if each.functions is None or function in each.functions]
+            for function in named
+        }
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = function
+        for handler in self.table.get(function, self.for_all):
+            call = functools.partial(handler.handle, function, call)
+        return call(*args, **(kwargs or {}))
