@@ -81,16 +81,11 @@ def input_state(value: Any) -> InputState | None:
     if not isinstance(value, torch.Tensor):
         return None
     version = 0 if value.is_inference() else value._version
-    history = owner_of(value).grad_fn
+    history = value.grad_fn if value._base is None else value._base.grad_fn
     if value.layout is not torch.strided:
         return InputState(version, history, Geometry.of(value), None, None, value.grad_fn)
     storage_bytes = value.untyped_storage().nbytes()
     return InputState(version, history, Geometry.of(value), torch_compat.storage_id(value), storage_bytes, value.grad_fn)
-
-
-def owner_of(value: torch.Tensor) -> torch.Tensor:
-    """The tensor that a view is a view of, or the tensor itself."""
-    return value if value._base is None else value._base
 
 
 class SharedVersions:

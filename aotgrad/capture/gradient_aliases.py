@@ -17,23 +17,23 @@ from typing import Any
 import torch
 
 Join = tuple[torch.Tensor, torch.Tensor]
-_open: contextvars.ContextVar[tuple[list[Join], ...]] = contextvars.ContextVar("_open", default=())
+_collectors: contextvars.ContextVar[tuple[list[Join], ...]] = contextvars.ContextVar("_open", default=())
 
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[Join]]:
     """Inside, what is declared is collected, also by those that are open outside."""
     joins: list[Join] = []
-    token = _open.set((*_open.get(), joins))
+    token = _collectors.set((*_collectors.get(), joins))
     try:
         yield joins
     finally:
-        _open.reset(token)
+        _collectors.reset(token)
 
 
 def declare(argument: torch.Tensor, computed: torch.Tensor) -> None:
     """Say that `computed` is `argument`."""
-    for joins in _open.get():
+    for joins in _collectors.get():
         joins.append((argument, computed))
 
 

@@ -19,22 +19,22 @@ from typing import Any
 from aotgrad import torch_compat
 
 MakeContext = Callable[[], contextlib.AbstractContextManager[Any]]
-_open: contextvars.ContextVar[tuple[MakeContext, ...]] = contextvars.ContextVar("_open", default=())
+_contexts: contextvars.ContextVar[tuple[MakeContext, ...]] = contextvars.ContextVar("_open", default=())
 
 
 @contextlib.contextmanager
 def reentered(make_context: MakeContext) -> Iterator[None]:
     """What runs inside, and is run again later, is run within a context like this one."""
-    token = _open.set((*_open.get(), make_context))
+    token = _contexts.set((*_contexts.get(), make_context))
     try:
         with make_context():
             yield
     finally:
-        _open.reset(token)
+        _contexts.reset(token)
 
 
 @dataclass(eq=False)
-class Region:
+class CheckpointedRegion:
     """One run of a checkpointed region.
 
     `first` and `last` are the numbers of the next autograd node when it began and when it ended, `around` is what it ran
@@ -48,8 +48,8 @@ class Region:
     last: int | None = None
 
     @classmethod
-    def begun(cls, function: Callable[..., Any], keeps_state: bool) -> Region:
-        return cls(function, keeps_state, torch_compat.sequence_nr(), _open.get())
+    def begun(cls, function: Callable[..., Any], keeps_state: bool) -> CheckpointedRegion:
+        return cls(function, keeps_state, torch_compat.sequence_nr(), _contexts.get())
 
     def end(self) -> None:
         self.last = torch_compat.sequence_nr()
@@ -58,7 +58,7 @@ class Region:
         """Whether it has made an autograd node."""
         return self.last is not None and self.first <= torch_compat.node_sequence_nr(node) < self.last
 
-    def is_within(self, other: Region) -> bool:
+    def is_within(self, other: CheckpointedRegion) -> bool:
         return other is not self and other.first <= self.first and (self.last or 0) <= (other.last or 0)
 
     def run_again(self, args: tuple, kwargs: dict[str, Any]) -> Any:

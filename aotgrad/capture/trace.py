@@ -28,7 +28,7 @@ from aotgrad.capture.generator import WatchedGenerator, watched
 from aotgrad.capture.hooks import HookRecords, held_by, take_hooks, take_hooks_of_views
 from aotgrad.capture.indexing import IndexMarks
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
-from aotgrad.capture.regions import Region, reentered
+from aotgrad.capture.regions import CheckpointedRegion, reentered
 from aotgrad.capture.values import ValueReads
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.graph import op_table
@@ -56,7 +56,7 @@ class KeptRegion:
     inside: frozenset[fx.GraphModule]
 
 
-def checkpointed(_: Any, region: fx.GraphModule, args: Sequence[Any], settings: dict[str, Any]) -> Any:
+def run_checkpointed(_: Any, region: fx.GraphModule, args: Sequence[Any], settings: dict[str, Any]) -> Any:
     """What a region returns that Dynamo keeps, inside of another one that is traced again in the backward."""
     return torch_compat.checkpointed(region, args, settings, range(len(args)))
 
@@ -119,10 +119,10 @@ class Trace:
         return stack
 
     def begin_region(self, function: Callable, keeps_state: bool) -> tuple[Callable, Callable[[], None]]:
-        region = Region.begun(function, keeps_state)
+        region = CheckpointedRegion.begun(function, keeps_state)
         return functools.partial(self.run_again, region), region.end
 
-    def run_again(self, region: Region, *args: Any, **kwargs: Any) -> Any:
+    def run_again(self, region: CheckpointedRegion, *args: Any, **kwargs: Any) -> Any:
         """Run a region in the backward, as `on_region` wants it; one that changes something runs at no other time."""
         if self.on_region is not None:
             with self.on_region(region, [*args, *kwargs.values(), *held_by(region.function)]):
@@ -144,7 +144,7 @@ class Trace:
                     "place, or draws other random numbers then; leave out context_fn, or checkpoint outside of the "
                     "compiled function"
                 )
-            with reentered(lambda: torch_compat.kept_regions_run_by(checkpointed)):
+            with reentered(lambda: torch_compat.kept_regions_run_by(run_checkpointed)):
                 return torch_compat.checkpointed(region, args, settings, self._traced_again[region])
         if not torch.is_grad_enabled():
             return run(region, *args, **settings)
@@ -342,7 +342,7 @@ def capture_function(
         decompositions = {op: rule for op, rule in decompositions.items() if op not in torch_compat.FOR_INFERENCE_ONLY}
     values, changing = values or ValueReads(Level.NONE, ()), NO_REGIONS
     while True:
-        trace = Trace(fake_mode, decompositions, values, is_symbolic(convention), changing)
+        trace = Trace(fake_mode, decompositions, values, has_symbolic_inputs(convention), changing)
         values.begin(trace.recorder, fake_mode, convention)
         capture = run_traced(trace, function, convention, values)
         if not (found := trace.regions_to_trace_again()):
@@ -369,7 +369,7 @@ def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any
     hooks = HookRecords(arguments, trace.entered)
     views = views_before_mutation.view_versions(convention.inputs)
     versions = shared_versions(convention, arguments)
-    index_marks = IndexMarks(trace.recorder) if is_symbolic(convention) else None
+    index_marks = IndexMarks(trace.recorder) if has_symbolic_inputs(convention) else None
     handlers = (assignments, reshapes, hooks, views, versions, index_marks)
     with (
         assignments,
@@ -452,7 +452,7 @@ def inputs_that_cease_to_require_grad(inputs: Sequence[InputSpec], arguments: Se
     return frozenset(found)
 
 
-def is_symbolic(convention: CallingConvention) -> bool:
+def has_symbolic_inputs(convention: CallingConvention) -> bool:
     """Whether a size or stride of an input is symbolic."""
     return any(not isinstance(spec, SymInput) and torch_compat.is_symbolic(spec.fake) for spec in convention.inputs)
 
@@ -490,7 +490,7 @@ def run_user_function(function: FlatFunction, arguments: Sequence[Any]) -> Seque
     except AOTGradError:
         raise
     except Exception as error:
-        explained = explain(error)
+        explained = explain_error(error)
         if explained is None:
             raise
         raise explained from error
@@ -597,7 +597,7 @@ EXPLANATIONS = {
 """Parts of torch's messages about tracing, and what they mean for the user."""
 
 
-def explain(error: Exception) -> CaptureError | None:
+def explain_error(error: Exception) -> CaptureError | None:
     """A `CaptureError` if `error` is about tracing and not the function's own, or else `None`."""
     if isinstance(error, torch_compat.OwnGenerator):
         return OwnGeneratorError(user_line_of(error), error)

@@ -22,12 +22,12 @@ def step(op: torch._ops.OpOverload, *args: object) -> ViewStep:
     return ViewStep(op, args, (), None)
 
 
-def strided(size: Sequence[int], stride: Sequence[int], offset: int) -> tuple[ViewStep, ...]:
+def strided_steps(size: Sequence[int], stride: Sequence[int], offset: int) -> tuple[ViewStep, ...]:
     """The geometry in one step."""
     return (step(aten.as_strided.default, tuple(size), tuple(stride), offset),)
 
 
-def reinterpreted(base: torch.dtype, dtype: torch.dtype, differentiable: bool) -> tuple[ViewStep, ...]:
+def reinterpret_steps(base: torch.dtype, dtype: torch.dtype, differentiable: bool) -> tuple[ViewStep, ...]:
     """The whole flat memory of dtype `base` as flat memory of `dtype`; by a view that carries gradients, if there is one."""
     if differentiable and base.is_complex and dtype is base.to_real():
         return (step(aten.view_as_real.default), step(aten.view.default, (-1,)))
@@ -36,7 +36,7 @@ def reinterpreted(base: torch.dtype, dtype: torch.dtype, differentiable: bool) -
     return (step(aten.view.dtype, dtype),)
 
 
-def nested(size: Sequence[int], stride: Sequence[int], offset: int, length: int) -> tuple[ViewStep, ...] | None:
+def nested_steps(size: Sequence[int], stride: Sequence[int], offset: int, length: int) -> tuple[ViewStep, ...] | None:
     """The geometry within `length` flat elements as slices of rows of rows, or `None` if its strides are not nested."""
     dims = sorted((d for d in range(len(size)) if size[d] > 1 and stride[d] > 0), key=lambda d: -stride[d])
     steps: list[ViewStep] = []
@@ -49,10 +49,10 @@ def nested(size: Sequence[int], stride: Sequence[int], offset: int, length: int)
         steps.append(step(aten.slice.Tensor, k, row * stride[dim], (row + size[dim]) * stride[dim]))
         steps.append(step(aten.view.default, grid))
         offset, length = rest, stride[dim]
-    return (*steps, step(aten.select.int, len(dims), offset), *arranged(size, dims))
+    return (*steps, step(aten.select.int, len(dims), offset), *arrange_steps(size, dims))
 
 
-def arranged(size: Sequence[int], dims: Sequence[int]) -> tuple[ViewStep, ...]:
+def arrange_steps(size: Sequence[int], dims: Sequence[int]) -> tuple[ViewStep, ...]:
     """From dimensions in the order of `dims` to the order of `size`, with those of size 1 or stride 0 put in."""
     kept = sorted(dims)
     steps = [step(aten.permute.default, tuple(dims.index(d) for d in kept))]

@@ -78,7 +78,7 @@ class MemorySharing:
         groups: list[Group] = []
         counters: list[tuple[int, ...]] = []
         for sharers in same_storage(args, {*mutated, *bumped}):
-            groups += [make_group(args, members) for members in overlapping(args, sharers, mutated)]
+            groups += [make_group(args, members) for members in overlapping_groups(args, sharers, mutated)]
             counters += same_counter(args, families_of(args, sharers), bumped)
         grouped = {index for group in groups for index, _ in group.starts}
         alone = [index for index in mutated if index not in grouped]
@@ -104,7 +104,7 @@ def same_storage(args: Sequence[Any], wanted: Collection[int]) -> list[list[int]
     return [indices for indices in sharers.values() if len(indices) > 1]
 
 
-def overlapping(args: Sequence[Any], sharers: Sequence[int], mutated: Collection[int]) -> list[list[int]]:
+def overlapping_groups(args: Sequence[Any], sharers: Sequence[int], mutated: Collection[int]) -> list[list[int]]:
     """The sharers of one storage that are connected to a mutated one by common elements, or by a common history."""
     layouts = {index: ByteLayout.of(args[index]) for index in sharers}
     roots = {index: root_of(args[index]) for index in sharers}
@@ -187,12 +187,12 @@ def reject_several_histories(families: Sequence[Family]) -> None:
 def same_counter(args: Sequence[Any], families: Sequence[Family], bumped: Collection[int]) -> list[tuple[int, ...]]:
     """The members that have one version counter with a bumped one."""
     seeds = [family for family in families if set(family.members) & set(bumped)]
-    classes = linked_groups(families, seeds, lambda one, other: shares_version(args[one.root], args[other.root]))
+    classes = linked_groups(families, seeds, lambda one, other: have_one_counter(args[one.root], args[other.root]))
     counters = [tuple(sorted(index for family in merged for index in family.members)) for merged in classes]
     return [members for members in counters if len(members) > 1]
 
 
-def shares_version(one: torch.Tensor, other: torch.Tensor) -> bool:
+def have_one_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two real tensors have one version counter; fake ones do not tell."""
     if isinstance(one, torch_compat.FakeTensor) or one.is_inference() or other.is_inference():
         return False

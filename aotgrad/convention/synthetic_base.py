@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.convention.geometry import nested, reinterpreted, step, strided
+from aotgrad.convention.geometry import nested_steps, reinterpret_steps, step, strided_steps
 from aotgrad.convention.sharing import Family, Group, MemorySharing, root_of
 from aotgrad.errors import UnsupportedAliasingError
 from aotgrad.ir import CallingConvention, InputSpec, MemberInput, SymInput, SyntheticBase, ViewStep
@@ -47,7 +47,7 @@ def share_memory(
     kept = [replace(convention.inputs[index], name=f"primals_{k + 1}") for k, index in enumerate(alone)]
     bases, members = [], []
     for base_position, group in enumerate(sharing.groups, start=len(alone)):
-        base = make_base(f"primals_{base_position + 1}", group, args, position, mode)
+        base = make_synthetic_base(f"primals_{base_position + 1}", group, args, position, mode)
         bases.append(base)
         members += make_members(group, args, convention.inputs, base, base_position)
     named = [replace(member, name=f"member_{k + 1}") for k, member in enumerate(members)]
@@ -60,7 +60,7 @@ def attached_family(group: Group) -> Family:
     return next((family for family in group.families if family.requires_grad), group.families[0])
 
 
-def make_base(
+def make_synthetic_base(
     name: str, group: Group, args: Sequence[Any], position: Mapping[int, int], mode: FakeTensorMode
 ) -> SyntheticBase:
     """The base of a group, made of a member at run time."""
@@ -105,12 +105,12 @@ def views_of(member: torch.Tensor, start: int, base: torch.Tensor, attached: boo
     lazy = (step(torch_compat.CONJUGATE),) if member.is_conj() else ()
     lazy += (step(torch_compat.NEGATE),) if member.is_neg() else ()
     if member.dtype == base.dtype:
-        return None if misaligned else (*strided(size, stride, offset), *lazy)
+        return None if misaligned else (*strided_steps(size, stride, offset), *lazy)
     length, cut = divmod(int(base.numel()) * base.element_size(), member.element_size())
-    cells = None if misaligned or cut else nested(size, stride, offset, length)
+    cells = None if misaligned or cut else nested_steps(size, stride, offset, length)
     if cells is None:
         return None
-    return (*reinterpreted(base.dtype, member.dtype, attached and member.requires_grad), *cells, *lazy)
+    return (*reinterpret_steps(base.dtype, member.dtype, attached and member.requires_grad), *cells, *lazy)
 
 
 def refuse(group: Group, why: str) -> NoReturn:

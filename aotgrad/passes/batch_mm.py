@@ -30,12 +30,12 @@ from aotgrad import torch_compat
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes import ops
 from aotgrad.passes.base import AnyGraph
-from aotgrad.passes.memory import Memory, viewed_node
+from aotgrad.passes.memory import MemoryOwnership, viewed_node
 from aotgrad.slots import Tangent
 
 aten = ops.aten
 
-PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+MATRIX_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class BatchMM:
 
     def products(self, graph: JointGraph | GraphHalf) -> list[fx.Node]:
         """The small products in memory that nobody outside sees, in order."""
-        memory = Memory.of(graph)
+        memory = MemoryOwnership.of(graph)
         seen = memory.fixed | memory.absolute
         found = [node for node in graph.module.graph.nodes if is_product(node)]
         return [node for node in found if flops_of(node) <= self.max_flops and memory.owner[node] not in seen]
@@ -65,12 +65,12 @@ def is_product(node: fx.Node) -> bool:
     if node.target is aten.addmm.default:
         bias: Any = node.args[0]
         return not node.kwargs and bias.meta["val"].dim() == 1
-    return node.target in PRODUCTS
+    return node.target in MATRIX_PRODUCTS
 
 
 def flops_of(node: fx.Node) -> float:
     """Multiplications of a product; infinite for symbolic sizes."""
-    *_, left, right = (arg.meta["val"] for arg in ops.arguments(node))
+    *_, left, right = (arg.meta["val"] for arg in ops.args_of(node))
     if torch_compat.is_symbolic(left) or torch_compat.is_symbolic(right):
         return float("inf")
     return left.numel() * right.size(-1)
@@ -82,7 +82,7 @@ def shared_operands(node: fx.Node) -> Any:
 
 
 def shapes(node: fx.Node) -> Any:
-    return tuple(tuple(arg.meta["val"].size()) for arg in ops.arguments(node))
+    return tuple(tuple(arg.meta["val"].size()) for arg in ops.args_of(node))
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Batching:
 
     def run(self, products: Sequence[fx.Node], key: Callable, write: Callable) -> list[fx.Node]:
         """Batch independent products with equal keys; returns those that are left."""
-        level = levels(self.graph)
+        level = product_levels(self.graph)
         groups: dict[Hashable, list[fx.Node]] = {}
         for node in products:
             value = node.meta["val"]
@@ -161,7 +161,7 @@ class Batching:
     def write_rows(self, batch: Sequence[fx.Node]) -> list[fx.Node]:
         """One product of all the rows; each result is a block of rows, laid out as its own product was."""
         rows = [node.meta["val"].size(0) for node in batch]
-        *bias, _, right = ops.arguments(batch[0])
+        *bias, _, right = ops.args_of(batch[0])
         stacked = self.call(batch[0], aten.cat.default, [node.args[-2] for node in batch])
         product = self.call(batch[0], batch[0].target, *bias, stacked, right)
         pieces = self.call(batch[0], aten.split_with_sizes.default, product, rows)
@@ -199,13 +199,13 @@ class Batching:
 
 def operands(batch: Sequence[fx.Node]) -> Iterator[tuple[Any, ...]]:
     """The first arguments of all products, the second ones, and so on."""
-    return zip(*(ops.arguments(node) for node in batch), strict=True)
+    return zip(*(ops.args_of(node) for node in batch), strict=True)
 
 
-def levels(graph: fx.Graph) -> dict[fx.Node, int]:
+def product_levels(graph: fx.Graph) -> dict[fx.Node, int]:
     """For each node, how many products are on the longest way to it, itself included."""
     level: dict[fx.Node, int] = {}
     for node in graph.nodes:
         before = max((level[arg] for arg in node.all_input_nodes), default=0)
-        level[node] = before + (node.target in PRODUCTS)
+        level[node] = before + (node.target in MATRIX_PRODUCTS)
     return level

@@ -108,14 +108,14 @@ def problems(graph: JointGraph | GraphHalf, before: Interface) -> Iterator[str]:
 
 def changed_outputs(now: Interface, before: Interface) -> Iterator[str]:
     for slot, value, expected in zip(now.signature.outputs, now.outputs, before.outputs, strict=True):
-        if not same_type(value, expected):
-            yield f"{slot} is {described(value)}; it was {described(expected)}"
+        if not same_tensor_type(value, expected):
+            yield f"{slot} is {describe_type(value)}; it was {describe_type(expected)}"
     for slot, number, expected in zip(now.signature.outputs, now.memory, before.memory, strict=True):
         if number != expected:
             yield f"{slot} shares memory with other inputs or outputs than before"
 
 
-def same_type(value: Any, expected: Any) -> bool:
+def same_tensor_type(value: Any, expected: Any) -> bool:
     if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
         return type(value) is type(expected)
     if (value.dtype, value.device, value.layout, value.dim()) != (
@@ -130,7 +130,7 @@ def same_type(value: Any, expected: Any) -> bool:
     return torch_compat.known_equal(torch_compat.strides(value), torch_compat.strides(expected))
 
 
-def described(value: Any) -> str:
+def describe_type(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return "None" if value is None else f"a {type(value).__name__}"
     sizes, strides = ", ".join(map(str, value.size())), ", ".join(map(str, torch_compat.strides(value)))

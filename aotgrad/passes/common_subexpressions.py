@@ -19,7 +19,7 @@ import torch.fx as fx
 
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
-from aotgrad.passes.memory import Memory
+from aotgrad.passes.memory import MemoryOwnership
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class CommonSubexpressionElimination:
     name: str = "cse"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
-        memory = Memory.of(graph)
+        memory = MemoryOwnership.of(graph)
         first: dict[Hashable, fx.Node] = {}
 
         def visit(node: fx.Node) -> fx.Node | None:

@@ -23,7 +23,7 @@ from aotgrad import torch_compat
 from aotgrad.ir import FOLDED
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
-from aotgrad.passes.memory import Memory
+from aotgrad.passes.memory import MemoryOwnership
 from aotgrad.slots import Tangent
 
 aten = ops.aten
@@ -48,7 +48,7 @@ class Folding:
     """One run over a graph: `known` are the values that were computed, `pool` the constants by their bits."""
 
     module: fx.GraphModule
-    memory: Memory
+    memory: MemoryOwnership
     tangent_dependent: set[fx.Node]
     max_elements: int
     known: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Folding:
         for node in graph.module.graph.nodes:
             if not tangents.isdisjoint(node.all_input_nodes):
                 tangents.add(node)
-        return cls(graph.module, Memory.of(graph), tangents, max_elements)
+        return cls(graph.module, MemoryOwnership.of(graph), tangents, max_elements)
 
     def visit(self, node: fx.Node) -> None:
         """Compute a node that is made of constants, or hand constants to one that is not."""
@@ -98,7 +98,7 @@ class Folding:
 
     def is_made_of_numbers(self, node: fx.Node) -> bool:
         """`ones([3])` and its kin: cheap to make, so kept as they are unless something is computed from them."""
-        is_creation = node.target in ops.CREATION and not node.all_input_nodes
+        is_creation = node.target in ops.CREATION_FROM_NUMBERS and not node.all_input_nodes
         return is_creation and is_small(node.meta.get("val"), self.max_elements)
 
     def evaluate(self, node: fx.Node) -> torch.Tensor | None:
@@ -107,7 +107,7 @@ class Folding:
         Eager raises that when the op runs, and so does the graph.
         """
         if is_own_constant(node, self.module):
-            return getattr(self.module, ops.arguments(node)[0].target)
+            return getattr(self.module, ops.args_of(node)[0].target)
         with torch_compat.bare_evaluation():
             args, kwargs = fx.map_arg((node.args, node.kwargs), self.value_of)
             try:
@@ -187,22 +187,22 @@ def is_small(value: Any, max_elements: float) -> bool:
 
 def is_own_constant(node: fx.Node, module: fx.GraphModule) -> bool:
     """Whether the node copies a tensor that the function makes from Python numbers."""
-    if node.target is not aten.lift_fresh_copy.default or ops.arguments(node)[0].op != "get_attr":
+    if node.target is not aten.lift_fresh_copy.default or ops.args_of(node)[0].op != "get_attr":
         return False
-    return type(getattr(module, ops.arguments(node)[0].target)) is torch.Tensor
+    return type(getattr(module, ops.args_of(node)[0].target)) is torch.Tensor
 
 
 def pool_key(value: torch.Tensor) -> tuple:
-    return (value.dtype, value.device, value.size(), value.stride(), bytes_of(value))
+    return (value.dtype, value.device, value.size(), value.stride(), element_bytes(value))
 
 
 def has_equal_elements(value: torch.Tensor) -> bool:
     """Whether all elements have the same bits."""
-    data = bytes_of(value)
+    data = element_bytes(value)
     return data == data[: value.element_size()] * value.numel()
 
 
-def bytes_of(value: torch.Tensor) -> bytes:
+def element_bytes(value: torch.Tensor) -> bytes:
     """The elements' bits, in the order of their indices."""
     dense = value.detach().cpu().contiguous()
     return ctypes.string_at(dense.data_ptr(), dense.nbytes) if dense.numel() else b""

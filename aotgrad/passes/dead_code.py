@@ -28,4 +28,4 @@ class DeadCodeElimination:
 
 def must_stay(node: fx.Node) -> bool:
     """Placeholders, the output, and ops with an effect: a write, a check, or the random generator moved on."""
-    return node.op in ("placeholder", "output") or ops.has_effect(node)
+    return node.op in ("placeholder", "output") or ops.node_has_effect(node)

@@ -15,10 +15,9 @@ import torch.fx as fx
 
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
-from aotgrad.passes.memory import Memory
+from aotgrad.passes.memory import MemoryOwnership
 
 aten = ops.aten
-DETACH = aten.detach.default
 
 
 @dataclass(frozen=True)
@@ -28,16 +27,16 @@ class RemoveLeftovers:
     name: str = "leftovers"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
-        memory = Memory.of(graph)
+        memory = MemoryOwnership.of(graph)
         rewrite.replace(graph.module.graph, lambda node: original(node, memory))
         (output,) = graph.module.graph.find_nodes(op="output")
-        output.args = fx.map_arg(output.args, lambda arg: arg.args[0] if arg.target is DETACH else arg)
+        output.args = fx.map_arg(output.args, lambda arg: arg.args[0] if arg.target is aten.detach.default else arg)
         return graph
 
 
-def original(node: fx.Node, memory: Memory) -> Any:
+def original(node: fx.Node, memory: MemoryOwnership) -> Any:
     """What a copy was made of, if it can stand for the copy."""
-    if node.target is DETACH:
+    if node.target is aten.detach.default:
         return node.args[0]
     copied = COPIES.get(node.target)
     source = copied(node) if copied is not None else None

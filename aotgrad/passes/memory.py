@@ -1,6 +1,6 @@
 """Whose memory each value is in, and which replacements a caller could notice.
 
-In: a graph with its signature. Out: `Memory`. A caller sees which outputs share memory with each other and with inputs, and
+In: a graph with its signature. Out: `MemoryOwnership`. A caller sees which outputs share memory with each other or inputs, and
 whether a backward complains that a saved value was changed. So a value in memory of its own may be replaced by an equal one
 elsewhere only if
 
@@ -26,7 +26,7 @@ from aotgrad.slots import FORWARD_RESULTS, Primal
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryOwnership:
     """`owner`: the node that each node's memory belongs to. `fixed`: owners that must not be replaced.
 
     `held`: owners that the caller can write to between the forward and the backward. `absolute`: owners that are read by
@@ -39,12 +39,12 @@ class Memory:
     absolute: frozenset[fx.Node]
 
     @classmethod
-    def of(cls, graph: JointGraph | GraphHalf) -> Memory:
+    def of(cls, graph: JointGraph | GraphHalf) -> MemoryOwnership:
         nodes = list(graph.module.graph.nodes)
         owner = owners(nodes)
         results = nodes[-1].args[0]
         by_slot = [*zip(graph.signature.inputs, nodes, strict=False), *zip(graph.signature.outputs, results, strict=True)]
-        opaque = {owner[arg] for node in nodes if ops.is_opaque(node) for arg in node.all_input_nodes}
+        opaque = {owner[arg] for node in nodes if ops.node_is_opaque(node) for arg in node.all_input_nodes}
         absolute = {owner[node.args[0]] for node in nodes if ops.is_absolute(node.target)}
         outputs = {owner[node] for node in results if isinstance(node, fx.Node)}
         held = {owner[node] for slot, node in by_slot if isinstance(slot, (Primal, *FORWARD_RESULTS)) and node in owner}
@@ -70,7 +70,7 @@ def owners(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
 
 def with_tuples(nodes: Iterable[fx.Node], owned: set[fx.Node]) -> frozenset[fx.Node]:
     """`owned`, and the ops that made one of them as an item of a tuple."""
-    return frozenset(owned) | {ops.arguments(node)[0] for node in nodes if node.target is operator.getitem and node in owned}
+    return frozenset(owned) | {ops.args_of(node)[0] for node in nodes if node.target is operator.getitem and node in owned}
 
 
 def viewed_node(node: fx.Node) -> fx.Node | None:

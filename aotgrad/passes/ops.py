@@ -16,7 +16,7 @@ from aotgrad.graph import op_table
 
 aten = torch.ops.aten
 
-CREATION = frozenset(
+CREATION_FROM_NUMBERS = frozenset(
     {
         aten.arange.default,
         aten.arange.start,
@@ -72,11 +72,11 @@ GEOMETRIC_VIEWS = frozenset(
 Not `as_strided`, whose offset is absolute, nor the views that read the same bytes as other numbers.
 """
 
-DATA_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+DATA_DEPENDENT_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 MASKS = (torch.bool, torch.uint8)
 
 
-def arguments(node: fx.Node) -> Any:
+def args_of(node: fx.Node) -> Any:
     """The arguments of a call; what types they have, its op knows."""
     return node.args
 
@@ -91,7 +91,7 @@ def is_aten(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload)
 
 
-def is_opaque(node: fx.Node) -> bool:
+def node_is_opaque(node: fx.Node) -> bool:
     """Whether the node runs a graph or module of its own, about which nothing is known here."""
     return node.op in ("call_module", "call_method") or op_table.is_opaque(node.target)
 
@@ -100,7 +100,7 @@ def is_absolute(target: Any) -> bool:
     return is_aten(target) and target.name().split(".")[0] in ABSOLUTE_VIEWS
 
 
-def has_effect(node: fx.Node) -> bool:
+def node_has_effect(node: fx.Node) -> bool:
     """Whether running the node does more than compute its result: a write, a check, a random draw, a message."""
     if node.op == "call_function" and op_table.is_kept_when_dead(node.target):
         return True
@@ -110,7 +110,7 @@ def has_effect(node: fx.Node) -> bool:
 
 
 def has_effects_inside(module: fx.GraphModule) -> bool:
-    return any(has_effect(node) for node in module.graph.nodes if node.op not in ("placeholder", "output"))
+    return any(node_has_effect(node) for node in module.graph.nodes if node.op not in ("placeholder", "output"))
 
 
 def branches(node: fx.Node) -> list[fx.GraphModule]:
@@ -124,11 +124,11 @@ def branches(node: fx.Node) -> list[fx.GraphModule]:
 
 def is_pure(node: fx.Node) -> bool:
     """Whether the result depends on nothing but the arguments, so that two equal calls are one."""
-    if node.op != "call_function" or is_opaque(node):
+    if node.op != "call_function" or node_is_opaque(node):
         return False
     if not is_aten(node.target):
         return op_table.is_getitem(node.target) or op_table.is_symbolic_value(node)
-    return not (op_table.is_uninitialized(node.target) or has_size_of_its_own(node) or has_effect(node))
+    return not (op_table.is_uninitialized(node.target) or has_size_of_its_own(node) or node_has_effect(node))
 
 
 def has_size_of_its_own(node: fx.Node) -> bool:
@@ -137,8 +137,8 @@ def has_size_of_its_own(node: fx.Node) -> bool:
     What is indexed by positions has the size of these; only a mask makes a new one.
     """
     if node.target is aten.index.Tensor and all(map(has_known_size, (node, *node.all_input_nodes))):
-        return any(index is not None and index.meta["val"].dtype in MASKS for index in arguments(node)[1])
-    return any(tag in getattr(node.target, "tags", ()) for tag in DATA_DEPENDENT)
+        return any(index is not None and index.meta["val"].dtype in MASKS for index in args_of(node)[1])
+    return any(tag in getattr(node.target, "tags", ()) for tag in DATA_DEPENDENT_TAGS)
 
 
 def has_known_size(node: fx.Node) -> bool:

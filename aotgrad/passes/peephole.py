@@ -28,7 +28,7 @@ from aotgrad import torch_compat
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
-from aotgrad.passes.memory import Memory
+from aotgrad.passes.memory import MemoryOwnership
 from aotgrad.slots import Gradient
 
 aten = ops.aten
@@ -41,7 +41,7 @@ class Peephole:
     name: str = "peephole"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
-        views, memory = Views(), Memory.of(graph)
+        views, memory = Views(), MemoryOwnership.of(graph)
 
         def visit(node: fx.Node) -> fx.Node | None:
             join = JOINED.get(node.target)
@@ -78,7 +78,7 @@ class Views:
 
     def visit(self, node: fx.Node) -> fx.Node | None:
         """An earlier node that is the same view of the same tensor."""
-        self.root[node] = self.root[ops.arguments(node)[0]] if is_geometric_view(node) else node
+        self.root[node] = self.root[ops.args_of(node)[0]] if is_geometric_view(node) else node
         key = geometry_key(node.meta.get("val"))
         if key is None:
             return None
@@ -103,7 +103,7 @@ def geometry_key(value: Any) -> tuple | None:
 
 
 def join_reshapes(node: fx.Node) -> None:
-    inner = ops.arguments(node)[0]
+    inner = ops.args_of(node)[0]
     if inner.target in (aten.view.default, torch_compat.unsafe_view) and both_contiguous(inner.args[0], node):
         node.args = (inner.args[0], *node.args[1:])
 
@@ -114,17 +114,17 @@ def both_contiguous(one: fx.Node, other: fx.Node) -> bool:
 
 
 def join_expands(node: fx.Node) -> None:
-    inner, size = ops.arguments(node)
+    inner, size = ops.args_of(node)
     if inner.target is aten.expand.default and all(not isinstance(s, int) or s >= 0 for s in size):
         node.args = (inner.args[0], *node.args[1:])
 
 
 def join_permutations(node: fx.Node) -> None:
-    inner = permutation(ops.arguments(node)[0])
+    inner = permutation(ops.args_of(node)[0])
     outer = permutation(node)
     if inner is not None and outer is not None:
         node.target = aten.permute.default
-        node.args = (ops.arguments(node)[0].args[0], [inner[dim] for dim in outer])
+        node.args = (ops.args_of(node)[0].args[0], [inner[dim] for dim in outer])
 
 
 def permutation(node: fx.Node) -> list[int] | None:
@@ -134,10 +134,10 @@ def permutation(node: fx.Node) -> list[int] | None:
     count = node.meta["val"].dim()
     dims = list(range(count))
     if node.target is aten.permute.default:
-        return [dim % count for dim in ops.arguments(node)[1]]
+        return [dim % count for dim in ops.args_of(node)[1]]
     if node.target is aten.t.default:
         return dims[::-1]
-    first, second = (dim % max(count, 1) for dim in ops.arguments(node)[1:])
+    first, second = (dim % max(count, 1) for dim in ops.args_of(node)[1:])
     if count:
         dims[first], dims[second] = second, first
     return dims
@@ -168,7 +168,7 @@ WIDENING = {
 
 def join_casts(node: fx.Node) -> None:
     """Cast what was widened before from its own dtype: rounding happens once in both."""
-    inner = ops.arguments(node)[0]
+    inner = ops.args_of(node)[0]
     if not is_plain_cast(node) or inner.target is not torch_compat.cast or not is_plain_cast(inner):
         return
     source = inner.args[0]
@@ -197,7 +197,7 @@ def rewrite_keeps_layout(source: fx.Node, inner: fx.Node) -> bool:
 EXACT_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
 
 
-def operand(node: fx.Node, memory: Memory) -> fx.Node | None:
+def operand(node: fx.Node, memory: MemoryOwnership) -> fx.Node | None:
     """The operand that the node's result equals bit for bit, if it can stand for the result."""
     rule = OPERANDS.get(node.target)
     source = rule(node) if rule is not None else None

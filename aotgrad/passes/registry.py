@@ -38,17 +38,17 @@ def register(new: Pass, *, place: str = "joint") -> Pass:
     check_place(place)
     if (problem := why_no_pass(new)) is not None:
         raise OptionError(problem)
-    replace(place, {**_registered[place], new.name: new})
+    set_passes(place, {**_registered[place], new.name: new})
     return new
 
 
 def unregister(name: str, *, place: str = "joint") -> None:
     """Undo `register`; an unknown name is ignored."""
     check_place(place)
-    replace(place, {key: each for key, each in _registered[place].items() if key != name})
+    set_passes(place, {key: each for key, each in _registered[place].items() if key != name})
 
 
-def replace(place: str, passes: dict[str, Pass]) -> None:
+def set_passes(place: str, passes: dict[str, Pass]) -> None:
     _registered[place] = passes
     _generations[:] = [_generations[-1] + 1]
 

@@ -62,7 +62,7 @@ class Draw:
         Raises:
             CaptureError: it draws them in another way.
         """
-        if node.target is not self.node.target or described(node) != described(self.node):
+        if node.target is not self.node.target or draw_signature(node) != draw_signature(self.node):
             raise CaptureError(
                 f"{node.target} runs again, from the state that the random generator had before, and draws in another way "
                 "than the op before; set the state outside of the compiled function"
@@ -82,7 +82,7 @@ class Draw:
         if self.state is not None:
             return self.state
         graph, node = self.node.graph, self.node
-        value = random_state(node)
+        value = fake_random_state(node)
         with graph.inserting_after(node):
             args: Any = (node.target, *node.args)
             both = graph.call_function(torch_compat.run_and_save_rng_state, args, dict(node.kwargs))
@@ -98,7 +98,7 @@ class Draw:
         return self.state
 
 
-def described(node: fx.Node) -> Any:
+def draw_signature(node: fx.Node) -> Any:
     """What a random op draws, without the values that it reads."""
 
     def of_argument(value: Any) -> Any:
@@ -108,7 +108,7 @@ def described(node: fx.Node) -> Any:
     return pytree.tree_map(of_argument, (node.args, dict(node.kwargs)))
 
 
-def random_state(node: fx.Node) -> torch.Tensor:
+def fake_random_state(node: fx.Node) -> torch.Tensor:
     """A state of the generator that an op draws from, fake as its result is: bytes in CPU memory."""
     like = next(value for value in pytree.tree_leaves(node.meta["val"]) if isinstance(value, torch.Tensor))
     with getattr(like, "fake_mode", contextlib.nullcontext()):

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 
 from aotgrad.capture.functional import apply_views
-from aotgrad.convention.geometry import nested, reinterpreted, strided
+from aotgrad.convention.geometry import nested_steps, reinterpret_steps, strided_steps
 
 
 def test_strided():
     flat = torch.arange(10)
-    assert apply_views(strided((2, 3), (4, 1), 1), flat).tolist() == [[1, 2, 3], [5, 6, 7]]
+    assert apply_views(strided_steps((2, 3), (4, 1), 1), flat).tolist() == [[1, 2, 3], [5, 6, 7]]
 
 
 @pytest.mark.parametrize(
@@ -31,19 +31,21 @@ def test_strided():
 )
 def test_nested(size, stride, offset):
     flat = torch.arange(24)
-    assert apply_views(nested(size, stride, offset, 24), flat).tolist() == flat.as_strided(size, stride, offset).tolist()
+    assert (
+        apply_views(nested_steps(size, stride, offset, 24), flat).tolist() == flat.as_strided(size, stride, offset).tolist()
+    )
 
 
 @pytest.mark.parametrize(("size", "stride", "offset"), [((2, 2), (3, 2), 0), ((2, 3), (2, 1), 0), ((3, 2), (8, 1), 7)])
 def test_what_is_not_nested(size, stride, offset):
-    assert nested(size, stride, offset, 24) is None
+    assert nested_steps(size, stride, offset, 24) is None
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9)), max_size=3), st.integers(0, 8))
 def test_nested_is_as_strided_or_nothing(dims, offset):
     flat = torch.arange(48)
     size, stride = tuple(n for n, _ in dims), tuple(step for _, step in dims)
-    views = nested(size, stride, offset, 48)
+    views = nested_steps(size, stride, offset, 48)
     if views is not None:
         found = apply_views(views, flat)
         assert found.tolist() == flat.as_strided(size, stride, offset).tolist()
@@ -55,6 +57,6 @@ def test_nested_is_as_strided_or_nothing(dims, offset):
 @pytest.mark.parametrize("differentiable", [True, False])
 def test_reinterpreted(base, dtype, differentiable):
     flat = torch.arange(4).to(base)
-    found = apply_views(reinterpreted(base, dtype, differentiable), flat)
+    found = apply_views(reinterpret_steps(base, dtype, differentiable), flat)
     assert (found.dtype, found.dim()) == (dtype, 1)
     assert torch.equal(found.view(torch.uint8), flat.view(torch.uint8))

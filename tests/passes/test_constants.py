@@ -9,7 +9,7 @@ import torch
 
 import aotgrad
 from aotgrad.passes import ConstantPropagation, DeadCodeElimination
-from aotgrad.passes.constants import bytes_of, has_equal_elements
+from aotgrad.passes.constants import element_bytes, has_equal_elements
 from tests.executables import executable_of
 from tests.numerics.against_eager import assert_like_eager, leaf, plain
 from tests.passes.graphs import aten, inference_graph, names, tidied
@@ -80,9 +80,9 @@ def test_uniform_bits():
     assert has_equal_elements(torch.full((3,), 2.5))
     assert has_equal_elements(torch.full((3,), True))
     assert not has_equal_elements(torch.tensor([0.0, -0.0]))
-    assert bytes_of(torch.tensor([1, 2], dtype=torch.int8)) == b"\x01\x02"
-    assert bytes_of(torch.arange(4, dtype=torch.uint8).view(2, 2).t()) == b"\x00\x02\x01\x03"
-    assert bytes_of(torch.empty(0)) == b""
+    assert element_bytes(torch.tensor([1, 2], dtype=torch.int8)) == b"\x01\x02"
+    assert element_bytes(torch.arange(4, dtype=torch.uint8).view(2, 2).t()) == b"\x00\x02\x01\x03"
+    assert element_bytes(torch.empty(0)) == b""
 
 
 def test_a_closed_over_tensor_is_no_constant():

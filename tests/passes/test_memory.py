@@ -6,7 +6,7 @@ import operator
 
 import pytest
 
-from aotgrad.passes.memory import Memory, owners
+from aotgrad.passes.memory import MemoryOwnership, owners
 from tests.executables import executable_of, node_named, results_of
 from tests.passes.graphs import aten, inference_graph
 
@@ -31,7 +31,9 @@ def test_an_item_of_a_fresh_tuple_is_fresh():
     nodes = list(joint.module.graph.nodes)
     _, pair, item, _ = nodes
     assert owners(nodes)[item] is item
-    assert Memory.of(joint).fixed == {pair, item}, "nor may the op be merged with an equal one, if an item is returned"
+    assert MemoryOwnership.of(joint).fixed == {pair, item}, (
+        "nor may the op be merged with an equal one, if an item is returned"
+    )
 
 
 def copy_and_result(x, y):
@@ -48,18 +50,18 @@ def copy_and_result(x, y):
 )
 def test_the_caller_holds_inputs_and_outputs_until_the_backward_has_run(specs, held):
     joint = executable_of(copy_and_result, *specs).joint
-    assert sorted(node.name for node in Memory.of(joint).held) == held
+    assert sorted(node.name for node in MemoryOwnership.of(joint).held) == held
 
 
 def test_the_halves_know_what_the_caller_holds_too():
     partition = executable_of(copy_and_result, "f32[3] requires_grad", "f32[3]").partition
-    assert {"primals_1", "primals_2"} <= {node.name for node in Memory.of(partition.forward).held}
-    assert Memory.of(partition.backward).held == frozenset()
+    assert {"primals_1", "primals_2"} <= {node.name for node in MemoryOwnership.of(partition.forward).held}
+    assert MemoryOwnership.of(partition.backward).held == frozenset()
 
 
 def test_what_may_take_the_place_of_what():
     joint = executable_of(copy_and_result, "f32[3] requires_grad", "f32[3]").joint
-    memory = Memory.of(joint)
+    memory = MemoryOwnership.of(joint)
     exp, sin, x = (node_named(joint, name) for name in ("exp", "sin", "primals_1"))
     result = results_of(joint)[0]
     assert memory.may_replace(sin, exp)
@@ -76,7 +78,7 @@ def test_what_is_read_by_position_is_replaced_by_a_fresh_tensor_only():
         return graph.call_function(aten.sin.default, (graph.call_function(aten.as_strided.default, (copy, [2], [1], 1)),))
 
     joint = inference_graph(build)
-    memory = Memory.of(joint)
+    memory = MemoryOwnership.of(joint)
     x, fresh, copy, *_ = joint.module.graph.nodes
     assert memory.may_replace(copy, fresh)
     assert not memory.may_replace(copy, x), "an input may start anywhere in its storage"
