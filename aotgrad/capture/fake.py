@@ -20,7 +20,7 @@ from aotgrad.torch_compat import FakeTensor, FakeTensorMode
 
 
 def find_fake_mode(args: Sequence[Any]) -> FakeTensorMode:
-    """The mode of Dynamo or of inputs that are fake already, or else a new one."""
+    """Dynamo's mode, or the mode of an input that is already fake, or a new mode."""
     context = torch_compat.tracing_context()
     if context is not None and context.fake_mode is not None:
         return context.fake_mode
@@ -31,7 +31,7 @@ def find_fake_mode(args: Sequence[Any]) -> FakeTensorMode:
 
 
 def make_input_specs(mode: FakeTensorMode, args: Sequence[Any], hints: Sequence[InputHint]) -> tuple[InputSpec, ...]:
-    """One `InputSpec` an argument.
+    """One `InputSpec` per argument.
 
     Raises:
         CaptureError: for an argument that is neither a tensor nor a symbolic number.
@@ -44,7 +44,7 @@ def make_input_specs(mode: FakeTensorMode, args: Sequence[Any], hints: Sequence[
 def fakes_of_whole_storages(
     mode: FakeTensorMode, args: Sequence[Any], hints: Sequence[InputHint]
 ) -> dict[int, torch.Tensor]:
-    """The fakes, by index, of arguments whose fakes need no further look: each is all of a storage that no other one has."""
+    """Fakes, by index, of the arguments that fill a whole storage and share it with no other argument."""
     if torch_compat.tracing_context() is not None:
         return {}
     pairs = enumerate(zip(args, hints, strict=True))
@@ -86,7 +86,7 @@ def checked_fake(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic
 
 
 def fake_tensor(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims: frozenset[int]) -> torch.Tensor:
-    """A detached fake of `tensor`, with Dynamo's symbols where it has given it some; never an inference tensor."""
+    """A detached fake of `tensor`, with Dynamo's symbols if there are any; never an inference tensor."""
     with torch_compat.normal_mode():
         fake = tensor if isinstance(tensor, FakeTensor) else convert(mode, index, tensor, dynamic_dims)
         with mode:
@@ -96,12 +96,12 @@ def fake_tensor(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_
 def convert(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims: frozenset[int]) -> FakeTensor:
     context = torch_compat.dynamo_symbolic_context(torch_compat.tracing_context(), tensor)
     if not tensor.is_leaf or is_view_of_another_dtype(tensor):
-        # Making a fake reads `.grad`, which warns on what is no leaf, and views a whole base as the other dtype.
+        # Making a fake reads `.grad`, which warns for non-leaves, and views a whole base as the other dtype.
         tensor = tensor.detach()
     if context is not None:
         return mode.from_tensor(tensor, symbolic_context=context, source=context.tensor_source)
     if dynamic_dims:
-        # Detached, a view has no base: the base's sizes would be symbols that no argument has.
+        # A detached view has no base. The base's sizes would be symbols that no argument has.
         return torch_compat.dynamic_fake(mode, tensor.detach(), dynamic_dims, index)
     return mode.from_tensor(tensor, static_shapes=True)
 

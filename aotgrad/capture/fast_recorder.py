@@ -1,10 +1,10 @@
-"""Writes the nodes of ordinary ops straight into the graph: no proxies, and no second look at the same arguments.
+"""Writes the nodes of ordinary ops straight into the graph, without proxies.
 
-In: an op and its fake arguments. Out: its fake results, each with a node; or `NotImplemented` for what only the general
-recorder can do: symbolic sizes, constants, higher-order ops, ops that are taken apart, in-place ops.
+In: an op and its fake arguments. Out: its fake results, each with a node, or `NotImplemented` where the general recorder is
+needed: symbolic sizes, constants, higher-order ops, decomposed ops, in-place ops.
 
-Fake results are remembered by op and by the metadata of the arguments, so that a second layer of a model costs no second
-run of the ops' shape functions.
+The metadata of results is cached by op and by the metadata of the arguments, so the second layer of a model runs no shape
+function.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from aotgrad import torch_compat
 from aotgrad.capture.recorder import CHECKED_OPS, Recorder
 from aotgrad.torch_compat import FakeTensor, FakeTensorMode, FunctionalTensor, TrackedTensor
 
-MOST_REMEMBERED = 50_000
-"""So many results are remembered; then all are forgotten."""
+MAX_CACHED = 50_000
+"""The number of cached results. A further one clears the cache."""
 
 PLAIN_TYPES = frozenset({int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
-"""Types of arguments that equal only their like. (`1 == 1.0 == True`, though they are no equal arguments.)"""
+"""Argument types whose values are part of a cache key as they are."""
 TYPED = frozenset({bool, float, complex})
+"""Types that a key names beside the value, since `1 == 1.0 == True`."""
 
-_remembered: dict[tuple, Any] = {}
-
-
-def forget() -> None:
-    """Forget what results of ops are like."""
-    _remembered.clear()
+_cache: dict[tuple, Any] = {}
 
 
-def remembered_count() -> int:
-    return len(_remembered)
+def clear_cache() -> None:
+    _cache.clear()
 
 
-class NotDirect(Exception):
-    """The arguments need the general recorder."""
+def cached_count() -> int:
+    return len(_cache)
 
 
-class DirectRecorder:
-    """Records ops that compute fakes from fakes whose nodes are known.
+class GeneralRecorderNeeded(Exception):
+    """The fast recorder cannot record these arguments."""
+
+
+class FastRecorder:
+    """Records ops that compute fakes from fakes with known nodes.
 
     Args:
-        recorder: has the graph, knows the node of each fake, and completes the `meta` of a new node.
+        recorder: has the graph and the node of each fake, and completes the `meta` of a new node.
         fake_mode: the mode of the fakes.
-        taken_apart: ops that the general recorder decomposes.
+        decomposed: ops that the general recorder decomposes.
         track: tracks a result whose metadata is not plain.
     """
 
@@ -58,55 +58,55 @@ class DirectRecorder:
         self,
         recorder: Recorder,
         fake_mode: FakeTensorMode,
-        taken_apart: Collection[Any],
+        decomposed: Collection[Any],
         track: Callable[[Any, fx.Node], None],
     ) -> None:
         self.graph, self.tracked, self.annotate = recorder.graph, recorder.tensor_tracker, recorder.annotate
-        self.fake_mode, self.taken_apart, self.track = fake_mode, taken_apart, track
+        self.fake_mode, self.decomposed, self.track = fake_mode, decomposed, track
         self._kinds: dict[Any, torch_compat.OpKind | None] = {}
         self._names: dict[Any, str] = {}
 
     def kind_of(self, op: Any) -> torch_compat.OpKind | None:
-        """How an op is recorded; `None`: by the general recorder."""
+        """How an op is recorded; `None` if the general recorder records it."""
         try:
             return self._kinds[op]
         except KeyError:
-            kind = None if op in self.taken_apart or op in CHECKED_OPS else torch_compat.kind_of_op(op)
+            kind = None if op in self.decomposed or op in CHECKED_OPS else torch_compat.kind_of_op(op)
             self._kinds[op] = kind
             return kind
 
-    def below_functionalization(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The fake results of an op on fakes; needs the proxy mode to be off."""
+    def record_fakes(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The fake results of an op on fakes. The proxy mode must be off."""
         kind = self.kind_of(op)
         if kind is None:
             return NotImplemented
         try:
             key: list[Any] = [op, FakeTensor, torch.get_default_dtype()]
-            node_args, node_kwargs = self._lowered(args, kwargs, FakeTensor, key)
-        except NotDirect:
+            node_args, node_kwargs = self._node_arguments(args, kwargs, FakeTensor, key)
+        except GeneralRecorderNeeded:
             return NotImplemented
         if kind is torch_compat.OpKind.VIEW:
             result = torch_compat.view_of_fake(self.fake_mode, op, args, kwargs)
         else:
-            result = self._recalled(key, lambda: op(*args, **kwargs), (node_args, node_kwargs))
+            result = self._cached(key, lambda: op(*args, **kwargs), (node_args, node_kwargs))
         self._record(op, node_args, node_kwargs, result)
         return result
 
-    def of_functional(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], check: Callable[[], None]) -> Any:
+    def record_functional(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], check: Callable[[], None]) -> Any:
         """The fake results of an op that neither writes nor views, on functional tensors without pending writes.
 
-        `check` raises for arguments that eager refuses; asked where the op meets such arguments for the first time. What an
-        op is taken apart into is recorded below functionalization.
+        `check` raises for arguments that eager refuses. It is called when the op first meets arguments of this kind. The ops
+        that a decomposed op consists of are recorded below functionalization.
         """
         if torch_compat.kind_of_op(op) is not torch_compat.OpKind.PURE:
             return NotImplemented
         try:
             key: list[Any] = [op, FunctionalTensor, torch.get_default_dtype()]
-            node_args, node_kwargs = self._lowered(args, kwargs, FunctionalTensor, key)
-        except NotDirect:
+            node_args, node_kwargs = self._node_arguments(args, kwargs, FunctionalTensor, key)
+        except GeneralRecorderNeeded:
             return NotImplemented
 
-        if op in self.taken_apart:
+        if op in self.decomposed:
             check()
             return op(*torch_compat.inner_values(args), **torch_compat.inner_values(kwargs))
 
@@ -115,21 +115,21 @@ class DirectRecorder:
             with torch_compat.disable_proxy_modes_tracing():
                 return op(*torch_compat.inner_values(args), **torch_compat.inner_values(kwargs))
 
-        result = self._recalled(key, compute, (node_args, node_kwargs))
+        result = self._cached(key, compute, (node_args, node_kwargs))
         self._record(op, node_args, node_kwargs, result)
         return result
 
-    def _lowered(
+    def _node_arguments(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], kind: type, key: list[Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a node; `key` gets all that its results' metadata depends on."""
-        node_args = tuple(self._lowered_list(args, kind, key))
+        """The arguments of a node. Extends `key` by everything that the metadata of its results depends on."""
+        node_args = tuple(self._arguments_of_node(args, kind, key))
         if not kwargs:
             return node_args, {}
         key.extend(kwargs)
-        return node_args, dict(zip(kwargs, self._lowered_list(kwargs.values(), kind, key), strict=True))
+        return node_args, dict(zip(kwargs, self._arguments_of_node(kwargs.values(), kind, key), strict=True))
 
-    def _lowered_list(self, values: Any, kind: type, key: list[Any]) -> list[Any]:
+    def _arguments_of_node(self, values: Any, kind: type, key: list[Any]) -> list[Any]:
         lowered: list[Any] = []
         for value in values:
             its_type = type(value)
@@ -143,9 +143,9 @@ class DirectRecorder:
                 key.append((its_type, value))
             elif its_type is list or its_type is tuple:
                 key.append((its_type, len(value)))
-                value = its_type(self._lowered_list(value, kind, key))
+                value = its_type(self._arguments_of_node(value, kind, key))
             else:
-                raise NotDirect
+                raise GeneralRecorderNeeded
             lowered.append(value)
         return lowered
 
@@ -153,20 +153,20 @@ class DirectRecorder:
         fake = self.tracked.settled_value(value) if type(value) is FunctionalTensor else value
         tracked = self.tracked.entry(fake)
         if tracked is None or tracked.constant is not None or tracked.metadata is None:
-            raise NotDirect
+            raise GeneralRecorderNeeded
         return tracked
 
-    def _recalled(self, key: list[Any], compute: Callable[[], Any], node_args: Any) -> Any:
-        """New fakes like those that were computed for the same key before."""
+    def _cached(self, key: list[Any], compute: Callable[[], Any], node_args: Any) -> Any:
+        """The fake results, made from cached metadata if the key is known."""
         whole = tuple(key)
-        found = _remembered.get(whole)
+        found = _cache.get(whole)
         if found is None:
             result = compute()
             found = recipe_of(result, node_args)
-            if len(_remembered) >= MOST_REMEMBERED:
-                forget()
+            if len(_cache) >= MAX_CACHED:
+                clear_cache()
             if found is not None:
-                _remembered[whole] = found
+                _cache[whole] = found
             return result
         kind, pieces = found
         if kind is None:
@@ -174,7 +174,7 @@ class DirectRecorder:
         return kind(piece and torch_compat.new_fake(self.fake_mode, piece) for piece in pieces)
 
     def _record(self, op: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        """A node for the op, and one for each of several results."""
+        """Add a node for the op, and one for each of several results."""
         name = self._names.get(op)
         if name is None:
             name = self._names[op] = torch_compat.name_of_node(self.graph, op)
@@ -200,7 +200,7 @@ class DirectRecorder:
 
 
 def recipe_of(result: Any, node_args: Any) -> tuple[type | None, Any] | None:
-    """The metadata to make such results from; `None` if they are not plain tensors with memory of their own."""
+    """The metadata to make equal results from; `None` unless all are plain tensors with memory of their own."""
     several = type(result) in (list, tuple)
     parts = result if several else [result]
     if not all(part is None or isinstance(part, torch.Tensor) for part in parts):

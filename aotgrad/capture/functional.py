@@ -1,4 +1,4 @@
-"""Functional wrappers around the fake inputs: leaves, and non-leaves where eager has them."""
+"""Functional wrappers around the fake inputs: leaves, or non-leaves where eager has non-leaves."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from aotgrad.ir import (
 
 
 class NonLeaf(torch.autograd.Function):
-    """The identity: makes a functional tensor that has a history, as an input which is not a leaf has.
+    """The identity: gives a functional tensor a history, as a non-leaf input has one.
 
-    In-place ops on such an input are legal in eager, on a leaf that requires grad they raise; the trace must see the
-    same. Records nothing in the graph.
+    Eager allows in-place ops on a non-leaf, and raises on a leaf that requires grad; the trace must do the same. Records
+    nothing in the graph.
     """
 
     @staticmethod
@@ -49,7 +49,7 @@ def make_primal(spec: TensorInput | SymInput) -> Any:
 
 
 def make_arguments(inputs: Sequence[InputSpec], primals: Sequence[Any]) -> list[Any]:
-    """What the user's function gets for each input."""
+    """The argument of the user's function for each input."""
     arguments = [make_argument(spec, primal) for spec, primal in zip(inputs, primals, strict=False)]
     families: dict[tuple[int, int], torch.Tensor] = {}
     for spec in (spec for spec in inputs if isinstance(spec, MemberInput)):
@@ -61,7 +61,7 @@ def make_arguments(inputs: Sequence[InputSpec], primals: Sequence[Any]) -> list[
 
 
 def make_argument(spec: InputSpec, primal: Any) -> Any:
-    """The primal, or a tensor with a history where the input is not a leaf."""
+    """The primal, or a tensor with a history if the input is no leaf."""
     if isinstance(spec, TensorInput) and spec.requires_grad and not spec.is_leaf:
         with torch.enable_grad():
             return NonLeaf.apply(primal)
@@ -69,7 +69,7 @@ def make_argument(spec: InputSpec, primal: Any) -> Any:
 
 
 def apply_views(views: Sequence[ViewStep], base: torch.Tensor) -> torch.Tensor:
-    """The view of `base`, tracked by autograd whatever the grad mode."""
+    """The view of `base`, which autograd tracks in any grad mode."""
     with torch.enable_grad():
         for view in views:
             base = view.op(base, *view.args)
@@ -77,7 +77,7 @@ def apply_views(views: Sequence[ViewStep], base: torch.Tensor) -> torch.Tensor:
 
 
 def input_state(value: Any) -> InputState | None:
-    """What to compare a functional argument with after the function ran."""
+    """The state of a functional argument before the function runs, to compare with afterwards."""
     if not isinstance(value, torch.Tensor):
         return None
     version = 0 if value.is_inference() else value._version
@@ -89,7 +89,7 @@ def input_state(value: Any) -> InputState | None:
 
 
 class SharedVersions:
-    """A handler of calls that keeps version counters equal which are one counter in eager, and several in the trace."""
+    """A handler of calls that keeps version counters of the trace equal if they are one counter in eager."""
 
     functions = None
 
@@ -109,7 +109,7 @@ class SharedVersions:
 
 
 def shared_versions(convention: CallingConvention, arguments: Sequence[Any]) -> SharedVersions | None:
-    """`SharedVersions` for the inputs that need it."""
+    """`SharedVersions` for the inputs that need it, if there are any."""
     classes = [distinct_counters([arguments[k] for k in members]) for members in convention.shared_versions]
     classes = [members for members in classes if len(members) > 1]
     return SharedVersions(classes) if classes else None

@@ -1,4 +1,4 @@
-"""No garbage collection while a capture runs: it would walk all that torch has on the heap, again and again.
+"""Pauses garbage collection during a capture: each collection would walk torch's whole heap.
 
 with collection_paused():
     ...                         a capture makes many objects that live on, and little garbage
@@ -11,17 +11,17 @@ import gc
 from collections.abc import Iterator
 
 MOST_AGED = 2_000_000
-"""So many objects count as old without having been looked at, before all are."""
+"""After this many objects were marked old without a collection, everything is collected."""
 
 _aged = [0]
 
 
 @contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
-    """Inside, the collector does not start by itself; afterwards it does again, if it did before.
+    """Inside, the collector does not start by itself; afterwards it is as before.
 
-    What was made meanwhile counts as old then: else, the next collection of young objects would walk all of it at once.
-    After `MOST_AGED` such objects, everything is collected once.
+    Objects made inside count as old afterwards. Otherwise the next collection of young objects would walk all of them. After
+    `MOST_AGED` such objects, everything is collected once.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -29,7 +29,7 @@ def collection_paused() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if gc.get_freeze_count() == 0:  # or else these would no longer be frozen
+            if gc.get_freeze_count() == 0:  # otherwise unfreeze() would undo somebody else's freeze()
                 _aged[:] = [_aged[0] + gc.get_count()[0]]
                 gc.freeze()
                 gc.unfreeze()

@@ -1,13 +1,13 @@
-"""Sees how a function that is traced moves the random generator.
+"""Follows how a traced function moves the random generator.
 
-A trace draws nothing, so that seeds and states that the function sets would be lost: `torch.manual_seed`, also within
-`torch.random.fork_rng()`, and `torch.set_rng_state`. What goes back to a state that was there is known by the draws that led
-to it, and draws the same numbers again, as a checkpoint does in the backward:
+A trace draws nothing, so seeds and states that the function sets would be lost: `torch.manual_seed`, also within
+`torch.random.fork_rng()`, and `torch.set_rng_state`. A state that the function has read is identified by the draws that led
+to it. If the function returns to it, as a checkpoint does in the backward, the next ops draw the same numbers:
 
     state = torch.get_rng_state()
     first = torch.rand(3)                 its node has meta["draw"] = 0
     torch.set_rng_state(state)
-    again = torch.rand(3)                 this one, too: a pass makes one node of them
+    again = torch.rand(3)                 this one, too: a pass merges the two
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ DRAW = "draw"
 
 
 class WatchedGenerator:
-    """Stands for the default generator while a function, or its backward, is traced.
+    """Replaces the default generator while a function or its backward is traced.
 
-    A state is known by the draws that lead to it: a timeline of random nodes and a position in it, which is `None` if the
-    state came from elsewhere. Forward and backward have timelines of their own. Nothing is set in the real generator, which
-    other threads use.
+    A state is identified by the draws that lead to it: a timeline of random nodes and a position in it. The position is
+    `None` if the state came from elsewhere. Forward and backward have a timeline each. The real generator is left alone,
+    since other threads use it.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -47,7 +47,7 @@ class WatchedGenerator:
         self.begin()
 
     def begin(self) -> None:
-        """What is drawn from now on is drawn at another time than what was drawn so far."""
+        """Start a new timeline."""
         self._seen.update(self._graph.nodes)
         self._timeline: list[fx.Node] = []
         self._position: int | None = 0
@@ -88,12 +88,12 @@ class WatchedGenerator:
 
     @property
     def follows_the_graph(self) -> bool:
-        """Whether running the ops of the graph draws the same numbers, and leaves the same state."""
+        """Whether running the ops of the graph draws the same numbers and leaves the same state."""
         self._look_at_draws()
         return self._timeline is self._newest and self._position == len(self._newest) and not self._strays
 
     def reject_states(self, values: Iterable[Any]) -> None:
-        """Raise if a value is a state: another call would have another one.
+        """Raise if a value is a generator state: it would differ in another call.
 
         Raises:
             CaptureError
@@ -110,7 +110,7 @@ class WatchedGenerator:
         self._timeline, self._position = timeline, position
 
     def _look_at_draws(self) -> None:
-        """Note what was drawn since the last look."""
+        """Record the draws since the last look."""
         for node in self._graph.nodes:
             if op_table.is_random(node.target) and node not in self._seen:
                 self._seen.add(node)
@@ -129,11 +129,11 @@ class WatchedGenerator:
 
 
 @contextlib.contextmanager
-def watched(generator: WatchedGenerator) -> Iterator[None]:
-    """Inside, a function is traced that shall draw from the default generator only.
+def watch_draws(generator: WatchedGenerator) -> Iterator[None]:
+    """Inside, `generator` replaces the default generator.
 
     Raises:
-        CaptureError: at the end, if it also sets it.
+        CaptureError: at the end, if the function did more than draw from it.
     """
     seed = torch.initial_seed()
     torch.random.default_generator = generator  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""Values that a function computes and that are an argument of it, too: the gradient of one ends at the other.
+"""Values that a function both computes and gets as an argument: the gradient of the value ends at the argument.
 
-A second-order function runs the original one again, so it computes the original's results, and gets them as arguments. What
-the caller asks a gradient for is the argument.
+A second-order function reruns the original function. It computes the original's results and also gets them as arguments; the
+caller asks for the gradient of the argument.
 
     with collected() as joins:
         h = x.exp(); declare(result, h); g = h.sin()        joins: [(result, h)]    the gradient of g reaches `result`, not x
@@ -22,7 +22,7 @@ _collectors: contextvars.ContextVar[tuple[list[Join], ...]] = contextvars.Contex
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[Join]]:
-    """Inside, what is declared is collected, also by those that are open outside."""
+    """Inside, collect all declared joins. Enclosing collectors get them, too."""
     joins: list[Join] = []
     token = _collectors.set((*_collectors.get(), joins))
     try:
@@ -32,12 +32,12 @@ def collected() -> Iterator[list[Join]]:
 
 
 def declare(argument: torch.Tensor, computed: torch.Tensor) -> None:
-    """Say that `computed` is `argument`."""
+    """Declare that `computed` has the value of `argument`."""
     for joins in _collectors.get():
         joins.append((argument, computed))
 
 
 def positions(joins: Sequence[Join], arguments: Sequence[Any]) -> tuple[tuple[int, torch.Tensor], ...]:
-    """The joins of `arguments`, by position."""
+    """The joins of `arguments`, each with the position of its argument."""
     position = {id(argument): k for k, argument in enumerate(arguments)}
     return tuple((position[id(argument)], computed) for argument, computed in joins if id(argument) in position)

@@ -1,7 +1,7 @@
-"""What a function told autograd about its arguments: hooks, and to keep a gradient. And about views that it returns.
+"""Hooks that a function registers on its arguments or on views that it returns, and `retain_grad` of arguments.
 
-In: the traced arguments and outputs after the run. Out: `InputHook`s and `OutputHook`s, which each call registers again on
-the caller's tensors. There a hook sees what it sees in eager: the whole gradient, with what comes from outside.
+In: the traced arguments and outputs after the run. Out: `InputHook`s and `OutputHook`s, which each call registers on the
+caller's tensors. There a hook sees the whole gradient, as in eager, including gradients from outside the function.
 
     def f(x): x.register_hook(print); return x.sin()        ->  InputHook(0, "register_hook", (print,))
 """
@@ -32,25 +32,25 @@ class HookRecords:
 
     def __init__(self, arguments: Sequence[Any], entered: Callable[[Any, Any], None]) -> None:
         self.asked_for_nodes = False
-        self.others = {id(argument) for argument in arguments}
+        self.arguments = {id(argument) for argument in arguments}
         self.nodes: set[Any] = set()
         self.node_of = WeakIdKeyDictionary()
         self.entered = entered
 
     def handle(self, function: Any, call: Callable[..., Any], /, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if function is torch.Tensor.register_hook and id(tensor) not in self.others:
+        if function is torch.Tensor.register_hook and id(tensor) not in self.arguments:
             return self.register(call, tensor, *args, **kwargs)
         self.asked_for_nodes |= function == torch_compat.GRAD_FN
         return call(tensor, *args, **kwargs)
 
     def register(self, call: Callable[..., Any], tensor: torch.Tensor, hook: Callable) -> Any:
-        if not torch_compat.was_hooked(tensor):  # or else asking for its history might make another one
+        if not torch_compat.was_hooked(tensor):  # reading the history could otherwise create a new one
             self.node_of[tensor] = tensor.grad_fn
             self.nodes.add(tensor.grad_fn)
         return call(tensor, OnGradients(hook, functools.partial(self.entered, self.node_of[tensor])))
 
     def hooked_nodes(self, live: Iterable[Any]) -> frozenset[Any]:
-        """The autograd nodes behind live tensors whose own hooks the function has registered, which tell `entered` now."""
+        """The autograd nodes behind live tensors that have own hooks. Wraps these hooks: each tells `entered` first."""
         if not self.asked_for_nodes:
             return frozenset()
         stack: list[Any] = [value.grad_fn for value in live if isinstance(value, torch.Tensor)]
@@ -66,7 +66,7 @@ class HookRecords:
 
 @dataclass(frozen=True)
 class OnNode:
-    """A hook of an autograd node that is not called without a gradient. `entered` is told before what it holds."""
+    """A hook of an autograd node, called only if a gradient arrives. Before that, `entered` gets what the hook holds."""
 
     entered: Callable[[Any], None]
     hook: Callable
@@ -81,7 +81,7 @@ class OnNode:
 
 @dataclass(frozen=True)
 class OnGradients:
-    """A hook that is not called without a gradient. `entered` is told before what it holds."""
+    """A hook of a tensor, called only if a gradient arrives. Before that, `entered` gets what the hook holds."""
 
     hook: Callable
     entered: Callable[[Any], None]
@@ -94,7 +94,7 @@ class OnGradients:
 
 
 def take_hooks(arguments: Sequence[Any]) -> tuple[InputHook, ...]:
-    """The hooks of arguments, which are removed there.
+    """Remove the hooks of arguments and return them.
 
     Raises:
         CaptureError: a hook uses tensors of the trace.
@@ -109,7 +109,7 @@ def take_hooks(arguments: Sequence[Any]) -> tuple[InputHook, ...]:
 
 
 def take_hooks_of_views(outputs: Sequence[Any], arguments: Sequence[Any]) -> tuple[OutputHook, ...]:
-    """The hooks of returned views, which are removed there: the views are made again after the graph has run.
+    """Remove the hooks of returned views and return them: the views are replayed after the graph has run.
 
     Raises:
         CaptureError: a hook uses tensors of the trace.
@@ -124,16 +124,16 @@ def take_hooks_of_views(outputs: Sequence[Any], arguments: Sequence[Any]) -> tup
 
 
 def hooks_of_view(view: torch.Tensor) -> list[Callable]:
-    """Its hooks that belong to the history which it has now; those from before a change in place belong to that one."""
+    """The hooks of a view's current history. Hooks from before an in-place change belong to the old history."""
     try:
-        view.grad_fn  # noqa: B018  (makes a new history, without hooks, if its base was changed)
+        view.grad_fn  # noqa: B018  (creates a new history, without hooks, if its base was changed)
     except (RuntimeError, IndexError, ValueError):
         return []  # the analysis refuses such a view
     return [hook.hook if isinstance(hook, OnGradients) else hook for hook in torch_compat.pop_hooks(view)]
 
 
 def hooks_of(tensor: torch.Tensor) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The hooks of a tensor, which are removed, as methods that register them and their arguments."""
+    """Remove the hooks of a tensor. Yields the method that registers each, and its arguments."""
     yield from (("register_hook", (hook,)) for hook in torch_compat.pop_hooks(tensor))
     hooks = torch_compat.pop_post_accumulate_hooks(tensor)
     yield from (("register_post_accumulate_grad_hook", (hook,)) for hook in hooks)
@@ -146,18 +146,18 @@ def reject_traced(hook: InputHook | OutputHook) -> None:
     owner = "an argument" if isinstance(hook, InputHook) else "a view that it returns"
     if any(map(uses_the_trace, hook.arguments)):
         raise CaptureError(
-            f"a hook that the function gives to {hook.method}() of {owner} uses a tensor of the function, which is not "
-            "there when the hook runs; register it outside of the compiled function"
+            f"a hook that the function gives to {hook.method}() of {owner} uses a tensor of the function, which does not "
+            "exist when the hook runs; register it outside of the compiled function"
         )
 
 
 def uses_the_trace(hook: Callable) -> bool:
-    """Whether a hook holds tensors or autograd nodes of the trace, as far as its closure and arguments show."""
+    """Whether a hook holds tensors or autograd nodes of the trace, as far as `held_by` finds them."""
     return any(torch_compat.is_traced(leaf) or is_node(leaf) for leaf in held_by(hook))
 
 
 def held_by(hook: Callable) -> list[Any]:
-    """What a hook holds, as far as its closure and arguments show."""
+    """What a hook holds in its closure, attributes and bound arguments."""
     held = [hook, getattr(hook, "__self__", None), *vars(hook).values()] if hasattr(hook, "__dict__") else [hook]
     held += [getattr(hook, name, None) for name in ("__defaults__", "__kwdefaults__", "func", "args", "keywords")]
     held += [cell.cell_contents for cell in getattr(hook, "__closure__", None) or () if not is_empty(cell)]
@@ -165,7 +165,7 @@ def held_by(hook: Callable) -> list[Any]:
 
 
 def is_empty(cell: Any) -> bool:
-    """Whether a variable of a closure has no value yet."""
+    """Whether a closure variable has no value yet."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:

@@ -1,8 +1,8 @@
-"""Notes which views an index with several items makes: eager makes none for an item that takes all.
+"""Marks the views that an index with several items makes: eager makes no view for an item that takes everything.
 
     x[:, ::2]       eager: one view       a trace with symbolic sizes: slice(x, 0), slice(slice, 1, step=2)
 
-The nodes have `meta["indexed"]`; replayed views leave the first one out. `x[:]` is a view of its own.
+The nodes have `meta["indexed"]`; replayed views omit the first slice. `x[:]` alone is a view in eager, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aotgrad.capture.recorder import Recorder
 
 
 class IndexMarks:
-    """A handler of calls that tells `recorder` when such an index is made."""
+    """A handler of calls that tells `recorder` while such an index is made."""
 
     functions = (torch.Tensor.__getitem__,)
 

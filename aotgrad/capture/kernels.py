@@ -1,9 +1,9 @@
-"""Wrapped Triton kernels that a trace would not run as eager does: refused.
+"""Refuses wrapped Triton kernels that a graph would not run as eager does.
 
 In: a joint graph. Raises, or returns nothing.
 
-Torch's functional form of a kernel call clones each tensor that the kernel writes to, so what the kernel writes through one
-argument it does not see in another one that shares the memory, and of two results in one memory the later one wins.
+Torch's functional form of a kernel call clones each tensor that the kernel writes to. A write through one argument is then
+invisible through another argument in the same memory, and of two results in one memory the later one wins.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from aotgrad.errors import CaptureError
 from aotgrad.graph.strided_overlap import ByteLayout, overlap
 
 WRAPPED = "triton_kernel_wrapper_functional"
-"""Torch's operator that calls a kernel and returns copies of what it has written to, by name."""
+"""The name of torch's operator that calls a kernel and returns copies of the tensors that it wrote to."""
 
 
 def reject_kernels_in_shared_memory(graph: fx.Graph) -> None:
-    """Raise if a kernel writes to an argument that shares elements with another one.
+    """Raise if a kernel writes to an argument that shares elements with another argument.
 
-    One tensor that is passed twice, as where a kernel works in place, is fine if the kernel writes to one of the two.
+    A tensor may be passed twice, as for a kernel that works in place, if the kernel writes to one of the two.
 
     Raises:
         CaptureError: names the line and both arguments.
@@ -43,7 +43,7 @@ def reject_shared_arguments(call: fx.Node) -> None:
     written = frozenset(arguments["tensors_to_clone"])
     tensors = {name: value.meta["val"] for name, value in arguments["kwargs"].items() if is_tensor(value)}
     for (name, tensor), (other, second) in itertools.combinations(tensors.items(), 2):
-        if are_torn_apart(tensor, second, {name, other} & written):
+        if lose_sharing(tensor, second, {name, other} & written):
             line = printed_line(call.meta.get("stack_trace", ""))
             raise CaptureError(
                 f"a Triton kernel gets {name!r} and {other!r}, which share memory, and changes it, at {line}. "
@@ -55,8 +55,8 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
-def are_torn_apart(tensor: torch.Tensor, other: torch.Tensor, written: Collection[str]) -> bool:
-    """Whether two arguments share elements in a way that is lost when those that are `written` to are cloned."""
+def lose_sharing(tensor: torch.Tensor, other: torch.Tensor, written: Collection[str]) -> bool:
+    """Whether two arguments share elements, and cloning the `written` ones would lose that."""
     if not written or torch_compat.storage_key(tensor) != torch_compat.storage_key(other):
         return False
     if torch_compat.is_symbolic(tensor) or torch_compat.is_symbolic(other):

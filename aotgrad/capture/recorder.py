@@ -1,13 +1,13 @@
-"""The FX tracer of a capture: says for every node which user line it comes from.
+"""The FX tracer of a capture: records the user's line of every node.
 
-A forward node gets the stack trace that Dynamo recorded, or else the user's frames at the moment of the call. Where none is
-inside of the function, since every module is torch's own, that is the line which calls it, with the module's path:
+A forward node gets the stack trace that Dynamo recorded, or else the user's frames at the moment of the call. If no frame of
+the user is inside the function, because every module is torch's own, the line is the call of the function, with the module's
+path:
 
     File "train.py", line 12, in <module>, inside 0 (Linear)
       loss = model(x)
 
-It is remembered under the autograd sequence number, so that a backward node can be given the line of the forward op whose
-derivative it is (`attribute_to`).
+The line is kept by autograd sequence number. A backward node gets the line of its forward op (`attribute_to`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from aotgrad.torch_compat import PythonKeyTracer
 
 ORIGIN_FIELDS = ("stack_trace", "torch_fn", "custom")
 STACK_FIELDS = {"nn_module_stack": "fwd_nn_module_stack", "source_fn_stack": "fwd_source_fn_stack"}
-"""What a backward node has of its forward op, under the same name and under another one: compilers tell the two by it."""
+"""Fields that a backward node takes from its forward op: by the same name, and by a name that marks it as backward."""
 ModuleStack = dict[str, tuple[str, type]]
-"""By path: the path and the class of each module that a node is inside of, the outermost first."""
+"""Module path -> (path, class), for each module around a node, the outermost first."""
 
 CHECKED_OPS = frozenset({torch.ops.aten.as_strided_scatter.default})
-"""What writes into a view of any sizes and strides, by which it could reach beyond the memory that a trace knows."""
+"""Ops that write into a view of any sizes and strides, which can exceed the memory that the trace knows."""
 
 LIBRARY_FOLDERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 
@@ -77,13 +77,13 @@ class Recorder(PythonKeyTracer):
         return node
 
     def _attribute(self, node: fx.Node) -> None:
-        """Note that a node is the backward of an op; one that makes again what a checkpoint has dropped is not its own."""
+        """Mark a node as the backward of an op. A node that recomputes a checkpoint's value is not `own_backward`."""
         node.meta.update(self._attributed or {}, autograd_backward=True)
         if node.meta.get("own_backward") and torch_compat.saves_in_another_way():
             del node.meta["own_backward"]
 
     def graphs(self) -> list[fx.Graph]:
-        """The graph, and those of the functions that its higher-order ops get."""
+        """The graph, and the graphs that its higher-order ops call."""
         return [self.graph, *(each.graph for each in self.root.modules() if isinstance(each, fx.GraphModule))]
 
     def annotate(self, node: fx.Node, op: Any) -> None:
@@ -96,12 +96,12 @@ class Recorder(PythonKeyTracer):
             self._record_origin(node)
 
     def create_arg(self, a: Any) -> Any:
-        """The argument of a node. Tensors that come here were not recorded.
+        """The argument of a node. A tensor here was not recorded.
 
-        A zero without memory, which forward mode inside the function makes unseen, is a constant with memory.
+        A zero without memory, which forward mode makes below the trace, becomes a constant with memory.
 
         Raises:
-            CaptureError: for a tensor without values, which another trace computed.
+            CaptureError: for a tensor without values, from another trace.
         """
         if isinstance(a, torch.Tensor) and torch_compat.has_no_memory(a):
             with torch_compat.bare_evaluation():
@@ -130,32 +130,34 @@ class Recorder(PythonKeyTracer):
         self._origins[sequence_nr] = {**origin, "seq_nr": sequence_nr, "forward_op": str(node.target)}
 
     def origin_of(self, sequence_nr: int) -> dict[str, Any]:
-        """The meta of the forward op whose autograd node has this number; empty if it recorded none."""
+        """The meta of the forward op with this autograd sequence number; empty if there is none."""
         return self._origins.get(sequence_nr, {})
 
     def attribute_to(self, origin: dict[str, Any] | None) -> None:
-        """Give `origin` to every node recorded from now on; `None` goes back to forward nodes."""
+        """Attribute every node recorded from now on to `origin`; `None` returns to forward nodes."""
         self._attributed = origin
 
 
 class UserStacks:
-    """The frames of the user's function as text: outermost first, without those of torch and aotgrad.
+    """The frames of the user's function as text: outermost first, without frames of torch and aotgrad.
 
-    A stack that was seen before is the same string. Of others, only the frames that differ are looked at closely. `modules`
-    are the modules inside of which the function is at a stack that has no frame of the user's, in the form that FX keeps.
+    Equal stacks are the same string; each is formatted once. `modules` has the modules around a stack without a frame of the
+    user's, in FX's form.
     """
 
     LIBRARY, USER, ENTRY = range(3)
 
     def __init__(self) -> None:
-        self._kinds: dict[int, tuple[int, Any]] = {}  # by the identity of code, which is kept: to hash it is slow
+        self._kinds: dict[
+            int, tuple[int, Any]
+        ] = {}  # by the code's id, since hashing code is slow; the value keeps it alive
         self._texts: dict[tuple[int, ...], str] = {}
-        self._call: tuple[str, int, str] | None = None  # what calls the traced function, once it was asked for
+        self._call: tuple[str, int, str] | None = None  # the call of the traced function, once it is known
         self._names: dict[int, str] = {}
         self.modules: dict[str, ModuleStack] = {}
 
     def current(self) -> str:
-        """Empty outside of the user's function."""
+        """The current stack; empty outside of the user's function."""
         key: list[int] = []
         frames: list[Any] = []
         first = frame = sys._getframe(1)
@@ -179,7 +181,7 @@ class UserStacks:
         return text
 
     def _of_the_call(self, first: Any, entry: Any) -> str:
-        """The line that calls the traced function, and the module that the frame `first` is inside of."""
+        """The line that calls the traced function, and the innermost module around the frame `first`."""
         modules = modules_between(first, entry)
         call = self._call or calling_frame(entry)
         if call is None:
@@ -213,21 +215,21 @@ def modules_between(frame: Any, entry: Any) -> list[Any]:
 
 
 def calling_frame(frame: Any) -> tuple[str, int, str] | None:
-    """File, line and function of the user's innermost frame around a frame."""
+    """File, line and function of the innermost user frame around a frame."""
     while frame is not None and frame.f_code.co_filename.startswith((*LIBRARY_FOLDERS, contextlib.__file__)):
         frame = frame.f_back
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def called_line(filename: str, line_number: int, function: str, path: str = "", kind: type | None = None) -> str:
-    """A call of the user's, and what it is inside of: a module of a class, under a path."""
+    """The text of a user's call, with the path and class of the module around it."""
     if kind is not None:
         function += f", inside {path} ({kind.__name__})" if path else f", inside {kind.__name__}"
     return _format_line(filename, line_number, function).rstrip("\n")
 
 
 def give_lines(graph: fx.Graph) -> None:
-    """Give the nodes of a frontend's graph that have no line the one that calls the function here, and their module."""
+    """Give nodes of a frontend's graph without a line the line that calls the function now, and their module."""
     call = calling_frame(sys._getframe(1))
     if call is None:
         return
@@ -238,7 +240,7 @@ def give_lines(graph: fx.Graph) -> None:
 
 
 def user_stack_trace() -> str:
-    """The stack of this moment, once: see `UserStacks`."""
+    """The current stack; see `UserStacks`."""
     return UserStacks().current()
 
 
@@ -253,6 +255,6 @@ def _format_line(filename: str, line_number: int, function: str) -> str:
 
 
 def printed_line(text: str) -> str:
-    """`file:line: code` of the innermost frame of a traceback in a text."""
+    """`file:line: code` of the innermost frame of a traceback in `text`."""
     frames = re.findall(r'File "(.*)", line (\d+), in .*(?:\n +(\S.*))?', text)
     return "{}:{}: {}".format(*frames[-1]) if frames else "an unknown line"

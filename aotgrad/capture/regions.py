@@ -1,11 +1,11 @@
-"""Checkpointed regions: what `torch.utils.checkpoint` runs again in the backward, and is traced again there.
+"""Checkpointed regions: `torch.utils.checkpoint` reruns them in the backward, where they are traced a second time.
 
     with reentered(module_holds_traced_tensors):
-        y = checkpoint(region, x)                 a `Region`, with the autograd nodes that it made
-    backward of y                                 runs the region within `module_holds_traced_tensors()`
+        y = checkpoint(region, x)                 a `CheckpointedRegion`, with the autograd nodes that it made
+    backward of y                                 reruns the region within `module_holds_traced_tensors()`
 
-What the region changes in place is changed again then, and random numbers are drawn again that no state was kept for.
-Regions that Dynamo keeps as one op are made again from saved values, and not traced again, unless they do such a thing.
+The second run repeats the region's in-place changes, and draws new random numbers if the generator's state was not kept. A
+region that Dynamo keeps as one op is recomputed from saved values, and is traced a second time only if it does one of these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _contexts: contextvars.ContextVar[tuple[MakeContext, ...]] = contextvars.Context
 
 @contextlib.contextmanager
 def reentered(make_context: MakeContext) -> Iterator[None]:
-    """What runs inside, and is run again later, is run within a context like this one."""
+    """Open a context. Regions that run inside are rerun later within a new context of the same kind."""
     token = _contexts.set((*_contexts.get(), make_context))
     try:
         with make_context():
@@ -37,8 +37,8 @@ def reentered(make_context: MakeContext) -> Iterator[None]:
 class CheckpointedRegion:
     """One run of a checkpointed region.
 
-    `first` and `last` are the numbers of the next autograd node when it began and when it ended, `around` is what it ran
-    within. `keeps_state`: it draws the same random numbers again.
+    `first` and `last`: the sequence number of the next autograd node when the run began and ended. `around`: the contexts
+    that it ran within. `keeps_state`: the second run draws the same random numbers.
     """
 
     function: Callable[..., Any]
@@ -55,7 +55,7 @@ class CheckpointedRegion:
         self.last = torch_compat.sequence_nr()
 
     def holds(self, node: Any) -> bool:
-        """Whether it has made an autograd node."""
+        """Whether the region made an autograd node."""
         return self.last is not None and self.first <= torch_compat.node_sequence_nr(node) < self.last
 
     def is_within(self, other: CheckpointedRegion) -> bool:

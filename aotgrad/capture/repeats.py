@@ -1,6 +1,6 @@
-"""What a function computes again that was computed before: a trace marks its nodes, and effects among them do not happen.
+"""Computations that repeat earlier ones: a trace marks their nodes, and a pass removes the effects among them.
 
-A second-order function runs the original one again. What that prints or checks has been printed and checked.
+A second-order function reruns the original function, whose prints and checks have already happened.
 
     with repeated():
         y = f(x)            its nodes have meta["repeated"]
@@ -17,7 +17,7 @@ _is_open: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_open", defa
 
 @contextlib.contextmanager
 def repeated() -> Iterator[None]:
-    """While this is open, what is recorded is marked."""
+    """Inside, recorded nodes are marked."""
     token = _is_open.set(True)
     try:
         yield
@@ -26,5 +26,5 @@ def repeated() -> Iterator[None]:
 
 
 def is_repeated() -> bool:
-    """Whether what is recorded now is marked."""
+    """Whether recorded nodes are marked now."""
     return _is_open.get()

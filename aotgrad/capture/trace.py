@@ -1,7 +1,7 @@
 """Runs the user's function once, on functional fake tensors, and leaves the trace open.
 
-In: a flat function and its input specs. Out: a `Capture`. The same trace is entered again to append the backward, so
-the function is never run a second time.
+In: a flat function and its input specs. Out: a `Capture`. The joint stage appends the backward to the same open trace, so
+the function never runs a second time.
 
     capture = capture_function(lambda x: (x.sin(),), specs, mode, decompositions={})
     capture.trace.graph         # primals_1 -> sin
@@ -21,10 +21,10 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.capture import gradient_aliases, views_before_mutation
-from aotgrad.capture.fast_recorder import DirectRecorder
+from aotgrad.capture.fast_recorder import FastRecorder
 from aotgrad.capture.function_mode import FunctionHandlers
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
-from aotgrad.capture.generator import WatchedGenerator, watched
+from aotgrad.capture.generator import WatchedGenerator, watch_draws
 from aotgrad.capture.hooks import HookRecords, held_by, take_hooks, take_hooks_of_views
 from aotgrad.capture.indexing import IndexMarks
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
@@ -43,10 +43,10 @@ NO_REGIONS: Mapping[fx.GraphModule, Collection[int]] = {}
 
 @dataclass(frozen=True)
 class KeptRegion:
-    """A run of a region that Dynamo keeps: its tensors, each with its value when it began, and the regions inside.
+    """A run of a region that Dynamo keeps as one op: its tensors, each with its value at the start, and the regions inside.
 
-    `draws`: it draws other random numbers the second time. `writes`: it changes a tensor in place, maybe one of its own: of
-    that, torch would not make the old value again.
+    `draws`: the second run draws other random numbers. `writes`: it changes a tensor in place, maybe one of its own, whose
+    old value torch would not recompute.
     """
 
     region: fx.GraphModule
@@ -57,15 +57,15 @@ class KeptRegion:
 
 
 def run_checkpointed(_: Any, region: fx.GraphModule, args: Sequence[Any], settings: dict[str, Any]) -> Any:
-    """What a region returns that Dynamo keeps, inside of another one that is traced again in the backward."""
+    """Run a region that Dynamo keeps, inside a region that is traced a second time in the backward."""
     return torch_compat.checkpointed(region, args, settings, range(len(args)))
 
 
 class Trace:
     """An FX graph under construction, with the modes that record into it. Implements `ir.OpenTrace`.
 
-    `is_symbolic`: a size or stride of an input is. `traced_again` are those of the regions that Dynamo keeps which the
-    backward runs again, and traces, each with the arguments that change.
+    `is_symbolic`: a size or stride of an input is symbolic. `retraced`: regions kept by Dynamo that the backward reruns and
+    traces, each with the arguments that change.
     """
 
     def __init__(
@@ -74,29 +74,29 @@ class Trace:
         decompositions: Mapping[Any, Callable],
         values: ValueReads,
         is_symbolic: bool,
-        traced_again: Mapping[fx.GraphModule, Collection[int]] = NO_REGIONS,
+        retraced: Mapping[fx.GraphModule, Collection[int]] = NO_REGIONS,
     ) -> None:
         self.recorder, self._is_symbolic = Recorder(), is_symbolic
         self._generator = WatchedGenerator(self.recorder.graph)
         self._values = values
         self._fake_mode = fake_mode
-        direct = DirectRecorder(self.recorder, fake_mode, decompositions, self._track)
-        self._proxy_mode = torch_compat.proxy_mode(self.recorder, functools.partial(self._record, direct))
+        fast = FastRecorder(self.recorder, fake_mode, decompositions, self._track)
+        self._proxy_mode = torch_compat.proxy_mode(self.recorder, functools.partial(self._record, fast))
         self._functional_mode = torch_compat.functional_mode(
-            self.make_effect_token, values, self._proxy_mode, direct.of_functional
+            self.make_effect_token, values, self._proxy_mode, fast.record_functional
         )
         self._decompositions = decompositions
         self.on_hook: Callable[[Any, Sequence[Any]], None] | None = None
         self.on_region: OnRegion | None = None
         self.changing: set[Any] = set()
-        self._traced_again = traced_again
+        self._retraced = retraced
         self._kept: list[KeptRegion] = []
 
-    def _record(self, direct: DirectRecorder, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _record(self, fast: FastRecorder, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The results of an op on fakes, or `NotImplemented`."""
         if op in torch_compat.READS_ENTRIES and self._values.wants(op, args):
             return self._values.result(op, args, kwargs)
-        return direct.below_functionalization(op, args, kwargs)
+        return fast.record_fakes(op, args, kwargs)
 
     @property
     def graph(self) -> fx.Graph:
@@ -104,15 +104,15 @@ class Trace:
 
     @property
     def asks_for_offsets(self) -> bool:
-        """Whether an op ran that does another thing, or raises, depending on where in its storage a tensor starts."""
+        """Whether an op ran whose behaviour depends on the storage offset of a tensor."""
         return torch_compat.asked_for_offsets(self._functional_mode)
 
-    def watched_draws(self) -> contextlib.AbstractContextManager[None]:
-        """While the function runs."""
-        return watched(self._generator)
+    def watch_draws(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the function runs, and its use of the random generator is followed."""
+        return watch_draws(self._generator)
 
     def checkpoints(self) -> contextlib.AbstractContextManager[Any]:
-        """While the function runs, note its checkpointed regions, and what those do that Dynamo keeps."""
+        """Inside, the function runs. Records its checkpointed regions, and what the regions do that Dynamo keeps."""
         stack = contextlib.ExitStack()
         stack.enter_context(torch_compat.regions_noted(self.begin_region))
         stack.enter_context(torch_compat.kept_regions_run_by(self.run_kept))
@@ -123,29 +123,29 @@ class Trace:
         return functools.partial(self.run_again, region), region.end
 
     def run_again(self, region: CheckpointedRegion, *args: Any, **kwargs: Any) -> Any:
-        """Run a region in the backward, as `on_region` wants it; one that changes something runs at no other time."""
+        """Rerun a region in the backward, within `on_region`. A region that changes something reruns at no other time."""
         if self.on_region is not None:
             with self.on_region(region, [*args, *kwargs.values(), *held_by(region.function)]):
                 return region.run_again(args, kwargs)
         if region in self.changing:
-            raise RuntimeError("a checkpointed region that changes something runs again in the backward only")
+            raise RuntimeError("a checkpointed region that changes something reruns in the backward only")
         return region.run_again(args, kwargs)
 
     def run_kept(self, run: Callable, region: fx.GraphModule, args: Sequence[Any], settings: dict[str, Any]) -> Any:
-        """Run a region that Dynamo keeps, which is not run again in the trace of the backward if it does nothing else.
+        """Run a region that Dynamo keeps. The backward's trace reruns it only if a second run does something else.
 
         Raises:
-            CaptureError: it does, and the user says which of its values are saved.
+            CaptureError: the backward reruns it, and the user's `context_fn` says which of its values are saved.
         """
-        if region in self._traced_again:
+        if region in self._retraced:
             if torch_compat.has_own_policy(region):
                 raise CaptureError(
-                    "torch.utils.checkpoint with a context_fn runs a region again in the backward that changes a tensor in "
-                    "place, or draws other random numbers then; leave out context_fn, or checkpoint outside of the "
-                    "compiled function"
+                    "torch.utils.checkpoint with a context_fn reruns a region in the backward, and the region changes a "
+                    "tensor in place, or draws other random numbers then; leave out context_fn, or checkpoint outside of "
+                    "the compiled function"
                 )
             with reentered(lambda: torch_compat.kept_regions_run_by(run_checkpointed)):
-                return torch_compat.checkpointed(region, args, settings, self._traced_again[region])
+                return torch_compat.checkpointed(region, args, settings, self._retraced[region])
         if not torch.is_grad_enabled():
             return run(region, *args, **settings)
         tensors = {k: (value, self.node_of(value)) for k, value in enumerate(args) if torch_compat.any_functional([value])}
@@ -159,11 +159,11 @@ class Trace:
         self._kept.append(KeptRegion(region, tensors, draws, writes, inside))
         return result
 
-    def regions_to_trace_again(self) -> dict[fx.GraphModule, Collection[int]]:
-        """The regions that Dynamo keeps, and that do more than compute the same again, or read what changes.
+    def regions_to_retrace(self) -> dict[fx.GraphModule, Collection[int]]:
+        """The regions kept by Dynamo whose second run would not just recompute the first, or that read changed tensors.
 
-        Those arguments are given that do. One that requires grad may not, in eager: of others, Dynamo does not tell whether
-        the region was given them, or closes over them.
+        Each comes with the arguments that change. An argument that requires grad may not change, in eager. For the others,
+        Dynamo does not tell whether the region got them or closes over them.
         """
         found: dict[fx.GraphModule, Collection[int]] = {}
         for kept in self._kept:
@@ -175,22 +175,22 @@ class Trace:
 
     @contextlib.contextmanager
     def watched_draws_of_backward(self) -> Iterator[None]:
-        """While the backward runs: a checkpointed region draws the numbers of the forward again, or others at that time."""
+        """Inside, the backward runs: a checkpointed region draws the numbers of the forward, or new ones."""
         self._generator.begin()
-        with watched(self._generator):
+        with watch_draws(self._generator):
             yield
 
     def assignments(self, arguments: Sequence[Any]) -> torch_compat.Assignments:
-        """While it is open, tensors may be given the memory of others."""
+        """The handler of calls that give a tensor the memory of another one."""
         return torch_compat.Assignments(self._functional_mode, arguments)
 
     def making_arguments(self) -> contextlib.AbstractContextManager[None]:
-        """While the arguments are made of the placeholders."""
+        """Inside, the arguments are made from the placeholders."""
         return torch_compat.making_arguments(self._functional_mode)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Record everything that runs inside. Autocast keeps no traced cast beyond it, and nothing looks for NaNs."""
+        """Record everything that runs inside. Autocast caches no traced cast, and anomaly mode is off."""
         torch.clear_autocast_cache()
         try:
             with (
@@ -213,13 +213,13 @@ class Trace:
             torch.clear_autocast_cache()
 
     def add_input(self, spec: TensorInput | SymInput) -> None:
-        """A placeholder for `spec`, and its fake value tracked."""
+        """Add a placeholder for `spec`, and track its fake value."""
         value = spec.fake if isinstance(spec, TensorInput) else spec.value
         self._track(value, self.graph.placeholder(spec.name))
 
     def add_placeholder(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """A functional tensor with the metadata of `like`, whose placeholder stands after the existing ones."""
-        value = torch_compat.from_functional(like)  # recorded: a view is made again if its base was written to
+        """Add a placeholder after the existing ones. Returns its functional tensor, with the metadata of `like`."""
+        value = torch_compat.from_functional(like)  # recorded: a view is recreated if its base was written to
         with torch_compat.hidden_tracing_modes(), torch.no_grad():
             fake = tangent_like(value)
             placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
@@ -228,7 +228,7 @@ class Trace:
         return torch_compat.to_functional(fake)
 
     def add_memory(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """A placeholder after the existing ones, for memory that is laid out as `like`; the fake that it is traced with."""
+        """Add a placeholder after the existing ones, for memory in the layout of `like`. Returns its fake."""
         value = torch_compat.from_functional(like)
         with torch_compat.hidden_tracing_modes(), torch.no_grad():
             fake = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
@@ -238,12 +238,12 @@ class Trace:
         return fake
 
     def entered(self, node: Any, held: Sequence[Any]) -> None:
-        """A hook of autograd node `node` is about to run, which holds what is given; `on_hook` is told."""
+        """Tell `on_hook` that a hook of an autograd node is about to run, and what the hook holds."""
         if self.on_hook is not None:
             self.on_hook(node, held)
 
     def make_effect_token(self) -> torch.Tensor:
-        """What effectful ops hang on to while they are recorded; a pass removes it again."""
+        """The token that orders effectful ops while they are recorded; a pass removes it."""
         with torch_compat.hidden_tracing_modes():
             token = torch.empty(0)
             self._track(token, self.graph.call_function(torch.ops.aten.empty.memory_format, ([0],)))
@@ -253,7 +253,7 @@ class Trace:
         """Bring the values that outlive the run of the function up to date.
 
         Raises:
-            CaptureError: one cannot have a write, or is a state of the random generator.
+            CaptureError: a value misses a write, or is a state of the random generator.
         """
         bases = [value._base for value in results if isinstance(value, torch.Tensor)]
         torch_compat.keep_lazy_bits([*results, *bases, *arguments])
@@ -282,7 +282,7 @@ class Trace:
         return node
 
     def replayed(self, value: torch.Tensor, root: fx.Node) -> fx.Node:
-        """The node of `value` as the views that were recorded for it make it from `root`, its storage's current value."""
+        """The node that replays the recorded views of `value` from `root`, the current value of its storage."""
         with torch_compat.hidden_tracing_modes():
             base = root.meta["val"].detach()
         torch_compat.track_tensor_tree(base, fx.Proxy(root, self.recorder), constant=None, tracer=self.recorder)
@@ -299,12 +299,12 @@ class Trace:
         self.recorder.attribute_to(origin)
 
     def constants(self) -> list[torch.Tensor]:
-        """The real tensors in the graph that the function closed over, or made of numbers; not what passes made."""
+        """The real tensors in the graph that the function closed over or made from numbers; none from passes."""
         values = (getattr(self.recorder.root, node.target, None) for node in self.graph.find_nodes(op="get_attr"))
         return list({id(value): value for value in values if isinstance(value, torch.Tensor)}.values())
 
     def module(self) -> fx.GraphModule:
-        """The graph as a module, with the constants that the trace met as attributes."""
+        """The graph as a module, with the constants of the trace as attributes."""
         module = LazyGraphModule(self.recorder.root, self.graph)
         for node in self.graph.find_nodes(op="get_attr"):
             constant = getattr(module, node.target)
@@ -314,7 +314,7 @@ class Trace:
 
 
 def tangent_like(fake: torch.Tensor) -> torch.Tensor:
-    """A fake with the strides that a tangent of `fake` is traced with: its own if dense, else contiguous."""
+    """A fake with the strides of a tangent of `fake`: its own strides if dense, else contiguous."""
     return torch.empty_like(fake, memory_format=torch.preserve_format)
 
 
@@ -332,11 +332,11 @@ def capture_function(
         convention: the inputs, from `fake.make_input_specs`, and which of them the function takes.
         fake_mode: the mode of the inputs' fake tensors.
         decompositions: op overload -> function, applied while recording.
-        values: answers what the function asks about values; nobody does where there is none.
+        values: answers questions about values of tensors; by default they are errors.
 
     Raises:
-        CaptureError: if the function needs a tensor's value, or returns what cannot be traced. Errors of the function
-            itself pass through unchanged. Real inputs are not touched in either case.
+        CaptureError: the function needs a tensor's value, or returns something that cannot be traced. The function's own
+            errors pass through unchanged. Real inputs are never touched.
     """
     if any(isinstance(spec, TensorInput) and spec.requires_grad for spec in convention.inputs):
         decompositions = {op: rule for op, rule in decompositions.items() if op not in torch_compat.FOR_INFERENCE_ONLY}
@@ -345,14 +345,14 @@ def capture_function(
         trace = Trace(fake_mode, decompositions, values, has_symbolic_inputs(convention), changing)
         values.begin(trace.recorder, fake_mode, convention)
         capture = run_traced(trace, function, convention, values)
-        if not (found := trace.regions_to_trace_again()):
+        if not (found := trace.regions_to_retrace()):
             return capture
         changing = {**changing, **found}
 
 
 @dataclass(frozen=True)
 class Observers:
-    """What sees the function do things that its graph does not show; `joins` see `gradient_aliases`."""
+    """Records of what the function does and its graph does not show. `joins`: see `gradient_aliases`."""
 
     assignments: torch_compat.Assignments
     reshapes: torch_compat.ReshapedViews
@@ -363,7 +363,7 @@ class Observers:
 
 @contextlib.contextmanager
 def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any]) -> Iterator[Observers]:
-    """Inside, the function runs."""
+    """Inside, the function runs, with handlers for the calls that no op shows."""
     assignments = trace.assignments(arguments)
     reshapes = torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments))
     hooks = HookRecords(arguments, trace.entered)
@@ -375,7 +375,7 @@ def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any
         assignments,
         FunctionHandlers([handler for handler in handlers if handler is not None]),
         gradient_aliases.collected() as joins,
-        trace.watched_draws(),
+        trace.watch_draws(),
         trace.checkpoints(),
     ):
         yield Observers(assignments, reshapes, hooks, views, joins)
@@ -419,7 +419,7 @@ def run_traced(trace: Trace, function: FlatFunction, convention: CallingConventi
 def reject_old_memory(
     trace: Trace, before: Mapping[int, torch.Tensor], arguments: Sequence[Any], outputs: Sequence[Any]
 ) -> None:
-    """Raise if an argument is given other memory, and the one that it had is written to, or returned.
+    """Raise if an argument is given other memory, and its old memory is written to or returned.
 
     Raises:
         CaptureError
@@ -436,14 +436,14 @@ def reject_old_memory(
 
 
 def inputs_that_come_to_require_grad(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> frozenset[int]:
-    """The inputs that are leaves, and require grad now, and did not."""
+    """The inputs that are leaves and require grad now, but did not before."""
     pairs = enumerate(zip(inputs, arguments, strict=True))
     plain = [(k, value) for k, (spec, value) in pairs if isinstance(spec, TensorInput) and not spec.requires_grad]
     return frozenset(k for k, value in plain if value.requires_grad and value.is_leaf)
 
 
 def inputs_that_cease_to_require_grad(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> frozenset[int]:
-    """The inputs that required grad, and do not now. Leaves do again from here on: what was computed of them goes on."""
+    """The inputs that required grad and do not now. Restores the flag of leaves: results computed from them need it."""
     found: set[int] = set()
     for index, (spec, value) in enumerate(zip(inputs, arguments, strict=True)):
         if isinstance(spec, TensorInput) and spec.requires_grad and not value.requires_grad:
@@ -458,14 +458,14 @@ def has_symbolic_inputs(convention: CallingConvention) -> bool:
 
 
 def views_of_leaves(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> list[torch.Tensor]:
-    """The arguments of which autograd allows no view to be changed in place, as they are views of leaves themselves."""
+    """The arguments that are views of leaves: autograd allows no in-place change of their views."""
     pairs = zip(inputs, arguments, strict=True)
     return [argument for spec, argument in pairs if isinstance(spec, TensorInput) and spec.is_view_of_leaf]
 
 
 @contextlib.contextmanager
 def restored_grad_mode() -> Iterator[None]:
-    """The function may leave another grad mode behind; that must not leak out of the trace."""
+    """Restore the grad mode afterwards: the function may change it, and that must not leak out of the trace."""
     before = torch.is_grad_enabled()
     try:
         yield
@@ -484,7 +484,7 @@ def _make_inputs(trace: Trace, convention: CallingConvention) -> tuple[tuple[Any
 
 
 def run_user_function(function: FlatFunction, arguments: Sequence[Any]) -> Sequence[Any]:
-    """Call the function; an error that is about tracing is explained. User frames are looked for up to here."""
+    """Call the function; explain errors about tracing. The search for user frames stops here."""
     try:
         return function(*arguments)
     except AOTGradError:
@@ -504,7 +504,7 @@ READS_MEMORY = (
 
 
 class OwnGeneratorError(CaptureError):
-    """A random op draws from a generator whose state the trace was not given; see `OwnGenerator`."""
+    """A random op draws from a generator whose state is no input of the trace; see `OwnGenerator`."""
 
     def __init__(self, line: str, cause: torch_compat.OwnGenerator) -> None:
         super().__init__(
@@ -534,23 +534,23 @@ EXPLANATIONS = {
         "use other view ops, or clone() first"
     ),
     "mutated that has internal overlap": (
-        "a view is changed in place of which several elements are the same memory, at {line}. "
+        "a view is changed in place, and several of its elements are the same memory, at {line}. "
         "Change the tensor that it was made from, or clone() first"
     ),
     "must be divisible by": (
-        "a tensor is viewed as another dtype and changed in place, or cannot be viewed so, at {line}. "
+        "a tensor is viewed as another dtype and changed in place, or has no view as that dtype, at {line}. "
         "Change the tensor that the view was made from, or clone() first"
     ),
     "as_strided and a write to the same memory": (
-        "a tensor is changed in place and viewed by as_strided(), at {line}, and the graph does not keep how it lies in "
+        "a tensor is changed in place and viewed by as_strided(), at {line}, and the graph does not keep its layout in "
         "memory. Use other view ops, or clone() first"
     ),
     "must be 1 to view": (
-        "a tensor that is viewed as another dtype is changed in place, or cannot be viewed so, at {line}. "
+        "a tensor that is viewed as another dtype is changed in place, or has no view as that dtype, at {line}. "
         "Change the tensor that the view was made from, or clone() first"
     ),
     "numpy() is not supported": (
-        "a tensor is turned into a NumPy array, at {line}. Its values are not there while tracing: "
+        "a tensor is turned into a NumPy array, at {line}. It has no values while tracing: "
         "use torch's own functions, or do this outside of the compiled function"
     ),
     "resize a view tensor to a larger size": (
@@ -558,35 +558,35 @@ EXPLANATIONS = {
         "of the compiled function"
     ),
     "view of a tensor whose metadata was changed": (
-        "a view is used whose base had its size or stride changed in place (t_, unsqueeze_, ...) after the view was made, "
-        "at {line}. Make the view after that change, or use t(), unsqueeze(), ... instead"
+        "a view is used after the size or stride of its base was changed in place (t_, unsqueeze_, ...), at {line}. "
+        "Make the view after that change, or use t(), unsqueeze(), ... instead"
     ),
     torch_compat.ANOTHER_STORAGE: (
-        "a tensor is given another storage, by `x.data = ...` or `x.set_(...)`, at {line}: one of another dtype or device, "
-        "or that is no part of the function, or it is a view, or it requires grad, and is laid out otherwise or set_() is "
-        "called. Use x.copy_(...), or do this outside of the compiled function"
+        "a tensor is given another storage, by `x.data = ...` or `x.set_(...)`, at {line}. This is not possible if the "
+        "storage has another dtype or device or is from outside of the function, if the tensor is a view, or if it requires "
+        "grad and gets another layout or set_() is called. Use x.copy_(...), or do this outside of the compiled function"
     ),
     torch_compat.RESHAPED_CONVERSION: (
-        "a view as another dtype, or conjugated, has its size or stride changed in place, at {line}. Eager's gradients pass "
-        "that change by: use t(), unsqueeze(), ... instead of t_(), unsqueeze_(), ..."
+        "the size or stride of a conjugated view, or of a view as another dtype, is changed in place, at {line}. Eager's "
+        "gradients ignore that change: use t(), unsqueeze(), ... instead of t_(), unsqueeze_(), ..."
     ),
     "are out of bounds for storage of size": (
-        "a tensor is laid out beyond its memory, by as_strided() or as_strided_(), at {line}. Of an input, a trace knows "
-        "the memory up to its last element only: pass the tensor that it is a view of"
+        "as_strided() or as_strided_() reaches beyond the memory of a tensor, at {line}. A trace knows the memory of an "
+        "input only up to its last element: pass the tensor that the input is a view of"
     ),
     "unsafe_split and a write to the same memory": (
-        "a tensor is used or returned, or is an input, whose memory was changed through a piece that unsafe_chunk() or "
-        "unsafe_split() made of it, or the other way round; use chunk() or split()"
+        "unsafe_chunk() or unsafe_split() makes pieces of a tensor, the tensor or a piece is changed in place, and the "
+        "other one is an input, or is used or returned afterwards; use chunk() or split()"
     ),
     torch_compat.REENTRANT_WITHOUT_GRADIENT: (
-        "torch.utils.checkpoint with use_reentrant=True returns a tensor that does not require grad by itself, at {line}, "
-        "and would require grad then: pass use_reentrant=False"
+        "torch.utils.checkpoint with use_reentrant=True returns a tensor that depends on nothing that requires grad, at "
+        "{line}, and would make it require grad: pass use_reentrant=False"
     ),
     torch_compat.ENTANGLED_LIST: (
         "several tensors of a list that is changed in place share memory and require grad, at {line}. Change them one by one"
     ),
     "normal_ of a tensor with gaps": (
-        "normal_() fills a tensor whose elements do not lie next to each other, at {line}, and would draw its numbers in "
+        "normal_() fills a tensor whose elements are not adjacent in memory, at {line}, and would draw its numbers in "
         "another order. Use x.copy_(torch.randn(x.shape)), or do this outside of the compiled function"
     ),
     "writing through an expanded tensor": (
@@ -594,11 +594,11 @@ EXPLANATIONS = {
         "change the tensor that was expanded, or clone() first"
     ),
 }
-"""Parts of torch's messages about tracing, and what they mean for the user."""
+"""Parts of torch's messages about tracing -> what they mean for the user."""
 
 
 def explain_error(error: Exception) -> CaptureError | None:
-    """A `CaptureError` if `error` is about tracing and not the function's own, or else `None`."""
+    """A `CaptureError` if `error` is about tracing; `None` if it is the function's own."""
     if isinstance(error, torch_compat.OwnGenerator):
         return OwnGeneratorError(user_line_of(error), error)
     message = next((text for part, text in EXPLANATIONS.items() if part in str(error)), None)
@@ -615,7 +615,7 @@ def explain_error(error: Exception) -> CaptureError | None:
 
 
 def user_line_of(error: Exception) -> str:
-    """`file:line: code` of the innermost frame of `error` that is the user's, or of the node of Dynamo's that was run."""
+    """`file:line: code` of the innermost user frame of `error`, or of the node of Dynamo's graph that ran."""
     import traceback
 
     from aotgrad.capture.recorder import LIBRARY_FOLDERS

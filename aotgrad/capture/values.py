@@ -1,14 +1,14 @@
-"""What a function asks about the values of tensors while it is traced: answered from the inputs of the call.
+"""Answers a traced function's questions about values of tensors, from the inputs of the call.
 
-A trace has no values. A branch on one, or a number that is returned, is answered by computing it from the real inputs: the
-nodes that lead to it, which change nothing, run on them. They are kept as a graph of their own, and each answer as a
-condition on what that computes: the plan holds for calls that get the same answers.
+A trace has no values. If the function branches on a value or returns a number, the nodes that lead to it run on the real
+inputs; they change nothing. They are kept as a graph of their own, the prologue, and each answer becomes a condition on the
+prologue's results: the plan holds for calls with the same answers.
 
     values = ValueReads(Level.GUARD, real_inputs)
     capture_function(function, ..., values=values)
     values.guard().holds(other_inputs)
 
-Numbers that are only computed with stay symbolic: only what Python asks becomes a condition.
+A number becomes a condition only if Python asks for it. Others stay symbolic.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from aotgrad.torch_compat import FakeTensorMode, Read
 
 
 class NotAnswered(Exception):
-    """The function is to be traced again, at the next level."""
+    """The function must be retraced at the next level."""
 
 
 class ValueReads:
-    """The answers that one trace was given."""
+    """The answers that one trace got."""
 
     def __init__(self, level: Level, arguments: Sequence[torch.Tensor]) -> None:
         self.level = level
@@ -50,25 +50,25 @@ class ValueReads:
         self._guard: ValueGuard | None = None
 
     def begin(self, recorder: Recorder, fake_mode: FakeTensorMode, convention: CallingConvention) -> None:
-        """A trace begins, in place of an earlier one."""
+        """Start a trace, in place of an earlier one."""
         self._conditions = {}
         self._recorder, self._fake_mode = recorder, fake_mode
         self._prologue = Prologue(recorder, convention, self._arguments) if self.level else None
 
     def guard(self) -> ValueGuard | None:
-        """What the answers depend on, `None` if there were none. Nothing is answered any more; the values are freed."""
+        """The guard of the answers, `None` if there were none. Ends answering, and frees the values."""
         prologue, self._prologue, self._arguments = self._prologue, None, ()
         if prologue is not None and self._conditions:
             self._guard = ValueGuard(self.level, *prologue.finished(), tuple(self._conditions.values()), prologue.draws)
         return self._guard
 
-    # -- what torch asks
+    # -- questions of torch
 
     def wants(self, op: Any, args: Sequence[Any]) -> bool:
-        """Whether an op's result is a number, or has a size, that is answered by `result`.
+        """Whether `result` computes the op: its result is a number, or has a size, that depends on values.
 
         Raises:
-            CaptureError: it cannot be, at this level, and torch would take it for another one.
+            CaptureError: this level cannot answer, and torch would compute a wrong result.
         """
         read = torch_compat.READS_VALUES.get(op)
         if read is None:
@@ -82,32 +82,32 @@ class ValueReads:
         return self._prologue is not None and self.level >= (Level.SPECIALIZE if read is Read.NUMBER else Level.GUARD)
 
     def _wants_parts(self, node: fx.Node) -> bool:
-        """Whether the trace does not know how large the indices and values of a sparse tensor are."""
+        """Whether the trace does not know how many entries a sparse tensor has."""
         if has_known_entries(node):
             return False
         self._ask_for_entries()
         return True
 
     def _ask_for_entries(self) -> Prologue:
-        """What answers, if something does. Raises CaptureError if not: a fake sparse tensor has no entries."""
+        """The prologue, which answers. Raises CaptureError without one: a fake sparse tensor has no entries."""
         self.asked = True
         if self._prologue is None:
             raise CaptureError(
-                f"a sparse tensor is asked for its entries, of which the trace does not know how many there are, at "
+                f"a sparse tensor is asked for its entries, and the trace does not know how many there are, at "
                 f"{printed_line(user_stack_trace())}. Do this outside of the compiled function"
             )
         return self._prologue
 
     def result(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What an op on traced tensors returns: a number of this call, or fakes that have the sizes of this call.
+        """The result of an op on traced tensors: a number of this call, or fakes with the sizes of this call.
 
-        What a backward checks is checked when it runs.
+        A check of the backward runs when the backward does.
         """
         if (message := torch_compat.check_of_running_node(op)) is not None:
             torch_compat.assert_close(message, *map_tensors(torch_compat.from_functional, args), **kwargs)
             return True
         if op in torch_compat.READS_ENTRIES and torch_compat.READS_VALUES[op] is Read.ANSWER:
-            return self._told_of_entries(op, fake_of(args[0]))
+            return self._fact_of_entries(op, fake_of(args[0]))
         assert self._prologue is not None
         node, value = self._prologue.call(op, args, kwargs)
         if torch_compat.READS_VALUES[op] is not Read.SIZES:
@@ -117,8 +117,8 @@ class ValueReads:
         self._require(f"tuple({name}.size())" if one else f"[tuple(each.size()) for each in {name}]")
         return self._recorded(op, args, kwargs, value)
 
-    def _told_of_entries(self, op: Any, fake: torch.Tensor) -> Any:
-        """What an op tells of the entries of a sparse tensor: asked of the first one that has them."""
+    def _fact_of_entries(self, op: Any, fake: torch.Tensor) -> Any:
+        """The result of an op that reads facts about the entries of a sparse tensor, from the tensor that they come from."""
         node = node_of(fake, self._recorder)
         while (source := torch_compat.KEEPS_ENTRIES.get(node.target)) is not None:
             node = node_at(node, source)
@@ -134,7 +134,7 @@ class ValueReads:
         return told
 
     def _recorded(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Any) -> Any:
-        """Fakes of an op's results, which the trace computes."""
+        """Record the op in the trace; returns fakes of its results."""
         recorder = self._recorder
         with torch_compat.hidden_tracing_modes():
             fakes = map_tensors(self._fake_mode.from_tensor, results)
@@ -147,7 +147,7 @@ class ValueReads:
         return fakes
 
     def answer(self, expression: Any, place: str = "") -> Any:
-        """The value of an expression in symbols; `None` if it is not known. `place` says where it is asked."""
+        """The value of an expression in symbols; `None` if it is not known. `place` says where the question comes from."""
         self.asked = True
         if self._prologue is None:
             return None
@@ -155,11 +155,11 @@ class ValueReads:
         return self._require(text, place) if all(map(self._prologue.bind, names)) else None
 
     def answer_checks(self) -> None:
-        """Make conditions of what torch has assumed during the trace, which a graph does not check: the last answers.
+        """Make conditions of torch's assumptions during the trace, which a graph does not check. These are the last answers.
 
         Raises:
-            NotAnswered: at this level.
-            EagerError: it does not hold in this call: eager raises, or takes another path.
+            NotAnswered: this level cannot answer.
+            EagerError: an assumption does not hold in this call: eager raises, or takes another path.
         """
         counts = torch_compat.pass_counts(self._recorder.graphs())
         for expression in torch_compat.deferred_checks(self._fake_mode):
@@ -173,7 +173,7 @@ class ValueReads:
         self.guard()
 
     def _require(self, text: str, place: str = "") -> Any:
-        """What an expression is in this call, which it has to be in others."""
+        """The value of an expression in this call, as a condition for other calls."""
         assert self._prologue is not None
         value = evaluate(text, self._prologue.read)
         self._conditions.setdefault(text, Condition(text, value, place or f"at {printed_line(user_stack_trace())}"))
@@ -181,7 +181,7 @@ class ValueReads:
 
 
 class Prologue:
-    """The part of a trace that computes what was asked, and its values in this call."""
+    """The part of a trace that computes the answers, and its values in this call."""
 
     def __init__(self, recorder: Recorder, convention: CallingConvention, arguments: Sequence[torch.Tensor]) -> None:
         self.graph = fx.Graph()
@@ -197,13 +197,13 @@ class Prologue:
         self._arguments = tuple(self._values)
 
     def named(self, node: fx.Node, name: str) -> str:
-        """Make a result of a node of this graph one that conditions read, and give it a name."""
+        """Give the result of a node of this graph a name by which conditions read it."""
         name = f"{name}_{len(self._outputs)}"
         self._outputs[name], self.read[name] = node, self._values[node]
         return name
 
     def bind(self, symbol: str) -> bool:
-        """Make a symbol one that conditions read; whether the trace says where it comes from."""
+        """Let conditions read a symbol. False if the trace does not know where the symbol comes from."""
         if symbol in self.read:
             return True
         found = next(self._sources(symbol), None)
@@ -217,7 +217,7 @@ class Prologue:
         return True
 
     def _sources(self, symbol: str) -> Iterator[tuple[Any, ...]]:
-        """Nodes whose value a symbol is, or whose size or stride: with what computes it of them. None that is a tangent."""
+        """Nodes that a symbol can be read from, as value, size or stride, with the op that reads it. No tangents."""
         inputs = {spec.name for spec in self._convention.inputs}
         for node in self._recorder.graph.nodes:
             if node.op == "placeholder" and node.name not in inputs:
@@ -230,20 +230,20 @@ class Prologue:
                 yield from ((node, op, *more) for op, more, number in places if torch_compat.was_symbol(number, symbol))
 
     def call(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[fx.Node, Any]:
-        """An op on traced tensors, as a node of this graph, and what it returns."""
+        """An op on traced tensors, as a node of this graph, and its result."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda each: node_of(each, self._recorder), (args, kwargs))
         args, kwargs = map_arg((args, kwargs), self._copied)
         node = self._run(self.graph.call_function(op, tuple(args), kwargs))
         return node, self._values[node]
 
     def _copied(self, node: fx.Node) -> fx.Node:
-        """The copy of a node of the trace, after those that it needs; they run, too."""
+        """The copy of a node of the trace. Copies and runs the nodes that it needs first."""
         for each in self._needed(node):
             self._copies[each] = self._argument(each) if each.op == "placeholder" else self._copy(each)
         return self._copies[node]
 
     def _needed(self, node: fx.Node) -> list[fx.Node]:
-        """What a node is computed from and is not copied yet, in order. Of what is random, all that is drawn before, too."""
+        """The nodes that a node needs and that are not copied yet, in order. A random op needs all draws before it, too."""
         if node in self._copies:
             return []
         before = list(itertools.takewhile(lambda each: each is not node, self._recorder.graph.nodes))
@@ -262,7 +262,7 @@ class Prologue:
         return self._run(copy)
 
     def _argument(self, placeholder: fx.Node) -> fx.Node:
-        """The argument that a placeholder is, or the memory of several of them."""
+        """The argument of a placeholder, or the memory that several arguments share."""
         specs = [spec for spec in self._convention.inputs if not isinstance(spec, MemberInput)]
         index = next((k for k, spec in enumerate(specs) if spec.name == placeholder.name), None)
         if index is None:
@@ -292,7 +292,7 @@ class Prologue:
         return any(op_table.is_random(node.target) for node in self.graph.nodes)
 
     def finished(self) -> tuple[fx.GraphModule, tuple[str, ...], tuple[int, ...]]:
-        """The graph as a module, the names of what it returns, and which arguments it needs."""
+        """The graph as a module, the names of its results, and the arguments that it needs."""
         self.graph.output(tuple(self._outputs.values()))
         inputs = tuple(position for position, node in enumerate(self._arguments) if node.users)
         return LazyGraphModule(self._recorder.root, self.graph), tuple(self._outputs), inputs
@@ -309,14 +309,14 @@ def has_known_entries(node: fx.Node) -> bool:
 
 
 def node_at(node: fx.Node, position: int) -> fx.Node:
-    """An argument of a node that is one, too."""
+    """The argument at a position, which is a node."""
     argument = node.args[position]
     assert isinstance(argument, fx.Node)
     return argument
 
 
 def is_known_coalesced(node: fx.Node) -> bool:
-    """Whether a fake sparse tensor says whether it is coalesced: of an argument, it is guarded."""
+    """Whether a fake sparse tensor knows whether it is coalesced. For an argument, a guard checks it."""
     return node.op == "placeholder" or node.target in torch_compat.COALESCES
 
 
@@ -334,7 +334,7 @@ def node_of(tensor: torch.Tensor, recorder: Recorder) -> fx.Node:
 
 
 def forget_closed_over(args: Sequence[Any], recorder: Recorder) -> None:
-    """Tensors that are computed from ones that the function closed over have no value: another call reads them again."""
+    """Drop the constant values of tensors that depend on closed-over tensors: every call reads those again."""
     for tensor in pytree.tree_leaves(args):
         inner = fake_of(tensor) if isinstance(tensor, torch.Tensor) else None
         if inner is not None and torch_compat.is_constant(inner, recorder) and closes_over(node_of(tensor, recorder)):
@@ -342,19 +342,19 @@ def forget_closed_over(args: Sequence[Any], recorder: Recorder) -> None:
 
 
 def closes_over(node: fx.Node) -> bool:
-    """Whether a node is computed from a tensor that the function closed over; literals, which it makes, are none."""
+    """Whether a node depends on a tensor that the function closed over. Literals that it makes do not count."""
     literal = torch.ops.aten.lift_fresh_copy.default
     attributes = (each for each in inputs_of([node], ()) if each.op == "get_attr")
     return any(user.target is not literal for each in attributes for user in each.users)
 
 
 def memory_around(member: torch.Tensor, start_bytes: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
-    """The memory that arguments share, which begins `start_bytes` after the first byte of one of them."""
+    """The memory that arguments share. It starts `start_bytes` after the first byte of `member`."""
     return torch_compat.flat_alias(member, int(member.storage_offset()) * member.element_size() + start_bytes, nbytes, dtype)
 
 
 def geometry(tensor: torch.Tensor) -> Iterator[tuple[Any, ...]]:
-    """Sizes, strides and offset of a tensor, each with the op that reads it, and which dimension it is of."""
+    """Sizes, strides and offset of a tensor, each with the op that reads it and its dimension."""
     yield from ((torch.ops.aten.sym_size.int, dim, size) for dim, size in enumerate(tensor.size()))
     yield from ((torch.ops.aten.sym_stride.int, dim, step) for dim, step in enumerate(tensor.stride()))
     yield torch.ops.aten.sym_storage_offset.default, tensor.storage_offset()
@@ -366,7 +366,7 @@ NOT_REPEATABLE = (
 
 
 def reject_unrepeatable(node: fx.Node, root: torch.nn.Module) -> None:
-    """Raise if a node cannot run a second time, or does something else then.
+    """Raise if a node cannot run a second time with the same result.
 
     Raises:
         CaptureError
@@ -388,7 +388,7 @@ def line_of(node: fx.Node) -> str:
 
 
 def inputs_of(nodes: Iterable[fx.Node], known: Container[fx.Node]) -> Iterator[fx.Node]:
-    """`nodes` and what they are computed from, except what is in `known`, and what that is computed from."""
+    """`nodes` and the nodes that they are computed from. The search stops at `known` nodes, which are left out."""
     pending, seen = list(nodes), set[fx.Node]()
     while pending:
         node = pending.pop()

@@ -1,10 +1,10 @@
-"""Which views were made before the last write to their memory: autograd makes the history of such a view anew.
+"""Finds views that were made before the last write to their memory: autograd recreates the history of such a view.
 
     def f(x): view = x.mT; x.mul_(2); return view, x.mT, view * 3
 
-In eager, `x` may be a view itself, of `whole`. The gradients of the first and the last result go past it then, to what the
-write made of `whole`; that of the second goes through `x`. In a trace `x` is no view, so autograd does not tell them apart.
-At run time the older view is made before the write, also where it is not returned, but used.
+In eager, `x` may be a view of another tensor, `whole`. The gradients of the first and the last result then bypass `x`: they
+go to the new history of `whole`. The gradient of the second goes through `x`. In a trace `x` is no view, so autograd does
+not tell them apart. At run time the older view is made before the write, also if it is used but not returned.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class ViewVersions:
         return lambda _: self.made.pop(key, None)
 
     def is_older(self, value: Any) -> bool:
-        """Whether a tensor is a view whose memory was written to since, also through itself."""
+        """Whether a tensor is a view whose memory was written to since it was made, also through the view itself."""
         return id(value) in self.made and self.made[id(value)][1] != value._version
 
 
 def is_seen_reshape(function: Any) -> bool:
-    """Whether a call changes the size or stride of a view so that its history goes on, and is not made anew."""
+    """Whether a call changes the size or stride of a view and autograd sees it: the view's history continues."""
     return function in torch_compat.RESHAPES and torch.is_grad_enabled()
 
 
 def view_versions(inputs: Sequence[InputSpec]) -> ViewVersions | None:
-    """`ViewVersions`, if an input is a view with a history; other views need none."""
-    return ViewVersions() if any(map(may_be_passed_by, inputs)) else None
+    """`ViewVersions` if an input is a view with a history. Without such an input, the order does not matter."""
+    return ViewVersions() if any(map(may_be_bypassed, inputs)) else None
 
 
-def may_be_passed_by(spec: InputSpec) -> bool:
+def may_be_bypassed(spec: InputSpec) -> bool:
     match spec:
         case TensorInput():
             return spec.requires_grad and spec.is_view and not spec.is_leaf
@@ -68,12 +68,12 @@ def may_be_passed_by(spec: InputSpec) -> bool:
 
 
 def older_views(noted: ViewVersions | None, outputs: Sequence[Any]) -> frozenset[int]:
-    """The positions of the outputs that are older than a write to their memory."""
+    """The positions of the outputs that are views older than a write to their memory."""
     return frozenset() if noted is None else frozenset(k for k, value in enumerate(outputs) if noted.is_older(value))
 
 
 def used_views(noted: ViewVersions | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> list[torch.Tensor]:
-    """The views of arguments, no outputs, that were used after the last write to their memory and are older than that."""
+    """Views of arguments, not returned, that are older than the last write to their memory and were used after it."""
     if noted is None or not noted.used:
         return []
     memory = {torch_compat.storage_id(value) for value in arguments if isinstance(value, torch.Tensor)}

@@ -1,12 +1,12 @@
 """Whose memory each value is in, and which replacements a caller could notice.
 
-In: a graph with its signature. Out: `MemoryOwnership`. A caller sees which outputs share memory with each other or inputs, and
-whether a backward complains that a saved value was changed. So a value in memory of its own may be replaced by an equal one
-elsewhere only if
+In: a graph with its signature. Out: `MemoryOwnership`. A caller sees which outputs share memory with each other and with
+inputs, and whether a backward raises because a saved value was changed. So a value in memory of its own may be replaced by
+an equal one in other memory only if
 
-    its memory is not that of an output                  an output that was fresh stays fresh
-    the other memory is not in the caller's hands        where a backward follows: what is saved must not be an input or
-                                                         output that was not saved before, the caller may change it
+    its memory is not that of an output                  a fresh output stays fresh
+    the caller cannot write to the other memory          if a backward follows, which may save the value: the caller may
+                                                         change an input or output before it
 
 A value may always be replaced by another one in the same memory.
 """
@@ -30,7 +30,7 @@ class MemoryOwnership:
     """`owner`: the node that each node's memory belongs to. `fixed`: owners that must not be replaced.
 
     `held`: owners that the caller can write to between the forward and the backward. `absolute`: owners that are read by
-    position in their storage, wherever the value itself starts.
+    position in their storage, independent of the value's own offset.
     """
 
     owner: dict[fx.Node, fx.Node]
@@ -53,7 +53,7 @@ class MemoryOwnership:
         return cls(owner, fixed, with_tuples(nodes, held | opaque) if crosses else frozenset(), frozenset(absolute))
 
     def may_replace(self, old: fx.Node, new: fx.Node) -> bool:
-        """Whether nobody can tell that `new`, which has the same value, stands where `old` was."""
+        """Whether replacing `old` by `new`, which has the same value, is unobservable."""
         ours, theirs = self.owner.get(old, old), self.owner.get(new, new)
         if ours in self.absolute and not (ours is old and theirs is new and new.op == "call_function"):
             return ours is theirs
@@ -69,12 +69,12 @@ def owners(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
 
 
 def with_tuples(nodes: Iterable[fx.Node], owned: set[fx.Node]) -> frozenset[fx.Node]:
-    """`owned`, and the ops that made one of them as an item of a tuple."""
+    """`owned`, and the ops that returned one of them in a tuple."""
     return frozenset(owned) | {ops.args_of(node)[0] for node in nodes if node.target is operator.getitem and node in owned}
 
 
 def viewed_node(node: fx.Node) -> fx.Node | None:
-    """The argument whose memory the node's result is in, or `None` if it is in memory of its own."""
+    """The argument that the node's result is a view of, or `None` if the result has memory of its own."""
     first = node.args[0] if node.op == "call_function" and node.args else None
     if not isinstance(first, fx.Node):
         return None

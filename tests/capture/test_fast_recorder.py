@@ -76,7 +76,7 @@ def test_nodes_are_those_of_the_general_recorder(program, decomposed, monkeypatc
     args = [torch.randn(shape, requires_grad=True) for shape in PROGRAMS[program]]
     table = torch_compat.inductor_decompositions() if decomposed else None
     found = [described(joint_of(program, *args, decompositions=table)) for _ in range(2)]  # the second one remembers
-    monkeypatch.setattr(fast_recorder.DirectRecorder, "kind_of", lambda self, op: None)
+    monkeypatch.setattr(fast_recorder.FastRecorder, "kind_of", lambda self, op: None)
     monkeypatch.setattr(torch_compat, "kind_of_op", lambda op: None)
     expected = described(joint_of(program, *args, decompositions=table))
     for nodes in found:
@@ -85,7 +85,7 @@ def test_nodes_are_those_of_the_general_recorder(program, decomposed, monkeypatc
 
 
 def test_results_are_computed_once_for_equal_metadata(monkeypatch):
-    fast_recorder.forget()
+    fast_recorder.clear_cache()
     computed = []
     recipe_of = fast_recorder.recipe_of
     monkeypatch.setattr(fast_recorder, "recipe_of", lambda *given: computed.append(given) or recipe_of(*given))
@@ -110,7 +110,7 @@ def test_numbers_that_are_equal_but_of_another_type_are_other_arguments():
         assert torch.equal(one, other)
 
 
-def test_the_default_dtype_is_part_of_what_is_remembered():
+def test_the_default_dtype_is_part_of_the_key():
     def f(x):
         return x / 2, torch.ones(2)
 
@@ -133,8 +133,8 @@ def test_an_op_that_is_refused_is_refused_again():
             aotgrad.aot_function(f, aotgrad.nop)(torch.ones(2, 2), torch.ones(2, 2, dtype=torch.float64))
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(fast_recorder, "MOST_REMEMBERED", 5)
-    fast_recorder.forget()
+def test_the_cache_is_bounded(monkeypatch):
+    monkeypatch.setattr(fast_recorder, "MAX_CACHED", 5)
+    fast_recorder.clear_cache()
     joint_of(attention, torch.ones(2, 5, 8), torch.ones(8, 24, requires_grad=True))
-    assert 0 < fast_recorder.remembered_count() <= 5
+    assert 0 < fast_recorder.cached_count() <= 5

@@ -1099,7 +1099,7 @@ def address_of_a_tensor():
 
 @error_case
 def unfolded_view_changed():
-    """A view is changed in place of which several elements are the same memory."""
+    """A view is changed in place, and several of its elements are the same memory."""
     aotgrad.aot_function(lambda x: x.unfold(0, 2, 1).add_(1), aotgrad.nop)(torch.ones(4))
 
 
