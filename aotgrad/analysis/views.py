@@ -18,7 +18,7 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 
 from aotgrad.ir import Geometry, ViewReplay, ViewStep
-from aotgrad.torch_compat import is_view_op, known_equal
+from aotgrad.torch_compat import is_view_by_schema, known_equal
 
 aten = torch.ops.aten
 AS_STRIDED = aten.as_strided.default
@@ -33,9 +33,9 @@ def parent_in_chain(node: fx.Node) -> tuple[fx.Node, ViewStep] | None:
     if node.op != "call_function":
         return None
     source: Any = node.args[0] if node.args else None
-    if node.target is operator.getitem and is_view_op(source.target):
+    if node.target is operator.getitem and is_view_by_schema(source.target):
         return source.args[0], _step(source, node.args[1])
-    if is_view_op(node.target):
+    if is_view_by_schema(node.target):
         return source, _step(node, None)
     return None
 

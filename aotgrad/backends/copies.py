@@ -10,7 +10,6 @@ results would be one tensor; and a result would be an argument, once a write to 
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,18 +18,18 @@ import torch.fx as fx
 
 from aotgrad.backends.graphs import inserting_behind_inputs, outputs_of, replace_outputs
 from aotgrad.backends.layouts import called
-from aotgrad.graph import op_table
+from aotgrad.graph.memory_owners import owner_across_writes
 
 
 @contextlib.contextmanager
 def returned_copies_kept(graph: fx.Graph, results: int) -> Iterator[None]:
     """After passes that run inside, each of the first `results` outputs that is in the memory of another value is copied."""
     nodes = set(graph.nodes)
-    owners = {k: owner_of(node) for k, node in enumerate(outputs_of(graph)[:results]) if is_computed(node)}
+    owners = {k: owner_across_writes(node) for k, node in enumerate(outputs_of(graph)[:results]) if is_computed(node)}
     yield
     outputs = list(outputs_of(graph))
     for k, owner in owners.items():
-        if (now := owner_of(outputs[k])) is not owner and now in nodes:
+        if (now := owner_across_writes(outputs[k])) is not owner and now in nodes:
             outputs[k] = copied(outputs[k])
     replace_outputs(graph, outputs)
 
@@ -38,13 +37,13 @@ def returned_copies_kept(graph: fx.Graph, results: int) -> Iterator[None]:
 @contextlib.contextmanager
 def output_memory_kept(graph: fx.Graph) -> Iterator[None]:
     """After passes that run inside, outputs are copied that have come to share memory with an argument or other outputs."""
-    owners = [owner_of(output) for output in outputs_of(graph)]
+    owners = [owner_across_writes(output) for output in outputs_of(graph)]
     yield
     outputs = list(outputs_of(graph))
     (end,) = graph.find_nodes(op="output")
     met: dict[fx.Node, fx.Node] = {}
     for k, (output, before) in enumerate(zip(outputs, owners, strict=True)):
-        owner = owner_of(output)
+        owner = owner_across_writes(output)
         if owner is None or before is None:
             continue
         is_new = owner.op == "placeholder" and before is not owner
@@ -65,35 +64,3 @@ def copied(node: fx.Node) -> fx.Node:
 
 def is_computed(output: Any) -> bool:
     return isinstance(output, fx.Node) and output.op == "call_function" and isinstance(output.meta["val"], torch.Tensor)
-
-
-def owner_of(output: Any) -> fx.Node | None:
-    """The node that makes the memory of a tensor, or the argument that has it."""
-    if not isinstance(output, fx.Node) or not isinstance(output.meta.get("val"), torch.Tensor):
-        return None
-    while (source := source_of_view(output)) is not None:
-        output = source
-    return output
-
-
-def source_of_view(node: fx.Node) -> fx.Node | None:
-    """What a node is a view of, or an item of, or has written to."""
-    is_item = node.target is operator.getitem
-    made_by: Any = node.args[0] if is_item else node
-    if not made_by.args or not passes_on(made_by.target):
-        return None
-    source: Any = made_by.args[0]
-    if is_item and isinstance(source, (list, tuple)):
-        position: Any = node.args[1]
-        source = source[position]
-    return source if isinstance(source, fx.Node) else None
-
-
-def passes_on(target: Any) -> bool:
-    """Whether an op makes views, or writes in place; one that writes to a list returns nothing, but stands for the list."""
-    if op_table.is_view(target):
-        return True
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    schema = target._schema
-    return any(result.alias_info is not None for result in schema.returns) or (schema.is_mutable and not schema.returns)

@@ -257,14 +257,9 @@ def short_name(target: Any) -> str:
 @functools.cache
 def is_view(target: Any) -> bool:
     """Whether the result shares the memory of the first argument (also for ops that return several views)."""
-    if not isinstance(target, torch._ops.OpOverload) or op_name(target) in NOT_VIEWS_DESPITE_SCHEMA:
-        return False
     if op_name(target) in VIEWS_WITHOUT_ALIAS_IN_SCHEMA:
         return True
-    schema = target._schema
-    if schema.is_mutable or not schema.arguments or not schema.returns:
-        return False
-    return schema.arguments[0].alias_info is not None and schema.returns[0].alias_info is not None
+    return op_name(target) not in NOT_VIEWS_DESPITE_SCHEMA and torch_compat.is_view_by_schema(target)
 
 
 @functools.cache

@@ -33,6 +33,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
+from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.ir import Capture, ChangedMemory, Geometry, MemberInput, Region, ViewAndMutationMeta
 from aotgrad.slots import ForwardResult, IntermediateBase, Memory, Primal, Tangent, UserOutput
 
@@ -253,7 +254,7 @@ class Effects:
         if storage in self.cells:
             self.add_node(node)
             return storage
-        root = torch_compat.storage_node(seen.node)
+        root = memory_owner(seen.node)
         if root.meta.get("autograd_backward"):  # a gradient: that of the segment, once the node is one
             self.add_node(node)
             return None

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 import torch.fx as fx
 
+from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.ir import BackwardSegment, SavingNodes
 from aotgrad.slots import Gradient, Tangent, UpdatedInput
-from aotgrad.torch_compat import storage_node
 
 
 def reads_of_updates(
@@ -33,8 +33,8 @@ def reads_of_updates(
         forward: the nodes of the forward; the others are the backward's.
         updates: the nodes that compute the new values.
     """
-    owners = {storage_node(node): slot for slot, node in updates.items()}
-    reads = {node: {owners[storage_node(node)]} if storage_node(node) in owners else set() for node in forward}
+    owners = {memory_owner(node): slot for slot, node in updates.items()}
+    reads = {node: {owners[memory_owner(node)]} if memory_owner(node) in owners else set() for node in forward}
     reached = {tangents[tangent]: 1 << k for k, tangent in enumerate(segment.tangents)}
     leads: dict[fx.Node, int] = {}
     for k, gradient in enumerate(segment.gradients):

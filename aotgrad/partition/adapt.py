@@ -28,10 +28,11 @@ import torch.fx as fx
 from aotgrad.errors import PartitionError, add_note
 from aotgrad.graph import op_table
 from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.graph.memory_owners import memory_owners
 from aotgrad.ir import GraphHalf, JointGraph, Partition, SavedValue
 from aotgrad.partition import costs
 from aotgrad.partition.decision import Budget, Chooser, Objective
-from aotgrad.partition.graphs import analyze, base_of_each
+from aotgrad.partition.graphs import analyze
 from aotgrad.partition.min_cut import min_cut, recompute_all
 from aotgrad.partition.save_all import save_all
 from aotgrad.partition.split import insert_copy, line_of, split
@@ -352,7 +353,7 @@ def _type(value: Any) -> str | None:
 
 def _describe(joint: JointGraph, forward: fx.GraphModule, saved: list[fx.Node], slots) -> Iterator[SavedValue]:
     """Each storage counts once; those of parameters and of the forward's results are alive anyway."""
-    base = base_of_each(forward.graph.nodes)
+    base = memory_owners(forward.graph.nodes)
     results = _returned(forward)[: len(joint.signature.forward_results)]
     counted = {base[value] for value in results if isinstance(value, fx.Node)}
     counted |= {node for index, node in enumerate(_placeholders(forward)) if index in joint.static_inputs}
@@ -366,7 +367,7 @@ def _copy_overwritten(
     joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule, saved: list[fx.Node]
 ) -> list[fx.Node]:
     """Save copies of what lies in the memory of a primal that the epilogue overwrites."""
-    base = base_of_each(forward.graph.nodes)
+    base = memory_owners(forward.graph.nodes)
     inputs = _placeholders(forward)
     overwritten = {node for index, node in enumerate(inputs) if index in joint.mutated_inputs}
     stale = [node for node in saved if base[node] in overwritten]
@@ -380,7 +381,7 @@ def _copy_overwritten(
 
 def _check_no_absolute_views(backward: fx.GraphModule, copied: set[str]) -> None:
     """`as_strided` reads its argument's storage, of which a copy has only the part that the argument shows."""
-    base = base_of_each(backward.graph.nodes)
+    base = memory_owners(backward.graph.nodes)
     for node in backward.graph.nodes:
         if op_table.op_name(node.target) == "aten.as_strided" and base[node].name in copied:
             name = base[node].name

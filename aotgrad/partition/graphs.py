@@ -24,6 +24,7 @@ import torch.fx as fx
 
 from aotgrad.errors import PartitionError
 from aotgrad.graph import op_table
+from aotgrad.graph.memory_owners import memory_owners, viewed_node
 from aotgrad.ir import JointGraph
 from aotgrad.partition.tags import RECOMPUTE, Tag, verdict_of
 from aotgrad.slots import FORWARD_RESULTS, Gradient, IntermediateBase, Primal, Tangent, UserOutput
@@ -174,17 +175,6 @@ def analyze(joint: JointGraph) -> JointAnalysis:
     )
 
 
-def base_of_each(nodes: Iterable[fx.Node], owners: Collection[fx.Node] = ()) -> dict[fx.Node, fx.Node]:
-    """The node that owns the memory of each node; `owners` are views to be taken as their own.
-
-    An item of a tuple of views is a view of what the tuple was cut from; an item of another tuple owns its memory.
-    """
-    base: dict[Any, fx.Node] = {}
-    for node in nodes:
-        base[node] = base[node.args[0]] if _aliases_first_argument(node) and node not in owners else node
-    return base
-
-
 def inputs_closure(roots: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> set[fx.Node]:
     """`roots` and everything they are computed from, as far as the nodes in `stop`, which are left out."""
     stack, closure = list(roots), set()
@@ -194,14 +184,6 @@ def inputs_closure(roots: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> 
             closure.add(node)
             stack.extend(node.all_input_nodes)
     return closure
-
-
-def _aliases_first_argument(node: fx.Node) -> bool:
-    if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
-        return False
-    if op_table.is_getitem(node.target):
-        return op_table.is_view(node.args[0].target)
-    return op_table.is_view(node.target)
 
 
 def _placeholders(joint: JointGraph, nodes) -> tuple[dict[fx.Node, Primal], dict[fx.Node, Tangent]]:
@@ -264,7 +246,7 @@ def _claim_numbers_and_items(nodes, forward: set[fx.Node], movable: set[fx.Node]
     for node in nodes:
         if node not in movable or node in forward or node.op != "call_function":
             continue
-        if op_table.is_getitem(node.target) and node.args[0] in forward and not _aliases_first_argument(node):
+        if op_table.is_getitem(node.target) and node.args[0] in forward and viewed_node(node) is None:
             forward.add(node)
         elif op_table.is_symbolic_value(node):
             _claim_number(node, forward)
@@ -272,7 +254,7 @@ def _claim_numbers_and_items(nodes, forward: set[fx.Node], movable: set[fx.Node]
 
 def _claim_number(node: fx.Node, forward: set[fx.Node]) -> None:
     missing = inputs_closure([node], stop=forward)
-    if all(_aliases_first_argument(n) or op_table.is_symbolic_value(n) for n in missing):
+    if all(viewed_node(n) is not None or op_table.is_symbolic_value(n) for n in missing):
         forward |= missing
 
 
@@ -282,7 +264,7 @@ def _bases(joint: JointGraph, nodes, primals, forward) -> tuple[dict[fx.Node, fx
     `as_strided` counts from the start of the storage, where the copy of a primal may not start, so such a view of an
     overwritten primal is copied by itself.
     """
-    base = base_of_each(nodes)
+    base = memory_owners(nodes)
     overwritten = {node for node, slot in primals.items() if slot.index in joint.mutated_inputs}
     overwritten |= _written_in_graph(forward, base) & set(primals)
     absolute = {
@@ -290,7 +272,7 @@ def _bases(joint: JointGraph, nodes, primals, forward) -> tuple[dict[fx.Node, fx
         for node in nodes
         if base[node] in overwritten and op_table.op_name(node.target) == "aten.as_strided" and node not in overwritten
     }
-    return (base_of_each(nodes, absolute) if absolute else base), frozenset(overwritten | absolute)
+    return (memory_owners(nodes, absolute) if absolute else base), frozenset(overwritten | absolute)
 
 
 def _written_in_graph(nodes: Iterable[fx.Node], base) -> set[fx.Node]:

@@ -27,10 +27,11 @@ from typing import Any
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph.memory_owners import viewed_node
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes import ops
 from aotgrad.passes.base import AnyGraph
-from aotgrad.passes.memory import MemoryOwnership, viewed_node
+from aotgrad.passes.memory import MemoryOwnership
 from aotgrad.slots import Tangent
 
 aten = ops.aten

@@ -14,10 +14,10 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.errors import PassError
+from aotgrad.graph.memory_owners import memory_owners
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes.base import AnyGraph, Pass
 from aotgrad.passes.functional import writes
-from aotgrad.passes.memory import owners
 from aotgrad.passes.rewrite import fill_in_values
 from aotgrad.slots import GraphSignature
 
@@ -75,7 +75,7 @@ class Interface:
 
 def sharing(nodes: list[fx.Node], results: Any) -> tuple[int | None, ...]:
     """For each result a number that two share if their memory is the same; inputs come first. `None` for no tensor."""
-    owner = owners(nodes)
+    owner = memory_owners(nodes)
     first: dict[fx.Node, int] = {}
     for node in nodes:
         if node.op == "placeholder":

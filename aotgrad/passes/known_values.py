@@ -21,9 +21,9 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
+from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.ir import JointGraph
 from aotgrad.passes.dead_code import DeadCodeElimination
-from aotgrad.passes.memory import viewed_node
 from aotgrad.slots import FORWARD_RESULTS
 
 
@@ -74,8 +74,8 @@ def held_by_others(joint: JointGraph, known: KnownValues | None) -> JointGraph:
     if known is None:
         return joint
     joint = held_by_others(joint, known.earlier)
-    returned = {owner(node) for node in results_of(known.source)}
-    visible = {node.name for node in known.source.module.graph.nodes if owner(node) in returned}
+    returned = {memory_owner(node) for node in results_of(known.source)}
+    visible = {node.name for node in known.source.module.graph.nodes if memory_owner(node) in returned}
     private = {position for position, name in known.nodes.items() if name not in visible}
     held = joint.static_inputs | known.nodes.keys() | set(known.inputs)
     return replace(joint, static_inputs=held, private_inputs=joint.private_inputs | private)
@@ -86,13 +86,6 @@ def results_of(joint: JointGraph) -> list[fx.Node]:
     (output,) = joint.module.graph.find_nodes(op="output")
     pairs = zip(joint.signature.outputs, output.args[0], strict=True)
     return [node for slot, node in pairs if isinstance(slot, FORWARD_RESULTS) and isinstance(node, fx.Node)]
-
-
-def owner(node: fx.Node) -> fx.Node:
-    """The node in whose memory a view lies."""
-    while (viewed := viewed_node(node)) is not None:
-        node = viewed
-    return node
 
 
 @dataclass

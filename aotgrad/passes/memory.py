@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch.fx as fx
 
-from aotgrad.graph import op_table
+from aotgrad.graph.memory_owners import memory_owners
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes import ops
 from aotgrad.slots import FORWARD_RESULTS, Primal
@@ -41,7 +41,7 @@ class MemoryOwnership:
     @classmethod
     def of(cls, graph: JointGraph | GraphHalf) -> MemoryOwnership:
         nodes = list(graph.module.graph.nodes)
-        owner = owners(nodes)
+        owner = memory_owners(nodes)
         results = nodes[-1].args[0]
         by_slot = [*zip(graph.signature.inputs, nodes, strict=False), *zip(graph.signature.outputs, results, strict=True)]
         opaque = {owner[arg] for node in nodes if ops.node_is_opaque(node) for arg in node.all_input_nodes}
@@ -60,23 +60,6 @@ class MemoryOwnership:
         return ours is theirs or (ours not in self.fixed and theirs not in self.held)
 
 
-def owners(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
-    owner: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        viewed = viewed_node(node)
-        owner[node] = node if viewed is None else owner[viewed]
-    return owner
-
-
 def with_tuples(nodes: Iterable[fx.Node], owned: set[fx.Node]) -> frozenset[fx.Node]:
     """`owned`, and the ops that returned one of them in a tuple."""
     return frozenset(owned) | {ops.args_of(node)[0] for node in nodes if node.target is operator.getitem and node in owned}
-
-
-def viewed_node(node: fx.Node) -> fx.Node | None:
-    """The argument that the node's result is a view of, or `None` if the result has memory of its own."""
-    first = node.args[0] if node.op == "call_function" and node.args else None
-    if not isinstance(first, fx.Node):
-        return None
-    is_item = node.target is operator.getitem and op_table.is_view(first.target)
-    return first if is_item or op_table.is_view(node.target) else None

@@ -103,7 +103,7 @@ def unused_numbers(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that compute symbolic numbers for no other node."""
     unused: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        is_number = isinstance(node.meta.get("val"), (*bool, int, float))
+        is_number = isinstance(node.meta.get("val"), (*SYMBOLIC_NUMBERS, bool, int, float))
         if node.op == "call_function" and is_number and unused.issuperset(node.users):
             unused.add(node)
     return unused

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotgrad import torch_compat
+from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.ir import InputAliasInfo, InputSpec, MemberInput, MutationType, SyntheticBase
 from aotgrad.runtime.stage_results import StageResults, is_changed, result_name
 from aotgrad.runtime.steps import (
@@ -25,7 +26,6 @@ from aotgrad.runtime.steps import (
 )
 from aotgrad.runtime.view_steps import ViewSteps
 from aotgrad.slots import IntermediateBase, Primal, Saved, UpdatedInput, UserOutput, of_kind
-from aotgrad.torch_compat import storage_node
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class MutationSteps:
             return {}
         members = [(i, spec) for i, spec in enumerate(self.capture.inputs) if isinstance(spec, MemberInput)]
         nodes = self.result_nodes
-        bases = {storage_node(nodes[UpdatedInput(i)]): spec.base for i, spec in members if UpdatedInput(i) in nodes}
+        bases = {memory_owner(nodes[UpdatedInput(i)]): spec.base for i, spec in members if UpdatedInput(i) in nodes}
         found = {slot: bases[nodes[slot]] for slot in self.results.saved if nodes[slot] in bases}
         specs = [(slot, self.capture.inputs[k]) for slot, k in found.items()]
         whole = {slot: base for slot, base in specs if isinstance(base, SyntheticBase) and self.is_whole(nodes[slot], base)}
@@ -129,9 +129,9 @@ class MutationSteps:
         if not self.results.has_backward:
             return
         nodes = self.result_nodes
-        saved = {storage_node(nodes[slot]): slot for slot in self.results.saved}
+        saved = {memory_owner(nodes[slot]): slot for slot in self.results.saved}
         for slot in of_kind(self.results.signature.outputs, (UserOutput, IntermediateBase)):
-            owner = saved.get(storage_node(nodes[slot]))
+            owner = saved.get(memory_owner(nodes[slot]))
             if owner is not None and owner.name not in self.inputs and nodes[slot] is not nodes[owner]:
                 yield ShareVersion(result_name(slot), result_name(owner))
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from aotgrad import ir
+from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.ir import BackwardSegment, MemberInput, SavingNodes, memory_of
 from aotgrad.runtime.mutation_steps import MutationSteps
 from aotgrad.runtime.stage_results import StageResults, is_changed, result_name
@@ -38,7 +39,6 @@ from aotgrad.slots import (
     UserOutput,
     of_kind,
 )
-from aotgrad.torch_compat import storage_node
 
 
 class NodeSteps:
@@ -159,9 +159,9 @@ class NodeSteps:
         for segment, half in zip(self.segments, self.halves, strict=bool(self.halves)):
             saving, masks = masks_of(segment.saving), dict[Any, int]()
             for slot, node in values:
-                masks[storage_node(node)] = masks.get(storage_node(node), 0) | saving.get(slot, 0)
+                masks[memory_owner(node)] = masks.get(memory_owner(node), 0) | saving.get(slot, 0)
             saved = of_kind(half.signature.inputs, Saved)
-            yield tuple(masks.get(storage_node(nodes[slot]), 0) for slot in saved)
+            yield tuple(masks.get(memory_owner(nodes[slot]), 0) for slot in saved)
 
     def watched_inputs(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[int, int]]:
         """The inputs that eager saves and a segment does not, with the nodes that do, as a bit mask.
@@ -197,12 +197,12 @@ class NodeSteps:
     def watched_results(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[str, int]]:
         """The results that eager saves and a segment does not, with the nodes that do, as a bit mask."""
         result_nodes = self.results.result_nodes
-        memory = {storage_node(result_nodes[slot]) for slot in saved}
+        memory = {memory_owner(result_nodes[slot]) for slot in saved}
         changed = {slot for slot, _ in self.meta.versions}
         masks = masks_of(saving)
         for slot in of_kind(self.results.signature.outputs, (UserOutput, IntermediateBase)):
             nodes = masks.get(slot, 0)
-            if nodes and slot not in changed and storage_node(result_nodes[slot]) not in memory:
+            if nodes and slot not in changed and memory_owner(result_nodes[slot]) not in memory:
                 yield result_name(slot), nodes
 
     # -- what a segment passes gradients on through: it is made before the segment's node

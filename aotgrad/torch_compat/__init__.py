@@ -477,10 +477,9 @@ from aotgrad.torch_compat.views import (
     is_forbidden_after_a_write,
     is_hooked_view,
     is_stale_view,
+    is_view_by_schema,
     is_view_of_leaf,
-    is_view_op,
     kind_of_value,
     made_under_no_grad,
-    storage_node,
 )
 from aotgrad.torch_compat.zero_tensors import symbolic_zero_tensors

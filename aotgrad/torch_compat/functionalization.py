@@ -32,7 +32,7 @@ from aotgrad.torch_compat.refusals import (
     refuse_view_across_gaps,
 )
 from aotgrad.torch_compat.shapes import is_symbolic
-from aotgrad.torch_compat.views import is_view_op
+from aotgrad.torch_compat.views import is_view_by_schema
 
 
 class EffectTokens(dict):
@@ -167,7 +167,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
             if mode._reads is not None and op in READS_VALUES:
                 # of what the function closed over, too: another call reads it again
                 args = pytree.tree_map_only(torch.Tensor, functools.partial(_traced, mode), args)
-                if not is_view_op(op) and mode._reads.wants(op, args):  # of a view, the mode below is told
+                if not is_view_by_schema(op) and mode._reads.wants(op, args):  # of a view, the mode below is told
                     wrap = functools.partial(wrapped_result, mode)
                     return pytree.tree_map_only(FakeTensor, wrap, mode._reads.result(op, args, kwargs or {}))
         if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
@@ -183,7 +183,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
                 if is_foreach(op):
                     return _foreach_in_place(mode, op, classes, args, kwargs or {})
                 return _functional_result(mode, op, classes, args, kwargs)
-        elif torch.is_inference_mode_enabled() and is_view_op(op):
+        elif torch.is_inference_mode_enabled() and is_view_by_schema(op):
             with normal_mode():
                 return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
     return _functional_result(mode, op, classes, args, kwargs)
@@ -287,7 +287,11 @@ def _functional_result(mode: FunctionalTensorMode, op: Any, classes: Any, args: 
         with torch._C.DisableTorchFunction():
             mode._pieces.note(op, args, kwargs or {}, result)
             refuse_differentiable_rows(args, result)
-    return result if is_view_op(op) else pytree.tree_map_only(FakeTensor, functools.partial(wrapped_result, mode), result)
+    return (
+        result
+        if is_view_by_schema(op)
+        else pytree.tree_map_only(FakeTensor, functools.partial(wrapped_result, mode), result)
+    )
 
 
 def _traced(mode: FunctionalTensorMode, tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -89,20 +88,13 @@ def is_stale_view(tensor: torch.Tensor) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def is_view_op(target: Any) -> bool:
-    """Whether an op returns an alias of its first argument and writes nothing."""
+def is_view_by_schema(target: Any) -> bool:
+    """Whether an op's schema says that it returns an alias of its first argument and writes nothing.
+
+    Functionalization goes by this. See `op_table.is_view` for what the memory says.
+    """
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.arguments:
         return False
     first = target._schema.arguments[0].alias_info
     returned = [result.alias_info for result in target._schema.returns]
     return first is not None and not first.is_write and any(info is not None for info in returned)
-
-
-def storage_node(node: Any) -> Any:
-    """The node whose result a view lies in."""
-    while getattr(node, "op", None) == "call_function":
-        parent = node.args[0] if node.target is operator.getitem else node
-        if not is_view_op(parent.target):
-            break
-        node = parent.args[0]
-    return node

@@ -1,0 +1,74 @@
+"""Whose memory the value of a node lies in.
+
+    t = x.t(); a, b = t.split(1); c = a.sin()        memory_owner(b): x        memory_owner(c): c
+
+A view has the memory of its first argument; an item of several views, that of the op that returns them (`op_table.is_view`
+decides what a view is). Graphs of the stages are functional: each write returns memory of its own there, until the last
+ones, to inputs. Inductor's passes also write in the middle, and `owner_across_writes` follows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from aotgrad.graph import op_table
+
+
+def viewed_node(node: fx.Node) -> fx.Node | None:
+    """The argument that a node is a view or an item of; `None` if the value lies in memory of its own."""
+    first = node.args[0] if node.args else None
+    if not isinstance(first, fx.Node):
+        return None
+    return first if op_table.is_view(first.target if op_table.is_getitem(node.target) else node.target) else None
+
+
+def memory_owner(node: Any) -> Any:
+    """The node whose memory the value of `node` lies in; what is no node is returned as it is."""
+    while isinstance(node, fx.Node) and (viewed := viewed_node(node)) is not None:
+        node = viewed
+    return node
+
+
+def memory_owners(nodes: Iterable[fx.Node], separate: Collection[fx.Node] = ()) -> dict[fx.Node, fx.Node]:
+    """The owner of the memory of each node, arguments first; views in `separate` count as owners."""
+    owners: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        viewed = None if node in separate else viewed_node(node)
+        owners[node] = node if viewed is None else owners[viewed]
+    return owners
+
+
+def owner_across_writes(value: Any) -> fx.Node | None:
+    """The node that allocates the memory of a tensor, or the input that has it, in a graph that may write in place."""
+    if not isinstance(value, fx.Node) or not isinstance(value.meta.get("val"), torch.Tensor):
+        return None
+    while (source := _viewed_or_written(value)) is not None:
+        value = source
+    return value
+
+
+def _viewed_or_written(node: fx.Node) -> fx.Node | None:
+    """The value that a node is a view or an item of, or has written to."""
+    is_item = op_table.is_getitem(node.target)
+    op: Any = node.args[0] if is_item else node
+    if not op.args or not _returns_argument(op.target):
+        return None
+    source: Any = op.args[0]
+    if is_item and isinstance(source, (list, tuple)):
+        position: Any = node.args[1]
+        source = source[position]
+    return source if isinstance(source, fx.Node) else None
+
+
+def _returns_argument(target: Any) -> bool:
+    """Whether an op returns views or what it writes to; a write to a list returns nothing, but stands for the list."""
+    if op_table.is_view(target):
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    schema = target._schema
+    return any(result.alias_info is not None for result in schema.returns) or (schema.is_mutable and not schema.returns)
