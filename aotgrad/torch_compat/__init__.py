@@ -193,6 +193,8 @@ from aotgrad.torch_compat.functional_tensors import (
 from aotgrad.torch_compat.functionalization import (
     COMPUTED_BEFORE_WRITTEN,
     ENTANGLED_LIST,
+    REWRITES,
+    VALUES_TO_WRITE,
     WITHOUT_FUNCTIONAL_FORM,
     EffectTokens,
     ReadsValues,

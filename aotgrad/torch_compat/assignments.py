@@ -21,9 +21,13 @@ _SHALLOW_COPIES = () if _SHALLOW_COPY is None else (_SHALLOW_COPY, _SHALLOW_COPY
 class Assignments:
     """`x.data = y` and `x.set_(y)`: from then on, the two have one memory, and are laid out alike.
 
-    Autograd knows nothing of it, and `x` keeps its version counter, which `set_` raises. Refused are another dtype or
-    device, and another layout where `x` requires grad. `before` holds the memory that each of the `arguments` had, by
-    position. `mode` is that of the trace.
+    Autograd does not see it. `x` keeps its version counter, which `set_` bumps. A different dtype or device is refused, and
+    a different layout if `x` requires grad.
+
+    Attributes:
+        mode: the functional mode of the trace.
+        arguments: the position of each argument, by its id.
+        before: the memory that an assigned argument had, by position.
     """
 
     functions = frozenset({torch.Tensor.data.__set__, *_SHALLOW_COPIES})
@@ -45,17 +49,17 @@ class Assignments:
         return target if function in _SHALLOW_COPIES else None
 
     def set(self, target: Any, source: Any) -> Any:
-        """The same for `set_`, below autograd."""
+        """`assign` for `set_`, below autograd."""
         if target.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(ANOTHER_STORAGE)
         self.assign(target, source)
         return target
 
     def assign(self, target: Any, source: Any) -> None:
-        """Let `target` have the memory of `source`.
+        """Give `target` the memory of `source`.
 
         Raises:
-            RuntimeError: it is a view, or another trace's, or of another kind than `source`.
+            RuntimeError: `target` is a view, belongs to another trace, or does not match `source`.
         """
         with torch._C.DisableTorchFunction():
             if not _may_have_the_memory_of(target, source):
@@ -71,7 +75,7 @@ class Assignments:
 
 
 def _may_have_the_memory_of(target: Any, source: Any) -> bool:
-    """Whether a traced tensor is no view, and its gradient, if it has one, fits the other one, too."""
+    """Whether `target` is a traced tensor that is no view, and its gradient, if any, also fits `source`."""
     if not (isinstance(target, FunctionalTensor) and isinstance(source, FunctionalTensor)) or target._base is not None:
         return False
     if target.layout is not torch.strided or source.layout is not torch.strided:
@@ -88,7 +92,7 @@ def _are_laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _lay_out_alike(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Give an outer tensor the sizes and strides of another one, in place; autograd and its counter see nothing of it."""
+    """Give a wrapper the sizes and strides of another one, in place, hidden from autograd and the version counter."""
     version, is_included = target._version, torch._C._meta_in_tls_dispatch_include()
     torch._C._set_meta_in_tls_dispatch_include(True)
     try:
@@ -107,7 +111,7 @@ OUT_OF_PLACE = {
     torch.Tensor.transpose_: torch.Tensor.transpose,
     torch.Tensor.unsqueeze_: torch.Tensor.unsqueeze,
 }
-"""Changes of a size or stride in place, and the views that show the same."""
+"""In-place changes of size or stride, and the views with the same result."""
 
 RESHAPES = {*OUT_OF_PLACE, torch.Tensor.as_strided_, torch.as_strided_}
 
@@ -119,10 +123,14 @@ VIEW_OF_LEAF = "a view of a leaf Variable that requires grad is being used in an
 class ReshapedViews:
     """A view whose size or stride is changed in place becomes the view that shows the same, also for autograd.
 
-    Autograd makes the history of such a view anew. In eager it does so from where the view lies by then; of a traced tensor
-    it knows only how the view was made. Of a view with another dtype than its base, or conjugated, eager knows no more, and
-    its gradients pass the change by: refused. `hidden` are those of the `arguments` of which autograd did not see the
-    change. `of_leaves` are views of leaves outside.
+    Autograd regenerates the history of such a view. Eager does so from the view's current geometry; for a traced tensor,
+    autograd only knows how the view was created. A view that is conjugated or has another dtype than its base is refused:
+    there, eager does not know more, and its gradients ignore the change.
+
+    Attributes:
+        arguments: the position of each argument, by its id.
+        hidden: positions of arguments that changed where autograd did not see it.
+        of_leaves: ids of arguments that are views of leaves.
     """
 
     functions = RESHAPES
@@ -148,7 +156,7 @@ class ReshapedViews:
 
 
 def may_be_swapped(tensor: Any) -> bool:
-    """Whether a tensor is a traced view that autograd lets be changed in place."""
+    """Whether a tensor is a traced view that autograd allows to change in place."""
     if not isinstance(tensor, FunctionalTensor) or tensor.is_inference() or tensor._base is None:
         return False
     is_refused = torch.is_grad_enabled() and is_view_of_leaf(tensor)
@@ -156,6 +164,6 @@ def may_be_swapped(tensor: Any) -> bool:
 
 
 def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Exchange what two tensor objects are. What autograd has saved of them stays what it was."""
+    """Exchange the contents of two tensor objects; what autograd has saved of them stays the same."""
     torch._C._swap_tensor_impl(one, other)
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__

@@ -1,4 +1,4 @@
-"""The autograd engine: nodes and edges, what nodes save, what a backward that runs is asked for, and hooks."""
+"""The autograd engine: nodes, edges and hooks, what nodes save, and which gradients a running backward wants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sequence_nr() -> int:
 
 
 def node_sequence_nr(grad_fn: Any) -> int:
-    """The number of an autograd node, equal to `sequence_nr()` just before it was made."""
+    """The number of an autograd node: `sequence_nr()` just before its creation."""
     return grad_fn._sequence_nr()
 
 
@@ -30,22 +30,20 @@ def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
 
 
 def pop_hooks(tensor: torch.Tensor) -> list[Callable]:
-    """The gradient hooks of a tensor, which it has no longer."""
+    """Remove and return the gradient hooks of a tensor."""
     return _emptied(tensor._backward_hooks)
 
 
 def was_hooked(tensor: torch.Tensor) -> bool:
-    """Whether a further gradient hook goes where a first one is, though the history of the tensor may have changed since."""
+    """Whether a new gradient hook joins an earlier one, also if the tensor's history has changed in between."""
     if _HOOKS_STAY_BEHIND and tensor._backward_hooks is not None:
         with contextlib.suppress(RuntimeError):
-            _ = tensor.grad_fn  # as registering a hook does; some views cannot have a new one
+            _ = tensor.grad_fn  # registering a hook reads it, too; some views cannot have a new one
     return tensor._backward_hooks is not None
 
 
 def _hooks_stay_behind() -> bool:
-    """Whether further hooks of a view that got a new history go to the new one. Older versions of torch put all hooks where
-    the first one is.
-    """
+    """Whether new hooks of a view go to its new history; older versions of torch keep all hooks at the first one's."""
     with torch.inference_mode(False), torch.enable_grad():
         base = torch.ones(2, device="cpu", requires_grad=True) * 1
         view = base[:]
@@ -60,19 +58,20 @@ _HOOKS_STAY_BEHIND = _hooks_stay_behind()
 
 
 def pop_post_accumulate_hooks(tensor: torch.Tensor) -> list[Callable]:
-    """The hooks that run after a leaf got its gradient, which it has no longer."""
+    """Remove and return the hooks that run after a leaf accumulates its gradient."""
     return _emptied(tensor._post_accumulate_grad_hooks)
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a parameter, also in a trace, where it is of another class."""
+    """Whether a tensor is a parameter, also in a trace, where it has another class."""
     return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "_is_param", False)
 
 
 def is_awaited(tensor: torch.Tensor) -> bool:
-    """Whether a leaf has hooks that run as soon as its gradient is accumulated, or hooks of the node that accumulates it.
+    """Whether Python hooks run as soon as a leaf's gradient is accumulated.
 
-    Those in C++ do not show, as `DistributedDataParallel` has them. A view that is made under `no_grad` has no such node.
+    C++ hooks, such as those of `DistributedDataParallel`, cannot be seen. A view created under `no_grad` has no node for
+    accumulation.
     """
     if not tensor.requires_grad or tensor._is_view() or not tensor.is_leaf or not has_storage(tensor):
         return False
@@ -86,19 +85,19 @@ def _accumulating_node(leaf: torch.Tensor) -> Any:
 
 
 def _is_hooked(node: Any) -> bool:
-    """Whether an autograd node has hooks in Python that run after it."""
+    """Whether Python hooks run after an autograd node."""
     return bool(_hooks_behind(node.register_hook(lambda gradients, _: None)))
 
 
 def _hooks_behind(probe: Any) -> dict[int, Callable]:
-    """The hooks of an autograd node in Python: only a further one shows the others."""
+    """The Python hooks of an autograd node: only the handle of a new one, `probe`, reveals the others."""
     hooks = probe.hooks_dict_ref()
     probe.remove()
     return hooks
 
 
 def wrap_node_hooks(node: Any, wrap: Callable[[Callable], Callable]) -> bool:
-    """Replace the hooks of an autograd node in Python, before and after it; whether there are any."""
+    """Wrap the Python hooks of an autograd node, those before and those after it; returns whether there are any."""
     before = _hooks_behind(node.register_prehook(lambda _: None))
     after = _hooks_behind(node.register_hook(lambda gradients, _: None))
     for hooks in (before, after):
@@ -107,7 +106,7 @@ def wrap_node_hooks(node: Any, wrap: Callable[[Callable], Callable]) -> bool:
 
 
 GRAD_FN = torch.Tensor.grad_fn.__get__  # pyright: ignore[reportFunctionMemberAccess]
-"""What a function mode sees of who asks for the history of a tensor."""
+"""The function that a function mode sees when somebody reads a tensor's `grad_fn`."""
 
 
 def _emptied(hooks: dict[int, Callable] | None) -> list[Callable]:
@@ -117,28 +116,28 @@ def _emptied(hooks: dict[int, Callable] | None) -> list[Callable]:
 
 
 def edges_of_running_node() -> tuple[Any, ...]:
-    """The autograd nodes that the node whose backward is running passes gradients to; `None` where none is needed."""
+    """The autograd nodes that the running node passes gradients to; `None` where no gradient is needed."""
     return tuple(function for function, _ in torch._C._current_autograd_node().next_functions)
 
 
 def applied(function: type[torch.autograd.Function]) -> Callable:
-    """`function.apply` for calls outside of `torch.func` transforms: it does not look whether one is open."""
+    """`function.apply` for calls outside of `torch.func` transforms: skips the check for open ones."""
     return super(torch.autograd.Function, function).apply
 
 
 def set_defaults(function: type[torch.autograd.Function], **attributes: Any) -> None:
-    """What each `ctx` of a function has that was not set on it: setting an attribute takes as long as a small op's part."""
+    """Give every `ctx` of a function default attributes: setting them on each `ctx` takes noticeable time."""
     for name, value in attributes.items():
         setattr(function._backward_cls, name, value)
 
 
 def graph_is_retained() -> bool:
-    """Inside a backward: whether the graph is kept for another one."""
+    """Whether the running backward retains the graph."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def is_wanted(node: Any) -> bool:
-    """Whether the running backward passes a gradient on to `node`."""
+    """Whether the running backward passes a gradient to `node`."""
     if node is None:
         return False
     try:
@@ -148,8 +147,9 @@ def is_wanted(node: Any) -> bool:
 
 
 def engine_executes_all_edges() -> bool | None:
-    """Whether the running node passes a gradient on along each of its edges; `None` if one ends at a leaf that
-    `autograd.grad` wants. To find that out takes an exception, longer than all other questions together.
+    """Whether the running node passes a gradient along each of its edges.
+
+    `None` if one ends at a leaf that `autograd.grad` wants: then torch raises, which takes longer than all other edges.
     """
     executes = torch._C._will_engine_execute_node
     try:
@@ -162,11 +162,11 @@ def engine_executes_all_edges() -> bool | None:
 
 
 PROBES_PER_EXCEPTION = 10
-"""So many leaves `leaves_wanted` asks in the time that `is_wanted` takes for one that `autograd.grad` wants."""
+"""How many leaves `leaves_wanted` probes in the time of one exception of `is_wanted`."""
 
 
 def are_wanted(nodes: Sequence[Any]) -> tuple[bool, ...]:
-    """`is_wanted` for each node. Its exception is slow: few leaves, and many after two exceptions, are asked otherwise."""
+    """`is_wanted` for each node. Its exceptions are slow, so `leaves_wanted` answers for few leaves or after two of them."""
     leaves = [node for node in nodes if hasattr(node, "variable") and has_storage(node.variable)]
     answers: dict[Any, bool] = {}
     if len(leaves) > PROBES_PER_EXCEPTION:
@@ -181,9 +181,9 @@ def are_wanted(nodes: Sequence[Any]) -> tuple[bool, ...]:
 
 
 def leaves_wanted(nodes: Sequence[Any]) -> list[bool]:
-    """`is_wanted` for the nodes of leaves: the node of a view passes a gradient on only if the engine wants it.
+    """`is_wanted` for the nodes of leaves: the node of a view returns a gradient only if the engine wants it.
 
-    The view is the one that is the fastest to differentiate. Inside of some transforms it has no node.
+    `squeeze` is the view that differentiates fastest. Inside some transforms it has no node.
     """
     leaves = [node.variable for node in nodes]
     with torch.enable_grad():
@@ -193,26 +193,25 @@ def leaves_wanted(nodes: Sequence[Any]) -> list[bool]:
 
 
 def edge_of(tensor: torch.Tensor) -> Any:
-    """Where the gradient of a tensor enters its graph, which keeps the graph alive and not the tensor."""
+    """Where the gradient of a tensor enters its graph; the edge keeps the graph alive, but not the tensor."""
     return torch.autograd.graph.get_gradient_edge(tensor) if tensor.requires_grad else None
 
 
 def is_custom_node(node: Any) -> bool:
-    """Whether an autograd node is that of an `autograd.Function`."""
+    """Whether an autograd node belongs to an `autograd.Function`."""
     return getattr(node, "_forward_cls", None) is not None
 
 
 def is_refused_by_transforms(node: Any) -> bool:
-    """Whether an autograd node is that of an `autograd.Function` whose forward takes `ctx`."""
+    """Whether an autograd node belongs to an `autograd.Function` whose forward takes `ctx`."""
     function = getattr(node, "_forward_cls", None)
     return function is not None and function.setup_context is torch.autograd.Function.setup_context
 
 
 def saves_a_value(node: Any, saved: Sequence[torch.Tensor] = ()) -> bool:
-    """Whether a node of torch's own saved a tensor, so that it runs only once unless the graph is retained.
+    """Whether a built-in node saved a tensor, so that it runs only once unless the graph is retained.
 
-    `saved` are those of its tensors that are known. A custom function raises in a second backward only if it asks for what
-    it saved.
+    `saved` are the tensors already known. A custom function raises in a second backward only if it reads what it saved.
     """
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         return False
@@ -221,12 +220,12 @@ def saves_a_value(node: Any, saved: Sequence[torch.Tensor] = ()) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _saved_attributes(kind: type) -> tuple[str, ...]:
-    """The attributes under which nodes of one kind show what they saved: asked for once, not for every node."""
+    """The attributes in which nodes of one kind expose what they saved, looked up once per kind."""
     return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
 def saves_packed_values(node: Any) -> bool:
-    """Whether saved-tensor hooks have packed what a node saved, as those of a checkpoint do, or that is not shown."""
+    """Whether saved-tensor hooks, such as a checkpoint's, have packed what a node saved, or the node does not show it."""
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         raw = list(node._raw_saved_tensors)
     else:
@@ -237,13 +236,13 @@ def saves_packed_values(node: Any) -> bool:
 def _holds_a_tensor(node: Any, name: str) -> bool:
     try:
         value = getattr(node, name)
-    except RuntimeError:  # it was changed in place, or freed
+    except RuntimeError:  # changed in place, or freed
         return True
     return any(each is not None for each in (value if isinstance(value, (list, tuple)) else (value,)))
 
 
 def saved_tensors(node: Any) -> list[torch.Tensor]:
-    """The strided tensors that a node of torch's own saved, without those that were changed in place since."""
+    """The strided tensors that a built-in node saved, except those that were changed in place since."""
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         return []
     found = []
@@ -254,7 +253,7 @@ def saved_tensors(node: Any) -> list[torch.Tensor]:
 
 
 def error_of_saved(node: Any) -> str | None:
-    """What a node of torch's own raises in a backward, if one of the tensors that it saved was changed in place since."""
+    """The message that a built-in node's backward raises if one of its saved tensors was changed in place, or `None`."""
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         return None
     for name in _saved_attributes(type(node)):
@@ -266,7 +265,7 @@ def error_of_saved(node: Any) -> str | None:
 
 
 def pass_over(node: Any) -> None:
-    """From now on a node neither looks at what it saved nor computes anything: all of its gradients are undefined."""
+    """Disable a node: it no longer checks what it saved, and all its gradients are undefined."""
     for name in _saved_attributes(type(node)):
         for saved in pytree.tree_leaves(getattr(node, f"_raw{name}")):
             if isinstance(saved, torch._C._autograd.SavedTensor):
@@ -276,7 +275,7 @@ def pass_over(node: Any) -> None:
 
 
 def _look_away(saved: Any) -> None:
-    """Let a saved tensor no longer be checked for changes; one that was not needed holds nothing."""
+    """Stop checking a saved tensor for changes; one that was not needed holds nothing."""
     try:
         saved.register_hooks(_unchanged, _unchanged)
     except RuntimeError as error:
@@ -289,7 +288,7 @@ def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def raise_second_backward() -> None:
-    """Raise what autograd raises in a second backward through a graph that is not retained."""
+    """Raise autograd's error for a second backward through a graph that is not retained."""
     with torch.enable_grad():
         y = torch.ones(1, requires_grad=True).exp()
     torch.autograd.grad(y, y.grad_fn.next_functions[0][0].variable)
@@ -297,11 +296,12 @@ def raise_second_backward() -> None:
 
 
 def some_saved_tensors(ctx: Any, positions: Sequence[int]) -> list[torch.Tensor]:
-    """Some of the tensors that a custom node saved, none of which is its own output. `ctx.saved_tensors` unpacks all, which
-    is all that older versions of torch can do.
+    """Some of the tensors that a custom node saved, none of them its own output.
+
+    Older versions of torch can only unpack all of them (`ctx.saved_tensors`).
 
     Raises:
-        RuntimeError: eager's, if one of them was changed in place since, or freed.
+        RuntimeError: eager's, if one of them was changed in place or freed.
     """
     if not positions:
         return []
@@ -313,11 +313,11 @@ def some_saved_tensors(ctx: Any, positions: Sequence[int]) -> list[torch.Tensor]
 
 
 UNPACKS_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")
-"""Whether one saved tensor can be unpacked, and the others left alone."""
+"""Whether one saved tensor can be unpacked without the others."""
 
 
 def saved_by_function(node: Any) -> list[Any]:
-    """What a custom function has saved, without its own outputs, and without what a saved-tensor hook has packed."""
+    """What a custom function has saved, except its own outputs and what a saved-tensor hook has packed."""
     if (closure := _closure_of_dynamo(node)) is not None:
         return [closure["saved_values"][k] for k in closure.get("saved_for_backward_idx", ())]
     found: list[torch.Tensor] = []
@@ -329,7 +329,7 @@ def saved_by_function(node: Any) -> list[Any]:
 
 
 def kept_by_function(node: Any) -> list[Any]:
-    """What a custom function keeps as attributes of `ctx`."""
+    """The values that a custom function keeps as attributes of `ctx`."""
     if (closure := _closure_of_dynamo(node)) is not None:
         saved = closure.get("saved_for_backward_idx", ())
         return [value for k, value in enumerate(closure["saved_values"]) if k not in saved]
@@ -337,7 +337,7 @@ def kept_by_function(node: Any) -> list[Any]:
 
 
 def _closure_of_dynamo(node: Any) -> dict[str, Any] | None:
-    """The variables of the custom function that Dynamo makes of another one; `None` for others."""
+    """The closure variables of a custom function that Dynamo generated for another one; `None` for others."""
     function = node._forward_cls
     if function.__name__ != "ApplyTemplate" or not hasattr(function.forward, "__closure__"):
         return None
@@ -347,19 +347,19 @@ def _closure_of_dynamo(node: Any) -> dict[str, Any] | None:
 
 
 def unpack_hook(ctx: Any, position: int) -> Callable[[], torch.Tensor] | None:
-    """What makes a saved tensor that a saved-tensor hook has packed, or `None` if none has."""
+    """The function that unpacks a saved tensor, or `None` if no saved-tensor hook has packed it."""
     saved = ctx._raw_saved_tensors[position]
     return None if saved.unpack_hook is None else functools.partial(saved.unpack_hook, saved.data)
 
 
 def release_saved_tensors(ctx: Any) -> None:
-    """Let go of a node's saved tensors now rather than after its backward, unless the graph is retained."""
+    """Free a node's saved tensors now rather than after its backward, unless the graph is retained."""
     if hasattr(ctx, "maybe_clear_saved_tensors"):
         ctx.maybe_clear_saved_tensors()
 
 
 def saves_in_another_way() -> bool:
-    """Whether saved-tensor hooks are on: so they are while a checkpointed region runs again."""
+    """Whether saved-tensor hooks are on, as they are while a checkpointed region is recomputed."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 

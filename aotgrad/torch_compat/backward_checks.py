@@ -1,4 +1,4 @@
-"""What autograd nodes do besides computing a gradient, and would not do, or do otherwise, under a trace."""
+"""Side work of autograd nodes that a trace loses or changes: checks of values, layouts of gradients."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from aotgrad.torch_compat.memory import contiguous_in_order
 
 PHASE = "in the complex case are specified up to multiplication by e^{i phi}. The specified loss function depends on this"
 CHECKED = {"LinalgSvdBackward0": f"svd_backward: The singular vectors {PHASE} phase term, making it ill-defined."}
-"""Autograd nodes that compare values with `allclose` and raise where they differ, and what."""
+"""Autograd nodes that compare values with `allclose`, and the message they raise where values differ."""
 
 CHECKED_EIGENVECTORS = {
     "LinalgEigBackward0": f"linalg_eig_backward: The eigenvectors {PHASE} quantity, so it is ill-defined.",
     "LinalgEighBackward0": f"linalg_eigh_backward: The eigenvectors {PHASE} quantity, so it is ill-defined.",
 }
-"""Those that do not compare while they are traced."""
+"""The same for nodes that skip the comparison while they are traced."""
 
 
 def check_of_running_node(op: Any) -> str | None:
-    """What eager raises if an op that compares is false in the backward that runs; `None` if it does not check there."""
+    """The message that eager raises in the running node if a comparing op is false; `None` if it does not check there."""
     if op is not torch.ops.aten.allclose.default or torch.is_grad_enabled():
         return None
     node = torch._C._current_autograd_node()
@@ -28,20 +28,20 @@ def check_of_running_node(op: Any) -> str | None:
 
 
 def assert_close(message: str, one: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8) -> None:
-    """Raise where `torch.allclose` is false, when the graph runs that this is traced into. (`isclose` writes in place.)"""
+    """Record a check in the graph that raises where `torch.allclose` is false. (`isclose` writes in place.)"""
     close = (one == other) | ((one - other).abs() <= atol + rtol * other.abs())
     torch.ops.aten._assert_async.msg(close.all(), message)
 
 
 def check_eigenvectors(node: Any, gradient: torch.Tensor) -> None:
-    """What an autograd node of `CHECKED_EIGENVECTORS` checks of the gradient of its eigenvectors."""
+    """Record what an autograd node of `CHECKED_EIGENVECTORS` checks about the gradient of its eigenvectors."""
     vectors = node._saved_eigenvectors
     phase = (vectors.conj() * gradient).sum(-2).imag
     assert_close(CHECKED_EIGENVECTORS[node.name()], phase, torch.zeros_like(phase), 1e-2, 1e-2)
 
 
 def keep_check(node: Any) -> Any:
-    """Let an autograd node check as in eager while it is traced; the handle of the hook, `None` where none is needed."""
+    """Make an autograd node check as in eager while it is traced; returns the hook's handle, or `None` if none is needed."""
     if node.name() not in CHECKED_EIGENVECTORS:
         return None
 
@@ -54,10 +54,10 @@ def keep_check(node: Any) -> Any:
 
 
 def keep_differentiable(node: Any) -> Any:
-    """Let the backward of `eigh` be differentiated under a trace; the handles of hooks.
+    """Make the backward of `eigh` differentiable under a trace; returns the handles of hooks.
 
-    Torch writes the gradient of real eigenvalues to the diagonal of a complex matrix, by `diagonal_scatter` under a trace.
-    The derivative of that is complex for its real argument, which is an error: here, it is a term of its own.
+    Torch writes the gradient of real eigenvalues to the diagonal of a complex matrix, under a trace by `diagonal_scatter`.
+    The derivative of that is complex for a real argument, which is an error. So the hooks add that gradient separately.
     """
     if node.name() != "LinalgEighBackward0":
         return ()
@@ -80,11 +80,11 @@ def keep_differentiable(node: Any) -> Any:
 
 
 LAID_OUT_AS = {"OrmqrBackward0": "_saved_self"}
-"""Autograd nodes whose first gradient lies in memory as a saved tensor does, though not if it is computed functionally."""
+"""Autograd nodes whose first gradient has the layout of a saved tensor, except if it is computed functionally."""
 
 
 def keep_gradient_layout(node: Any) -> Any:
-    """Lay the first gradient of an autograd node out as eager does; the handle of the hook, `None` where none is needed."""
+    """Give the first gradient of an autograd node eager's layout; returns the hook's handle, or `None` if none is needed."""
     if node.name() not in LAID_OUT_AS:
         return None
     stride = getattr(node, LAID_OUT_AS[node.name()]).stride()

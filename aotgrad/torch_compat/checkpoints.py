@@ -1,4 +1,4 @@
-"""`torch.utils.checkpoint`: regions that the backward runs again, and those that Dynamo keeps as one op."""
+"""`torch.utils.checkpoint`: regions that the backward recomputes, and those that Dynamo keeps as one op."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch.utils.checkpoint
 
 @contextlib.contextmanager
 def plain_checkpoints() -> Iterator[None]:
-    """In this thread, run what Dynamo keeps as a checkpointed region like any code.
+    """In this thread, run the checkpointed regions that Dynamo keeps as ordinary code.
 
-    Torch runs such a region again in one backward only, and a function whose gradients are differentiated has two.
+    Torch recomputes such a region in one backward only; a function whose gradients are differentiated has two.
     """
 
     def run(checkpoint: Callable[..., Any], region: torch.fx.GraphModule, args: Sequence[Any], settings: Any) -> Any:
@@ -28,27 +28,27 @@ def plain_checkpoints() -> Iterator[None]:
 
 
 _RunKept = Callable[[Callable[..., Any], torch.fx.GraphModule, Sequence[Any], dict[str, Any]], Any]
-"""Gets what runs a region that Dynamo keeps as torch does, the region, its arguments and the settings of the checkpoint."""
+"""`(torch's implementation, region, arguments, checkpoint settings)` -> what the region returns."""
 
 
 @contextlib.contextmanager
 def kept_regions_run_by(run: _RunKept) -> Iterator[None]:
-    """In this thread, run what Dynamo keeps as a checkpointed region by `run`."""
+    """In this thread, let `run` execute the checkpointed regions that Dynamo keeps."""
     with _regions_run_by(run):
         yield
 
 
 def has_own_policy(region: torch.fx.GraphModule) -> bool:
-    """Whether the user says of a region that Dynamo keeps which of its values are saved."""
+    """Whether the user's policy decides which values of a region that Dynamo keeps are saved."""
     return "_checkpoint_context_fn" in region.meta
 
 
 def checkpointed(
     region: torch.fx.GraphModule, args: Sequence[Any], settings: dict[str, Any], closed_over: Collection[int]
 ) -> Any:
-    """What a region that Dynamo keeps returns, checkpointed like any code: the backward runs it again.
+    """Run a region that Dynamo keeps under an ordinary checkpoint, so that the backward recomputes it.
 
-    Arguments may not be changed before that. Those at the positions `closed_over` may.
+    Only arguments at the positions `closed_over` may be mutated before that.
     """
 
     def interpreted(*passed: Any) -> Any:
@@ -68,14 +68,13 @@ _GENERATOR = next(  # the first is torch 2.15's
     for name in ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
     if hasattr(torch.utils.checkpoint, name)
 )
-"""What runs around a region, and has it run again; it gets the region, and whether to keep the random state: as the second
-argument, or by name."""
+"""The generator around a region, which recomputes it; `preserve_rng_state` is its second argument, by position or name."""
 
 
 class _ReturnedTogether(torch.autograd.Function):
-    """What a region returns for which only one autograd node is to be seen: it gets all gradients, or zeros.
+    """Returns the results of a region from one autograd node, which gets all gradients, or zeros.
 
-    Its backward needs a value of the region, whatever else does.
+    Its backward always unpacks a value of the region, so the region is always recomputed.
     """
 
     @staticmethod
@@ -94,7 +93,7 @@ REENTRANT_WITHOUT_GRADIENT = "a reentrant checkpoint returns a tensor that needs
 
 
 class _ReentrantCheckpoint:
-    """What a trace has in place of the autograd function of `use_reentrant=True`, which runs a backward in the backward."""
+    """Stands in for the autograd function of `use_reentrant=True`, which runs a backward inside the backward."""
 
     @staticmethod
     def apply(function: _Rerun, keeps_state: bool, *args: Any) -> Any:
@@ -121,10 +120,10 @@ def _requires_grad(value: Any) -> bool:
 
 @contextlib.contextmanager
 def regions_noted(note: Callable[[_Rerun, bool], tuple[_Rerun, Callable[[], None]]]) -> Iterator[None]:
-    """In this thread, tell of checkpointed regions that the backward runs again.
+    """In this thread, report checkpointed regions.
 
-    `note(function, keeps_random_state)` is called when one begins; it returns what is run again in place of the function,
-    and what is called when the region has run.
+    `note(function, keeps_random_state)` is called when one begins. It returns what the backward recomputes in place of the
+    function, and a callback for the end of the region.
     """
     from unittest import mock
 
@@ -153,7 +152,7 @@ def regions_noted(note: Callable[[_Rerun, bool], tuple[_Rerun, Callable[[], None
 
 @contextlib.contextmanager
 def _regions_run_by(run: Callable[..., Any]) -> Iterator[None]:
-    """In this thread, call `run` with what runs a region that Dynamo keeps, the region, its arguments and settings."""
+    """In this thread, call `run` (see `_RunKept`) for each region that Dynamo keeps."""
     from unittest import mock
 
     thread, checkpoint = threading.get_ident(), getattr(wrapped_regions, "tag_activation_checkpoint_impl", None)

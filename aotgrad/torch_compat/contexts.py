@@ -1,4 +1,4 @@
-"""Contexts in which ops run: below autograd, with another autocast, out of inference mode, in function modes."""
+"""Contexts that ops run in: below autograd, under another autocast, outside of inference mode, in function modes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch.utils._device import DeviceContext
 
 below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
-"""Context in which ops skip autograd, view and version tracking: what a compiled graph runs under."""
+"""The context of compiled graphs: ops skip autograd, view tracking and version tracking."""
 
 _free_guards: list[Any] = []
 
 
 def run_below_autograd(function: Callable[[Any], Any], values: Any) -> Any:
-    """`function(values)` in `below_autograd()`: in one that nobody uses now, since it takes long to make one."""
+    """`function(values)` in `below_autograd()`. Guards are pooled, because creating one takes long."""
     try:
         guard = _free_guards.pop()
     except IndexError:
@@ -28,16 +28,16 @@ def run_below_autograd(function: Callable[[Any], Any], values: Any) -> Any:
 
 
 disable_autocast = torch._C._DisableAutocast
-"""Context in which autocast is off for every device at once."""
+"""Context that disables autocast for every device at once."""
 
 
 unobserved = torch._C.DisableTorchFunction
-"""Context in which no `__torch_function__` runs, of subclasses or modes."""
+"""Context that disables `__torch_function__` of subclasses and modes."""
 
 
 @contextlib.contextmanager
 def normal_mode() -> Iterator[None]:
-    """Inside, an inference mode is only a `no_grad`: tensors that are made have version counters."""
+    """Inside, inference mode is reduced to `no_grad`: new tensors have version counters."""
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -46,13 +46,13 @@ def normal_mode() -> Iterator[None]:
 
 
 def as_inference(tensor: torch.Tensor) -> torch.Tensor:
-    """An inference tensor that is the same memory."""
+    """An inference tensor with the same memory."""
     with torch.inference_mode():
         return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor)
 
 
 def default_devices() -> tuple[str, ...]:
-    """The devices of `torch.set_default_device` and of `with torch.device(...)` blocks that are open, outermost first."""
+    """The devices of `torch.set_default_device` and of open `with torch.device(...)` blocks, outermost first."""
     return tuple(str(mode.device) for mode in function_modes() if isinstance(mode, DeviceContext))
 
 
@@ -66,18 +66,18 @@ def only_places_tensors(mode: Any) -> bool:
 
 
 def has_own_function_rules(kind: type[torch.Tensor]) -> bool:
-    """Whether a class of tensors defines what functions of torch do with it."""
+    """Whether a tensor class defines `__torch_function__`."""
     rules = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
     return rules not in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
 
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
-"""Device type, whether autocast is on for it, and its dtype."""
+"""For each device type: whether autocast is on, and its dtype."""
 
 
 def autocast_state() -> AutocastState:
-    """What autocast does now: nothing for devices that are not named."""
+    """The state of autocast; it is off for devices not listed."""
     if not any_autocast_enabled():
         return ()
     return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _AUTOCAST_DEVICES)
@@ -85,7 +85,7 @@ def autocast_state() -> AutocastState:
 
 @contextlib.contextmanager
 def autocast_as(state: AutocastState) -> Iterator[None]:
-    """Autocast as in `state` inside, and nowhere else."""
+    """Inside, autocast is as in `state`, and off for devices not listed."""
     if state == autocast_state():
         yield
         return
@@ -98,18 +98,18 @@ def autocast_as(state: AutocastState) -> Iterator[None]:
 
 
 def autocast_keeps(tensor: torch.Tensor) -> bool:
-    """Whether autocast casts a tensor once, and adds up the gradients of all that use it before they are cast back."""
+    """Whether autocast caches the cast of a tensor, so that the gradients of all uses are summed before the cast back."""
     return tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
 
 
 def any_autocast_enabled() -> bool:
-    """Whether autocast is on for any device type that is there."""
+    """Whether autocast is on for any available device type."""
     return torch._C._is_any_autocast_enabled()
 
 
 @contextlib.contextmanager
 def bare_evaluation() -> Iterator[None]:
-    """Ops run for real and as they are written, whatever modes, autocast or grad mode surround the compilation."""
+    """Inside, ops run for real and as written, whatever modes, autocast or grad mode surround the compilation."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes(), normal_mode(), torch.no_grad(), disable_autocast():
@@ -118,7 +118,7 @@ def bare_evaluation() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_jit_autocast() -> Iterator[None]:
-    """TorchScript without autocast of its own: what is scripted has its casts already."""
+    """Disable TorchScript's own autocast: scripted graphs contain their casts already."""
     before = torch._C._jit_set_autocast_mode(False)
     try:
         yield
@@ -127,5 +127,5 @@ def no_jit_autocast() -> Iterator[None]:
 
 
 def function_modes_are_defaults() -> bool:
-    """Whether no function mode is on but default devices, and no dispatch mode."""
+    """Whether the only active modes are default devices."""
     return not torch._C._len_torch_dispatch_stack() and all(map(only_places_tensors, function_modes()))

@@ -1,4 +1,4 @@
-"""Dynamo: what it is told, what it knows of the sizes and sources of a graph's inputs, and where it breaks graphs."""
+"""Dynamo: its lock and switches, the sizes and sources of a graph's inputs, and graph breaks."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ disable_dynamo = torch._dynamo.disable
 
 
 def dynamos_lock() -> Any:
-    """The re-entrant lock under which Dynamo compiles; torch's own backwards are compiled under it, too."""
+    """The re-entrant lock that Dynamo holds while it compiles; torch's own backwards are compiled under it, too."""
     return convert_frame.compile_lock
 
 
 def new_dynamos_lock() -> Any:
-    """Give Dynamo another lock, in a child process in which nobody can release the one that there was."""
+    """Give Dynamo a new lock, in a child process where nobody can release the old one."""
     convert_frame.compile_lock = threading.RLock()
     return convert_frame.compile_lock
 
 
 def hidden_from_dynamo(function: Callable) -> Callable:
-    """A function whose frames, and all that are below them, Dynamo leaves alone: it never compiles a part of them.
+    """Make Dynamo skip a function's frames and all frames below them, at no cost per call.
 
-    It would if somebody calls `autograd.grad` where `torch.compile` has broken a graph. To say so costs a call nothing.
+    Otherwise Dynamo would compile parts of them when `autograd.grad` is called at a graph break of `torch.compile`.
     """
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
@@ -43,23 +43,23 @@ def hidden_from_dynamo(function: Callable) -> Callable:
 
 
 def dims_marked_dynamic(tensor: torch.Tensor) -> frozenset[int]:
-    """The sizes that `torch._dynamo.mark_dynamic` (or `maybe_mark_dynamic`) was called for."""
+    """The dimensions that `torch._dynamo.mark_dynamic` or `maybe_mark_dynamic` was called for."""
     marked = (getattr(tensor, name, ()) for name in ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"))
     return frozenset(dim for dims in marked for dim in dims)
 
 
 def tracing_context() -> TracingContext | None:
-    """The context that Dynamo opened around a backend call."""
+    """The context that Dynamo opens around a backend call."""
     return TracingContext.try_get()
 
 
 def dynamo_symbolic_context(context: TracingContext | None, tensor: torch.Tensor) -> Any:
-    """How Dynamo made `tensor` fake, so that the same symbols are used again."""
+    """How Dynamo made `tensor` fake, to reuse its symbols."""
     return context.tensor_to_context.get(tensor) if context is not None else None
 
 
 def float_of_tensor(tensor: Any) -> torch.SymFloat | None:
-    """The Python float that Dynamo passes to its graph as a tensor."""
+    """The Python float that Dynamo passes to its graph as `tensor`, or `None`."""
     context = TracingContext.try_get()
     how = dynamo_symbolic_context(context, tensor)
     if context is None or context.fake_mode is None or how is None:
@@ -70,9 +70,9 @@ def float_of_tensor(tensor: Any) -> torch.SymFloat | None:
 
 
 def passed_on_by_dynamo(error: Exception, frame: Any) -> Exception:
-    """An error for a backend to raise from `frame` in place of `error`: Dynamo wraps others in one of its own.
+    """`error` in a form that a backend can raise without Dynamo wrapping it in an error of its own.
 
-    It is an error of the same class with the same text, to which Dynamo adds nothing. Its traceback starts at `frame`.
+    It has the same class and the same text. Its traceback starts at `frame`.
     """
     passed_on = _passed_on(type(error))
     raised = passed_on.__new__(passed_on, *error.args)
@@ -89,7 +89,7 @@ def _passed_on(kind: type) -> Any:
 
 
 def ddp_awaits_gradients() -> bool:
-    """Whether the module runs inside of a `DistributedDataParallel` that has not had its graph cut by Dynamo already."""
+    """Whether the module runs inside a `DistributedDataParallel` whose graph Dynamo has not split."""
     if not torch.distributed.is_available():
         return False
     from torch.nn.parallel import DistributedDataParallel
@@ -100,20 +100,20 @@ def ddp_awaits_gradients() -> bool:
 
 
 def breaks_dynamos_graph(error: BaseException | None) -> bool:
-    """Whether Dynamo answers this error of a backend with a break of the graph, and not with an error of its own."""
+    """Whether Dynamo answers this error of a backend with a graph break instead of an error."""
     from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 
     return isinstance(error, exceptions_allowed_to_be_fallback)
 
 
 def refuse_lost_histories(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Let Dynamo run a function as it is in which it has lost how gradients of gradients are computed.
+    """Make Dynamo break the graph where it has lost how gradients of gradients are computed.
 
-    Newer versions give a custom autograd function inside of a `torch.func` transform as one op, in whose backward nothing is
-    recorded: neither for an outer transform, nor for the inputs that require grad.
+    Newer versions record a custom autograd function inside a `torch.func` transform as one op. Its backward is not
+    differentiable, neither by an outer transform nor for inputs that require grad.
 
     Raises:
-        UnsupportedOperatorException: Dynamo breaks the graph.
+        UnsupportedOperatorException: Dynamo then breaks the graph.
     """
     enough = 1 if any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs) else 2
     graphs = (each.graph for each in module.modules() if isinstance(each, fx.GraphModule))
@@ -125,7 +125,7 @@ def refuse_lost_histories(module: fx.GraphModule, inputs: Sequence[Any]) -> None
 
 
 def _transforms_around_custom_functions(graph: fx.Graph) -> Iterator[int]:
-    """For each custom autograd function in a graph, the number of transforms that are open there."""
+    """For each custom autograd function in a graph, the number of transforms around it."""
     count = 0
     for node in graph.nodes:
         name = getattr(node.target, "__name__", "")
@@ -135,21 +135,21 @@ def _transforms_around_custom_functions(graph: fx.Graph) -> Iterator[int]:
 
 
 def record_backwards_of_custom_functions(module: fx.GraphModule) -> None:
-    """Take out the switches between which Dynamo has the backward of a custom autograd function run without gradients.
+    """Remove the switches with which Dynamo turns gradients off in the backward of a custom autograd function.
 
-    Eager records the backward where gradients of gradients are asked for.
+    Eager records that backward under `create_graph=True`.
     """
     for graph in (each.graph for each in module.modules() if isinstance(each, fx.GraphModule)):
         for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.autograd_function_apply):
             backward = node.args[1]
             if isinstance(backward, fx.Node) and backward.op == "get_attr":
-                _take_out_switches(getattr(graph.owning_module, str(backward.target)))
+                _remove_switches(getattr(graph.owning_module, str(backward.target)))
 
 
-def _take_out_switches(body: fx.GraphModule) -> None:
-    """Take out the first and the last op, if they turn gradients off and on again, and no other op does.
+def _remove_switches(body: fx.GraphModule) -> None:
+    """Remove the first and the last op if they turn gradients off and on, and no other op does.
 
-    Behind one that does, Dynamo has gradients off again, as it takes them to have been before.
+    After a switch of the user's own, Dynamo turns gradients off again, as it assumes they were before.
     """
     steps = [node for node in body.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     switches = [node for node in steps if node.target is torch._C._set_grad_enabled]
@@ -160,7 +160,7 @@ def _take_out_switches(body: fx.GraphModule) -> None:
 
 
 class _Tracing:
-    """True in the thread that made it, until it ends: torch < 2.14 has one flag for all threads."""
+    """A flag that is true in the thread that created it, until `end()`: torch < 2.14 has one flag for all threads."""
 
     def __init__(self) -> None:
         self._thread: int | None = threading.get_ident()
@@ -174,10 +174,10 @@ class _Tracing:
 
 @contextlib.contextmanager
 def compiled_functions_inlined() -> Iterator[None]:
-    """Inside, a call of what `torch.compile` returned runs the function itself, as in a trace of `torch.fx`.
+    """Inside, functions that `torch.compile` returned run uncompiled, as in a trace of `torch.fx`.
 
-    Dynamo would compile it for traced tensors, and what it compiled before would run kernels on them. Other threads go on
-    as they are.
+    Dynamo would compile them for traced tensors, and code that it compiled before would run kernels on these. Other threads
+    are not affected.
     """
     of_thread = getattr(fx._symbolic_trace, "_is_fx_tracing_tls", None)  # torch >= 2.14
     flag = (fx._symbolic_trace, "_is_fx_tracing_flag") if of_thread is None else (of_thread, "flag")
@@ -190,7 +190,7 @@ def compiled_functions_inlined() -> Iterator[None]:
 
 
 def without_dynamo(function: Callable) -> Callable:
-    """The function or module that `torch.compile` was given, if this is what it returned; else `function` itself."""
+    """The function or module behind what `torch.compile` returned; any other function itself."""
     while True:
         name = "_orig_mod" if isinstance(function, torch.nn.Module) else "_torchdynamo_orig_callable"
         original = getattr(function, name, None)
@@ -201,7 +201,7 @@ def without_dynamo(function: Callable) -> Callable:
 
 @contextlib.contextmanager
 def dynamo_forgets() -> Iterator[None]:
-    """Nothing that Dynamo has compiled before is used inside, nor what it compiles inside afterwards."""
+    """Reset Dynamo before and after: nothing it has compiled is used across the boundary."""
     torch._dynamo.reset()
     try:
         yield
@@ -211,7 +211,7 @@ def dynamo_forgets() -> Iterator[None]:
 
 @contextlib.contextmanager
 def graph_breaks() -> Iterator[list[tuple[Any, str]]]:
-    """Collects where Dynamo breaks graphs inside, and why: the user's innermost frame, if there is one, and the reason."""
+    """Collects Dynamo's graph breaks inside: the user's innermost frame, if there is one, and the reason."""
     from torch._dynamo.utils import graph_break_reasons
 
     before, found = len(graph_break_reasons), []
@@ -222,6 +222,6 @@ def graph_breaks() -> Iterator[list[tuple[Any, str]]]:
 
 
 def dynamo_source(node: torch.fx.Node) -> str | None:
-    """From where Dynamo reads what it passes for a placeholder: `L['x']`, `L['self']._parameters['weight']`."""
+    """Where Dynamo reads the value of a placeholder: `L['x']`, `L['self']._parameters['weight']`."""
     argument = node.meta.get("grapharg")
     return None if argument is None else getattr(argument.source, "name", None)

@@ -1,4 +1,4 @@
-"""Symbolic numbers as expressions: as Python source, as nodes of a graph, and as what another process understands."""
+"""Symbolic numbers as expressions: as Python source, as nodes of a graph, and in a form that other processes understand."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def compiled_text(text: str) -> types.CodeType:
 
 @functools.cache
 def text_namespace() -> dict[str, Any]:
-    """What the source of an expression may call."""
+    """The functions that the source of an expression may call."""
     from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
     return {**SYMPY_INTERP, "math": math}
 
 
 def write_expression(graph: fx.Graph, value: torch.SymInt, node_of: Callable[[Any], fx.Node]) -> Any:
-    """Append the nodes that compute a symbolic number; `node_of` gives the node of each symbol in it."""
+    """Append the nodes that compute a symbolic number; `node_of` maps its symbols to nodes."""
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -58,27 +58,27 @@ def is_symbol(value: Any, name: str) -> bool:
 
 
 def was_symbol(value: Any, name: str) -> bool:
-    """Whether a number was the symbol `name` when it was made, or a bool, for which torch takes the number `name == 1`."""
+    """Whether a number was created as the symbol `name`; torch represents a bool as `name == 1`."""
     if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return False
     return str(value.node._expr) == (f"Eq({name}, 1)" if isinstance(value, torch.SymBool) else name)
 
 
 def expression_of(number: Any) -> Any:
-    """A symbolic number as an expression that equal ones have in common, a plain one as it is; adds no guard."""
+    """The expression of a symbolic number, equal for equal numbers; a plain number itself. Adds no guard."""
     return number.node.expr if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else number
 
 
 def backed_symbols(shape_env: ShapeEnv) -> Mapping[sympy.Symbol, Any]:
-    """The symbols that have a value while tracing, with it."""
+    """The symbols that have a value while tracing, and these values."""
     values = getattr(shape_env, "backed_var_to_val", None)
     return shape_env.var_to_val if values is None else values
 
 
 def symbolic_state(mode: FakeTensorMode) -> tuple | None:
-    """What is known of the symbols of a trace, as values that mean the same in another process; `None` if it has none.
+    """What is known about the symbols of a trace, in a form that other processes understand; `None` if there are none.
 
-    Names, where each comes from, values and ranges, equalities, and every condition so far.
+    Their names, sources, values, ranges and equalities, and every condition so far.
     """
     env = mode.shape_env
     if env is None or not (symbols := backed_symbols(env)):
@@ -88,22 +88,22 @@ def symbolic_state(mode: FakeTensorMode) -> tuple | None:
 
 
 def sources_of(shape_env: ShapeEnv, symbol: sympy.Symbol) -> list[str]:
-    """Where a symbol comes from, as code."""
+    """The sources of a symbol, as code."""
     names = [source.name for source in shape_env.var_to_sources.get(symbol, ())]
     return [name if isinstance(name, str) else name() for name in names]
 
 
 def backed_expression(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Basic | None:
-    """The expression that a symbolic number is; `None` if it depends on data."""
+    """The expression of a symbolic number; `None` if it depends on data."""
     expression = number.node.expr
     is_backed = expression.free_symbols <= backed_symbols(number.node.shape_env).keys()
     return expression if is_backed else None
 
 
 def symbolic_number(mode: FakeTensorMode, kind: str, expression: sympy.Basic) -> Any:
-    """The symbolic `"int"`, `"float"` or `"bool"` that an expression in the symbols of a trace is."""
+    """The symbolic `"int"`, `"float"` or `"bool"` of an expression in the symbols of a trace."""
     env = mode.shape_env
-    assert env is not None, "its symbols are known"
+    assert env is not None, "the trace has symbols"
     if kind == "bool":
         return env.create_symboolnode(expression)
     value = expression.xreplace(dict(backed_symbols(env)))
@@ -120,7 +120,7 @@ def conditions_since(mode: FakeTensorMode, count: int) -> tuple[torch.SymBool, .
 
 @functools.cache
 def expression_types() -> dict[str, type[sympy.Basic]]:
-    """What conditions and sizes are made of, besides symbols and numbers: classes by name."""
+    """The classes, by name, that conditions and sizes consist of besides symbols and numbers."""
     from torch.utils._sympy import functions
 
     own = [kind for kind in vars(functions).values() if getattr(kind, "__module__", None) == functions.__name__]
@@ -131,10 +131,10 @@ def expression_types() -> dict[str, type[sympy.Basic]]:
 
 
 def assumed_value(number: Any) -> Any:
-    """The value that a symbolic number has while tracing, which becomes a condition of the trace; a plain one as it is.
+    """The value of a symbolic number while tracing, which adds a guard; a plain number itself.
 
     Raises:
-        Exception: it depends on data.
+        Exception: the number depends on data.
     """
     from torch.fx.experimental.symbolic_shapes import guard_scalar
 
@@ -142,12 +142,12 @@ def assumed_value(number: Any) -> Any:
 
 
 def symbolic_function(name: str) -> Callable[[Any], Any]:
-    """What a graph calls in place of a function of `math` for a symbolic float."""
+    """The function that a graph calls for a function of `math` on a symbolic float."""
     return getattr(torch, f"_sym_{name}")
 
 
 def meta_of_read(tensor: torch.Tensor) -> dict[str, Any]:
-    """What a node knows of its value that reads a float from a traced tensor: it is a symbol of its own."""
+    """The metadata of a node that reads a float from a traced tensor: the value is a new symbol."""
     env = tensor.fake_mode.shape_env
     with env.ignore_fresh_unbacked_symbols():
         number = env.create_unbacked_symfloat()

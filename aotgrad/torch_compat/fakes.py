@@ -1,4 +1,4 @@
-"""Fake tensors: made from real ones, by their metadata, in memory that they share, or as views of one another."""
+"""Fake tensors: created from real ones, from metadata, in shared memory, or as views of one another."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from aotgrad.torch_compat.transforms import is_wrapped
 
 
 def new_fake_mode() -> FakeTensorMode:
-    """A fake tensor mode with a fresh shape environment; real tensors met inside the function become constants."""
+    """A fake tensor mode with a new shape environment; real tensors met inside the function become constants."""
     return FakeTensorMode(shape_env=AskingShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
 
 
 class Metadata:
-    """What a fake without symbols is, memory aside. Equal ones are mostly the same object; none is equal to another one."""
+    """What a fake without symbols is, memory aside. Interned by `metadata_of` as far as the cache reaches."""
 
     __slots__ = ("described", "device", "dtype", "size", "stride")
 
@@ -37,7 +37,7 @@ _metadata: dict[tuple, Metadata] = {}
 
 
 def metadata_of(value: Any) -> Metadata | None:
-    """The metadata of a fake, `None` if there is something unusual about it."""
+    """The metadata of a fake; `None` for an unusual one."""
     if type(value) is not FakeTensor or value.layout is not torch.strided or value._has_symbolic_sizes_strides:
         return None
     if value.is_conj() or value.is_neg() or value._is_zerotensor() or value.is_quantized or value.requires_grad:
@@ -54,7 +54,7 @@ def metadata_of(value: Any) -> Metadata | None:
 
 
 def metadata_of_new(value: Any) -> Metadata | None:
-    """The metadata of a fake that has exactly the memory which `new_fake` gives it, or else `None`."""
+    """The metadata of a fake with exactly the memory that `new_fake` would allocate; `None` for others."""
     metadata = metadata_of(value)
     if metadata is None or value.storage_offset() != 0:
         return None
@@ -72,7 +72,7 @@ def _new_fake(mode: FakeTensorMode, size: Any, stride: Any, dtype: torch.dtype, 
 
 
 def is_whole_storage(value: Any) -> bool:
-    """Whether a value is an ordinary real tensor that is no view and has all of its storage."""
+    """Whether a value is an ordinary real tensor, no view, that covers its storage."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or not has_storage(value) or value.device.type == "meta":
         return False
     if value._base is not None or value.is_conj() or value.is_neg() or value._is_zerotensor() or value.is_inference():
@@ -83,7 +83,7 @@ def is_whole_storage(value: Any) -> bool:
 
 
 def _bytes_spanned(tensor: torch.Tensor) -> int:
-    """How much memory `empty_strided` allocates for the geometry of a tensor."""
+    """How many bytes `empty_strided` allocates for the geometry of a tensor."""
     if 0 in tensor.size():
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
@@ -96,7 +96,7 @@ def fake_of_whole(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
 
 
 def view_of_fake(mode: FakeTensorMode, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What one of `ORDINARY_VIEWS` gives for a fake of `mode`."""
+    """The result of one of `ORDINARY_VIEWS` for a fake of `mode`."""
     with torch._C._DisablePythonDispatcher(), in_kernel_invocation_manager(mode):
         views = op(*args, **kwargs)
     device = args[0].fake_device
@@ -106,14 +106,14 @@ def view_of_fake(mode: FakeTensorMode, op: Any, args: Sequence[Any], kwargs: Map
 
 
 def dynamic_fake(mode: FakeTensorMode, tensor: torch.Tensor, dims: Collection[int], index: int) -> FakeTensor:
-    """A fake of `tensor` whose sizes at `dims` are symbolic, except 0 and 1, which stay specialised."""
+    """A fake of `tensor` whose sizes at `dims` are symbolic, except 0 and 1, which stay specialized."""
     kinds = [DimDynamic.DYNAMIC if dim in dims else DimDynamic.STATIC for dim in range(tensor.dim())]
     context = StatelessSymbolicContext(dynamic_sizes=kinds)
     return mode.from_tensor(tensor, static_shapes=False, symbolic_context=context, source=argument_source(index))
 
 
 def symbolic_inputs(mode: FakeTensorMode, values: Sequence[Any]) -> list[Any]:
-    """Fakes whose sizes are symbolic, and symbols for integers. Equal numbers are one symbol; 0 and 1 are none."""
+    """Fakes with symbolic sizes, and symbols for integers. Equal numbers share a symbol; 0 and 1 have none."""
     return [_symbolic_input(mode, index, value) for index, value in enumerate(values)]
 
 
@@ -132,7 +132,7 @@ def _symbolic_input(mode: FakeTensorMode, index: int, value: Any) -> Any:
 
 
 def detached_fake(fake: FakeTensor) -> FakeTensor:
-    """`fake.detach()` that still knows which symbolic number its `item()` is."""
+    """`fake.detach()`, with the symbolic number of its `item()`."""
     item = item_of_fake(fake)
     if type(fake) is FakeTensor and fake.layout is torch.strided and item is None:
         return view_of_fake(fake.fake_mode, torch.ops.aten.detach.default, (fake,), {})
@@ -142,32 +142,32 @@ def detached_fake(fake: FakeTensor) -> FakeTensor:
 
 
 def item_of_fake(fake: torch.Tensor) -> Any:
-    """The symbolic number that `item()` of a fake is, if it has one."""
+    """The symbolic number that `item()` of a fake returns, if known."""
     return getattr(fake, "item_memo", None)
 
 
 def set_item_of_fake(fake: torch.Tensor, number: Any) -> None:
-    """Let `item()` of a fake be a symbolic number; `None` leaves it as it is."""
+    """Set the symbolic number that `item()` of a fake returns; `None` changes nothing."""
     if number is not None:
         fake.item_memo = number  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def argument_source(index: int) -> Any:
-    """The name under which the shape environment knows argument `index`."""
+    """The source of argument `index` in the shape environment."""
     from torch._dynamo.source import ConstantSource
 
     return ConstantSource(f"argument_{index}")
 
 
 def mark_parameters(traced: Sequence[Any], tensors: Sequence[torch.Tensor | None]) -> None:
-    """Make a traced tensor count as `nn.Parameter` for `isinstance` where the real one does."""
+    """Make `isinstance(traced, nn.Parameter)` true where it is for the real tensor."""
     for value, tensor in zip(traced, tensors, strict=True):
         if isinstance(tensor, torch.nn.Parameter):
             value._is_param = True
 
 
 def meta_storage(nbytes: Any) -> torch.UntypedStorage:
-    """Memory that is none, for fakes; its size may be symbolic."""
+    """A storage for fakes, without memory; its size may be symbolic."""
     if type(nbytes) is int:
         return torch.UntypedStorage(nbytes, device="meta")
     with nbytes.node.shape_env.suppress_guards():
@@ -183,7 +183,7 @@ def fake_in(
     stride: Sequence[Any],
     offset: Any,
 ) -> FakeTensor:
-    """A fake that lies in `storage`, so that it shares memory with others there. Symbolic sizes add no guards."""
+    """A fake in `storage`, which it may share with others. Symbolic sizes add no guards."""
     with contextlib.nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards():
         meta = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, size, stride)  # pyright: ignore[reportArgumentType, reportCallIssue]
         return FakeTensor(mode, meta, device)

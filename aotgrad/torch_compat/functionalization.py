@@ -1,4 +1,8 @@
-"""The mode that records functionally, with what it lacks of eager's behaviour."""
+"""Functionalization as a mode, corrected where eager behaves differently.
+
+`guarded_dispatch` handles each op: `REWRITES` and `VALUES_TO_WRITE` record other ops in its place, `_check` refuses what
+eager refuses, `_recorded_at_once` is the fast path for ordinary ops.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ from aotgrad.torch_compat.views import is_view_by_schema
 
 
 class EffectTokens(dict):
-    """The tokens that effectful ops thread through a graph to keep their order; each is made when it is first needed."""
+    """The tokens that effectful ops thread through a graph to keep their order; each is created on first use."""
 
     def __init__(self, make_token: Callable[[], torch.Tensor]) -> None:
         super().__init__()
@@ -54,7 +58,7 @@ _PROXY_KEY = torch._C._TorchDispatchModeKey.PROXY
 
 
 _KEEPS_GEOMETRY = frozenset({torch.ops.aten.as_strided.default})
-"""Views that the functional mode looks at."""
+"""Views whose arguments the functional mode checks."""
 
 
 def functional_mode(
@@ -65,9 +69,12 @@ def functional_mode(
 ) -> FunctionalTensorMode:
     """The mode that records functionally.
 
-    `make_token` gives a tracked tensor for effectful ops, `reads` answers those that ask for values. `record(op, args,
-    kwargs, check)` gives the fake results of others, or `NotImplemented` for one that has to go through the mode `below`; it
-    is asked while that mode is on. By default, all have to.
+    Args:
+        make_token: creates a tracked tensor for effectful ops.
+        reads: answers ops that read values.
+        below: the mode that records what `record` does not.
+        record: `(op, args, kwargs, check)` -> the fake results, or `NotImplemented` for an op that must go through `below`;
+            called only while that mode is on. By default all ops go through it.
     """
     mode = FunctionalTensorMode()
     mode._reads = reads
@@ -75,28 +82,28 @@ def functional_mode(
     mode._geometry, mode._pieces = AbsoluteGeometry(), UnsafePieces()
     mode._below, mode._record, mode._has_reshaped, mode._assign = below, record, False, None
     mode._writes = 0
-    # On the instance: higher-order ops look their rules up by the exact type of the mode.
+    # Set on the instance: higher-order ops look up their rules by the exact type of the mode.
     mode.__torch_dispatch__ = types.MethodType(guarded_dispatch, mode)
     return mode
 
 
 def count_of_writes(mode: FunctionalTensorMode) -> int:
-    """How many ops that change something have run in a `functional_mode`."""
+    """How many mutating ops have run in a `functional_mode`."""
     return mode._writes
 
 
 class ReadsValues(Protocol):
-    """Knows what ops that read values return."""
+    """Answers ops that read values."""
 
     def wants(self, op: Any, args: tuple) -> bool:
-        """Whether `result` says what an op returns."""
+        """Whether `result` knows what an op returns."""
         ...
 
     def result(self, op: Any, args: tuple, kwargs: dict[str, Any]) -> Any: ...
 
 
 WITHOUT_FUNCTIONAL_FORM = {torch.ops.aten.polygamma_.default: torch.ops.aten.polygamma.default}
-"""In-place ops `(x, n)` that functionalization takes for custom ones, and what computes `(n, x)` out of place."""
+"""In-place ops `(x, n)` that functionalization treats as custom ones, and the ops that compute `(n, x)` out of place."""
 
 
 COMPUTED_BEFORE_WRITTEN = {
@@ -104,17 +111,93 @@ COMPUTED_BEFORE_WRITTEN = {
     torch.ops.aten.linalg_lstsq.out: torch.ops.aten.linalg_lstsq.default,
     torch.ops.aten.nonzero.out: torch.ops.aten.nonzero.default,
 }
-"""Ops that write to `out` as many elements as values say, or to a wrong one, and the ops that compute those."""
+"""Ops that write to `out` a data-dependent number of elements, or a wrong one, and the ops that compute those elements."""
 
 
-def _as_a_tensor(number: torch.SymInt | torch.SymFloat, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
-    """The arguments of `scalar_tensor` for a symbolic number that a formula has taken for a tensor, and converts."""
-    own = torch.int64 if isinstance(number, torch.SymInt) else torch.float64
-    return (number,), {"dtype": dtype or own, "device": device}
+def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Functionalization, with eager's behaviour where it differs.
+
+    - Other ops stand in for those of `REWRITES` and `VALUES_TO_WRITE`.
+    - A write to a tensor that the function closed over, or to a view of one, is refused: it would run once, while tracing.
+      What is computed from such tensors alone is functional too.
+    - A write does not change the layout of a tensor.
+    - A view of a normal tensor is a normal tensor, in inference mode too.
+    - A view keeps the geometry of the base that it was made from, or is refused. So is an op that depends on the geometry of
+      a value that the graph lays out differently: `as_strided`, or a write to the same memory.
+    """
+    kwargs = kwargs or {}
+    if not isinstance(op, torch._ops.OpOverload):
+        return _functional_result(mode, op, classes, args, kwargs)
+    if op in REWRITES and (result := REWRITES[op](mode, op, classes, args, kwargs)) is not NotImplemented:
+        return result
+    if (result := _recorded_at_once(mode, op, args, kwargs)) is not NotImplemented:
+        return result
+    if (generator := generator_of(op, args, kwargs)) is not None:
+        return _drawn_from(generator, mode, op, classes, args, kwargs)
+    reshapes = torch.Tag.inplace_view in op.tags
+    mode._writes += op._schema.is_mutable
+    mode._has_reshaped |= reshapes
+    with torch._C.DisableTorchFunction():  # the user's function does not ask what the checks ask
+        _check(mode, op, args, kwargs)
+        if mode._reads is not None and op in READS_VALUES:
+            # Also of what the function closed over: another call reads it again.
+            args = pytree.tree_map_only(torch.Tensor, functools.partial(_traced, mode), args)
+            if not is_view_by_schema(op) and mode._reads.wants(op, args):  # the mode below handles a view
+                wrap = functools.partial(wrapped_result, mode)
+                return pytree.tree_map_only(FakeTensor, wrap, mode._reads.result(op, args, kwargs))
+    if op._schema.is_mutable and not reshapes:
+        return _functional_write(mode, op, classes, args, kwargs)
+    if torch.is_inference_mode_enabled() and is_view_by_schema(op):
+        with normal_mode():
+            return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
+    return _functional_result(mode, op, classes, args, kwargs)
 
 
-def computed_and_written(mode: FunctionalTensorMode, op: Any, classes: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What an op of `COMPUTED_BEFORE_WRITTEN` returns: `out`, with the sizes and values of what another op computes."""
+def _check(mode: FunctionalTensorMode, op: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Raise where eager does and functionalization would not, or where the graph could not follow eager."""
+    keep_lazy_bits(args)
+    refuse_stale_views(args)
+    refuse_mixed_products(op, args)
+    refuse_empty_dimension(op, args)
+    mode._pieces.check(args)
+    mode._geometry.check(op, args, kwargs)
+
+
+# -- ops that others stand in for
+
+
+def _fake_device(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    return args[0].fake_device if is_outside_of_kernels(args[0]) else NotImplemented
+
+
+def _view_for_expand(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    if not expands_nothing(*args):
+        return NotImplemented
+    return guarded_dispatch(mode, torch.ops.aten.view.default, classes, (args[0], sizes_of_view(*args)))
+
+
+def _assign_or_refuse(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    if op is torch.ops.aten.set_.source_Tensor and mode._assign is not None:
+        return mode._assign(*args)
+    raise RuntimeError(REPLACES_STORAGE[op])
+
+
+def _tensor_of_symbol(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    if not isinstance(args[0], (torch.SymInt, torch.SymFloat)):
+        return NotImplemented
+    dtype = kwargs.get("dtype") or (torch.int64 if isinstance(args[0], torch.SymInt) else torch.float64)
+    options = {"dtype": dtype, "device": kwargs.get("device")}
+    return guarded_dispatch(mode, torch.ops.aten.scalar_tensor.default, classes, args[:1], options)
+
+
+def _resize(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    return guarded_dispatch(mode, torch.ops.aten.resize_.default, classes, (args[0], args[1].size()), kwargs)
+
+
+def computed_and_written(
+    mode: FunctionalTensorMode, op: Any, classes: Any, args: tuple, kwargs: Mapping[str, Any]
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """The `out` of an op of `COMPUTED_BEFORE_WRITTEN`, with the sizes and values that the other op computes."""
     names = [argument.name for argument in op._schema.arguments if argument.is_out]
     others = {name: value for name, value in kwargs.items() if name not in names}
     results = guarded_dispatch(mode, COMPUTED_BEFORE_WRITTEN[op], classes, args, others)
@@ -126,73 +209,60 @@ def computed_and_written(mode: FunctionalTensorMode, op: Any, classes: Any, args
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
-def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """Functionalization, with several things of eager's that it lacks.
+REWRITES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(COMPUTED_BEFORE_WRITTEN, computed_and_written),  # a graph cannot resize `out` by values
+    **dict.fromkeys(REPLACES_STORAGE, _assign_or_refuse),  # functionalization keeps the storage
+    torch.ops.aten._to_copy.default: _tensor_of_symbol,  # a formula takes a symbolic number for a tensor
+    torch.ops.aten.expand.default: _view_for_expand,  # a write through it is recorded as old + difference, which rounds
+    torch.ops.aten.resize_as_.default: _resize,  # functionalization has a rule for `resize_` alone
+    DEVICE_OF: _fake_device,  # faster than the modes below
+}
+"""Ops that are not recorded as they are: `(mode, op, classes, args, kwargs)` -> what they return.
 
-    A write to a tensor that the function closed over, or to a view of one, is refused: it would happen once, while tracing.
-    What is computed from such tensors alone is functional too. A write does not change how a tensor is laid out. A view of a
-    normal tensor is a normal tensor, in inference mode too. A view keeps the geometry of its base that it was made from, or
-    is refused. So is what depends on the geometry of a value that the graph lays out anew: `as_strided`, and a write to the
-    same memory. And another storage for a tensor. An `expand` to the same size is a plain view: through an `expand`, a write
-    is recorded as a sum of the old value and the difference, which rounds.
-    """
-    if isinstance(op, torch._ops.OpOverload):
-        if op is DEVICE_OF and is_outside_of_kernels(args[0]):
-            return args[0].fake_device
-        if op is torch.ops.aten.expand.default and expands_nothing(*args):
-            op, args = torch.ops.aten.view.default, (args[0], sizes_of_view(*args))
-        if (result := _recorded_at_once(mode, op, args, kwargs or {})) is not NotImplemented:
-            return result
-        if op is torch.ops.aten.set_.source_Tensor and mode._assign is not None:
-            return mode._assign(*args)
-        if op in REPLACES_STORAGE:
-            raise RuntimeError(REPLACES_STORAGE[op])
-        if op is torch.ops.aten._to_copy.default and isinstance(args[0], (torch.SymInt, torch.SymFloat)):
-            op, args, kwargs = torch.ops.aten.scalar_tensor.default, *_as_a_tensor(*args, **(kwargs or {}))
-        if op in COMPUTED_BEFORE_WRITTEN:
-            return computed_and_written(mode, op, classes, args, kwargs or {})
-        if op is torch.ops.aten.resize_as_.default:
-            op, args = torch.ops.aten.resize_.default, (args[0], args[1].size())
-        if (generator := generator_of(op, args, kwargs or {})) is not None:
-            return _drawn_from(generator, mode, op, classes, args, kwargs or {})
-        mode._writes += op._schema.is_mutable
-        mode._has_reshaped |= torch.Tag.inplace_view in op.tags
-        with torch._C.DisableTorchFunction():  # what is asked here is not what the user's function asks
-            keep_lazy_bits(args)
-            refuse_stale_views(args)
-            refuse_mixed_products(op, args)
-            refuse_empty_dimension(op, args)
-            mode._pieces.check(args)
-            mode._geometry.check(op, args, kwargs or {})
-            if mode._reads is not None and op in READS_VALUES:
-                # of what the function closed over, too: another call reads it again
-                args = pytree.tree_map_only(torch.Tensor, functools.partial(_traced, mode), args)
-                if not is_view_by_schema(op) and mode._reads.wants(op, args):  # of a view, the mode below is told
-                    wrap = functools.partial(wrapped_result, mode)
-                    return pytree.tree_map_only(FakeTensor, wrap, mode._reads.result(op, args, kwargs or {}))
-        if op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
-            refuse_unrecordable_write(op, args, kwargs or {})
-            refuse_lossy_cast(op, args)
-            with kept_layouts(written_arguments(op, args, kwargs or {})):
-                if op in WITHOUT_FUNCTIONAL_FORM:
-                    value = _functional_result(mode, WITHOUT_FUNCTIONAL_FORM[op], classes, (args[1], args[0]), kwargs)
-                    op, args, kwargs = torch.ops.aten.copy_.default, (args[0], value), {}
-                if op is torch.ops.aten.uniform_.default and not is_symbolic(args[0]) and not is_dense(args[0]):
-                    value = _drawn_densely(mode, classes, args, kwargs)
-                    op, args, kwargs = torch.ops.aten.copy_.default, (args[0], value), {}
-                if is_foreach(op):
-                    return _foreach_in_place(mode, op, classes, args, kwargs or {})
-                return _functional_result(mode, op, classes, args, kwargs)
-        elif torch.is_inference_mode_enabled() and is_view_by_schema(op):
-            with normal_mode():
-                return FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
-    return _functional_result(mode, op, classes, args, kwargs)
+A rewrite gives `NotImplemented` if it does not apply to these arguments.
+"""
+
+
+# -- writes in place
+
+
+def _functional_write(
+    mode: FunctionalTensorMode, op: torch._ops.OpOverload, classes: Any, args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    """Record a write that does not reshape; the tensors written to keep their layouts."""
+    refuse_unrecordable_write(op, args, kwargs)
+    refuse_lossy_cast(op, args)
+    with kept_layouts(written_arguments(op, args, kwargs)):
+        if is_foreach(op):
+            return _foreach_in_place(mode, op, classes, args, kwargs)
+        value = VALUES_TO_WRITE[op](mode, op, classes, args, kwargs) if op in VALUES_TO_WRITE else NotImplemented
+        if value is not NotImplemented:
+            op, args, kwargs = torch.ops.aten.copy_.default, (args[0], value), {}
+        return _functional_result(mode, op, classes, args, kwargs)
+
+
+def _swapped(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    return _functional_result(mode, WITHOUT_FUNCTIONAL_FORM[op], classes, (args[1], args[0]), kwargs)
+
+
+def _drawn_densely(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    if is_symbolic(args[0]) or is_dense(args[0]):
+        return NotImplemented
+    dense = _functional_result(mode, torch.ops.aten.clone.default, classes, (args[0],), {})
+    return _functional_result(mode, torch.ops.aten.uniform.default, classes, (dense, *args[1:]), kwargs)
+
+
+VALUES_TO_WRITE: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(WITHOUT_FUNCTIONAL_FORM, _swapped),
+    torch.ops.aten.uniform_.default: _drawn_densely,  # with gaps, the shape function's strides are not the kernel's
+}
+"""In-place ops whose value another op computes, for a `copy_`. `NotImplemented`: not for these arguments."""
 
 
 def _drawn_from(
     generator: torch.Generator, mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]
 ) -> Any:
-    """What a random op gives that is told which generator to draw from."""
+    """The result of a random op that draws from a given generator."""
     if is_default_generator(generator):
         args, kwargs = with_generator(op, args, kwargs, None)
         return guarded_dispatch(mode, op, classes, args, kwargs)
@@ -206,35 +276,28 @@ def _drawn_from(
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _drawn_densely(mode: FunctionalTensorMode, classes: Any, args: Sequence[Any], kwargs: Any) -> Any:
-    """What `uniform_` writes to a tensor with gaps. Of such a one, torch's shape function gives the strides that its kernel
-    does not give."""
-    dense = _functional_result(mode, torch.ops.aten.clone.default, classes, (args[0],), {})
-    return _functional_result(mode, torch.ops.aten.uniform.default, classes, (dense, *args[1:]), kwargs)
-
-
 ENTANGLED_LIST = "a list of tensors that share memory is changed in place"
 
 
 def _foreach_in_place(
     mode: FunctionalTensorMode, op: torch._ops.OpOverload, classes: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """A write to each tensor of a list, in order: later ones see writes to memory that they share with earlier ones.
+    """Write to each tensor of a list, in order: later writes see earlier ones to the memory that they share.
 
-    The kernels raise the versions, as nothing above them does. Where autograd records, such memory is refused: of one node
-    for the whole list, eager's gradients know nothing of the order.
+    Above the kernels nothing bumps the versions, so this does. Shared memory is refused where autograd records: eager has
+    one node for the whole list, and its gradients ignore the order.
     """
     apart = _are_apart(args)
     if not apart and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in args[0]):
         raise RuntimeError(ENTANGLED_LIST)
-    calls = [args] if apart else [_at(args, k) for k in range(len(args[0]))]
+    calls = [args] if apart else [_args_at(args, k) for k in range(len(args[0]))]
     for call in calls:
         _functional_result(mode, op, classes, call, kwargs)
         torch.autograd.graph.increment_version(call[0])
 
 
 def _are_apart(lists: Sequence[Any]) -> bool:
-    """Whether no tensor of the first list shares memory with one elsewhere in it, or at another place in another list."""
+    """Whether no tensor of the first list shares memory with one at another position, of this or another list."""
     memory = [list(map(memory_key, values)) for values in lists if is_list_of_tensors(values)]
     places: dict[int, set[int]] = {}
     for row in memory:
@@ -243,8 +306,8 @@ def _are_apart(lists: Sequence[Any]) -> bool:
     return all(len(places[key]) == 1 for key in memory[0])
 
 
-def _at(args: Sequence[Any], place: int) -> list[Any]:
-    """The arguments of a foreach op for one place of the lists, and of a tensor of numbers that stands for a list."""
+def _args_at(args: Sequence[Any], place: int) -> list[Any]:
+    """The arguments of a foreach op for one position of its lists; a 1-d tensor of numbers counts as a list."""
     several = (list, tuple)
     numbers = [isinstance(arg, torch.Tensor) and arg.dim() == 1 for arg in args]
     return [
@@ -258,20 +321,20 @@ def is_list_of_tensors(values: Any) -> bool:
 
 
 def expands_nothing(tensor: torch.Tensor, size: Sequence[Any], *, implicit: bool = False) -> bool:
-    """Whether `expand` repeats no element: the sizes are the same, but for new dimensions of size 1.
+    """Whether `expand` repeats no element: it adds dimensions of size 1 at most.
 
-    Symbolic sizes are compared with a guard, as `expand` does by itself.
+    Symbolic sizes are compared with a guard, as in `expand` itself.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-    if len(size) < tensor.dim():  # an error, which is told by `expand` itself
+    if len(size) < tensor.dim():  # `expand` raises
         return False
     pairs = zip(sizes_of_view(tensor, size), _with_ones(tensor, len(size)), strict=True)
     return isinstance(tensor, FunctionalTensor) and all(guard_or_false(new == old) for new, old in pairs)
 
 
 def sizes_of_view(tensor: torch.Tensor, size: Sequence[Any]) -> list[Any]:
-    """What `expand` to `size` makes, with the sizes that it leaves in place of -1."""
+    """The sizes after `expand` to `size`, where -1 keeps a size."""
     pairs = zip(size, _with_ones(tensor, len(size)), strict=True)
     return [old if isinstance(new, int) and new == -1 else new for new, old in pairs]
 
@@ -281,35 +344,33 @@ def _with_ones(tensor: torch.Tensor, dims: int) -> list[Any]:
 
 
 def _functional_result(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Any) -> Any:
-    """What functionalization makes of an op; what it computes of constants alone is wrapped, too."""
+    """The result of functionalization; results of constants alone are wrapped too."""
     result = FunctionalTensorMode.__torch_dispatch__(mode, op, classes, args, kwargs)
     if isinstance(op, torch._ops.OpOverload):
         with torch._C.DisableTorchFunction():
             mode._pieces.note(op, args, kwargs or {}, result)
             refuse_differentiable_rows(args, result)
-    return (
-        result
-        if is_view_by_schema(op)
-        else pytree.tree_map_only(FakeTensor, functools.partial(wrapped_result, mode), result)
-    )
+    if is_view_by_schema(op):
+        return result
+    return pytree.tree_map_only(FakeTensor, functools.partial(wrapped_result, mode), result)
 
 
 def _traced(mode: FunctionalTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that is in the graph: the tensor itself, or a copy of a real one."""
+    """A tensor of the graph: the tensor itself, or a copy of a real one."""
     if isinstance(tensor, FunctionalTensor):
         return tensor
     return _functional_result(mode, torch.ops.aten.clone.default, (), (tensor,), {})
 
 
 def _recorded_at_once(mode: FunctionalTensorMode, op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """What `guarded_dispatch` gives, for most ops that neither write nor are refused; `NotImplemented` for others.
+    """The fast path of `guarded_dispatch` for most ops that neither write nor are refused; `NotImplemented` for others.
 
-    Results are wrapped as by functionalization, which does nothing else with an op that neither writes nor views.
+    It wraps results, as functionalization does; for an op that is neither a write nor a view it does nothing else.
     """
     kind = kind_of_op(op)
     if kind is None or mode._below is None or mode._has_reshaped or torch.is_inference_mode_enabled():
         return NotImplemented
-    if torch._C._get_dispatch_mode(_PROXY_KEY) is not mode._below:  # the body of a higher-order op is traced elsewhere
+    if torch._C._get_dispatch_mode(_PROXY_KEY) is not mode._below:  # the body of a higher-order op has its own recorder
         return NotImplemented
 
     def check() -> None:
@@ -332,7 +393,7 @@ def _recorded_at_once(mode: FunctionalTensorMode, op: Any, args: Any, kwargs: Ma
 
 
 def _functional_view(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A view of a functional tensor, or several; records how to make it again."""
+    """The view or views of a functional tensor, recorded so that they can be replayed."""
     source = args[0]
     if type(source) is not FunctionalTensor:
         return NotImplemented

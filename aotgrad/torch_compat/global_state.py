@@ -1,4 +1,4 @@
-"""The global state that traces and compiled code depend on, and who watches the ops of a call."""
+"""The global state that traces and compiled code depend on, and whether something observes the ops of a call."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _memory_efficient_attention_is_on = torch._C._get_mem_efficient_sdp_enabled
 _math_attention_is_on = torch._C._get_math_sdp_enabled
 _cudnn_attention_is_on = torch._C._get_cudnn_sdp_enabled
 _function_mode_count = torch._C._len_torch_function_stack
-"""Global state that is asked for at every call."""
+"""Global state that every call reads."""
 
 
 class GlobalState:
-    """The global state that a trace depends on, as it is now; `check()` says whether it is that again.
+    """A snapshot of the global state that a trace depends on; `check()` compares it with the current state.
 
     Grad mode, inference mode, autocast of every device, default dtype and device, determinism, attention kernels, ...
     """
@@ -47,9 +47,9 @@ class GlobalState:
         return self.native.check() and self.read_flags() == self.flags
 
     def conditions(self, global_flags: Callable[[], int] | None) -> tuple[dict[str, Any], list[str]]:
-        """`check` as conditions, and the names in them; `global_flags` asks for all flags in one call, see `read_flags`.
+        """`check` as conditions, and the names in them.
 
-        It gives a bit for each, and one more if there is a function mode.
+        `global_flags` reads all flags of `read_flags` in one call, a bit for each, and one more for a function mode.
         """
         *flags, devices = self.flags
         if global_flags is None or devices:
@@ -58,9 +58,9 @@ class GlobalState:
         return {"native_state": self.native.check, "flags": global_flags}, ["native_state()", f"flags() == {bits}"]
 
     def in_plain_calls(self, global_flags: Callable[[], int] | None) -> tuple[dict[str, Any], list[str]]:
-        """The same, false also where forward-mode gradients or a function mode watch the call.
+        """The same, but false if forward-mode AD or a function mode observes the call.
 
-        With the keys that `TensorGuard` compares, that is all that `ops_are_observed` looks at.
+        With the keys that `TensorGuard` compares, this covers all of `ops_are_observed`.
         """
         names, conditions = self.conditions(global_flags)
         if self.flags[-1]:
@@ -69,7 +69,7 @@ class GlobalState:
 
     @staticmethod
     def read_flags() -> tuple:
-        """What the native guard leaves out."""
+        """The flags that the native guard does not cover."""
         return (
             _inference_mode_is_on(),
             _flash_attention_is_on(),
@@ -81,7 +81,7 @@ class GlobalState:
 
     @staticmethod
     def describe() -> str:
-        """The current state in words, as far as people change it."""
+        """The settings that users commonly change, in words."""
         modes = ["grad" if torch.is_grad_enabled() else "no grad"]
         modes += ["inference"] if torch.is_inference_mode_enabled() else []
         modes += ["autocast"] if any_autocast_enabled() else []
@@ -89,7 +89,7 @@ class GlobalState:
         return ", ".join([*modes, f"default dtype {torch.get_default_dtype()}", *default_devices()])
 
     def reason(self) -> str:
-        """What differs; empty if nothing does."""
+        """What differs from the snapshot; empty if nothing does."""
         native = [] if self.native.check() else [str(self.native.reason()).strip()]
         names = ("inference mode", *(f"{kernel} attention" for kernel in ("flash", "memory-efficient", "math", "cudnn")))
         flags = zip((*names, "default device"), self.flags, self.read_flags(), strict=True)
@@ -97,7 +97,7 @@ class GlobalState:
 
 
 def ops_are_observed(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether every op of this call matters to someone: a trace, a mode of the user, `vmap` or `grad`, forward-mode AD."""
+    """Whether something observes every op of this call: a trace, a user's mode, a transform, forward-mode AD."""
     return bool(
         torch._C._len_torch_dispatch_stack()
         or transform_is_open()
@@ -109,7 +109,7 @@ def ops_are_observed(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def global_settings() -> tuple:
-    """The global state that traces and compiled code depend on, as values that mean the same in another process."""
+    """The global state that traces and compiled code depend on, in a form that other processes understand."""
     backends = torch.backends
     return (
         (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), str(torch.get_default_dtype()), default_devices()),
@@ -126,14 +126,14 @@ def global_settings() -> tuple:
 
 @functools.cache
 def torch_build() -> tuple[str, ...]:
-    """Which torch this is, and on what machine."""
+    """The version of torch, and the machine."""
     gpus = [str(torch.cuda.get_device_properties(k)) for k in range(torch.cuda.device_count())]
     build = (str(torch.__version__), str(torch.version.git_version), torch.backends.cpu.get_cpu_capability())
     return (*build, platform.machine(), platform.python_version(), *gpus, *_processor())
 
 
 def _processor() -> list[str]:
-    """What the processor can do, where the system says so."""
+    """The processor's features, as far as the system tells them."""
     try:
         with open("/proc/cpuinfo") as file:
             return sorted({line.strip() for line in file if line.startswith(("flags", "Features", "model name"))})

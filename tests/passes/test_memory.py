@@ -18,9 +18,7 @@ def test_an_item_of_a_fresh_tuple_is_fresh():
     joint = inference_graph(build)
     nodes = list(joint.module.graph.nodes)
     _, pair, item, _ = nodes
-    assert MemoryOwnership.of(joint).fixed == {pair, item}, (
-        "nor may the op be merged with an equal one, if an item is returned"
-    )
+    assert MemoryOwnership.of(joint).fixed == {pair, item}, "an item is returned: the op must not be merged"
 
 
 def copy_and_result(x, y):

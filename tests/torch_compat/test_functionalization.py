@@ -80,6 +80,7 @@ def test_ops_without_a_functional_form():
     """Functionalization refuses them as they are; one that it takes can go from the table."""
     x = torch.rand(3)
     for op, functional in compat.WITHOUT_FUNCTIONAL_FORM.items():
+        assert op in compat.VALUES_TO_WRITE
         with pytest.raises(RuntimeError, match="Found a custom"):
             torch.func.functionalize(op)(x.clone(), 1)
         assert torch.equal(functional(1, x), op(x.clone(), 1))
@@ -125,5 +126,5 @@ def test_what_values_decide_the_size_of_is_computed_before_it_is_written(fake_mo
         written = torch.nonzero(x, out=out)  # dispatched to `compat.computed_and_written`
     assert written is out
     assert compat.COMPUTED_BEFORE_WRITTEN[aten.nonzero.out] is aten.nonzero.default
-    assert callable(compat.computed_and_written)
+    assert compat.REWRITES[aten.nonzero.out] is compat.computed_and_written
     assert "aten.nonzero.default" in tracing.recorded()
