@@ -319,7 +319,7 @@ def written_with_gradients(executable: Executable | Restored) -> Iterator[int]:
 def is_symbolic(executable: Executable | Restored) -> bool:
     """Whether a function was traced with symbolic sizes or numbers."""
     specs = (spec for spec, _ in executable.arguments)
-    return any(isinstance(spec, SymInput) or torch_compat.is_symbolic(spec.fake) for spec in specs)
+    return any(isinstance(spec, SymInput) or torch_compat.has_symbolic_shape(spec.fake) for spec in specs)
 
 
 class OfModule:

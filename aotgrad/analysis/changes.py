@@ -203,7 +203,7 @@ def sizes_in_group(member: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ..
 
 def statically_fits(tensor: torch.Tensor, storage_bytes: Any) -> bool:
     """Whether the last element of a tensor lies within `storage_bytes`. Symbolic sizes cannot have been resized."""
-    if torch_compat.is_symbolic(tensor) or tensor.numel() == 0:
+    if torch_compat.has_symbolic_shape(tensor) or tensor.numel() == 0:
         return True
     steps = zip(tensor.size(), tensor.stride(), strict=True)
     last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)

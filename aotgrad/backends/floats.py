@@ -83,7 +83,7 @@ def value_in_trace(node: fx.Node) -> Any:
 
 def names_in(number: Any) -> Sequence[str]:
     """The symbols in a number."""
-    return torch_compat.symbolic_text(number)[1] if torch_compat.is_symbolic_value(number) else ()
+    return torch_compat.symbolic_text(number)[1] if torch_compat.has_symbols(number) else ()
 
 
 @dataclass

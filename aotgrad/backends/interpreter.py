@@ -72,7 +72,7 @@ def compared_properties(actual: torch.Tensor, traced: torch.Tensor) -> list[tupl
         ("device", actual.device, traced.device),
         ("number of dimensions", actual.dim(), traced.dim()),
     ]
-    if actual.dim() != traced.dim() or torch_compat.is_symbolic(traced):
+    if actual.dim() != traced.dim() or torch_compat.has_symbolic_shape(traced):
         return properties
     properties.append(("shape", tuple(actual.shape), tuple(traced.shape)))
     if traced.layout is torch.strided and actual.numel() > 0:

@@ -168,7 +168,7 @@ def input_key(value: Any, place: Any, hint: InputHint) -> list[Any]:
     writer = Writer()
     if not isinstance(value, torch.Tensor):
         return ["number", writer.write(value)]
-    if hint.dynamic_dims or torch_compat.is_symbolic(value):
+    if hint.dynamic_dims or torch_compat.has_symbolic_shape(value):
         raise NotStored("sizes are symbolic from now on")
     if type(value) not in TENSORS or value.layout is not torch.strided or value.is_quantized:
         raise NotStored(f"an input is a {type(value).__name__} of layout {value.layout}")

@@ -136,7 +136,7 @@ class Writer:
         return ["node", self.nodes[value]]
 
     def operator(self, value: Any) -> list[Any]:
-        name = torch_compat.op_name(value)
+        name = torch_compat.schema_name(value)
         if name.partition("::")[0] in BUILT_IN_NAMESPACES:
             return ["op", name]
         if not self.of_users:

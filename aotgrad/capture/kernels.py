@@ -59,7 +59,7 @@ def lose_sharing(tensor: torch.Tensor, other: torch.Tensor, written: Collection[
     """Whether two arguments share elements, and cloning the `written` ones would lose that."""
     if not written or torch_compat.storage_key(tensor) != torch_compat.storage_key(other):
         return False
-    if torch_compat.is_symbolic(tensor) or torch_compat.is_symbolic(other):
+    if torch_compat.has_symbolic_shape(tensor) or torch_compat.has_symbolic_shape(other):
         return tensor is not other or len(written) == 2
     layout, second = ByteLayout.of(tensor), ByteLayout.of(other)
     return overlap(layout, second) if layout != second else len(written) == 2

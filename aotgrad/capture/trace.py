@@ -454,7 +454,7 @@ def inputs_that_cease_to_require_grad(inputs: Sequence[InputSpec], arguments: Se
 
 def has_symbolic_inputs(convention: CallingConvention) -> bool:
     """Whether a size or stride of an input is symbolic."""
-    return any(not isinstance(spec, SymInput) and torch_compat.is_symbolic(spec.fake) for spec in convention.inputs)
+    return any(not isinstance(spec, SymInput) and torch_compat.has_symbolic_shape(spec.fake) for spec in convention.inputs)
 
 
 def views_of_leaves(inputs: Sequence[InputSpec], arguments: Sequence[Any]) -> list[torch.Tensor]:

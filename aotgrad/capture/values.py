@@ -379,7 +379,7 @@ def reject_unrepeatable(node: fx.Node, root: torch.nn.Module) -> None:
                 raise CaptureError(f"{NOT_REPEATABLE}: {each.target} draws random numbers, at {line_of(each)}")
     if torch_compat.is_effect_wrapper(node.target) or op_table.has_effect(node.target):
         raise CaptureError(f"{NOT_REPEATABLE}: {node.target} has an effect, at {line_of(node)}")
-    if any(map(torch_compat.is_symbolic_value, pytree.tree_leaves((node.args, node.kwargs)))):
+    if any(map(torch_compat.has_symbols, pytree.tree_leaves((node.args, node.kwargs)))):
         raise CaptureError(f"{NOT_REPEATABLE}: the graph does not record a size of it, at {line_of(node)}")
 
 

@@ -361,7 +361,7 @@ def is_uninitialized(target: Any) -> bool:
 
 
 @functools.cache
-def is_symbolic(target: Any) -> bool:
+def computes_sizes(target: Any) -> bool:
     """Whether the op does arithmetic on sizes or reads them off a tensor, as opposed to reading a tensor's data."""
     if isinstance(target, torch._ops.OpOverload):
         return op_name(target) in SYMBOLIC_READS

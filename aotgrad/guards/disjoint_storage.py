@@ -117,7 +117,7 @@ def place_of_storage(tensor: torch.Tensor) -> Place:
 
 def span_of(tensor: torch.Tensor) -> int | None:
     """How many bytes a tensor extends over, from its first element to its last; `None` if that is symbolic."""
-    if torch_compat.is_symbolic(tensor):
+    if torch_compat.has_symbolic_shape(tensor):
         return None
     if not tensor.numel():
         return 0

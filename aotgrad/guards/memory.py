@@ -54,7 +54,7 @@ class MemoryGuard:
         self.has_lone_views = any(len(group.starts) == 1 for group in sharing.groups)
         self.is_alone = len(there) < 2 and not self.has_lone_views
         spans = {k: span_of((traced or args)[k]) for k in others}
-        growing = [k for k in self.sharers if torch_compat.is_symbolic((traced or args)[k])]
+        growing = [k for k in self.sharers if torch_compat.has_symbolic_shape((traced or args)[k])]
         separation = native.offered("separation", functools.partial(Separation, spans=spans))
         sharing_of = native.offered("sharing", functools.partial(Places, storages=len(self.storages), growing=growing))
         self.others_are_apart = separation([k for k in written if k in there], others)

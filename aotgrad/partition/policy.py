@@ -128,7 +128,7 @@ def _reason_to_run_once(analysis: JointAnalysis, node: fx.Node, rules: Rules) ->
     if node in analysis.unclaimed or op_table.is_getitem(node.target):
         return None
     if op_table.is_symbolic_value(node):
-        return None if op_table.is_symbolic(node.target) else f"a number read by {name}"
+        return None if op_table.computes_sizes(node.target) else f"a number read by {name}"
     return None if rules.expensive or op_table.is_cheap(node.target) else f"result of {name}, never recomputed"
 
 

@@ -76,7 +76,7 @@ def _is_blocked(x: torch.Tensor, weight: torch.Tensor, stride: Any, dilation: An
     """Whether oneDNN computes it, in blocks."""
     if x.device.type != "cpu" or x.dtype is not torch.float32 or not torch.backends.mkldnn.is_available():
         return False
-    if torch_compat.is_symbolic(x) or torch_compat.is_symbolic(weight) or not x.is_contiguous():
+    if torch_compat.has_symbolic_shape(x) or torch_compat.has_symbolic_shape(weight) or not x.is_contiguous():
         return False
     moves = any(step != 1 for step in (*stride, *dilation))
     return moves or x.shape[0] >= SMALL_BATCH or any(size != 1 for size in weight.shape[2:])

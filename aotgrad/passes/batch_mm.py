@@ -72,7 +72,7 @@ def is_product(node: fx.Node) -> bool:
 def flops_of(node: fx.Node) -> float:
     """Multiplications of a product; infinite for symbolic sizes."""
     *_, left, right = (arg.meta["val"] for arg in ops.args_of(node))
-    if torch_compat.is_symbolic(left) or torch_compat.is_symbolic(right):
+    if torch_compat.has_symbolic_shape(left) or torch_compat.has_symbolic_shape(right):
         return float("inf")
     return left.numel() * right.size(-1)
 

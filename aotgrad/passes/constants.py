@@ -179,7 +179,7 @@ def filled_with(node: fx.Node) -> Any:
 
 def is_small(value: Any, max_elements: float) -> bool:
     """Whether a traced value is a plain tensor of known size with no more elements than that."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or torch_compat.is_symbolic(value):
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or torch_compat.has_symbolic_shape(value):
         return False
     is_plain = not value.is_conj() and not value.is_neg() and value.device.type != "meta"
     return is_plain and value.numel() <= max_elements

@@ -143,7 +143,7 @@ def has_size_of_its_own(node: fx.Node) -> bool:
 
 def has_known_size(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and not torch_compat.is_symbolic(value)
+    return isinstance(value, torch.Tensor) and not torch_compat.has_symbolic_shape(value)
 
 
 def computes(node: fx.Node) -> bool:

@@ -275,7 +275,7 @@ def make_guards(executable: Stages, dedupe: Dedupe, tensors: Sequence[torch.Tens
         tensors=torch_compat.TensorGuard(tensors, fakes, native.offered("tensor_check", None)),
         memory=memory_guard(executable, tensors, sharing, fakes) if changed else None,
         facts=tuple((k, name, FACTS[name](tensors[k])) for name, k in sorted(wanted)),
-        shapes=torch_compat.shape_guards(fakes) if any(map(torch_compat.is_symbolic, fakes)) else None,
+        shapes=torch_compat.shape_guards(fakes) if any(map(torch_compat.has_symbolic_shape, fakes)) else None,
         values=executable.value_guard,
     )
 

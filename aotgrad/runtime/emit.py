@@ -122,7 +122,7 @@ def make_backwards(
     schedule: Schedule, compiled: Compiled, segments: Sequence[BackwardSegment], higher_order: HigherOrder
 ) -> list[Backward]:
     """What the autograd node of each segment runs."""
-    symbolic = any(torch_compat.is_symbolic_value(value) for _, value in schedule.fakes)
+    symbolic = any(torch_compat.has_symbols(value) for _, value in schedule.fakes)
     backwards = []
     parts = zip(schedule.segments, segments, schedule.attached, schedule.saved_by, strict=bool(schedule.segments))
     for number, (half, segment, step, saved_by) in enumerate(parts):

@@ -101,7 +101,7 @@ def hooks(results: StageResults) -> Iterator[CallMethod]:
 def forward(results: StageResults, later: tuple[Step, ...]) -> Forward:
     """The step that runs the forward graph; it releases the inputs that no step of `later` reads."""
     used = {name for step in later for name in step.reads()}
-    symbols = {name for name, value in results.fakes if torch_compat.is_symbolic_value(value)}
+    symbols = {name for name, value in results.fakes if torch_compat.has_symbols(value)}
     release = tuple(name for name in results.inputs if name not in used | symbols)
     names = tuple(map(result_name, results.signature.outputs))
     return Forward(results.primals, names, release, torch_compat.any_autocast_enabled(), random_devices(results.partition))

@@ -249,7 +249,7 @@ class Attach(Step):
         layouts = tuple((layout.size, layout.stride) for layout in self.tangents)
         results = [f"({name}.detach(), {writer.version(name)}, {nodes})" for name, nodes in self.watched_results]
         results += [f"({name}.detach(), version_{name} + {bumps}, {nodes})" for name, nodes, bumps in self.watched_members]
-        symbolic = any(torch_compat.is_symbolic_value(number) for layout in layouts for part in layout for number in part)
+        symbolic = any(torch_compat.has_symbols(number) for layout in layouts for part in layout for number in part)
         if not (results or self.sizes or symbolic or self.memory):
             return "None"
         arguments = [f"({tuple_of(self.sizes)})", writer.value(layouts) if symbolic else "None"]

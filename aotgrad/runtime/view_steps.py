@@ -208,7 +208,7 @@ def comparable(value: Any) -> Any:
         return (value.op, comparable(value.args), comparable(value.kwargs), value.item)
     if isinstance(value, (tuple, list)):
         return tuple(map(comparable, value))
-    return str(value) if torch_compat.is_symbolic_value(value) else value
+    return str(value) if torch_compat.has_symbols(value) else value
 
 
 def node_age(value: Any) -> int:

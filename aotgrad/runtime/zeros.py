@@ -117,7 +117,7 @@ def restrided(graph: fx.Graph, node: fx.Node, term: fx.Node) -> fx.Node | None:
 def materialize(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """Zeros like the value of `node`."""
     value = node.meta["val"]
-    if not isinstance(value, torch.Tensor) or torch_compat.is_symbolic(value):
+    if not isinstance(value, torch.Tensor) or torch_compat.has_symbolic_shape(value):
         raise CannotMaterialize(node.name)
     zeros = graph.call_function(aten.full.default, (list(value.size()), 0), {"dtype": value.dtype, "device": value.device})
     zeros.meta["val"] = value

@@ -1,7 +1,7 @@
 """Every private or unstable name of torch that aotgrad uses, behind a name of our own.
 
-This is the only package that may import such names, so a new torch release is a change here alone. Each name has a feature
-test in `tests/torch_compat/` that fails if its meaning changes. torch 2.11 to 2.15. Each module stands in front of one part:
+Only this package may import such names, so a new torch release changes nothing else. Each name has a feature test in
+`tests/torch_compat/` that fails if its meaning changes. Supports torch 2.11 to 2.15. Each module wraps one part:
 
 eager's tensors          autograd, backward_checks, memory, views, random
 the state around a call  contexts, global_state, transforms, guards
@@ -357,12 +357,12 @@ from aotgrad.torch_compat.ops import (
     is_foreach,
     kind_of_op,
     op_description,
-    op_name,
     op_named,
     overloads,
     read_arguments,
     read_number,
     replaced_rules,
+    schema_name,
     unsafe_view,
     written_arguments,
     zero_without_memory,
@@ -430,11 +430,11 @@ from aotgrad.torch_compat.shapes import (
     deferred_checks,
     guard_count,
     guards_of_mode,
+    has_symbolic_shape,
+    has_symbols,
     has_unknown_sizes,
     hints,
     holds_of_counts,
-    is_symbolic,
-    is_symbolic_value,
     known_contiguous,
     known_equal,
     lacks_shape_function,

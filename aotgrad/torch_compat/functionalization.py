@@ -35,7 +35,7 @@ from aotgrad.torch_compat.refusals import (
     refuse_unrecordable_write,
     refuse_view_across_gaps,
 )
-from aotgrad.torch_compat.shapes import is_symbolic
+from aotgrad.torch_compat.shapes import has_symbolic_shape
 from aotgrad.torch_compat.views import is_view_by_schema
 
 
@@ -246,7 +246,7 @@ def _swapped(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwarg
 
 
 def _drawn_densely(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    if is_symbolic(args[0]) or is_dense(args[0]):
+    if has_symbolic_shape(args[0]) or is_dense(args[0]):
         return NotImplemented
     dense = _functional_result(mode, torch.ops.aten.clone.default, classes, (args[0],), {})
     return _functional_result(mode, torch.ops.aten.uniform.default, classes, (dense, *args[1:]), kwargs)

@@ -1,10 +1,10 @@
-"""Random ops that draw from a `torch.Generator` of their own, as functions of its state.
+"""Random ops that draw from a given `torch.Generator`, as functions of its state.
 
     x.normal_(generator=g)      ->      value, state = aotgrad_random::normal_(x, generator=state); x.copy_(value)
 
-Each op with such an argument gets a twin in the namespace `aotgrad_random`, when it is first met: with the state, a tensor
-of bytes, in the place of the generator, and the state afterwards as another result. It writes to nothing. A graph with such
-ops threads states from one to the next, so that nothing moves a generator but who runs the graph.
+Each op with a generator argument gets a twin in the namespace `aotgrad_random` on first use. The twin takes the state, a
+tensor of bytes, in place of the generator, and returns the new state as its last result. It writes to nothing. The graph
+threads the states from op to op, and only the runtime moves the generator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _states: contextvars.ContextVar[GeneratorStates | None] = contextvars.ContextVar
 
 
 class OwnGenerator(RuntimeError):
-    """A random op draws from a generator whose state is not known; it is known of those in `drawn` that were drawn from."""
+    """A random op draws from a generator whose state is not traced; `drawn` are the keys of the traced ones drawn from."""
 
     def __init__(self, generator: torch.Generator, drawn: frozenset[int]) -> None:
         super().__init__("a random op draws from a generator of its own")
@@ -32,15 +32,15 @@ class OwnGenerator(RuntimeError):
 
 
 def generator_key(generator: torch.Generator) -> int:
-    """Equal for two Python objects that are one generator."""
+    """Equal for two Python objects that wrap the same generator."""
     return generator._cdata
 
 
 class GeneratorStates:
-    """The traced states of generators, each after what was drawn so far; `drawn` are the keys of those drawn from."""
+    """The current traced states of generators; `drawn` are the keys of those drawn from."""
 
     def __init__(self, generators: Sequence[torch.Generator], states: Sequence[torch.Tensor]) -> None:
-        self._generators = tuple(generators)  # kept, so that their keys stay their own
+        self._generators = tuple(generators)  # kept alive, so that their keys stay unique
         self._states = dict(zip(map(generator_key, generators), states, strict=True))
         self.drawn: frozenset[int] = frozenset()
 
@@ -52,13 +52,13 @@ class GeneratorStates:
         self.drawn |= {generator_key(generator)}
 
     def now(self) -> list[torch.Tensor]:
-        """The states, in the order of the generators."""
+        """The current states, in the order of the generators."""
         return list(self._states.values())
 
 
 @contextlib.contextmanager
 def traced_states(states: GeneratorStates) -> Iterator[None]:
-    """Inside, a function is traced that may draw from these generators."""
+    """Inside, a traced function may draw from these generators."""
     token = _states.set(states)
     try:
         yield
@@ -72,13 +72,13 @@ def is_default_generator(generator: torch.Generator) -> bool:
 
 @functools.cache
 def _position(op: torch._ops.OpOverload) -> int | None:
-    """Which argument of an op is a generator."""
+    """The position of an op's generator argument."""
     kinds = [str(argument.type) for argument in op._schema.arguments]
     return next((k for k, kind in enumerate(kinds) if "Generator" in kind), None)
 
 
 def generator_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Generator | None:
-    """What an op is told to draw from."""
+    """The generator that a call of an op passes, or `None`."""
     position = _position(op)
     if position is None:
         return None
@@ -86,10 +86,10 @@ def generator_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping
 
 
 def drawn(generator: torch.Generator, op: Any, args: Any, kwargs: Any, compute: Callable[..., Any]) -> list[Any]:
-    """What a random op would return, or write, that draws from a generator; `compute` is called with its twin.
+    """The values that a random op returns or writes when it draws from a generator; `compute` runs the op's twin.
 
     Raises:
-        OwnGenerator: nobody has given the trace its state.
+        OwnGenerator: the generator's state is not traced.
     """
     states = _states.get()
     if states is None or (state := states.get(generator)) is None:
@@ -101,9 +101,9 @@ def drawn(generator: torch.Generator, op: Any, args: Any, kwargs: Any, compute: 
 
 
 def with_generator(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of an op with something else in the place of the generator."""
+    """The arguments of an op with `value` in place of the generator."""
     position = _position(op)
-    assert position is not None, "it has one"
+    assert position is not None, "the op takes a generator"
     if position < len(args):
         return [*args[:position], value, *args[position + 1 :]], dict(kwargs)
     return list(args), {**kwargs, op._schema.arguments[position].name: value}
@@ -121,15 +121,15 @@ def _twin(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
 
 
 def _schema_of_twin(op: torch._ops.OpOverload, name: str) -> str:
-    """Writes to nothing, takes a state for a generator, and returns another one behind its results."""
+    """The schema of a twin: it writes to nothing, takes a state for the generator, and returns the new state last."""
     arguments, _, results = str(op._schema).partition("(")[2].rpartition(") -> ")
     arguments, results = (re.sub(r"Tensor\([a-z]!?\)", "Tensor", text) for text in (arguments, results))
     results = results.strip("()")
     return f"{name}({arguments.replace('Generator?', 'Tensor?')}) -> ({results}, Tensor)"
 
 
-def _written_copied(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict]:
-    """The arguments of an op with copies of those that it writes to, which lie as these do."""
+def _copy_written(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict]:
+    """The arguments of an op with copies, in the same layout, of those that it writes to."""
     written = {k: each.name for k, each in enumerate(op._schema.arguments) if each.alias_info and each.alias_info.is_write}
     copies = [arg.clone() if k in written else arg for k, arg in enumerate(args)]
     return copies, {name: value.clone() if name in written.values() else value for name, value in kwargs.items()}
@@ -137,25 +137,25 @@ def _written_copied(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapp
 
 def _draw(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
     state = generator_of(op, args, kwargs)
-    assert isinstance(state, torch.Tensor), "a state stands in its place"
+    assert isinstance(state, torch.Tensor), "a twin takes a state"
     generator = torch.Generator(_device_of(args, kwargs))
     generator.set_state(state)
-    given, named = with_generator(op, *_written_copied(op, args, kwargs), generator)
+    given, named = with_generator(op, *_copy_written(op, args, kwargs), generator)
     result = op(*given, **named)
     return (*(result if isinstance(result, tuple) else (result,)), generator.get_state())
 
 
 def _draw_nothing(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """The same for fakes."""
+    """The fake kernel of a twin."""
     state: Any = generator_of(op, args, kwargs)
-    given, named = with_generator(op, *_written_copied(op, args, kwargs), None)
-    named.pop("generator", None)  # without it, another overload is called that takes symbolic sizes
+    given, named = with_generator(op, *_copy_written(op, args, kwargs), None)
+    named.pop("generator", None)  # without it, an overload is called that takes symbolic sizes
     result = op.overloadpacket(*given, **named)
     return (*(result if isinstance(result, tuple) else (result,)), torch.empty_like(state))
 
 
 def _device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
-    """Where an op draws."""
+    """The device that an op draws on."""
     values = (*args, *kwargs.values())
     given = kwargs.get("device")
     tensors = (value.device for value in values if isinstance(value, torch.Tensor) and value.dtype is not torch.uint8)

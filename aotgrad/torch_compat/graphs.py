@@ -1,4 +1,4 @@
-"""Graphs of `torch.fx`: the names of their nodes, how their code is called, and what they check."""
+"""Graphs of `torch.fx`: names of nodes, the signature of the generated code, and checks in the graph."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from aotgrad.torch_compat.shapes import deferred_checks
 
 
 def pass_counts(graphs: Iterable[fx.Graph]) -> set[Any]:
-    """The symbols of how many results of its passes a loop keeps: one at least, its argument if it makes no pass."""
+    """The symbols for how many iterations' results a loop keeps: at least one, its argument if it runs no iteration."""
     loop = torch.ops.higher_order.while_loop_stack_output
     nodes = (node for graph in graphs for node in graph.nodes if node.target is operator.getitem)
     return {node.meta["val"].size(0).node.expr for node in nodes if node.args[0].target is loop}
 
 
 def insert_deferred_checks(module: fx.GraphModule) -> None:
-    """Let a traced graph check what torch has assumed of values: ops that raise where it does not hold."""
+    """Add ops to a traced graph that raise where torch's assumptions about values do not hold."""
     mode = fake_mode_of(module.graph)
     if mode is not None and deferred_checks(mode):
         insert_deferred_runtime_asserts(module, mode.shape_env, "checks")
 
 
 def name_of_node(graph: fx.Graph, op: Any) -> str:
-    """What the node of an op is called, before a number makes it unique."""
+    """The name of an op's node, before a number makes it unique."""
     return graph._target_to_str(op.overloadpacket.__name__)
 
 
 def erase_with_name(graph: fx.Graph, node: fx.Node) -> None:
-    """Erase a node so that a later one may have its name."""
+    """Erase a node and free its name for a later one."""
     graph.erase_node(node)
     graph._graph_namespace._used_names.discard(node.name)
 
@@ -51,12 +51,12 @@ def fake_mode_of(graph: fx.Graph) -> FakeTensorMode:
 
 
 def returns_pytree(graph: fx.Graph, names: Sequence[str], in_spec: pytree.TreeSpec, out_spec: pytree.TreeSpec) -> None:
-    """Let the generated function take and return nested values: `names` are its parameters."""
+    """Make the generated function take and return nested values; `names` are its parameters."""
     from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 
     graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(list(names), in_spec, out_spec)))
 
 
 def takes_plain_arguments(graph: fx.Graph) -> bool:
-    """Whether the code of a graph takes its placeholders as they are, and returns its output as it is."""
+    """Whether the generated code takes the placeholders and returns the output without pytrees."""
     return type(graph._codegen) is fx.graph.CodeGen

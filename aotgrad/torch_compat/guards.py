@@ -1,4 +1,4 @@
-"""Guards in C++: of the tensors of a call, of dictionaries, and of the symbolic sizes of a trace."""
+"""Guards on the tensors of a call and on dictionaries, in C++, and on the symbolic sizes of a trace."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 class ShapeGuards:
-    """The symbolic guards of a trace, evaluated on real tensors. `text` is their source: `t0` is tensor 0."""
+    """The symbolic guards of a trace, evaluated on real tensors. `text` is their source, where `t0` is tensor 0."""
 
     def __init__(self, conditions: Sequence[str], count: int) -> None:
         from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
         self.conditions = [re.sub(r"L\['(t\d+)'\]", r"\1", condition) for condition in conditions]
-        self.text = " and ".join(f"({condition})" for condition in self.conditions)  # one may be an `or` of two
+        self.text = " and ".join(f"({condition})" for condition in self.conditions)  # one may be an `or`
         self.holds = eval(f"lambda {', '.join(f't{k}' for k in range(count))}: {self.text}", dict(SYMPY_INTERP))
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -37,10 +37,13 @@ def shape_guards(fakes: Sequence[FakeTensor]) -> ShapeGuards | None:
 class TensorGuard:
     """Dtype, device, layout, sizes, strides, requires_grad, dispatch keys and number of tensors, in one C++ call.
 
-    The keys are those that an op would see: inside a dispatch mode, a `torch.func` transform, `torch.jit.trace` or inference
-    mode they are others. Symbolic sizes and strides of the fakes are not compared. Tensors without strides (sparse) are
-    compared in Python; without any, `is_one_call`. `fastest` is `check`, or what `make_check` makes of tensors, sizes and
-    strides, which takes a sequence; `argument` is how the tensors are given to it.
+    The keys are those that an op would see; a dispatch mode, a `torch.func` transform, `torch.jit.trace` and inference mode
+    change them. Symbolic sizes and strides of the fakes are not compared.
+
+    Attributes:
+        is_one_call: all tensors are strided. Sparse tensors are compared in Python.
+        fastest: `check`, or the function that `make_check(tensors, sizes, strides)` returns, which takes a sequence.
+        argument: how `fastest` takes the tensors, as code.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class TensorGuard:
         return len(tensors) == self.count and self.check(*tensors)
 
     def failure(self, tensors: Sequence[torch.Tensor]) -> str:
-        """Which tensor differs, and in what; empty if none does."""
+        """Which tensor differs, and how; empty if none does."""
         if len(tensors) != self.count:
             return f"{len(tensors)} distinct tensors in place of {self.count}"
         if self(*tensors):
@@ -81,7 +84,7 @@ class TensorGuard:
         return str(self.guards.check_verbose(*(tensors[k] for k in self.strided), tensor_check_names=names))
 
     def lines(self) -> Iterator[str]:
-        """What is checked of each tensor."""
+        """What is checked for each tensor, a line each."""
         for k, (fake, flags) in enumerate(zip(self.fakes, self.flags, strict=True)):
             layout = f"strides {tuple(fake.stride())}" if fake.layout is torch.strided else str(fake.layout)
             yield " ".join([f"tensor {k}: {fake.dtype} {tuple(fake.shape)} {layout} {fake.device}", *flags])
@@ -91,7 +94,7 @@ class TensorGuard:
 
 
 def _flags(tensor: torch.Tensor) -> list[str]:
-    """What is special about a tensor, in words."""
+    """The unusual properties of a tensor, in words."""
     special = {
         type(tensor).__name__: type(tensor) is not torch.Tensor,
         "requires_grad": tensor.requires_grad,
@@ -102,7 +105,7 @@ def _flags(tensor: torch.Tensor) -> list[str]:
 
 
 def _static(size: Any) -> int | None:
-    """The number itself, also of a symbol that the trace has fixed; `None` if it is still symbolic."""
+    """A number, also that of a symbol that the trace has specialized; `None` if it is still symbolic."""
     return size if isinstance(size, int) else size.node.maybe_as_int()
 
 
@@ -112,9 +115,9 @@ def _sparse_key(tensor: torch.Tensor) -> tuple:
 
 
 class DictVersions:
-    """Whether none of some dictionaries was changed since this was made, in one C++ call; no object got another one.
+    """Checks in one C++ call that dictionaries are unchanged, and that objects still have the same `__dict__`.
 
-    It is right where `versions_are_counted`, but for the order of an `OrderedDict`.
+    Correct where `versions_are_counted`, except for the order of an `OrderedDict`.
     """
 
     def __init__(self, objects: Sequence[Any], tables: Sequence[dict]) -> None:
@@ -136,12 +139,12 @@ class DictVersions:
 
 
 def versions_are_counted() -> bool:
-    """Whether Python itself counts the changes of a dictionary. Later ones report them, but not all."""
+    """Whether this Python counts the changes of a dictionary. Later versions report changes, but not all of them."""
     return sys.implementation.name == "cpython" and sys.version_info < (3, 12)
 
 
 def _add_dict_version_guard(manager: Any, table: dict, text: list[str]) -> None:
-    """Newer versions of torch take the place in the user's code too."""
+    """Newer versions of torch also take the location in the user's code."""
     try:
         manager.add_dict_version_guard(table, text, None)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Python kernels of composite ops, which a trace uses in place of those in C++."""
+"""Python kernels of composite ops, which traces use instead of the C++ ones."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import torch
 import torch.utils._pytree as pytree
 from torch._dispatch.python import enable_python_dispatcher
 
-from aotgrad.torch_compat.shapes import is_symbolic, is_symbolic_value
+from aotgrad.torch_compat.shapes import has_symbolic_shape, has_symbols
 
 no_python_dispatcher = torch._C._DisablePythonDispatcher
-"""Composite ops use their C++ kernels, inside `symbolic_kernels` too."""
+"""Context in which composite ops use their C++ kernels, also inside `symbolic_kernels`."""
 
 
 @contextlib.contextmanager
 def symbolic_kernels() -> Iterator[None]:
-    """Composite ops use their Python kernels, which keep symbolic sizes symbolic and draw random numbers as eager does.
+    """Inside, composite ops use their Python kernels, which keep symbolic sizes and draw random numbers as eager does.
 
-    Two of them return an alias where eager returns none, or the other way round, and some round otherwise: replaced inside.
-    So are kernels that do not write to `out` under a dispatch mode.
+    Kernels that differ from eager are replaced: two in whether they return an alias, some in how they round, and some that
+    do not write to `out` under a dispatch mode.
     """
     with (
         replaced_kernels(torch.ops.aten.dropout.default, eager_dropout),
@@ -44,14 +44,14 @@ def symbolic_kernels() -> Iterator[None]:
 
 DECOMPOSED_OTHERWISE = (
     torch.ops.aten.multi_margin_loss.default,
-    torch.ops.aten.multilabel_margin_loss_forward.default,  # it reads on behind the -1 that ends a row of targets
+    torch.ops.aten.multilabel_margin_loss_forward.default,  # reads past the -1 that ends a row of targets
     torch.ops.aten.upsample_bilinear2d.default,
     torch.ops.aten.upsample_bicubic2d.default,
 )
-"""Ops that have a derivative, and a Python kernel which takes them apart and computes something else or in another order."""
+"""Differentiable ops whose Python kernel is a decomposition with other results, or another order of sums, than eager."""
 
 ROUNDED_OTHERWISE = (
-    torch.ops.aten.istft.default,  # the gradient lies otherwise in memory, too
+    torch.ops.aten.istft.default,  # its gradient has another layout, too
     torch.ops.aten.upsample_linear1d.vec,
     torch.ops.aten.upsample_bilinear2d.vec,
     torch.ops.aten.upsample_trilinear3d.vec,
@@ -59,7 +59,7 @@ ROUNDED_OTHERWISE = (
     torch.ops.aten._upsample_bilinear2d_aa.vec,
     torch.ops.aten._upsample_bicubic2d_aa.vec,
 )
-"""Composite ops whose Python kernel computes in another order than eager's."""
+"""Composite ops whose Python kernel computes in another order than eager."""
 
 _rank = torch.ops.aten.linalg_matrix_rank
 
@@ -69,11 +69,11 @@ OUT_IS_LOST = (
     (_rank.out, _rank.default),
     (_rank.out_tol_tensor, _rank.tol_tensor),
 )
-"""Composite ops whose kernels forget `out` under a dispatch mode, and the ops that compute what is to be written there."""
+"""Composite ops whose kernels forget `out` under a dispatch mode, and the ops that compute its value."""
 
 
 def written_result(functional: Callable, *args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    """`out`, which gets the size and the value of what `functional` returns."""
+    """`out`, with the size and the value of the result of `functional`."""
     result = functional(*args, **kwargs)
     if out.size() != result.size():
         out.resize_(result.size())
@@ -82,7 +82,7 @@ def written_result(functional: Callable, *args: Any, out: torch.Tensor, **kwargs
 
 @contextlib.contextmanager
 def given_kernel(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[None]:
-    """Inside, a composite op that has no Python kernel has `kernel`."""
+    """Inside, `kernel` is the Python kernel of a composite op that has none."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     op.py_kernels[key] = kernel
     op._dispatch_cache.clear()
@@ -95,7 +95,7 @@ def given_kernel(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced_kernels(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[None]:
-    """Inside, the Python kernels of an op are `kernel`, which gets the one that it replaces first."""
+    """Inside, `kernel` replaces the Python kernels of an op; its first argument is the kernel that it replaces."""
     kernels = dict(op.py_kernels)
     op.py_kernels.update({key: functools.partial(kernel, replaced) for key, replaced in kernels.items()})
     op._dispatch_cache.clear()
@@ -115,7 +115,7 @@ def ctc_loss_of_lists(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """The loss with lengths that are numbers. Torch's own kernel writes them to a tensor that has no memory in a trace."""
+    """The CTC loss with lengths as numbers. Torch's kernel writes them to a tensor, which has no memory in a trace."""
     op, key = torch.ops.aten.ctc_loss.IntList, torch._C.DispatchKey.CompositeImplicitAutograd
     kernel = functools.partial(op._op_dk, key, log_probs, targets, input_lengths, target_lengths, blank)
     if reduction != 1 or log_probs.device.type != "cpu":
@@ -125,9 +125,9 @@ def ctc_loss_of_lists(
 
 
 def eager_dropout(python_kernel: Callable, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """The input itself if nothing is dropped; the Python kernel of older versions of torch gives a clone.
+    """Dropout that returns the input itself if it drops nothing, where the Python kernel of older torch returns a clone.
 
-    Its backward multiplies by the exact 1 / (1 - p), eager's on a CPU by what that is in the type of the input.
+    The backward of the Python kernel multiplies by the exact 1 / (1 - p). Eager on a CPU rounds it to the input's dtype.
     """
     if not train or p == 0:
         return input
@@ -137,23 +137,23 @@ def eager_dropout(python_kernel: Callable, input: torch.Tensor, p: float, train:
 
 
 def is_rounded_otherwise(p: float, dtype: torch.dtype) -> bool:
-    """Whether 1 / (1 - p) is another number when it is computed in `dtype`, and not in double precision."""
+    """Whether 1 / (1 - p) computed in `dtype` differs from the one computed in double precision."""
     if dtype in (torch.bfloat16, torch.float16):
         return math.frexp(1 - p)[0] != 0.5
     return dtype is torch.float32 and single(1 / single(1 - p)) != single(1 / (1 - p))
 
 
 def single(number: float) -> float:
-    """A number in single precision."""
+    """A number rounded to single precision."""
     return ctypes.c_float(number).value
 
 
 def eager_matmul(python_kernel: Callable, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Eager's kernel where sizes are known: the Python kernel gives a view of the product, which is none in eager.
+    """Eager's kernel if sizes are known: the Python kernel returns a view of the product, eager returns no view.
 
-    Of a vector and a matrix eager squeezes the product in place.
+    For a vector and a matrix, eager squeezes the product in place.
     """
-    if is_symbolic(one) or is_symbolic(other):
+    if has_symbolic_shape(one) or has_symbolic_shape(other):
         product = python_kernel(one, other)
         result = torch.ops.aten._unsafe_view(product, product.size()) if product._is_view() else product
         if one.dim() == 1 and other.dim() == 2:
@@ -163,13 +163,13 @@ def eager_matmul(python_kernel: Callable, one: torch.Tensor, other: torch.Tensor
 
 
 def eager_op(op: torch._ops.OpOverload, python_kernel: Callable, *args: Any, **kwargs: Any) -> Any:
-    """What an op returns that is not taken apart."""
+    """The result of an op without its decomposition."""
     with no_python_dispatcher():
         return op(*args, **kwargs)
 
 
 def eager_composite(op: torch._ops.OpOverload, python_kernel: Callable, *args: Any, **kwargs: Any) -> Any:
-    """What eager's kernel returns where sizes are known; with symbolic ones the Python kernel's."""
-    if any(map(is_symbolic_value, pytree.tree_leaves((args, kwargs)))):
+    """The result of eager's kernel if sizes are known, otherwise of the Python kernel."""
+    if any(map(has_symbols, pytree.tree_leaves((args, kwargs)))):
         return python_kernel(*args, **kwargs)
     return eager_op(op, python_kernel, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""How traced values lie in memory, where the graph may lay them out otherwise than eager does."""
+"""Layouts of traced values, where the graph may lay them out differently from eager."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from aotgrad.torch_compat.functional_tensors import from_functional, recorded_views
 from aotgrad.torch_compat.memory import contiguous_in_order, is_dense_layout, storage_id, storage_key
 from aotgrad.torch_compat.ops import written_arguments
-from aotgrad.torch_compat.shapes import hints, is_symbolic, known_contiguous, known_equal
+from aotgrad.torch_compat.shapes import has_symbolic_shape, hints, known_contiguous, known_equal
 
 
 class AbsoluteGeometry:
-    """Which storages of a trace `as_strided` was used on, and which were written to. Not both, unless it does not matter.
+    """Refuses `as_strided` and a write on the same storage of a trace, unless the tensor is plain.
 
-    After a write, the graph has a new contiguous value in place of the old one, which may have had gaps or an offset.
+    After a write, the graph has a new contiguous value; the old one may have had gaps or an offset.
     """
 
     STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
@@ -30,10 +30,10 @@ class AbsoluteGeometry:
         self.written: dict[int, torch.UntypedStorage] = {}
 
     def check(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise where an op would use geometry that the graph does not keep; note one that asks for storage offsets."""
-        says_where = op in self.STRIDED and len(args) > 3 and args[3] is not None  # it may have asked the tensor
+        """Raise if an op would use geometry that the graph does not keep; note an op that depends on storage offsets."""
+        says_where = op in self.STRIDED and len(args) > 3 and args[3] is not None  # perhaps read from the tensor
         self.asked_for_offsets |= op in self.ALIGNED or (says_where and not self.makes_arguments)
-        if op is torch.ops.aten.view_as_complex.default and args[0].storage_offset() % 2:  # where it lies in eager
+        if op is torch.ops.aten.view_as_complex.default and args[0].storage_offset() % 2:  # eager's offset
             raise RuntimeError("Tensor must have a storage_offset divisible by 2")
         if op in self.STRIDED and isinstance(args[0], FunctionalTensor):
             if not is_plain(args[0]):
@@ -51,9 +51,9 @@ class AbsoluteGeometry:
 
 
 class UnsafePieces:
-    """Storages of a trace that are the same memory in eager: what `unsafe_split` takes apart, and the pieces.
+    """Storages of a trace that share memory in eager: what `unsafe_split` splits, and the pieces.
 
-    For functionalization the pieces are copies. So after a write to one of the two, the other may not be used.
+    For functionalization the pieces are copies. So after a write to the whole or a piece, the other may not be used.
     """
 
     SPLITS = (torch.ops.aten.unsafe_split.Tensor, torch.ops.aten.unsafe_split_with_sizes.default)
@@ -69,7 +69,7 @@ class UnsafePieces:
             self.storages.update((storage_id(tensor), tensor.untyped_storage()) for tensor in (whole, piece))
 
     def write(self, tensor: torch.Tensor) -> None:
-        """The wholes that a written tensor is a piece of do not know of it, nor do its own pieces."""
+        """Mark as stale what does not see a write to `tensor`: the wholes it is a piece of, and its own pieces."""
         key = storage_id(tensor)
         self.stale.update(self.wholes(key))
         self.stale.update(piece for piece in self.whole_of if key in self.wholes(piece))
@@ -80,12 +80,12 @@ class UnsafePieces:
             key = whole
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise for a tensor that would be used without the write that reached its memory in eager."""
+        """Raise for a tensor that misses a write which reaches its memory in eager."""
         if self.stale and any(isinstance(v, FunctionalTensor) and storage_key(v) in self.stale for v in values):
             raise RuntimeError("unsafe_split and a write to the same memory")
 
     def note(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """An op has run."""
+        """Note what an op has done."""
         if op in self.SPLITS:
             self.add(args[0], result)
         elif self.storages and op._schema.is_mutable:
@@ -95,18 +95,18 @@ class UnsafePieces:
 
 
 def check_pieces(mode: FunctionalTensorMode, values: Sequence[Any]) -> None:
-    """Raise for a tensor whose memory was changed through a piece that `unsafe_split` made, or the other way round."""
+    """Raise for a tensor that misses a write to a piece or the whole of an `unsafe_split` (see `UnsafePieces`)."""
     mode._pieces.check(values)
 
 
 def asked_for_offsets(mode: FunctionalTensorMode) -> bool:
-    """Whether an op ran in a `functional_mode` that depends on where in its storage a tensor starts."""
+    """Whether an op that ran in a `functional_mode` depends on the storage offset of a tensor."""
     return mode._geometry.asked_for_offsets
 
 
 @contextlib.contextmanager
 def making_arguments(mode: FunctionalTensorMode) -> Iterator[None]:
-    """Views that are made inside lie where the calling convention says, whatever the offsets of a call are."""
+    """Inside, views of the calling convention are created; they do not depend on the offsets of a call."""
     mode._geometry.makes_arguments = True
     try:
         yield
@@ -115,13 +115,13 @@ def making_arguments(mode: FunctionalTensorMode) -> Iterator[None]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a functional tensor is contiguous from the first element of its storage on, and no view."""
+    """Whether a functional tensor is contiguous from the start of its storage, and no view."""
     return known_contiguous(tensor) and not recorded_views(tensor) and known_equal([tensor.storage_offset()], [0])
 
 
 @contextlib.contextmanager
 def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Keep the strides of tensors through a write inside: the out-of-place form of many ops is contiguous."""
+    """Keep the strides of tensors that are written inside: the out-of-place form of many ops is contiguous."""
     functional = [tensor for tensor in written if isinstance(tensor, FunctionalTensor)]
     before = [(tensor, tensor.stride()) for tensor in functional if is_in_another_order(tensor)]
     yield
@@ -159,15 +159,15 @@ def _keep_lazy_bits(tensor: FunctionalTensor) -> None:
 
 
 def _replace_value(tensor: FunctionalTensor, value: torch.Tensor) -> None:
-    """Give a functional tensor, and what shares its memory, another form of the value that it has."""
+    """Replace the value of a functional tensor, and of what shares its memory, by another form of the same value."""
     torch._functionalize_replace(tensor.elem, value)
     torch._functionalize_commit_update(tensor.elem)
     torch._functionalize_sync(tensor.elem)
 
 
 def is_in_another_order(tensor: torch.Tensor) -> bool:
-    """Whether a traced tensor is not contiguous; one of which a size depends on data counts as contiguous."""
-    if not is_symbolic(tensor):
+    """Whether a traced tensor is not contiguous; one with a data-dependent size counts as contiguous."""
+    if not has_symbolic_shape(tensor):
         return not tensor.is_contiguous()
     numbers = (*tensor.size(), *tensor.stride())
     have_hints = all(number.node.has_hint() for number in numbers if isinstance(number, torch.SymInt))

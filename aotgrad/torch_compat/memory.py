@@ -1,4 +1,4 @@
-"""Storages, version counters and how a tensor lies in its memory."""
+"""Storages, version counters and layouts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from aotgrad.torch_compat.shapes import hints
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Equal for two live tensors exactly if they share storage."""
+    """Equal for two live tensors if and only if they share storage."""
     return tensor.untyped_storage()._cdata
 
 
 def has_no_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for zeros without holding them, as an undefined tangent of forward mode does."""
+    """Whether a tensor represents zeros without memory, as an undefined tangent of forward mode does."""
     return tensor._is_zerotensor()
 
 
 def sharing_version(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`tensor` with the version counter of `other`, if the two are the same memory: a write to one is seen at the other."""
+    """`tensor` with the version counter of `other` if they share memory, so that a write to one shows at the other."""
     if tensor is other or tensor.dtype != other.dtype or storage_key(tensor) != storage_key(other):
         return tensor
     alias = strided_alias(other, tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -31,7 +31,7 @@ def sharing_version(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def strided_alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: Any) -> torch.Tensor:
-    """Other elements of the storage of a tensor, detached, with the same version counter."""
+    """A detached view of the storage of a tensor, with the same version counter."""
     version = version_of(tensor)
     alias = tensor.detach().as_strided_(size, stride, offset)
     raise_version(tensor, version, 0)
@@ -44,7 +44,7 @@ def version_of(tensor: torch.Tensor) -> int | None:
 
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """The version counters of tensors that have one."""
+    """The version counters of tensors, none of them an inference tensor."""
     return list(map(_version_getter, tensors))
 
 
@@ -52,13 +52,13 @@ _version_getter = torch.Tensor._version.__get__
 
 
 def raise_version(tensor: torch.Tensor, version: int | None, bumps: int) -> None:
-    """Make the version counter `version + bumps`, as if that many in-place ops had run since."""
+    """Set the version counter to `version + bumps`, as if that many in-place ops had run since."""
     if version is not None:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version + bumps,))
 
 
 def share_version(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have one version counter: raises it for a moment."""
+    """Whether two tensors share a version counter; bumps it for a moment to find out."""
     version, before = one._version, other._version
     raise_version(one, version, 1)
     shared = other._version != before
@@ -67,7 +67,7 @@ def share_version(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def flat_alias(tensor: torch.Tensor, start: Any, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
-    """`nbytes` of the storage of a tensor, from its byte `start`, as a flat tensor that autograd knows nothing of."""
+    """`nbytes` of the storage of a tensor from byte `start` on, as a flat tensor unknown to autograd."""
     storage = tensor.untyped_storage()[start : start + nbytes]
     with torch.no_grad(), normal_mode():
         return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage)
@@ -79,13 +79,13 @@ def has_storage(value: Any) -> bool:
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether several elements are the same memory, by a stride of 0; an empty tensor has none."""
+    """Whether a stride of 0 puts several elements in the same memory."""
     steps, sizes = strides(tensor), tensor.size()
     return 0 in steps and 0 not in sizes and any(step == 0 and size > 1 for size, step in zip(sizes, steps, strict=True))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie next to each other, in any order of the dimensions."""
+    """Whether the elements have no gaps or overlaps, in any order of the dimensions."""
     return tensor.layout is torch.strided and is_dense_layout(tensor.size(), tensor.stride())
 
 
@@ -116,7 +116,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def strides(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The strides of a strided tensor; none for other layouts."""
+    """The strides of a strided tensor; `()` for other layouts."""
     return tuple(tensor.stride()) if tensor.layout is torch.strided else ()
 
 

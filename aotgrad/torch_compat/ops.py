@@ -1,4 +1,4 @@
-"""Ops: by name, what they do with memory and values, and those without a public name."""
+"""Ops: by name, their use of memory and values, and those without a public name."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 import torch.utils._pytree as pytree
 
 unsafe_view = torch.ops.aten._unsafe_view.default
-"""`view` of a tensor that nobody else reads: in its memory, though its schema does not say so."""
+"""`view` of a tensor that nothing else reads. It shares memory, though its schema does not say so."""
 
 zero_without_memory = torch.ops.aten._efficientzerotensor.default
-"""Makes the zeros that forward mode has for an undefined tangent."""
+"""Creates the zeros that stand for an undefined tangent in forward mode."""
 
 cast = torch.ops.aten._to_copy.default
-"""What `to` is in a graph: a copy with another dtype, device or layout."""
+"""`to` in a graph: a copy with another dtype, device or layout."""
 
 
 class Read(enum.Enum):
-    """What an op tells of the values of its arguments."""
+    """What an op reveals about the values of its arguments."""
 
     NUMBER = "a number, which may stay symbolic"
     ANSWER = "a Python value"
@@ -39,7 +39,7 @@ READS_ENTRIES = {
     is_coalesced: Read.ANSWER,
     **{getattr(torch.ops.aten, name).default: Read.SIZES for name in _PARTS_OF_SPARSE},
 }
-"""Ops that tell how many entries a sparse tensor has, or whether one place has several. A fake one has none, if computed."""
+"""Ops that reveal the number of entries of a sparse tensor, or duplicate indices. Computed fakes have no entries."""
 
 MAKES_ENTRIES = frozenset(
     {
@@ -48,12 +48,12 @@ MAKES_ENTRIES = frozenset(
         torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default,
     }
 )
-"""Ops that make a sparse tensor of the indices that they are given: a fake one has as many entries."""
+"""Ops that create a sparse tensor from indices: the fake has the right number of entries."""
 
 COALESCES = frozenset(
     {torch.ops.aten._coalesce.default, torch.ops.aten._to_sparse.default, torch.ops.aten._to_sparse.sparse_dim}
 )
-"""Ops that make a coalesced tensor, as a fake one says."""
+"""Ops that return a coalesced tensor, also for fakes."""
 
 KEEPS_ENTRIES: dict[Any, int] = {
     torch.ops.aten.detach.default: 0,
@@ -62,7 +62,7 @@ KEEPS_ENTRIES: dict[Any, int] = {
     torch.ops.aten._to_copy.default: 0,
     torch.ops.aten.sparse_mask.default: 1,
 }
-"""Ops whose result has the entries of one of their arguments, and which one that is."""
+"""Ops whose result has the entries of one of their arguments, and the position of that argument."""
 
 READS_VALUES = {
     torch.ops.aten._local_scalar_dense.default: Read.NUMBER,
@@ -77,19 +77,19 @@ READS_VALUES = {
 
 
 FOR_INFERENCE_ONLY = frozenset({torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default})
-"""Ops that core ATen's decompositions give another second result, of which their backward would compute nonsense.
+"""Ops whose second result core ATen's decompositions replace, so that their backward would be wrong.
 
-The attention weights in place of the logarithms of their sums.
+It becomes the attention weights in place of the logarithms of their sums.
 """
 
 
 CONJUGATE = torch.ops.aten._conj.default
 NEGATE = torch.ops.aten._neg_view.default
-"""Views that say "the conjugate" or "the negative" of their base, without computing it."""
+"""Views that mark the conjugate or the negative of their base without computing it."""
 
 
 class OpKind(enum.Enum):
-    """What an ordinary op, which writes nothing, does with memory: all of its results are new, or are views."""
+    """Whether all results of an ordinary op, which writes nothing, are new or are views."""
 
     PURE = enum.auto()
     VIEW = enum.auto()
@@ -122,7 +122,7 @@ _UNUSUAL = frozenset(
 
 @functools.lru_cache(maxsize=8192)
 def kind_of_op(op: Any) -> OpKind | None:
-    """`None` for an op that is no ordinary one: it writes, depends on data, is composite, is a user's own, ..."""
+    """`None` for an op that is not ordinary: it writes, depends on data, is composite, is a user's own, ..."""
     if op in ORDINARY_VIEWS:
         return OpKind.VIEW
     if type(op) is not torch._ops.OpOverload or op.namespace not in ("aten", "prims") or op in _UNUSUAL:
@@ -136,7 +136,7 @@ def kind_of_op(op: Any) -> OpKind | None:
 
 
 def _is_composite(op: torch._ops.OpOverload) -> bool:
-    """Whether an op is made of others, or (`aten::size`) one of TorchScript only."""
+    """Whether an op calls others, or belongs to TorchScript only (`aten::size`)."""
     key, name = torch._C.DispatchKey.CompositeImplicitAutograd, op.name()
     if key in op.py_kernels or not torch._C._dispatch_has_kernel(name):
         return True
@@ -144,7 +144,7 @@ def _is_composite(op: torch._ops.OpOverload) -> bool:
 
 
 def written_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that an op writes to, in lists too."""
+    """The tensors that an op writes to, including those in lists."""
     named = {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)} | dict(kwargs)
     for argument in op._schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -160,19 +160,19 @@ def read_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mappi
 
 
 def overloads(*names: str) -> Iterator[torch._ops.OpOverload]:
-    """Every overload of these aten ops that writes to what it is given."""
+    """Every overload of these aten ops that writes to an argument."""
     for packet in (getattr(torch.ops.aten, name) for name in names):
         found = (getattr(packet, overload) for overload in packet.overloads())
         yield from (overload for overload in found if overload._schema.is_mutable)
 
 
 def is_foreach(op: torch._ops.OpOverload) -> bool:
-    """Whether an op does the same to each tensor of a list."""
+    """Whether an op applies to each tensor of a list."""
     return op._schema.name.startswith("aten::_foreach_")
 
 
 def has_registered_effect(target: Any) -> bool:
-    """Whether somebody has registered an effect of a custom op, which may happen at any time."""
+    """Whether an effect is registered for a custom op; not cached, because that may happen at any time."""
     from torch._higher_order_ops.effects import has_effects
 
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in _BUILT_IN_NAMESPACES and has_effects(target)
@@ -186,24 +186,28 @@ def is_effect_wrapper(target: Any) -> bool:
 
 
 def decompositions_of(ops: Sequence[Any]) -> dict[Any, Callable]:
-    """torch's decompositions of some ops, by overload."""
+    """Torch's decompositions of ops, by overload."""
     from torch._decomp import get_decompositions
 
     return get_decompositions(ops)
 
 
-def op_name(op: torch._ops.OpOverload) -> str:
+def schema_name(op: torch._ops.OpOverload) -> str:
     """`aten::add.Tensor`; without an overload `aten::relu`."""
     return op.name()
 
 
 def op_description(op: torch._ops.OpOverload) -> str:
-    """What a graph relies on of an operator, besides what it computes: its signature, what it changes, and its tags."""
+    """The facts about an operator that a graph relies on: its signature, what it writes to, and its tags."""
     return f"{op._schema} {sorted(map(str, op.tags))}"
 
 
 def higher_order_named(name: str) -> torch._ops.HigherOrderOperator:
-    """The higher-order operator with this name. Raises AttributeError if there is none."""
+    """The higher-order operator with this name.
+
+    Raises:
+        AttributeError: there is none.
+    """
     return getattr(torch.ops.higher_order, name)
 
 
@@ -219,9 +223,9 @@ def op_named(name: str) -> torch._ops.OpOverload:
 
 
 def function_name(function: Any) -> str | None:
-    """`torch._C._nn.gelu`: where a function of torch's or of Python's own is found; `None` for other functions."""
+    """The qualified name of a function of torch or Python: `torch._C._nn.gelu`; `None` for other functions."""
     if isinstance(function, torch._ops.OpOverload):
-        return op_name(function)
+        return schema_name(function)
     try:
         name = torch.fx.node._get_qualified_name(function)
     except (AttributeError, RuntimeError):
@@ -236,7 +240,7 @@ def function_name(function: Any) -> str | None:
 
 
 def function_named(name: str) -> Callable:
-    """The function that `function_name` gave this name.
+    """The function that `function_name` names.
 
     Raises:
         AttributeError: there is none.
@@ -253,23 +257,23 @@ def higher_order_name(target: Any) -> str | None:
 
 
 def replaced_rules() -> list[str]:
-    """The operators of torch whose derivative or definition was replaced by a function in Python."""
+    """The operators of torch whose derivative or definition somebody has replaced in Python."""
     rules = ("Autograd", "Autocast", "Composite", "Functionalize", "ADInplaceOrView", "Python")
     names = (name.split("/") for name in torch.library._impls - _OWN_RULES)
     return sorted(op for library, op, *key in names if library == "aten" and "".join(key).startswith(rules))
 
 
 read_number = torch.ops.aten._local_scalar_dense.default
-"""What `item()` is in a graph."""
+"""`item()` in a graph."""
 
 assert_later = torch.ops.aten._assert_async.msg
-"""Raises, at some time after it ran, if a tensor is false."""
+"""Raises if a tensor is false, perhaps some time later."""
 
 
 def foreach_op(name: str, overload: str) -> Any:
-    """An op on lists of tensors, with another list, a number or numbers in a list."""
+    """An op on lists of tensors: `foreach_op("add", "List")`."""
     return getattr(getattr(torch.ops.aten, f"_foreach_{name}"), overload)
 
 
 _OWN_RULES = frozenset({"aten/to_dense/PythonTLSSnapshot"})
-"""What torch itself registers so, newer versions of it: for fake tensors only."""
+"""Registrations of newer versions of torch, which are for fake tensors only."""

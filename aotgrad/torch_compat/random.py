@@ -1,4 +1,4 @@
-"""The state of the random generators, and the ops that run others from a state."""
+"""The state of the random generators, and the ops that run other ops from a state."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 import torch._prims.rng_prims
 
 run_and_save_rng_state = torch._prims.rng_prims.run_and_save_rng_state
-"""`(op, *args) -> (state of the generator before, op(*args))`, an op of graphs; Inductor calls it as it is."""
+"""`(op, *args) -> (state of the generator before, op(*args))`, an op of graphs, which Inductor calls unchanged."""
 
 run_with_rng_state = torch._prims.rng_prims.run_with_rng_state
 """`(state, op, *args) -> op(*args)` with the generator in that state; leaves the generator as it was."""
 
 
 RANDOM_STATE_BYTES = {"cpu": 5056, "cuda": 16}
-"""By device, of the generators whose state can be set."""
+"""The size of a generator's state, for device types whose state can be set."""
 
 
 def random_state(device_types: Sequence[str]) -> Any:
-    """The state of the random generators, to run the same random ops again."""
+    """The state of the random generators, to rerun the same random ops."""
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if "cuda" in device_types:
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -30,7 +30,7 @@ def random_state(device_types: Sequence[str]) -> Any:
 
 @contextlib.contextmanager
 def random_state_of(state: Any) -> Iterator[None]:
-    """Inside, the random generators start from `state`; afterwards they are as before. `None` changes nothing."""
+    """Inside, the random generators start from `state`; restores them afterwards. `None` changes nothing."""
     if state is None:
         yield
         return
@@ -42,12 +42,12 @@ def random_state_of(state: Any) -> Iterator[None]:
 
 
 def device_types_that_draw() -> tuple[str, ...]:
-    """Of which devices there may be generators that were used."""
+    """The device types, besides the CPU, whose generators may have been used."""
     return ("cuda",) if torch.cuda.is_initialized() else ()
 
 
 class RandomReplay:
-    """Random ops that run in advance: each part starts where the last one ended, and the generators stay as they were."""
+    """Runs random ops in advance: each part starts where the last one ended, and the generators do not move."""
 
     def __init__(self) -> None:
         self.states: list[torch.Tensor] | None = None

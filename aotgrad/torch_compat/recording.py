@@ -1,4 +1,4 @@
-"""The recorder of a trace: which node computes which fake, what a new node is told, and graphs within graphs."""
+"""The recorder of a trace: which node computes which fake, the metadata of new nodes, and subgraphs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from aotgrad.torch_compat.fakes import Metadata, metadata_of
 
 
 class TrackedTensor:
-    """A fake and the node that computes it; `slot` is what torch's recorder keeps of it, made when that asks for it."""
+    """A fake and the node that computes it; `slot` is the entry of torch's recorder, created on demand."""
 
     __slots__ = ("_metadata", "node", "slot", "value")
 
@@ -51,11 +51,11 @@ class TrackedTensor:
 
 
 class TensorTracker:
-    """Which node computes which fake. Torch's recorder uses it as a mapping of tensors to proxies."""
+    """Maps fakes to the nodes that compute them. For torch's recorder, it is a mapping of tensors to proxies."""
 
     def __init__(self, tracer: Any) -> None:
         self._tracer = tracer
-        self._tracked: dict[int, TrackedTensor] = {}  # by identity; an entry keeps its tensor
+        self._tracked: dict[int, TrackedTensor] = {}  # by id; an entry keeps its tensor alive
 
     def entry(self, value: torch.Tensor) -> TrackedTensor | None:
         return self._tracked.get(id(value))
@@ -65,7 +65,7 @@ class TensorTracker:
         return tracked
 
     def settled_value(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake behind a functional tensor, after writes to its memory."""
+        """The fake behind a functional tensor, after pending writes."""
         settle(self, tensor)
         return torch._from_functional_tensor(tensor.elem)
 
@@ -90,49 +90,49 @@ class TensorTracker:
 
 
 def settle(tracker: TensorTracker, tensor: torch.Tensor) -> None:
-    """Make a view again whose base was written to; its nodes say what those of the first view say."""
+    """Regenerate a view whose base was written to; the new nodes get the metadata of the first view's nodes."""
     if not torch._functionalize_has_data_mutation(tensor.elem):
         return
     tracked = tracker.entry(torch._from_functional_tensor(tensor.elem))
-    with contextlib.nullcontext() if tracked is None else _made_again(tracked.node):
+    with contextlib.nullcontext() if tracked is None else _replaying(tracked.node):
         torch._sync(tensor)
 
 
 DEVICE_OF = torch.ops.prim.device.default
-"""What asks a wrapped tensor for its device, which happens each time that a functional one is made."""
+"""Reads the device of a wrapped tensor: whenever a functional tensor is created."""
 
 
 def is_outside_of_kernels(value: Any) -> bool:
-    """Whether a value is a fake that says which device it stands for; while its kernels run, it is on the meta device."""
+    """Whether a value is a fake with its own device; while kernels of its mode run, a fake is on the meta device."""
     return type(value) is FakeTensor and not value.fake_mode.in_kernel_invocation
 
 
-_made_again = getattr(fx_traceback, "set_current_replay_node", contextlib.nullcontext)
-_node_made_again = getattr(fx_traceback, "get_current_replay_node", lambda: None)
+_replaying = getattr(fx_traceback, "set_current_replay_node", contextlib.nullcontext)
+_replayed_node = getattr(fx_traceback, "get_current_replay_node", lambda: None)
 
 
 def copy_current_meta(meta: dict[str, Any], op: Any) -> None:
-    """Give a new node for `op` what every node gets that is made now: what the interpreter of a graph says, say."""
+    """Add the metadata of `fx.traceback`, for example from an interpreter of a graph, to that of a new node for `op`."""
     current = fx_traceback.current_meta
     for field in _COPY_META_FIELDS if current else ():
         if field in current:
             meta[field] = copy.copy(current[field])
     if current.get("stack_trace"):
         meta["stack_trace"] = current["stack_trace"]
-    if (first := _node_made_again()) is not None:
+    if (first := _replayed_node()) is not None:
         meta["is_functional_regenerated"] = True
         meta.update({field: first.meta[field] for field in ("custom", "stack_trace") if field in first.meta})
-    meta["original_aten"] = _op_taken_apart() or op
+    meta["original_aten"] = _decomposed_op() or op
 
 
-def _op_taken_apart() -> Any:
-    """The op whose decomposition is being recorded, the outermost one."""
+def _decomposed_op() -> Any:
+    """The outermost op whose decomposition is being recorded."""
     found = proxy_tensor.ORIGINAL_ATEN
     return found.get() if isinstance(found, contextvars.ContextVar) else found
 
 
 def proxy_mode(tracer: PythonKeyTracer, record: Callable[..., Any]) -> ProxyTorchDispatchMode:
-    """The mode that records ops on fakes; asks `record(op, args, kwargs)` first, which may give `NotImplemented`."""
+    """The mode that records ops on fakes, unless `record(op, args, kwargs)` does; it may return `NotImplemented`."""
     mode = ProxyTorchDispatchMode(tracer, "symbolic")
 
     def dispatch(mode: Any, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -145,12 +145,12 @@ def proxy_mode(tracer: PythonKeyTracer, record: Callable[..., Any]) -> ProxyTorc
                 return result
         return ProxyTorchDispatchMode.__torch_dispatch__(mode, op, classes, args, kwargs)
 
-    mode.__torch_dispatch__ = types.MethodType(dispatch, mode)  # on the instance, as below
+    mode.__torch_dispatch__ = types.MethodType(dispatch, mode)  # on the instance, as in `functional_mode`
     return mode
 
 
 def proxy_node(value: Any, tracer: Any) -> fx.Node | None:
-    """The graph node of a tracked fake tensor or symbolic number, or `None` if the tracer never saw it."""
+    """The graph node of a fake tensor or symbolic number; `None` if the tracer has not seen it."""
     slot = get_proxy_slot(value, tracer, None)
     if slot is None:
         return None
@@ -161,13 +161,13 @@ def proxy_node(value: Any, tracer: Any) -> fx.Node | None:
 
 
 def is_constant(value: Any, tracer: Any) -> bool:
-    """Whether a traced tensor has a value while tracing, as one of a few elements has that no input leads to."""
+    """Whether a traced tensor has a known value, as a small one that does not depend on inputs."""
     slot = get_proxy_slot(value, tracer, None)
     return value.constant is not None or (slot is not None and slot.constant is not None)
 
 
 def forget_constant(value: Any, tracer: Any) -> None:
-    """Let a fake tensor have no value: what it is computed from may have another one later."""
+    """Drop the known value of a fake tensor, because its inputs may change in a later call."""
     value.constant = None
     slot = get_proxy_slot(value, tracer, None)
     if slot is not None:
@@ -176,25 +176,25 @@ def forget_constant(value: Any, tracer: Any) -> None:
 
 @contextlib.contextmanager
 def hidden_tracing_modes() -> Iterator[None]:
-    """Leave the proxy and functional modes for a moment: what runs inside is not recorded."""
+    """Suspend the proxy and functional modes: what runs inside is not recorded."""
     with disable_functional_mode(), disable_proxy_modes_tracing():
         yield
 
 
 def say_coalesced(fake: torch.Tensor, is_coalesced: bool) -> None:
-    """Let a fake sparse tensor say whether it is coalesced: many shape functions make one that says it is."""
+    """Set whether a fake sparse tensor is coalesced; many shape functions claim that it is."""
     with hidden_tracing_modes():
         torch.ops.aten._coalesced_.default(fake, is_coalesced)
 
 
 def check_shapes(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> None:
-    """Raise what the shape function of an op raises of (fake) arguments, without recording anything."""
+    """Run the shape function of an op on fake arguments for its errors, without recording anything."""
     with hidden_tracing_modes():
         op(*args, **kwargs)
 
 
 class SubgraphTracer(_MakefxTracer):
-    """Traces subgraphs in the fake mode that is active: some ops call Dynamo, which has one of its own."""
+    """Traces subgraphs in the active fake mode: some ops call Dynamo, which has its own."""
 
     _given_mode: FakeTensorMode | None = None
 
@@ -209,7 +209,7 @@ class SubgraphTracer(_MakefxTracer):
 
 @contextlib.contextmanager
 def subgraphs_are_traced(fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable]) -> Iterator[None]:
-    """Higher-order ops trace the functions that they are given (branches, bodies of loops) into graphs of their own."""
+    """Inside, higher-order ops trace their functions (branches, loop bodies) into subgraphs."""
     tracer = SubgraphTracer(
         decompositions,
         "real",

@@ -1,4 +1,4 @@
-"""What eager refuses and functionalization does not see, or cannot record: checks before an op is traced."""
+"""Checks before an op is traced: for eager's errors that functionalization misses, and for what it cannot record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from aotgrad.torch_compat.functional_tensors import from_functional
 from aotgrad.torch_compat.memory import byte_range, is_dense, is_expanded, storage_key
 from aotgrad.torch_compat.ops import overloads, read_arguments, written_arguments
-from aotgrad.torch_compat.shapes import has_unknown_sizes, is_symbolic, known_equal
+from aotgrad.torch_compat.shapes import has_symbolic_shape, has_unknown_sizes, known_equal
 from aotgrad.torch_compat.views import is_stale_view
 
 WRITES_TO_EXPANDED = frozenset(
@@ -25,7 +25,7 @@ WRITES_TO_EXPANDED = frozenset(
         *(torch.ops.aten.tril_.default, torch.ops.aten.triu_.default),
     }
 )
-"""The ops that may change an expanded tensor in eager; the others raise."""
+"""The ops that may write to an expanded tensor in eager; others raise."""
 
 SEVERAL_IN_ONE_PLACE = (
     "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
@@ -35,9 +35,9 @@ SEVERAL_IN_ONE_PLACE = (
 
 
 def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise for a write to a tensor that is not traced, or to one of which several elements are the same memory.
+    """Raise for a write to a tensor that is not traced, is sparse, or has several elements in the same memory.
 
-    And for `normal_()` of a tensor with gaps: its out-of-place form fills a dense one, in another order (torch, on CPUs).
+    Also for `normal_()` of a tensor with gaps: on CPUs, its out-of-place form fills a dense tensor in another order.
     """
     for value in written_arguments(op, args, kwargs):
         if not isinstance(value, FunctionalTensor):
@@ -46,7 +46,7 @@ def refuse_unrecordable_write(op: torch._ops.OpOverload, args: Sequence[Any], kw
             raise RuntimeError("mutating a sparse tensor")
         if is_expanded(value):
             raise RuntimeError("writing through an expanded tensor" if op in WRITES_TO_EXPANDED else SEVERAL_IN_ONE_PLACE)
-        if op is torch.ops.aten.normal_.default and value.is_cpu and not is_symbolic(value) and not is_dense(value):
+        if op is torch.ops.aten.normal_.default and value.is_cpu and not has_symbolic_shape(value) and not is_dense(value):
             raise RuntimeError("normal_ of a tensor with gaps")
         refuse_overlapping_operands(op, value, args, kwargs)
 
@@ -73,16 +73,16 @@ NEVER_FROM_ITSELF = frozenset(
         *("cat", "gather", "index_select", "stack", "take"),
     )
 )
-"""Ops that refuse an operand with any of the memory that they write to."""
+"""Ops that refuse an operand that shares any memory with the tensor written to."""
 
 NEVER_FROM_A_PART = frozenset(overloads("copy_", "cumprod", "cumsum", "sort"))
-"""Ops, beside the pointwise ones, that take the tensor that they write to, but no other one with some of its memory."""
+"""Ops besides pointwise ones that accept the tensor written to as an operand, but no other tensor with its memory."""
 
 PROMOTING = frozenset(overloads("add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_"))
-"""In-place ops whose out-of-place form may have a dtype that eager does not cast back."""
+"""In-place ops whose out-of-place form may promote to a dtype that eager does not cast back."""
 
 SMALLEST_OF_KIND = {bool: torch.bool, int: torch.uint8, float: torch.float16, complex: torch.complex32}
-"""Which dtype a number promotes to at least."""
+"""The smallest dtype that a number promotes to."""
 
 
 def refuse_lossy_cast(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
@@ -104,13 +104,13 @@ PRODUCTS = frozenset(
 
 
 def refuse_mixed_products(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
-    """Raise eager's error for a product of different dtypes, which is found by its kernel only."""
+    """Raise eager's error for a product of different dtypes, which only its kernel detects."""
     if op in PRODUCTS and args[-1].dtype != args[-2].dtype:
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {args[-2].dtype} != {args[-1].dtype}")
 
 
 def refuse_empty_dimension(op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
-    """Raise eager's error for a maximum over no elements, or an index into none: its kernels find that, if they run."""
+    """Raise eager's error for a maximum over no elements, or an index into none, which only its kernels detect."""
     if op in EXTREMA and is_known_empty(args[0], args[1]):
         raise IndexError(f"{op.overloadpacket.__name__}(): Expected reduction dim {args[1]} to have non-zero size.")
     if op is torch.ops.aten.index_select.default and is_known_empty(args[0], args[1]) and args[2].numel():
@@ -120,7 +120,7 @@ def refuse_empty_dimension(op: torch._ops.OpOverload, args: Sequence[Any]) -> No
 
 
 def misses(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], dim: int) -> bool:
-    """Whether there is nothing at what the numbers `indices[dim]` stand for; a mask may stand for several dimensions."""
+    """Whether the numbers `indices[dim]` index an empty dimension; with a mask, which may cover several, this is unknown."""
     if any(index is not None and not index.dtype.is_signed for index in indices):
         return False
     chosen = indices[dim]
@@ -131,7 +131,7 @@ EXTREMA = frozenset({torch.ops.aten.max.dim, torch.ops.aten.min.dim})
 
 
 def fills_a_mask(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether eager reads one number of the CPU, and then writes it where a mask is set: it may be in the written memory."""
+    """Whether an op writes one number on the CPU where a mask is set: eager reads it first, so it may share the memory."""
     if op not in (torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default) or args[3:4] == (True,):
         return False
     indices, values = [index for index in args[1] if index is not None], args[2]
@@ -140,7 +140,7 @@ def fills_a_mask(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
 
 
 def is_known_empty(tensor: torch.Tensor, dim: int) -> bool:
-    """Whether a size of a tensor is 0 for certain."""
+    """Whether the size of a dimension is certainly 0."""
     return tensor.dim() > 0 and known_equal([tensor.size(dim)], [0])
 
 
@@ -152,19 +152,19 @@ OVERLAPPING = (
 
 
 def partly_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two dense tensors share memory, but not element by element: what eager refuses in a pointwise write."""
+    """Whether two dense tensors share memory, but not element by element; eager refuses this in a pointwise write."""
     if one is other or not share_elements(one, other):
         return False
     return byte_range(one) != byte_range(other) or one.stride() != other.stride()
 
 
 def memory_key(tensor: torch.Tensor) -> int:
-    """`storage_key` of a tensor, or of the value of a functional one: an alias of an argument may be another wrapper."""
+    """`storage_key` of a tensor, or of the value of a functional one: aliases of an argument may have several wrappers."""
     return storage_key(from_functional(tensor) if isinstance(tensor, FunctionalTensor) else tensor)
 
 
 def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a tensor is another one, or both are dense and have elements in common. Of symbolic sizes it is a guard."""
+    """Whether two tensors are the same, or both are dense and have elements in common. Guards symbolic sizes."""
     if memory_key(one) != memory_key(other) or has_unknown_sizes(one) or has_unknown_sizes(other):
         return False
     if 0 in (one.numel(), other.numel()):
@@ -176,7 +176,7 @@ def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def refuse_stale_views(args: Sequence[Any]) -> None:
-    """Raise if a view is used with grad mode on that autograd would give a wrong history."""
+    """Raise if grad mode is on and autograd would give a view a wrong history."""
     if torch.is_grad_enabled():
         for value in pytree.tree_leaves(args):
             if isinstance(value, FunctionalTensor) and is_stale_view(value):
@@ -193,14 +193,14 @@ REPLACES_STORAGE = {
     torch.ops.aten.set_.source_Tensor: ANOTHER_STORAGE,
     torch.ops.aten.set_.source_Tensor_storage_offset: ANOTHER_STORAGE,
 }
-"""Ops that functionalization cannot record, and what to say of them."""
+"""Ops that functionalization cannot record, and the error for each."""
 
 
 def refuse_view_across_gaps(tensor: torch.Tensor, size: Sequence[Any]) -> None:
-    """Raise eager's error for a tensor that cannot be viewed so, also where a write has laid its value out without gaps."""
+    """Raise eager's error for an impossible `view`, also if a write has replaced the value by one without gaps."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    if is_symbolic(tensor) or tensor.is_contiguous() or any(isinstance(number, torch.SymInt) for number in size):
+    if has_symbolic_shape(tensor) or tensor.is_contiguous() or any(isinstance(number, torch.SymInt) for number in size):
         return
     with _disable_current_modes():
         torch.empty_strided(tensor.size(), tensor.stride(), device="meta").view(size)
@@ -210,7 +210,7 @@ COMPRESSED_LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torc
 
 
 def refuse_differentiable_rows(args: Sequence[Any], result: Any) -> None:
-    """Raise if autograd is about to give a history to the functional wrapper of such a layout: it aborts the process."""
+    """Raise if autograd would give a history to a functional wrapper of a compressed layout, which aborts the process."""
     if not isinstance(result, torch.Tensor) or result.layout not in COMPRESSED_LAYOUTS or not torch.is_grad_enabled():
         return
     if any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):

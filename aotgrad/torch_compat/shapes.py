@@ -1,4 +1,4 @@
-"""Symbolic sizes: what is asked of them and assumed of them while a function is traced."""
+"""Symbolic sizes: guards on them, and questions about them while a function is traced."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 
 
 class AskingShapeEnv(ShapeEnv):
-    """A shape environment that asks somebody else where an answer depends on values.
+    """A shape environment that delegates data-dependent questions.
 
-    `answer` takes an expression in symbols and returns its value, or `None`: then the question is an error.
+    `answer` takes an expression in symbols and returns its value, or `None` for an error.
     """
 
     answer: Callable[[Any], Any] | None = None
@@ -32,11 +32,11 @@ class AskingShapeEnv(ShapeEnv):
 
 
 _ASK_WHETHER_EMPTY = frozenset({"EmbeddingBackward0", "EmbeddingBagBackward0"})
-"""Autograd nodes that ask whether there is no element, and do for none what they do for some."""
+"""Autograd nodes that ask whether a tensor is empty, and compute the same in both cases."""
 
 
 def _does_not_matter(expression: Any) -> bool:
-    """Whether it does not matter for what a running autograd node computes if an expression is true."""
+    """Whether the running autograd node computes the same whether or not an expression is true."""
     node = torch._C._current_autograd_node()
     asks = node is not None and node.name() in _ASK_WHETHER_EMPTY
     return asks and isinstance(expression, sympy.Eq) and sympy.S.Zero in expression.args
@@ -44,7 +44,7 @@ def _does_not_matter(expression: Any) -> bool:
 
 @contextlib.contextmanager
 def answered_by(mode: FakeTensorMode, answer: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside, `answer` is asked what depends on values; not if the shape environment is Dynamo's, which guards it itself."""
+    """Inside, `answer` decides data-dependent questions, except in Dynamo's shape environment, which has its own guards."""
     env = mode.shape_env
     if not isinstance(env, AskingShapeEnv):
         with _answered_where_it_does_not_matter(env):
@@ -77,27 +77,27 @@ def _answered_where_it_does_not_matter(env: ShapeEnv | None) -> Iterator[None]:
 
 
 def deferred_checks(mode: FakeTensorMode) -> list[Any]:
-    """What torch has assumed of values, in `torch._check` and in ops: expressions in symbols, each of them to be true."""
+    """Torch's assumptions about values, from `torch._check` and from ops: expressions in symbols that must be true."""
     if not isinstance(mode.shape_env, AskingShapeEnv):
         return []
     return [check.expr for checks in mode.shape_env.deferred_runtime_asserts.values() for check in checks]
 
 
 def holds_of_counts(expression: Any, counts: Iterable[Any]) -> bool:
-    """Whether an expression in symbols is true if each of `counts` is one at least."""
+    """Whether an expression in symbols is true if each of `counts` is at least one."""
     rest = {count: sympy.Symbol(f"rest_of_{count}", integer=True, nonnegative=True) for count in counts}
     return expression.xreplace({count: 1 + symbol for count, symbol in rest.items()}) == sympy.true
 
 
 def known_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    """Whether two lists of (symbolic) numbers are equal for certain; asks without adding a guard."""
+    """Whether two lists of (symbolic) numbers are certainly equal; adds no guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return len(left) == len(right) and all(statically_known_true(a == b) for a, b in zip(left, right, strict=True))
 
 
 def known_contiguous(tensor: torch.Tensor) -> bool:
-    """Whether a traced tensor is contiguous for certain; asks without adding a guard."""
+    """Whether a traced tensor is certainly contiguous; adds no guard."""
     expected: list[Any] = [1]
     for size in reversed(tensor.size()[1:]):
         expected.append(expected[-1] * size)
@@ -105,15 +105,15 @@ def known_contiguous(tensor: torch.Tensor) -> bool:
 
 
 def hints(numbers: Sequence[Any]) -> tuple[int, ...]:
-    """The values that symbolic numbers had while tracing; asks without adding a guard."""
+    """The values of symbolic numbers while tracing; adds no guard."""
     return tuple(number.node.hint if isinstance(number, torch.SymInt) else int(number) for number in numbers)
 
 
 def check_bounds(value: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> None:
-    """Whether a view ends before the last element of a traced tensor, behind which torch >= 2.15 knows memory of its base.
+    """Check that a view ends within a traced tensor; torch >= 2.15 would accept the memory of the base behind it.
 
     Raises:
-        RuntimeError: it does not.
+        RuntimeError: the view ends later.
     """
     start = value.storage_offset()
     needed = _last_element(size, stride, start if offset is None else offset)
@@ -124,40 +124,40 @@ def check_bounds(value: torch.Tensor, size: Sequence[Any], stride: Sequence[Any]
 
 
 def _last_element(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> int:
-    """One more than the position in memory of what lies last, by hints; 0 for no elements."""
+    """One more than the last position in memory, by hints; 0 for no elements."""
     sizes, strides, (start,) = hints(size), hints(stride), hints([offset])
     return 0 if 0 in sizes else start + 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
 
 
 def guard_count(value: torch.Tensor) -> int:
-    """How many symbolic guards the trace that `value` belongs to has gathered."""
+    """How many symbolic guards the trace of `value` has."""
     return guards_of_mode(value.fake_mode)
 
 
 def guards_of_mode(mode: FakeTensorMode) -> int:
-    """How many symbolic guards the traces of a mode have gathered."""
+    """How many symbolic guards the traces of a mode have."""
     return 0 if mode.shape_env is None else len(mode.shape_env.guards)
 
 
-def is_symbolic(tensor: torch.Tensor) -> bool:
+def has_symbolic_shape(tensor: torch.Tensor) -> bool:
     """Whether a size, stride or offset of a traced tensor is symbolic."""
     return bool(tensor._has_symbolic_sizes_strides)
 
 
 def symbolic_dims(tensor: torch.Tensor) -> frozenset[int]:
-    """The dimensions in which the size of a traced tensor is symbolic."""
+    """The dimensions of a traced tensor with symbolic sizes."""
     return frozenset(dim for dim, size in enumerate(tensor.size()) if not isinstance(size, int))
 
 
 def has_unknown_sizes(tensor: torch.Tensor) -> bool:
-    """Whether a size, stride or offset of a traced tensor depends on values."""
-    return is_symbolic(tensor) and bool(free_unbacked_symbols(tensor))
+    """Whether a size, stride or offset of a traced tensor depends on data."""
+    return has_symbolic_shape(tensor) and bool(free_unbacked_symbols(tensor))
 
 
-def is_symbolic_value(value: Any) -> bool:
+def has_symbols(value: Any) -> bool:
     """Whether a traced value is a symbolic number or a tensor with a symbolic size."""
     if isinstance(value, torch.Tensor):
-        return is_symbolic(value)
+        return has_symbolic_shape(value)
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
@@ -166,11 +166,11 @@ NEED_STATIC_SIZES = (
     "tried to directly modify sizes for customized tensor",
     "Expected IntList but got GenericList",
 )
-"""Parts of what torch raises where C++ asks for a size as a plain number, or sets one."""
+"""Parts of torch's messages where C++ reads or sets a size as a plain number."""
 
 
 def lacks_shape_function(error: BaseException | None) -> bool:
-    """Whether an error, or what it comes from, says that an op cannot run on fake tensors of symbolic sizes."""
+    """Whether an error or its cause says that an op cannot run on fake tensors with symbolic sizes."""
     from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
     if error is None:
@@ -180,5 +180,5 @@ def lacks_shape_function(error: BaseException | None) -> bool:
 
 
 def lacks_symbolic_floats(error: BaseException | None) -> bool:
-    """Whether an error says that C++ computes something of a number that it cannot compute of a symbolic float."""
+    """Whether an error says that C++ cannot compute with a symbolic float."""
     return error is not None and "symbolic float" in str(error)

@@ -1,4 +1,4 @@
-"""The transforms of `torch.func`, batched backwards and forward mode: which are open, and what they wrap."""
+"""The transforms of `torch.func`, batched backwards and forward mode: which are active, and what they wrap."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from aotgrad.torch_compat.contexts import function_modes, only_places_tensors
 
 _innermost_transform = torch._C._functorch.peek_interpreter_stack
 _key_is_included = torch._C._dispatch_tls_is_dispatch_key_included
-"""Global state that is asked for at every call."""
+"""Global state that every call reads."""
 
 
 VMAP_MODE = torch._C._dispatch_key_parse("VmapMode")
-"""Set inside the `vmap` that `is_grads_batched=True` makes: an older one than that of `torch.func`."""
+"""The key of the legacy `vmap` of `is_grads_batched=True`, which is not that of `torch.func`."""
 
 
 def in_vmap_mode() -> bool:
@@ -36,7 +36,7 @@ def transform_is_open() -> bool:
 
 
 def older_vmaps() -> int:
-    """How many batched backwards are open, one inside the other."""
+    """How many batched backwards are nested."""
     nesting = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     return nesting
@@ -54,33 +54,33 @@ def is_transformed(values: Sequence[Any]) -> bool:
 def unless_transformed(
     usual: Callable[[list], Any], otherwise: Callable[..., Any], in_vmap_mode: Callable[[], bool]
 ) -> Callable[..., Any]:
-    """A function of some values: `usual` of their list, or `otherwise(*values)` where they may be transformed."""
+    """A function of values: `usual` of their list, or `otherwise(*values)` if they may be transformed."""
     innermost_transform = _innermost_transform
 
     def call(*values: Any) -> Any:
         if innermost_transform() is not None or in_vmap_mode() or forward_ad._current_level >= 0:
             return otherwise(*values)
         taken = [*values]
-        del values  # only the list has them now: each can be freed when it is dead
+        del values  # only the list holds them now, so each can be freed when it is dead
         return usual(taken)
 
     return call
 
 
 def open_transforms() -> tuple[str, ...]:
-    """The transforms that are open: `"older vmap"`, then those of `torch.func`: `"vmap"`, `"grad"`, `"jvp"`, ..."""
+    """The open transforms: `"older vmap"`, then those of `torch.func`: `"vmap"`, `"grad"`, `"jvp"`, ..."""
     interpreters = torch._C._functorch.get_interpreter_stack() or ()
     return (*["older vmap"] * older_vmaps(), *(interpreter.key().name.lower() for interpreter in interpreters))
 
 
 def only_forward_mode() -> bool:
-    """Whether tangents are propagated and no transform but one `jvp` is open, nor a trace of `make_fx`."""
+    """Whether forward mode is on, at most one `jvp` is open, and no other transform or trace of `make_fx`."""
     in_reach = open_transforms() in ((), ("jvp",)) and get_proxy_mode() is None
     return in_reach and torch._C._is_fwd_grad_enabled()
 
 
 def jvp_is_open() -> bool:
-    """Whether a `jvp` transform is among those that are open."""
+    """Whether a `jvp` transform is open."""
     return "jvp" in open_transforms()
 
 
@@ -95,20 +95,20 @@ def forward_mode_is_open() -> bool:
 
 
 def forward_mode_level() -> contextlib.AbstractContextManager:
-    """A forward-mode level: the open one, as torch has no second one, or else a new one."""
+    """A forward-mode level: a new one, unless one is open; torch allows only one."""
     return contextlib.nullcontext() if forward_ad._current_level >= 0 else forward_ad.dual_level()
 
 
 @dataclass(frozen=True)
 class Dual:
-    """A value and its tangent, `None` if it has none."""
+    """A value and its tangent, or `None`."""
 
     primal: Any
     tangent: torch.Tensor | None
 
 
 def unpack_dual(value: Any) -> Dual:
-    """A dual number taken apart, below an open `jvp` transform if there is one."""
+    """The parts of a dual number, below an open `jvp` transform if there is one."""
     if not isinstance(value, torch.Tensor):
         return Dual(value, None)
     primal, tangent = forward_ad.unpack_dual(value)
@@ -118,14 +118,14 @@ def unpack_dual(value: Any) -> Dual:
 
 
 def below_jvp(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that a `jvp` transform wraps; symbolic zeros become real ones."""
+    """The tensor that a `jvp` transform wraps; zero tensors become real zeros."""
     if torch._C._functorch.is_gradtrackingtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return torch.zeros_like(tensor, memory_format=torch.preserve_format) if tensor._is_zerotensor() else tensor
 
 
 def pack_dual(dual: Dual, level: int | None) -> Any:
-    """A dual number for the `jvp` transform `level`, or for the open forward-mode level if that is `None`."""
+    """A dual number for the `jvp` transform at `level`; `None`: for the open forward-mode level."""
     values = [dual.primal, dual.tangent]
     if level is not None:
         values = [torch._C._functorch._wrap_for_grad(v, level) if isinstance(v, torch.Tensor) else v for v in values]
@@ -135,19 +135,19 @@ def pack_dual(dual: Dual, level: int | None) -> Any:
 
 @dataclass(frozen=True)
 class Vmap:
-    """An open `vmap`; `is_older`: that of a batched backward."""
+    """An open `vmap`; `is_older`: the legacy one of a batched backward."""
 
     level: int
     is_older: bool
 
     def unwrap(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A wrapped tensor as it is outside, with the batch as its first dimension."""
+        """The tensor outside of the `vmap`, with the batch as its first dimension."""
         if self.is_older:
             return torch._remove_batch_dim(tensor, self.level, 0, 0)
         return torch._C._functorch.get_unwrapped(tensor).movedim(torch._C._functorch.maybe_get_bdim(tensor), 0)
 
     def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The inverse."""
+        """The inverse of `unwrap`."""
         add = torch._add_batch_dim if self.is_older else torch._C._functorch._add_batch_dim
         return add(tensor, 0, self.level)
 
@@ -166,7 +166,7 @@ def is_wrapped(value: Any) -> bool:
 
 
 def only_transforms(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether `vmap`, `grad` and `jvp` of `torch.func` are all that looks at the ops of a call with these arguments."""
+    """Whether only `vmap`, `grad` and `jvp` of `torch.func` observe the ops of a call with these arguments."""
     kinds = open_transforms()
     return bool(
         kinds
@@ -186,14 +186,17 @@ def innermost(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_tracked(tensor: torch.Tensor) -> bool:
-    """Whether a tensor requires grad, in itself or at the level of a `grad` that has wrapped it."""
+    """Whether a tensor requires grad, itself or at the level of a `grad` that wraps it."""
     while not tensor.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor.requires_grad
 
 
 def below_gradient(tensors: Sequence[torch.Tensor], wanted: Sequence[int]) -> list[torch.Tensor]:
-    """The tensors of a backward as they are outside of the transform that it is the backward of; `wanted` are its ends."""
+    """The tensors of a backward, unwrapped from the transform that the backward belongs to.
+
+    `wanted` are the positions of those whose gradients it computes.
+    """
     functorch = torch._C._functorch
     ends = [functorch.maybe_get_level(tensors[k]) for k in wanted if functorch.is_gradtrackingtensor(tensors[k])]
 
@@ -204,7 +207,7 @@ def below_gradient(tensors: Sequence[torch.Tensor], wanted: Sequence[int]) -> li
 
 
 def is_differentiated(value: Any) -> bool:
-    """Whether a value is a tensor that a transform has wrapped, or a dual one."""
+    """Whether a value is a dual tensor, or one that a transform has wrapped."""
     if not isinstance(value, torch.Tensor) or is_wrapped(value):
         return isinstance(value, torch.Tensor)
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None
@@ -213,7 +216,7 @@ def is_differentiated(value: Any) -> bool:
 def gradients_inside(
     function: Callable[..., Sequence[torch.Tensor]], primals: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """What `torch.func.vjp` gives, but `None` where it makes zeros for a gradient that there is not."""
+    """The gradients of `torch.func.vjp`, but `None` where it returns zeros for an undefined gradient."""
     functorch = torch._C._functorch
     with eager_transforms.grad_increment_nesting() as level, torch.enable_grad():
         wrapped = [functorch._wrap_for_grad(primal, level) for primal in primals]
@@ -228,7 +231,7 @@ def gradients_inside(
 
 
 def only_vmap(values: Sequence[Any]) -> Vmap | None:
-    """The open `vmap`, if it is the only transform and no other one has wrapped one of `values`; else `None`."""
+    """The open `vmap` if it is the only transform, and no other one has wrapped one of `values`; else `None`."""
     if not all(is_batched(value) or not is_wrapped(value) for value in values):
         return None
     match open_transforms():
@@ -242,7 +245,7 @@ def only_vmap(values: Sequence[Any]) -> Vmap | None:
 
 @contextlib.contextmanager
 def outside_transforms() -> Iterator[int | None]:
-    """Leave every transform for a moment; gives the level of the innermost one of `torch.func`, if there is any."""
+    """Suspend every transform; yields the level of the innermost one of `torch.func`, or `None`."""
     innermost, nesting = torch._C._functorch.maybe_current_level(), older_vmaps()
     with pyfunctorch.temporarily_clear_interpreter_stack():
         for _ in range(nesting):

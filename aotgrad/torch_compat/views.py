@@ -1,4 +1,4 @@
-"""Views: how a function asks where a tensor comes from, what autograd notes of a view, and which ops make one."""
+"""Views: how a function asks for a tensor's history, what autograd records about a view, and which ops return one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ HISTORY_GETTERS: dict[Callable, str] = {
     torch.Tensor._base.__get__: "._base",
     torch.Tensor._is_view: "._is_view()",
 }
-"""How a function asks a tensor where it comes from, and what it wrote to do so."""
+"""The getters of a tensor's history, and how the user writes them."""
 
 INHERITED_GETTERS = (torch.Tensor.storage_offset, torch.Tensor._version.__get__, torch.Tensor._base.__get__)
-"""Those that a view answers from what it is a view of."""
+"""Getters that a view answers from its base."""
 
 
 def made_under_no_grad(view: torch.Tensor) -> bool:
-    """Whether autograd notes of a view that it was made with grad mode off."""
+    """Whether autograd has recorded that a view was created with grad mode off."""
     return torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.NO_GRAD_MODE
 
 
 def is_forbidden_after_a_write(tensor: torch.Tensor) -> bool:
-    """Whether autograd lets nobody use a view once its base is changed: one made under `no_grad`, or with other views."""
+    """Whether autograd forbids a view once its base is changed: it was created under `no_grad`, or with other views."""
     meta = torch._C._autograd.CreationMeta
     if not is_differentiable_view(tensor):
         return False
@@ -36,7 +36,7 @@ def is_forbidden_after_a_write(tensor: torch.Tensor) -> bool:
 
 
 def has_usable_history(tensor: torch.Tensor) -> bool:
-    """Whether autograd tells the history of a tensor: not of a view made under `no_grad`, or with others, once changed."""
+    """Whether a tensor's history can be read: not for a changed view that `is_forbidden_after_a_write`."""
     if not is_forbidden_after_a_write(tensor):
         return True
     try:
@@ -52,7 +52,7 @@ def is_differentiable_view(tensor: torch.Tensor) -> bool:
 
 
 def is_hooked_view(tensor: torch.Tensor) -> bool:
-    """Whether a view that requires grad has, or had, a hook: one that a write to it leaves at the old history."""
+    """Whether a view that requires grad has, or had, a hook; a write to the view leaves hooks at the old history."""
     return is_differentiable_view(tensor) and was_hooked(tensor)
 
 
@@ -62,9 +62,10 @@ def is_view_of_leaf(tensor: torch.Tensor) -> bool:
 
 
 def is_converted_view(tensor: torch.Tensor) -> bool:
-    """Whether a view has another dtype than its base, or is its conjugate: autograd makes its history anew by these views.
+    """Whether a view has another dtype than its base, or is its conjugate.
 
-    And so without a change of its size or stride (`t_`, ...) since, where it goes by size and stride otherwise.
+    Autograd regenerates the history of such a view by replaying its views, which misses in-place changes of its size or
+    stride (`t_`, ...). For other views it goes by size and stride.
     """
     if not is_differentiable_view(tensor):
         return False
@@ -72,14 +73,14 @@ def is_converted_view(tensor: torch.Tensor) -> bool:
 
 
 def kind_of_value(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
-    """What the memory of a tensor stands for."""
+    """How a tensor interprets its memory."""
     return tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def is_stale_view(tensor: torch.Tensor) -> bool:
-    """Whether a view is older than the last change of its base's size or stride (`t_`, `unsqueeze_`, ...).
+    """Whether a view is older than the last in-place change of its base's size or stride (`t_`, `unsqueeze_`, ...).
 
-    Autograd then replays it on the new geometry, and in eager on the old one.
+    In a trace, autograd then replays it on the new geometry; in eager, on the old one.
     """
     if not is_differentiable_view(tensor):
         return False

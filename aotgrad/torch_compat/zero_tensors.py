@@ -1,6 +1,6 @@
-"""The tensors of zeros that stand for tangents in forward mode: arithmetic with them, for sizes that are symbolic.
+"""Arithmetic with zero tensors, which stand for tangents in forward mode, for symbolic sizes.
 
-torch's own kernels ask for the sizes as numbers, which would make a plan for each size.
+Torch's own kernels read the sizes as numbers, which would specialize a plan on each size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 @contextlib.contextmanager
 def symbolic_zero_tensors() -> Iterator[None]:
-    """Inside, arithmetic with zero tensors keeps symbolic sizes; what it computes is the same."""
+    """Inside, arithmetic with zero tensors keeps symbolic sizes; results are the same."""
     library = torch.library.Library("aten", "IMPL", "ZeroTensor")
     try:
         with warnings.catch_warnings():
@@ -41,12 +41,12 @@ def _difference(one: Any, other: Any, *, alpha: Any = 1) -> torch.Tensor:
 
 
 def _zeros(one: Any, other: Any) -> torch.Tensor:
-    """The zeros that a product is, whatever the other factor is."""
+    """A product with zeros, whatever the other factor is."""
     return torch._efficientzerotensor(_shape(one, other), dtype=_dtype(one, other), device=_device(one, other))
 
 
 def _quotient(one: Any, other: Any) -> torch.Tensor:
-    """Zeros, or what eager has for a division by them: not a number, or infinite."""
+    """A quotient: zeros, or eager's nan or inf for a division by them."""
     shape, dtype, device = _shape(one, other), _quotients_dtype(one, other), _device(one, other)
     if not _is_zeros(other):
         return torch._efficientzerotensor(shape, dtype=dtype, device=device)
@@ -58,12 +58,12 @@ def _is_same_size(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _has_same_storage_numel(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether as many elements are in memory; zeros have one."""
+    """Whether both hold the same number of elements in memory; zero tensors hold one."""
     return all(map(_is_one_element, (one, other)))
 
 
 def _is_one_element(value: torch.Tensor) -> bool:
-    """Whether it is one for certain; asks nothing of symbolic numbers."""
+    """Whether a tensor certainly holds one element in memory; adds no guard."""
     places = () if value._is_zerotensor() else zip(value.shape, value.stride(), strict=True)
     return all(_is_plainly(size, 1) or _is_plainly(stride, 0) for size, stride in places)
 
@@ -73,7 +73,7 @@ def _is_plainly(number: Any, value: int) -> bool:
 
 
 def _zeros_like(one: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:
-    """Zeros that are laid out as `other`, which zeros are copied to."""
+    """Zeros with the layout of `other`."""
     assert self_num_batch_dims == 0, "zeros have no batch of their own"
     empty = torch.ops.aten.new_empty_strided.default(other, other.shape, other.stride(), dtype=one.dtype, device=one.device)
     return torch.ops.aten.zeros_like.default(empty)
@@ -89,7 +89,7 @@ def _is_zeros(value: Any) -> bool:
 
 
 def _as_tensor(value: Any) -> torch.Tensor:
-    """A number reaches a kernel as it is, where eager has made a tensor of it."""
+    """A tensor for a number: these kernels get numbers where eager's get tensors."""
     return value if isinstance(value, torch.Tensor) else torch.scalar_tensor(value)
 
 
@@ -98,9 +98,9 @@ def _shape(one: Any, other: Any) -> tuple[Any, ...]:
 
 
 def _dtype(one: Any, other: Any) -> torch.dtype:
-    """That of a result. A number counts as a tensor without dimensions, of its own dtype, as in torch's own kernels.
+    """The dtype of a result. A number counts as a 0-d tensor of its own dtype, as in torch's own kernels.
 
-    `torch.result_type` would make zeros of its arguments, of their sizes as numbers.
+    `torch.result_type` would allocate zeros, reading the sizes as numbers.
     """
     dtypes, has_dims = zip(*((_dtype_of(v), isinstance(v, torch.Tensor) and v.dim() > 0) for v in (one, other)), strict=True)
     if has_dims[0] == has_dims[1]:
@@ -109,7 +109,7 @@ def _dtype(one: Any, other: Any) -> torch.dtype:
 
 
 def _with_lower(higher: torch.dtype, lower: torch.dtype) -> torch.dtype:
-    """What a tensor with dimensions becomes by one without, which counts where it is of a larger kind only."""
+    """The dtype of a tensor with dimensions combined with a 0-d one, which counts only if it is of a larger kind."""
     if higher.is_complex or (higher.is_floating_point and not lower.is_complex):
         return higher
     if higher.is_floating_point:

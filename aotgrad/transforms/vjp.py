@@ -211,7 +211,7 @@ class CapturedFunction:
     def is_symbolic(self) -> bool:
         """Whether the trace has symbolic numbers."""
         inputs = [spec.value if isinstance(spec, SymInput) else spec.fake for spec in self.capture.inputs]
-        return any(map(torch_compat.is_symbolic_value, inputs))
+        return any(map(torch_compat.has_symbols, inputs))
 
     def symbolic_sizes(
         self, tangents: Sequence[Tangent], results: Sequence[ForwardResult | ReturnedView]

@@ -95,7 +95,7 @@ def results_of(half: GraphHalf) -> Sequence[fx.Node | None]:
 def symbolic_as_traced(arguments: Arguments, graph: BatchedGraph) -> Arguments:
     """The arguments of a graph with symbolic sizes, for a plan that has these, too, and any number of batches."""
     traced = [node.meta["val"] for node in graph.half.module.graph.find_nodes(op="placeholder")]
-    if not any(map(torch_compat.is_symbolic_value, traced)):
+    if not any(map(torch_compat.has_symbols, traced)):
         return arguments
     pairs = ((value, batched) for value, batched in zip(traced, graph.batched, strict=True) if torch.is_tensor(value))
     return arguments.with_symbols({k: batched_dims(value, batched) for k, (value, batched) in enumerate(pairs)})
@@ -109,7 +109,7 @@ def batched_dims(traced: torch.Tensor, is_batched: bool) -> frozenset[int]:
 def laid_out(value: Any, is_batched: bool, placeholder: fx.Node) -> Any:
     """A batch of tangents, each with the strides that the graph was traced with."""
     traced = placeholder.meta["val"]
-    if not is_batched or torch_compat.is_symbolic(traced):
+    if not is_batched or torch_compat.has_symbolic_shape(traced):
         return value
     strides = torch_compat.strides(traced)
     span = 1 + sum((size - 1) * stride for size, stride in zip(traced.size(), strides, strict=True))

@@ -84,8 +84,8 @@ def test_not_cheap(target):
 
 
 def test_numbers_read_from_data_are_not_symbolic_arithmetic():
-    assert not op_table.is_symbolic(aten._local_scalar_dense.default)
-    assert op_table.is_symbolic(operator.mul) and op_table.is_symbolic(aten.sym_size.int)
+    assert not op_table.computes_sizes(aten._local_scalar_dense.default)
+    assert op_table.computes_sizes(operator.mul) and op_table.computes_sizes(aten.sym_size.int)
 
 
 def test_values_that_are_read():

@@ -156,8 +156,8 @@ def test_ops_that_tell_of_entries():
 
 @pytest.mark.parametrize("op", [torch.ops.aten.add.Tensor, torch.ops.aten.relu.default, torch.ops.prims.sin.default])
 def test_operators_are_found_by_their_names(op):
-    assert compat.op_named(compat.op_name(op)) is op
-    assert compat.op_name(torch.ops.aten.add.Tensor) == "aten::add.Tensor"
+    assert compat.op_named(compat.schema_name(op)) is op
+    assert compat.schema_name(torch.ops.aten.add.Tensor) == "aten::add.Tensor"
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,17 @@ def test_dynamic_sizes_are_symbolic_except_zero_and_one(fake_mode):
     fake = compat.dynamic_fake(fake_mode, torch.ones(2, 3, 1), dims=[0, 2], index=5)
     assert isinstance(fake.size(0), torch.SymInt)
     assert (type(fake.size(1)), type(fake.size(2))) == (int, int)
-    assert compat.is_symbolic(fake)
+    assert compat.has_symbolic_shape(fake)
     assert compat.symbolic_dims(fake) == {0} and not compat.symbolic_dims(torch.ones(2))
-    assert not compat.is_symbolic(torch.ones(2))
+    assert not compat.has_symbolic_shape(torch.ones(2))
 
 
 def test_symbolic_values(fake_mode):
     fake = symbolic(fake_mode, 2, 3)
-    assert compat.is_symbolic_value(fake)
-    assert compat.is_symbolic_value(fake.size(0))
-    assert not compat.is_symbolic_value(3)
-    assert not compat.is_symbolic_value(torch.ones(2))
+    assert compat.has_symbols(fake)
+    assert compat.has_symbols(fake.size(0))
+    assert not compat.has_symbols(3)
+    assert not compat.has_symbols(torch.ones(2))
 
 
 def test_questions_about_sizes_add_no_guard(fake_mode):
@@ -72,7 +72,9 @@ def test_a_fake_with_symbolic_sizes_in_memory_of_its_own():
     mode, fake = symbolic_fake()
     storage = compat.meta_storage(compat.storage_bytes(fake))
     made = compat.fake_in(mode, storage, torch.float32, torch.device("cpu"), fake.size(), fake.stride(), 0)
-    assert compat.known_equal(made.size(), fake.size()) and compat.is_symbolic(made) and compat.guards_of_mode(mode) == 0
+    assert (
+        compat.known_equal(made.size(), fake.size()) and compat.has_symbolic_shape(made) and compat.guards_of_mode(mode) == 0
+    )
 
 
 def test_a_shape_environment_asks_what_depends_on_values():
