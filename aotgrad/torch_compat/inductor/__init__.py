@@ -1,6 +1,6 @@
-"""What aotgrad uses of Inductor, and changes in it while it compiles.
+"""The parts of Inductor that aotgrad uses, and what it changes in Inductor during a compilation.
 
-`compilation` calls it, with its settings, decompositions and cache; `kernels` compiles its C++ kernels; `reinplacing` and
-`scheduler` change what its passes of these names do; `backend_name` registers another backend under the name "inductor".
+`compilation` calls Inductor, with its settings, decompositions and cache; `kernels` compiles its C++ kernels; `reinplacing`
+and `scheduler` correct its passes of these names; `backend_name` registers another backend under the name "inductor".
 `backends.inductor` and `backends.corrected` use them.
 """

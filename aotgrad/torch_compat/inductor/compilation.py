@@ -1,4 +1,4 @@
-"""Inductor: its settings, its decompositions, and what it compiles a graph to, kept and loaded again."""
+"""Inductor: its settings and decompositions, and how to compile, store and load a graph."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 def compile_without_workers() -> None:
-    """Inductor compiles in this process only: in a fork, the processes that help the parent are out of reach."""
+    """Make Inductor compile in this process only: a fork cannot reach the worker processes of its parent."""
     import torch._inductor.config as config
 
     config.compile_threads = 1
 
 
 def inductor_decompositions() -> Mapping[Any, Callable]:
-    """The ops that Inductor wants taken apart before it sees the graph."""
+    """The decompositions that Inductor expects to be applied while tracing."""
     is_first = DECOMPOSITIONS not in sys.modules
     from torch._inductor.decomposition import select_decomp_table
 
     table = select_decomp_table()
     if is_first:
         _own_decompositions.update(table)
-    import torch._inductor.lowering  # noqa: F401  # decompositions read it, and do not import it
+    import torch._inductor.lowering  # noqa: F401  # decompositions read it without importing it
 
     return table
 
 
 DECOMPOSITIONS = "torch._inductor.decomposition"
 _own_decompositions: dict[Any, Callable] = {}
-"""Inductor's table as nobody has changed it, if it was imported here."""
+"""Inductor's unchanged table, if it was imported here."""
 
 
 def names_of_inductor_decompositions() -> list[tuple[str, str]] | None:
-    """Nothing for Inductor's own table, which the version of torch stands for; otherwise as `names_of_decompositions`."""
+    """`names_of_decompositions` of Inductor's table; empty if unchanged, because the version of torch implies it."""
     if DECOMPOSITIONS not in sys.modules:
         return []
     table = inductor_decompositions()
@@ -58,7 +58,7 @@ def names_of_inductor_decompositions() -> list[tuple[str, str]] | None:
 
 
 def names_of_decompositions(table: Mapping[Any, Callable]) -> list[tuple[str, str]] | None:
-    """Operators and what they decompose to, by name; `None` if that is a function of the user's."""
+    """The names of operators and of their decompositions; `None` if one of these is a user's function."""
     names = [(str(op), name) for op, function in table.items() if (name := _decomposition_name(function)) is not None]
     return sorted(names) if len(names) == len(table) else None
 
@@ -74,7 +74,7 @@ def _decomposition_name(function: Any) -> str | None:
 
 
 def call_in_inductor(ops: Iterable[Any]) -> None:
-    """Let Inductor call the kernels of ops, and of their backwards, that it has no lowering for and expects taken apart."""
+    """Make Inductor call the kernels of ops, and of their backwards, that it has no lowering for and expects decomposed."""
     from torch._decomp import decomposition_table
     from torch._inductor.lowering import lowerings, make_fallback
 
@@ -88,9 +88,7 @@ def call_in_inductor(ops: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def traced_storage_offsets() -> Iterator[None]:
-    """Inside, Inductor takes the offset of a tensor in memory for what it was in the trace, as it does with sizes."""
-    from unittest import mock
-
+    """Inside, Inductor takes the storage offset of a tensor from the trace, as it does with sizes."""
     from torch._inductor.lowering import lowerings
     from torch._inductor.virtualized import V
 
@@ -104,9 +102,7 @@ def traced_storage_offsets() -> Iterator[None]:
 
 @contextlib.contextmanager
 def conversions_called_by_aten() -> Iterator[None]:
-    """Inside, a kernel that Inductor calls to convert a dtype is ATen's; that of `prims` copies `requires_grad`."""
-    from unittest import mock
-
+    """Inside, Inductor converts dtypes with ATen's kernel where it calls one; that of `prims` copies `requires_grad`."""
     from torch._inductor import graph, lowering
 
     plain = lowering.fallback_handler
@@ -123,7 +119,7 @@ def conversions_called_by_aten() -> Iterator[None]:
 
 @contextlib.contextmanager
 def input_offsets_counted() -> Iterator[None]:
-    """Inside, `as_strided` of an input counts from where its storage begins, as in eager.
+    """Inside, `as_strided` of an input counts from the start of its storage, as in eager.
 
     Inductor of torch < 2.13 counts from the first element of the input.
     """
@@ -151,14 +147,14 @@ def input_offsets_counted() -> Iterator[None]:
 
 
 def _traced_offset(graph: Any, name: str) -> Any:
-    """Where an input of Inductor's graph lay in its storage in the trace."""
+    """The storage offset that an input of Inductor's graph had in the trace."""
     values = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder") if node.name == name]
     offset = values[0].storage_offset() if values else 0
     return offset.node.expr if isinstance(offset, torch.SymInt) else offset
 
 
 def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
-    """What Inductor runs on a joint graph before it is partitioned."""
+    """Run Inductor's passes on a joint graph, before partitioning."""
     from torch._inductor.compile_fx import _recursive_joint_graph_passes
 
     return _recursive_joint_graph_passes(module)
@@ -166,7 +162,7 @@ def inductor_joint_passes(module: fx.GraphModule) -> fx.GraphModule:
 
 @contextlib.contextmanager
 def around_post_grad_passes(around: Callable[[fx.Graph], AbstractContextManager]) -> Iterator[None]:
-    """Inside, what Inductor runs on a half before it makes code of it runs in `around(graph)`."""
+    """Inside, Inductor's last passes on a half run in the context `around(graph)`."""
     from torch._inductor import compile_fx
 
     passes = compile_fx._recursive_post_grad_passes
@@ -180,7 +176,7 @@ def around_post_grad_passes(around: Callable[[fx.Graph], AbstractContextManager]
 
 
 def tell_output_stride(end: fx.Node, position: int, stride: Sequence[Any]) -> None:
-    """Tell Inductor the strides of an output that has taken the place of the one whose strides it has noted."""
+    """Tell Inductor the strides of a replaced output; it has noted those of the old one."""
     noted = end.meta.get("original_output_strides")
     if noted is not None:
         noted[position] = tuple(stride)
@@ -209,16 +205,16 @@ READ_ELSEWHERE = (
     "selective_decompose",
     "use_pre_grad_passes",
 )
-"""How settings begin that are for what stands before Inductor's code generator: torch's own AOTAutograd, and exports."""
+"""Prefixes of settings that Inductor's code generator does not read, only torch's own AOTAutograd or exports."""
 
 
 def is_inductor_setting(name: Any) -> bool:
-    """Whether Inductor has a setting of that name."""
+    """Whether Inductor has a setting with this name."""
     return isinstance(name, str) and name.replace("-", "_") in _inductor_settings()
 
 
 def why_no_inductor_setting(name: Any, value: Any) -> str | None:
-    """What is wrong with a setting of Inductor's, as text; `None` if it is one that our halves can be compiled with."""
+    """An error message for an invalid setting of Inductor; `None` if aotgrad can use the setting."""
     from torch._inductor import config
 
     settings = _inductor_settings()
@@ -235,7 +231,7 @@ def why_no_inductor_setting(name: Any, value: Any) -> str | None:
 
 
 def _inductor_settings() -> dict[str, Any]:
-    """Each setting as it stands."""
+    """The current value of each setting."""
     from torch._inductor import config
 
     return config.get_config_copy()
@@ -243,12 +239,10 @@ def _inductor_settings() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def inductor_context(fake_mode: FakeTensorMode, mode: str, /, **settings: Any) -> Iterator[None]:
-    """What Inductor reads from its surroundings: the fake mode, a tracing context, and its configuration.
+    """The context that Inductor runs in: the fake mode, a tracing context, and its configuration.
 
-    Its fallbacks run ops on fake tensors, and constants of the graph are real ones.
+    Its fallbacks run ops on fake tensors; the fake mode accepts the real constants of the graph.
     """
-    from unittest import mock
-
     from torch._inductor import config, list_mode_options
     from torch._inductor.virtualized import V
 
@@ -261,7 +255,7 @@ def inductor_context(fake_mode: FakeTensorMode, mode: str, /, **settings: Any) -
 
 @contextlib.contextmanager
 def inductor_configured(mode: str, /, **settings: Any) -> Iterator[None]:
-    """Inductor's configuration for a mode, with settings on top."""
+    """Inside, Inductor is configured for a mode, with additional settings."""
     from torch._inductor import config, list_mode_options
 
     with config.patch({**({} if mode == "default" else list_mode_options(mode)), **settings}):
@@ -269,18 +263,18 @@ def inductor_configured(mode: str, /, **settings: Any) -> Iterator[None]:
 
 
 def apart_in_inductors_cache(text: str) -> dict[str, Any]:
-    """Settings under which Inductor's cache keeps a graph apart from an equal one with another `text`."""
+    """Settings that make Inductor's cache distinguish equal graphs by `text`."""
     from torch._inductor import config
 
     return {"unsafe_marked_cacheable_functions": {**config.unsafe_marked_cacheable_functions, "aotgrad": text}}
 
 
 INDUCTOR_PASSES = ("joint_custom", "pre_grad", "post_grad", "_fuse", "_pre_fusion", "_post_fusion", "cudagraph_policy")
-"""The names of settings which may be functions, and which Inductor leaves out where it stores its configuration."""
+"""Prefixes of settings that may be functions; Inductor omits them from its stored configuration."""
 
 
 def inductor_key() -> str | None:
-    """What Inductor's code depends on besides the graph, as it is configured now; `None` if that has no stable form."""
+    """What Inductor's code depends on besides the graph, as text; `None` if this has no stable form."""
     from torch._inductor import config
 
     if inductor_has_users_lowerings():
@@ -293,9 +287,9 @@ def inductor_key() -> str | None:
 
 
 def inductor_has_users_lowerings() -> bool:
-    """Whether somebody else than torch has told Inductor how to compile an operator."""
+    """Whether Inductor has lowerings that are not torch's own."""
     lowering = sys.modules.get("torch._inductor.lowering")
-    if lowering is None:  # nobody has told it anything
+    if lowering is None:
         return False
     plain = (inspect.unwrap(function) for function in lowering.lowerings.values())
     modules = {getattr(function, "func", function).__module__.partition(".")[0] for function in plain}
@@ -316,7 +310,7 @@ def stable_text(value: Any) -> str:
 
 
 def inductor_dump(compiled: Any) -> bytes | None:
-    """What Inductor made of a graph, as bytes; `None` for what it does not serialise."""
+    """A compiled graph of Inductor as bytes; `None` if Inductor cannot serialize it."""
     from torch._inductor.output_code import CompiledFxGraph
 
     if type(compiled) is not CompiledFxGraph:
@@ -327,7 +321,7 @@ def inductor_dump(compiled: Any) -> bytes | None:
 
 
 def inductor_module(compiled: Any) -> types.ModuleType | None:
-    """The module that Inductor's wrapper code became in this process; `None` if it needs more than its text."""
+    """The module of a compiled graph's wrapper code in this process; `None` if the code needs more than its text."""
     from torch._inductor.codecache import PyCodeCache
 
     bundle = getattr(compiled, "_triton_bundle", None)
@@ -342,9 +336,9 @@ def inductor_module(compiled: Any) -> types.ModuleType | None:
 
 
 def inductor_load_module(content: bytes, module: types.ModuleType, is_backward: bool) -> Callable:
-    """What `inductor_dump` has written, with its wrapper code as a module already.
+    """The compiled graph of `inductor_dump`, with its wrapper code as a module.
 
-    Calling the graph itself would need the parts of Inductor that debug it.
+    Calling the graph itself would import Inductor's debugging tools.
     """
     from torch._inductor.output_code import CompiledFxGraphConstants
     from torch._inductor.utils import BoxedBool
@@ -364,7 +358,7 @@ def inductor_load_module(content: bytes, module: types.ModuleType, is_backward: 
 
 
 def inductor_load(content: bytes, is_backward: bool) -> Callable:
-    """What `inductor_dump` has written, ready to be called, without CUDA graphs.
+    """The compiled graph of `inductor_dump`, ready to call, without CUDA graphs.
 
     Raises:
         Exception: of any kind, if it cannot be loaded.
@@ -388,7 +382,7 @@ def inductor_uses_cudagraphs() -> bool:
 
 
 def inductor_graph_settings(cudagraphs: bool) -> dict[str, Any]:
-    """What the forward and the backward of one region share, so that CUDA graphs pair them."""
+    """Settings that the forward and the backward of one region share, so that CUDA graphs pair them."""
     from torch._inductor.compile_fx import _graph_counter
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool
@@ -402,7 +396,7 @@ def inductor_graph_settings(cudagraphs: bool) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reported_output_strides() -> Iterator[Any]:
-    """Collects the strides that Inductor gives the outputs of the graphs compiled inside; `None` where unknown."""
+    """Collects the output strides that Inductor chooses for graphs compiled inside; `None` where unknown."""
     with TracingContext.report_output_strides() as strides:
         yield strides
 

@@ -1,4 +1,4 @@
-"""Inductor's kernels in C++: how they are compiled, and where a compiled one is found."""
+"""Inductor's C++ kernels: how to compile and to find them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 
 def library_of(kernel: Any) -> tuple[str, str, str] | None:
-    """The module name and the path of the library that a C++ kernel of Inductor's is in, and its own name in there."""
+    """The module name and path of a C++ kernel's library, and the kernel's name in it; `None` for other objects."""
     module = getattr(kernel, "__self__", None)
     path = getattr(module, "__file__", None)
     if not isinstance(module, types.ModuleType) or path is None:
@@ -28,14 +29,12 @@ def kernel_in(module: str, path: str, name: str) -> Callable:
 
 @contextlib.contextmanager
 def cpp_kernels_through(compile_all: Callable[[list[Any]], list[Callable]], kernel: Callable[..., Any]) -> Iterator[None]:
-    """The C++ kernels of each graph that Inductor makes ready here, in this thread, are compiled by `compile_all`.
+    """Inside and in this thread, `compile_all` compiles the C++ kernels of each graph that Inductor compiles.
 
     Args:
-        compile_all: from the kernels of a graph, as `kernel` made them, to functions.
-        kernel: from types of arguments and a source to an object that stands for the function until it is there.
+        compile_all: the kernels of a graph, as `kernel` returned them -> functions.
+        kernel: types of arguments and a source -> an object that stands for the function until it is compiled.
     """
-    from unittest import mock
-
     from torch._inductor.async_compile import AsyncCompile, kernel_code_log
 
     thread, one_by_one, wait = threading.get_ident(), AsyncCompile.cpp_pybinding, AsyncCompile.wait
@@ -67,21 +66,21 @@ def cpp_compilers() -> int:
 
 
 def submit_cpp() -> Callable | None:
-    """Hands work to another process; `None` where Inductor has none: whoever wants the result does the work."""
+    """A function that hands work to another process; `None` if Inductor has no workers and compiles on demand."""
     from torch._inductor.async_compile import AsyncCompile
 
     return AsyncCompile.submit if cpp_compilers() > 1 else None
 
 
 def start_cpp_kernel(argument_types: Sequence[str], source: str) -> Callable[[], Callable]:
-    """Let Inductor compile one C++ kernel; what is returned waits for it."""
+    """Start to compile one C++ kernel; returns a function that waits for it."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     return CppPythonBindingsCodeCache.load_pybinding_async(list(argument_types), source, submit_fn=submit_cpp())
 
 
 def start_cpp_library(source: str) -> Callable[[], types.ModuleType]:
-    """Let Inductor compile a Python module, whose function `PyInit_kernel` makes it; what is returned waits for it."""
+    """Start to compile a Python module with the function `PyInit_kernel`; returns a function that waits for it."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     return CppPythonBindingsCodeCache.load_async(source, submit_fn=submit_cpp())

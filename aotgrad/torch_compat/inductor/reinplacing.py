@@ -1,4 +1,4 @@
-"""Writes in place in Inductor: the pass that makes them of functional ones, and their code."""
+"""Inductor's writes in place: corrections of the pass that introduces them, and of their code."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import torch.utils._pytree as pytree
 
 
 def reads_of_targets_checked() -> contextlib.AbstractContextManager[None]:
-    """Inside, a write stays functional whose other arguments are read from what it would write to.
+    """Inside, a write stays functional if its other arguments are read from what it would write to.
 
-    Torch looks at what reads the target after the write, and not at what the write itself reads: views of the target, and
-    what is computed from it in the same kernel.
+    Torch checks what reads the target after the write, but not what the write itself reads: views of the target, and values
+    computed from it in the same kernel.
     """
     return _kept_functional(_reads_what_it_writes)
 
 
 def writes_to_converted_views_kept() -> contextlib.AbstractContextManager[None]:
-    """Inside, a write to chosen elements of a view as another dtype stays functional.
+    """Inside, an indexed write to a view with another dtype than its base stays functional.
 
-    Torch would write to the memory of the view as what that was made as, and convert the numbers to that dtype.
+    Torch would convert the numbers to the dtype of the base and write them there.
     """
     return _kept_functional(_writes_to_a_converted_view)
 
 
 @contextlib.contextmanager
 def values_that_are_written_kept_apart() -> Iterator[None]:
-    """Inside, what is written in place is computed into memory of its own first, if it reads other elements of the target.
+    """Inside, a value written in place is first computed into a separate buffer if it reads other elements of the target.
 
-    Torch does so for some ops, but not where views stand between the op and the write.
+    Torch does this for some ops, but not if there are views between the op and the write.
     """
     from torch._inductor import ir
 
@@ -55,7 +55,7 @@ def values_that_are_written_kept_apart() -> Iterator[None]:
 
 
 def _reads_other_elements(source: Any, target: Any) -> bool:
-    """Whether one element of a value is computed from elements of a target elsewhere."""
+    """Whether an element of a value is computed from elements of a target at other positions."""
     from torch._inductor import ir
     from torch._inductor.dependencies import extract_read_writes
 
@@ -67,7 +67,7 @@ def _reads_other_elements(source: Any, target: Any) -> bool:
 
 @contextlib.contextmanager
 def _kept_functional(is_concerned: Callable[[fx.Node], bool]) -> Iterator[None]:
-    """Inside, no write that `is_concerned` is turned into one in place."""
+    """Inside, writes that `is_concerned` selects are not turned into in-place ones."""
     from torch._inductor.fx_passes import reinplace
 
     make_in_place = reinplace.reinplace_inplaceable_ops_core
@@ -82,10 +82,10 @@ def _kept_functional(is_concerned: Callable[[fx.Node], bool]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _disguised(nodes: Sequence[fx.Node]) -> Iterator[None]:
-    """Inside, no pass knows what the nodes call."""
+    """Inside, passes do not recognize what the nodes call."""
     targets = [node.target for node in nodes]
     for node in nodes:
-        node.target = _unknown
+        node.target = _disguise
     try:
         yield
     finally:
@@ -93,8 +93,8 @@ def _disguised(nodes: Sequence[fx.Node]) -> Iterator[None]:
             node.target = target
 
 
-def _unknown(*_: Any) -> None:
-    """What a disguised node calls."""
+def _disguise(*_: Any) -> None:
+    """The target of a disguised node."""
 
 
 def _writes_to_a_converted_view(node: fx.Node) -> bool:
@@ -109,9 +109,9 @@ def _writes_to_a_converted_view(node: fx.Node) -> bool:
 
 
 def _reads_what_it_writes(node: fx.Node) -> bool:
-    """Whether an op on a list, or one that writes to chosen elements, would read elements that it has written to.
+    """Whether an op on a list, or an indexed write, would read elements that it has written to.
 
-    Or whether it is on complex lists, of whose writes in place Inductor cannot make code.
+    Also true for ops on complex lists, because Inductor cannot generate code for their writes in place.
     """
     if node.target in _WRITES_TO_CHOSEN_ELEMENTS:
         return _is_read_from(node.args[:1], _nodes_in(node.args[1:]), of=None)
@@ -127,7 +127,7 @@ _WRITES_TO_CHOSEN_ELEMENTS = (torch.ops.aten.index_put.default, torch.ops.aten._
 
 
 def _is_read_from(targets: Sequence[fx.Node], values: Sequence[fx.Node], of: fx.Node | None) -> bool:
-    """Whether one of `values` is computed from the memory of `targets`, other than from `of` element by element."""
+    """Whether one of `values` is computed from the memory of `targets`, except element by element from `of`."""
     from torch._inductor.fx_utils import get_node_storage
 
     storages = {get_node_storage(target) for target in targets} - {None}
@@ -145,7 +145,7 @@ def _is_read_from(targets: Sequence[fx.Node], values: Sequence[fx.Node], of: fx.
 
 
 def _sources(node: fx.Node) -> tuple[Sequence[fx.Node], bool]:
-    """What a value is computed from, and whether each element is from the elements at its own place."""
+    """The arguments that a value is computed from, and whether each element depends only on those at its position."""
     made_by = node.args[0] if node.target is operator.getitem else None
     if isinstance(made_by, fx.Node) and _is_on_lists(made_by):
         return _nodes_in(_at(node.args[1], made_by.args)), True
@@ -159,7 +159,7 @@ def _is_on_lists(node: fx.Node) -> bool:
 
 
 def _at(position: int, args: Sequence[Any]) -> list[Any]:
-    """The arguments of an op on lists that it takes for the elements at `position`."""
+    """The arguments of an op on lists at `position`."""
     return [each[position] if isinstance(each, (list, tuple)) else each for each in args]
 
 

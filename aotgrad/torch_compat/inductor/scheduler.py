@@ -1,20 +1,19 @@
-"""Inductor's scheduler, which decides what is fused into one kernel."""
+"""Corrections of Inductor's scheduler, which decides what to fuse into one kernel."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 
 @contextlib.contextmanager
 def reads_of_overwritten_values_checked() -> Iterator[None]:
-    """Inside, a write to a buffer is fused with a read of what it overwrites only if both are of the same element.
+    """Inside, a write to a buffer is fused with a read of what it overwrites only if both access the same element.
 
-    Torch asks so of reads of a buffer as it first was, and not of reads of what an earlier write has left in it.
+    Torch checks this for reads of a buffer's first value, but not for reads of what an earlier write has left in it.
     """
-    from unittest import mock
-
     from torch._inductor.scheduler import Scheduler
 
     fusable = Scheduler.fusable_weak_dep
@@ -28,12 +27,10 @@ def reads_of_overwritten_values_checked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reads_of_written_values_kept() -> Iterator[None]:
-    """Inside, a node whose loops are made anew goes on to depend on the writes that its reads wait for.
+    """Inside, a node whose loops are regenerated keeps its dependencies on the writes that its reads wait for.
 
-    Torch before 2.14 reads its dependencies off the new loops, which name a buffer as it first was.
+    Torch before 2.14 takes the dependencies from the new loops, which name the first version of a buffer.
     """
-    from unittest import mock
-
     from torch._inductor.scheduler import SchedulerNode
 
     recompute = SchedulerNode.recompute_size_and_body
@@ -47,7 +44,7 @@ def reads_of_written_values_kept() -> Iterator[None]:
 
 
 def _reads_elsewhere(scheduler: Any, written: str, reader: Any, writer: Any) -> bool:
-    """Whether `reader` reads a buffer, as an earlier write has left it, at other elements than `writer` writes."""
+    """Whether `reader` reads what an earlier write has left in a buffer, at other elements than `writer` writes."""
     from torch._inductor.dependencies import MemoryDep
     from torch._inductor.scheduler import ForeachKernelSchedulerNode
 
