@@ -1,8 +1,8 @@
 """Each graph of a partition -> a callable.
 
-`base.Backend` is the interface; a user's own backend is any callable, in a `FunctionBackend`. `registry` finds backends by
-name. `eager` runs a graph's own code, `interpreter` runs it op by op, `inductor` compiles it. `corrected` lists what
-Inductor gets wrong; `floats`, `copies`, `layouts`, `pieces`, `in_place` and `seeds` prepare graphs.
+`base.Backend` is the interface; a `FunctionBackend` wraps any callable of the user's. `registry` finds backends by name.
+`eager` runs a graph's own code, `interpreter` runs it op by op, `inductor` compiles it. `corrected` lists the corrections of
+Inductor; `closed_over`, `copies`, `floats`, `in_place`, `layouts`, `pieces` and `seeds` prepare graphs.
 """
 
 from __future__ import annotations

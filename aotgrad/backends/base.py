@@ -1,4 +1,4 @@
-"""What a backend is: how a half becomes a callable, and the registry of backends by name.
+"""The interface of backends, which compile halves to callables, and its implementation by plain functions.
 
 A backend of ten lines:
 
@@ -27,25 +27,25 @@ GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable]
 
 
 class Artefact(Protocol):
-    """Where what was made of one graph is kept; `read` gives `None` if there is nothing."""
+    """The stored compilation of one graph; `read` returns `None` if there is none."""
 
     def read(self) -> bytes | None: ...
 
     def write(self, content: bytes) -> None: ...
 
     def failed(self, error: Exception) -> None:
-        """What was read is of no use."""
+        """Report that what `read` returned cannot be used."""
         ...
 
 
 Artefacts = Callable[[GraphHalf, str], "Artefact | None"]
-"""The place of what is made of a graph with settings, given as text; `None` if there is none."""
+"""Finds the artefact of a graph compiled with certain settings, given as text; `None` if the graph is not stored."""
 
 
 class Backend(Protocol):
     """Compiles the halves of a partition. `decompositions` are applied while the function is traced.
 
-    `fuses`: whether ops share kernels, so that cheap ones cost next to nothing to run again beside what reads them.
+    `fuses`: whether ops share kernels, so that a cheap op costs next to nothing to recompute for its reader.
     """
 
     @property
@@ -53,7 +53,7 @@ class Backend(Protocol):
 
     @property
     def min_graph_ops(self) -> int:
-        """From how many computing ops on a graph is worth compiling, unless the option of that name says something else."""
+        """The fewest ops for which a graph is worth compiling; the option of this name overrides it."""
         ...
 
     @property
@@ -62,35 +62,36 @@ class Backend(Protocol):
     def decompositions(self) -> Mapping[Any, Callable]: ...
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
-        """Passes of the backend's own, before partitioning."""
+        """The backend's own passes, before partitioning."""
         ...
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled: ...
 
     def cache_key(self) -> str | None:
-        """What else than a function decides what is made of it, decompositions included.
+        """Everything besides the function that decides what it compiles to, decompositions included.
 
-        `None` if that is unknown: then nothing is kept on disk.
+        `None` if unknown: then nothing is stored on disk.
         """
         ...
 
     def storing(self, artefacts: Artefacts) -> Backend:
-        """The backend that keeps what it makes of graphs, and takes what was kept, if it can."""
+        """This backend with a store for compiled graphs, if it can serialize them."""
         ...
 
     def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
-        """What `compile` gave for the forward half of another process."""
+        """Compile a forward half that another process has partitioned."""
         ...
 
 
 AnyBackend = str | Backend | GraphCompiler
-"""What users name a backend by: the name that it is registered under, itself, or a compiler of one graph."""
+"""How users specify a backend: a registered name, a backend, or a compiler of one graph."""
 
 
 @dataclass(frozen=True)
 class FunctionBackend:
-    """A backend made of plain functions `(gm, example_inputs) -> callable`. They get every graph: whoever wrote them
-    expects to be called. `key`: see `cache_key`.
+    """A backend of plain functions `(gm, example_inputs) -> callable`, which get every graph, however small.
+
+    `key`: see `cache_key`.
     """
 
     name: str
@@ -144,7 +145,7 @@ class FunctionBackend:
 
 @dataclass(frozen=True)
 class WrappedBackend:
-    """Shapes graphs as another backend does; what it does with them is for a subclass to say (`compile`)."""
+    """Shapes graphs as another backend does; subclasses define `compile`."""
 
     backend: Backend
 
@@ -185,7 +186,7 @@ def example_inputs(module: fx.GraphModule) -> list[Any]:
 
 
 def make_boxed_func(f: Callable) -> BoxedCallable:
-    """A callable that takes one list of arguments, which it may clear, in place of the arguments.
+    """A callable that takes its arguments in one list, which it may clear.
 
     >>> add = make_boxed_func(lambda a, b: (a + b,))
     >>> add([1, 2])
@@ -212,12 +213,12 @@ def make_boxed_compiler(compiler: GraphCompiler) -> GraphCompiler:
 
 
 def boxed(function: Callable) -> BoxedCallable:
-    """`function` itself if it is boxed already."""
+    """`function` as a boxed callable; itself if it is one."""
     return function if getattr(function, "_boxed_call", False) else make_boxed_func(function)
 
 
 def checked_arity(function: BoxedCallable, expected: int, backend: str, role: str) -> BoxedCallable:
-    """A boxed callable that names its backend if it returns a wrong number of values; a lone value counts as one."""
+    """A boxed callable that raises if it returns a wrong number of values; a lone value counts as one."""
 
     def run(args: list) -> Sequence[Any]:
         results = function(args)
@@ -230,5 +231,5 @@ def checked_arity(function: BoxedCallable, expected: int, backend: str, role: st
         return results
 
     run._boxed_call = True
-    run.expected = expected  # asked for by `aotgrad.verify`
+    run.expected = expected  # for `aotgrad.verify`
     return run

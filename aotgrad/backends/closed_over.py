@@ -1,9 +1,9 @@
-"""Tensors that a function closed over, as inputs of a graph for Inductor.
+"""Tensors that a function closed over become inputs of the graph for Inductor.
 
     y = mul(x, weight)  with an attribute `weight`      ->      y = mul(x, attribute_0), called with the tensor
 
-A function reads such a tensor at every call. Inductor takes an attribute for a constant: it folds what depends on one,
-writes the values of a small one into its kernels, and keeps a copy of a large one. What passes of ours have folded is one.
+A function reads such a tensor at every call. Inductor treats an attribute as a constant: it folds what depends on it,
+writes the values of a small one into its kernels, and copies a large one. What our own passes have folded is a constant.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ from aotgrad.backends.graphs import inserting_behind_inputs
 from aotgrad.ir import FOLDED
 
 
-def closed_over(module: fx.GraphModule) -> dict[str, torch.Tensor]:
-    """The tensors that a function closed over, by the names of the attributes, in an order that no pass changes."""
+def closed_over_tensors(module: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors that a function closed over, by attribute, in an order that passes do not change."""
     names = sorted({str(node.target) for node in module.graph.find_nodes(op="get_attr")})
     values = {name: functools.reduce(getattr, name.split("."), module) for name in names if not name.startswith(FOLDED)}
     return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
 @contextlib.contextmanager
-def closed_over_as_inputs(module: fx.GraphModule) -> Iterator[None]:
-    """Inside, the graph takes the tensors that the function closed over as inputs, behind all others."""
-    inputs = [(name, as_input(module.graph, name, f"attribute_{k}")) for k, name in enumerate(closed_over(module))]
+def lift_closed_over(module: fx.GraphModule) -> Iterator[None]:
+    """Inside, the tensors that the function closed over are the last inputs of the graph."""
+    inputs = [
+        (name, attribute_to_input(module.graph, name, f"attribute_{k}"))
+        for k, name in enumerate(closed_over_tensors(module))
+    ]
     yield
     for name, placeholder in inputs:
-        as_attribute(placeholder, name)
+        input_to_attribute(placeholder, name)
 
 
-def as_input(graph: fx.Graph, name: str, input_name: str) -> fx.Node:
+def attribute_to_input(graph: fx.Graph, name: str, input_name: str) -> fx.Node:
     """Replace all nodes of an attribute by one input."""
     nodes = graph.find_nodes(op="get_attr", target=name)
     with inserting_behind_inputs(graph):
@@ -48,7 +51,8 @@ def as_input(graph: fx.Graph, name: str, input_name: str) -> fx.Node:
     return placeholder
 
 
-def as_attribute(placeholder: fx.Node, name: str) -> None:
+def input_to_attribute(placeholder: fx.Node, name: str) -> None:
+    """Replace an input by the node of an attribute."""
     graph = placeholder.graph
     with inserting_behind_inputs(graph):
         attribute = graph.create_node("get_attr", name)
@@ -57,8 +61,8 @@ def as_attribute(placeholder: fx.Node, name: str) -> None:
     graph.erase_node(placeholder)
 
 
-def given(compiled: Callable, tensors: Mapping[str, torch.Tensor]) -> Callable:
-    """What was compiled for a graph with such inputs, as it is called without them."""
+def bind_tensors(compiled: Callable, tensors: Mapping[str, torch.Tensor]) -> Callable:
+    """A compiled graph that passes `tensors` as its last inputs."""
     if not tensors:
         return compiled
 

@@ -1,10 +1,10 @@
-"""Results that have memory of their own as traced, whatever Inductor's passes have put in their place.
+"""Copies of results that Inductor's passes have aliased, so that they have their own memory, as in the trace.
 
     z = mm(x, w); a = pow(z, 2); b = clone(z); return a, b        not        return a, z
     y = mul(x, 2); return clone(y), clone(y)                      not        return y, y
 
-The passes take a copy of a value for the value. Where the backward saves that one, it would be the caller's to change; two
-results would be one tensor; and a result would be an argument, once a write to that is made in place.
+The passes replace a copy by the value that it copies. Then the caller could change a value that the backward saves, two
+results would be the same tensor, and a result would be an argument once a write to the argument is made in place.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import torch
 import torch.fx as fx
 
 from aotgrad.backends.graphs import inserting_behind_inputs, outputs_of, replace_outputs
-from aotgrad.backends.layouts import called
+from aotgrad.backends.layouts import call_op
 from aotgrad.graph.memory_owners import owner_across_writes
 
 
 @contextlib.contextmanager
-def returned_copies_kept(graph: fx.Graph, results: int) -> Iterator[None]:
-    """After passes that run inside, each of the first `results` outputs that is in the memory of another value is copied."""
+def keep_returned_copies(graph: fx.Graph, results: int) -> Iterator[None]:
+    """Run passes inside; then copy each of the first `results` outputs that has moved into the memory of another value."""
     nodes = set(graph.nodes)
     owners = {k: owner_across_writes(node) for k, node in enumerate(outputs_of(graph)[:results]) if is_computed(node)}
     yield
     outputs = list(outputs_of(graph))
     for k, owner in owners.items():
         if (now := owner_across_writes(outputs[k])) is not owner and now in nodes:
-            outputs[k] = copied(outputs[k])
+            outputs[k] = insert_clone(outputs[k])
     replace_outputs(graph, outputs)
 
 
 @contextlib.contextmanager
-def output_memory_kept(graph: fx.Graph) -> Iterator[None]:
-    """After passes that run inside, outputs are copied that have come to share memory with an argument or other outputs."""
+def keep_output_memory(graph: fx.Graph) -> Iterator[None]:
+    """Run passes inside; then copy outputs that newly share memory with an argument or with another output."""
     owners = [owner_across_writes(output) for output in outputs_of(graph)]
     yield
     outputs = list(outputs_of(graph))
@@ -49,12 +49,12 @@ def output_memory_kept(graph: fx.Graph) -> Iterator[None]:
         is_new = owner.op == "placeholder" and before is not owner
         if is_new or met.setdefault(owner, before) is not before:
             with graph.inserting_before(end):
-                outputs[k] = called(torch.ops.aten.clone.default, output)
+                outputs[k] = call_op(torch.ops.aten.clone.default, output)
     replace_outputs(graph, outputs)
 
 
-def copied(node: fx.Node) -> fx.Node:
-    """A copy, made before inputs are written at the end."""
+def insert_clone(node: fx.Node) -> fx.Node:
+    """A copy of a node's value, before the writes to inputs at the end."""
     graph = node.graph
     with inserting_behind_inputs(graph) if node.op == "placeholder" else graph.inserting_after(node):
         copy = graph.call_function(torch.ops.aten.clone.default, (node,))

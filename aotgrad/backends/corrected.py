@@ -1,11 +1,11 @@
-"""What Inductor gets wrong, as one table, and what keeps it from that: what a graph computes is computed.
+"""Corrections of Inductor's errors, in one table.
 
-    CORRECTIONS["a name"] = Decomposition(op, function, reason)     the op is taken apart in another way
-    CORRECTIONS["a name"] = Check(op, function, reason)             the op's arguments are looked at before it is taken apart
-    CORRECTIONS["a name"] = Rewrite(function, reason)               joint graphs are changed before Inductor sees them
-    CORRECTIONS["a name"] = Amendment(context, reason)              Inductor runs in a context that changes what it does
+    CORRECTIONS["a name"] = Decomposition(op, function, reason)     decompose the op differently
+    CORRECTIONS["a name"] = Check(op, function, reason)             check the op's arguments before its decomposition
+    CORRECTIONS["a name"] = Rewrite(function, reason)               change joint graphs before Inductor gets them
+    CORRECTIONS["a name"] = Amendment(context, reason)              run Inductor in a context that changes its behaviour
 
-For each there is a test that shows what torch does without it, and fails when torch does it right: then the correction goes.
+Each has a test that shows torch's result without it. When torch fixes the error, the test fails and the correction can go.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.copies import output_memory_kept
-from aotgrad.backends.layouts import output_layouts_kept
+from aotgrad.backends.copies import keep_output_memory
+from aotgrad.backends.layouts import keep_output_layouts
 from aotgrad.graph.gradient_masks import narrow_mask
 
 
 @dataclass(frozen=True)
 class Decomposition:
-    """`op` is `function` of its arguments while a function is traced."""
+    """While a function is traced, `function` replaces `op`."""
 
     op: torch._ops.OpOverload
     function: Callable
@@ -38,9 +38,9 @@ class Decomposition:
 
 @dataclass(frozen=True)
 class Check:
-    """`function` of the arguments of `op` raises where eager raises, and Inductor's decomposition would not.
+    """`function` checks the arguments of `op` before Inductor's decomposition.
 
-    Or it returns `NotImplemented`: the op is not taken apart.
+    It raises if eager does, or returns `NotImplemented` to keep the op undecomposed.
     """
 
     op: torch._ops.OpOverload
@@ -58,7 +58,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Amendment:
-    """Inductor compiles inside of `context`, in which it does something else."""
+    """Inductor compiles inside `context`, which changes its behaviour."""
 
     context: Callable[[], AbstractContextManager]
     reason: str
@@ -68,19 +68,19 @@ Correction = Union[Decomposition, Check, Rewrite, Amendment]
 
 
 def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callable]:
-    """A table of decompositions with ours in the place of wrong ones, and what is to be checked checked."""
+    """A table of decompositions, with our own decompositions and checks applied."""
     corrected = dict(table)
     for correction in CORRECTIONS.values():
         match correction:
             case Decomposition(op, function):
                 corrected[op] = function
             case Check(op, function):
-                corrected[op] = preceded(table[op], function)
+                corrected[op] = with_check(table[op], function)
     return corrected
 
 
-def preceded(decomposition: Callable, check: Callable) -> Callable:
-    """A decomposition whose arguments are checked first."""
+def with_check(decomposition: Callable, check: Callable) -> Callable:
+    """A decomposition that checks its arguments first."""
 
     @wraps(decomposition)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -92,15 +92,15 @@ def preceded(decomposition: Callable, check: Callable) -> Callable:
 
 
 def rewrite(graph: fx.Graph) -> None:
-    """Change what Inductor would compile wrongly."""
+    """Apply the rewrites to a joint graph."""
     for correction in CORRECTIONS.values():
         if isinstance(correction, Rewrite):
             correction.function(graph)
 
 
 @contextlib.contextmanager
-def amended() -> Iterator[None]:
-    """Inside, Inductor is amended."""
+def amend_inductor() -> Iterator[None]:
+    """Inside, all amendments are in force."""
     with contextlib.ExitStack() as stack:
         for correction in CORRECTIONS.values():
             if isinstance(correction, Amendment):
@@ -117,7 +117,7 @@ MEAN, SUM = 1, 2
 def multilabel_margin_loss_forward(
     input: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, and which classes are targets."""
+    """The loss, and a mask of the target classes."""
     scores, goals = torch.atleast_2d(input), torch.atleast_2d(target)
     if scores.size(1) == 0:
         raise RuntimeError("a row has no classes")
@@ -127,11 +127,11 @@ def multilabel_margin_loss_forward(
     margins = 1 - scores.gather(1, goals)[:, :, None] + scores[:, None, :]
     is_counted = is_before_end[:, :, None] & (is_target == 0)[:, None, :] & (margins > 0)
     losses = torch.where(is_counted, margins, 0).sum((1, 2)) / scores.size(1)
-    return reduced(losses, reduction, input.dim() < 2), is_target.view(target.size())
+    return reduce_losses(losses, reduction, input.dim() < 2), is_target.view(target.size())
 
 
-def reduced(losses: torch.Tensor, reduction: int, is_one: bool) -> torch.Tensor:
-    """`is_one`: there is one loss, so nothing is left to choose."""
+def reduce_losses(losses: torch.Tensor, reduction: int, is_one: bool) -> torch.Tensor:
+    """The mean, the sum, or the losses themselves. `is_one`: there is a single loss, which is summed."""
     if reduction == MEAN:
         return losses.mean()
     return losses.sum() if reduction == SUM or is_one else losses
@@ -141,7 +141,7 @@ def reduced(losses: torch.Tensor, reduction: int, is_one: bool) -> torch.Tensor:
 
 
 def check_index_add(input: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, **_: Any) -> None:
-    """What is added has the sizes of what it is added to, but for `dim`."""
+    """Raise unless `source` has the sizes of `input` in all dimensions but `dim`."""
     elsewhere, added = list(input.size()), list(source.size())
     if elsewhere and added:
         del elsewhere[dim], added[dim]
@@ -150,13 +150,17 @@ def check_index_add(input: torch.Tensor, dim: int, index: torch.Tensor, source: 
 
 
 def keep_complex_sum(*operands: Any, **_: Any) -> Any:
-    """A sum of complex tensors is not taken apart unless they are contiguous, and have elements."""
+    """`NotImplemented` for a sum with complex tensors that are not contiguous or are empty."""
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.is_complex()]
-    return None if all(torch_compat.known_contiguous(each) and not is_empty(each) for each in tensors) else NotImplemented
+    return (
+        None
+        if all(torch_compat.known_contiguous(each) and not has_no_elements(each) for each in tensors)
+        else NotImplemented
+    )
 
 
-def is_empty(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no elements, whatever symbols are."""
+def has_no_elements(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is certainly empty."""
     return any(torch_compat.is_known_empty(tensor, dim) for dim in range(tensor.dim()))
 
 
@@ -164,7 +168,7 @@ def is_empty(tensor: torch.Tensor) -> bool:
 
 
 def copy_expanded_targets(graph: fx.Graph) -> None:
-    """Give each `index_put` memory of its own to write to."""
+    """Copy expanded tensors that `index_put` writes to."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.index_put.default):
         target = node.args[0]
         if torch_compat.is_expanded(target.meta["val"]):
@@ -177,7 +181,7 @@ def copy_expanded_targets(graph: fx.Graph) -> None:
 
 
 def copy_numbers(graph: fx.Graph) -> None:
-    """Give ops that need tensors copies of constants without dimensions."""
+    """Copy 0-d constants for ops that need tensors."""
     for node in graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise in node.target.tags:
             continue
@@ -193,7 +197,7 @@ def is_number(value: Any) -> bool:
 
 
 def read_every_nth_pixel(graph: fx.Graph) -> None:
-    """Compute the gradient of a small kernel without a stride, from the pixels that the convolution reads."""
+    """Compute the gradient of a 1x1 kernel without stride, from a slice with only the pixels that the convolution reads."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.convolution_backward.default):
         if reads_few_channels_of_some_pixels(node):
             with graph.inserting_before(node):
@@ -206,7 +210,7 @@ def read_every_nth_pixel(graph: fx.Graph) -> None:
 
 
 def reads_few_channels_of_some_pixels(node: fx.Node) -> bool:
-    """Whether the gradient of a 1x1 kernel is wanted, with a stride and fewer channels than a CPU's vector has numbers."""
+    """Whether a node computes the gradient of a strided 1x1 kernel with fewer channels than a CPU's vector has elements."""
     weight: torch.Tensor = cast(fx.Node, node.args[2]).meta["val"]
     _, channels, *kernel = weight.shape
     stride, padding, is_transposed, (_, is_wanted, _) = (cast(Any, node.args[k]) for k in (4, 5, 7, 10))
@@ -215,11 +219,11 @@ def reads_few_channels_of_some_pixels(node: fx.Node) -> bool:
 
 
 VECTOR = 8
-"""Single precision numbers in a vector of AVX2."""
+"""Single precision elements in a vector of AVX2."""
 
 
 def insert_pixels(graph: fx.Graph, image: Any, stride: Any) -> fx.Node:
-    """`image[:, :, ::stride[0], ::stride[1]]`; one number is the stride of both."""
+    """`image[:, :, ::stride[0], ::stride[1]]`; a single number is the stride of both."""
     for dim, step in enumerate(stride if len(stride) == 2 else 2 * stride, 2):
         part = graph.call_function(torch.ops.aten.slice.Tensor, (image, dim, 0, sys.maxsize, step))
         with torch_compat.fake_mode_of(graph):
@@ -229,7 +233,7 @@ def insert_pixels(graph: fx.Graph, image: Any, stride: Any) -> fx.Node:
 
 
 def with_stride_one(args: Any, image: fx.Node) -> tuple[Any, ...]:
-    """The arguments of a `convolution_backward` that computes the gradient of the weights alone, of this image."""
+    """The arguments of a `convolution_backward` for the gradient of the weights alone, with stride 1 and this image."""
     gradient, _, weight, *_, groups, _ = args
     return (gradient, image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], groups, [False, True, False])
 
@@ -238,43 +242,43 @@ CORRECTIONS: Mapping[str, Correction] = {
     "targets end at the first -1": Decomposition(
         torch.ops.aten.multilabel_margin_loss_forward.default,
         multilabel_margin_loss_forward,
-        "a row of targets ends at its first -1; torch's decomposition reads on behind it",
+        "a row of targets ends at its first -1; torch's decomposition reads past it",
     ),
     "operands of cat that are empty": Check(
         torch.ops.aten.cat.default,
         partial(torch_compat.check_shapes, torch.ops.aten.cat.default),
-        "empty operands are left out, whatever their other sizes and their number of dimensions",
+        "the decomposition drops empty operands without checking their sizes and number of dimensions",
     ),
     "orders of dimensions": Check(
         torch.ops.aten.empty_permuted.default,
         partial(torch_compat.check_shapes, torch.ops.aten.empty_permuted.default),
-        "the order may name a dimension twice, or have another length than the sizes",
+        "the decomposition accepts an order with a repeated dimension, or with another length than the sizes",
     ),
     "sizes of what index_add adds": Check(
-        torch.ops.aten.index_add.default, check_index_add, "what is added is broadcast, which eager refuses"
+        torch.ops.aten.index_add.default, check_index_add, "the decomposition broadcasts the source, which eager refuses"
     ),
     "complex sums": Check(
         torch.ops.aten.add.Tensor,
         keep_complex_sum,
-        "the parts are added as one real tensor, which some strides, or no elements, do not let view as complex again",
+        "the decomposition adds in a real tensor, which cannot be viewed as complex with some strides or if it is empty",
     ),
     "index_put into an expanded tensor": Rewrite(
-        copy_expanded_targets, "Inductor writes into the expanded tensor in place, so that each row is written to each time"
+        copy_expanded_targets, "Inductor writes into the expanded tensor in place, so each write reaches every row"
     ),
     "constants without dimensions": Rewrite(
-        copy_numbers, "Inductor takes a constant without dimensions for a number, and fails where an op needs a tensor"
+        copy_numbers, "Inductor treats a 0-d constant as a number, and fails if an op needs a tensor"
     ),
     "strided convolutions of few channels": Rewrite(
         read_every_nth_pixel,
-        "oneDNN writes behind the end of its memory (on AVX2, for channels that are last in memory, as Inductor lays them)",
+        "oneDNN writes past the end of its memory (on AVX2, for channels-last tensors, which Inductor prefers)",
     ),
     "conversions of complex numbers": Amendment(
         torch_compat.conversions_called_by_aten,
-        "the result of a conversion requires grad where the operand does, under no_grad, too",
+        "the result of a conversion requires grad if the operand does, even under no_grad",
     ),
     "offsets in memory": Amendment(
         torch_compat.traced_storage_offsets,
-        "Inductor calls the op with a buffer of its own, whose offset is another one than as_strided counts from",
+        "Inductor calls the op with its own buffer, whose offset is not the one that as_strided counts from",
     ),
     "offsets of inputs": Amendment(
         torch_compat.input_offsets_counted,
@@ -282,31 +286,31 @@ CORRECTIONS: Mapping[str, Correction] = {
     ),
     "reads between two writes": Amendment(
         torch_compat.reads_of_overwritten_values_checked,
-        "a read of what one write left in a buffer is fused with the next write to it, though they are of other elements",
+        "a read of what one write left in a buffer is fused with the next write to it, though they access other elements",
     ),
     "constants that are expanded": Amendment(
-        partial(torch_compat.around_post_grad_passes, output_layouts_kept),
-        "a result that is computed while compiling is returned as a view of few elements, with other strides than eager's",
+        partial(torch_compat.around_post_grad_passes, keep_output_layouts),
+        "a result folded at compile time is returned as an expanded view, with other strides than eager's",
     ),
     "results that share memory": Amendment(
-        partial(torch_compat.around_post_grad_passes, output_memory_kept),
-        "clones are taken out, so that two results are one tensor, or a result is an argument that is written in place",
+        partial(torch_compat.around_post_grad_passes, keep_output_memory),
+        "clones are removed, so two results are the same tensor, or a result is an argument that is written in place",
     ),
     "writes over what they read": Amendment(
         torch_compat.reads_of_targets_checked,
-        "an index_put or an op on a list writes in place to what its other arguments are views of, or computed from",
+        "an index_put or an op on a list writes in place to what its other arguments view, or are computed from",
     ),
     "index_put into a view as another dtype": Amendment(
         torch_compat.writes_to_converted_views_kept,
-        "it writes in place into the memory of the view, and converts the numbers to the dtype of that",
+        "it writes to the base in place, and converts the numbers to the dtype of the base",
     ),
     "writes of what they move": Amendment(
         torch_compat.values_that_are_written_kept_apart,
-        "copy_ of a view of what is computed from the target at other places reads elements that it has written",
+        "copy_ of a view of values computed from other elements of the target reads what it has already written",
     ),
     "reads after a write": Amendment(
         torch_compat.reads_of_written_values_kept,
-        "a read of what a write leaves in a buffer comes before it, if its loops were made anew to be fused with others",
+        "a read of what a write leaves in a buffer moves before it if its loops are regenerated for a fusion",
     ),
 }
-"""By name. Inductor's own cache keeps apart what was compiled with other names: one that changes gets another name."""
+"""By name. Inductor's own cache distinguishes code by these names, so a changed correction needs a new name."""

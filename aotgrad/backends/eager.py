@@ -1,5 +1,6 @@
-"""The `eager` backend: the graph's own generated code, boxed. Each input is freed at its last use, and dead buffers of the
-graph are written to again (`in_place.py`).
+"""The `eager` backend: the graph's own generated code, boxed.
+
+Each input is freed at its last use, and dead buffers of the graph are reused (`in_place.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from aotgrad.ir import BoxedCallable
 
 
 def compile_eager(module: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
-    """The module's forward with its arguments in one list, so that dead ones are freed while it runs."""
+    """The graph's code with arguments in one list, so that dead ones are freed while it runs, and with reused buffers."""
     return boxed_code(reuse_buffers(module))
 
 
 def boxed_code(module: fx.GraphModule) -> BoxedCallable:
-    """The generated code of a graph, ops as they are."""
+    """The generated code of a graph, unchanged, with arguments in one list."""
     module.graph.set_codegen(BoxedCodeGen())
     module.recompile()
     forward = module.forward
@@ -44,7 +45,7 @@ class BoxedCodeGen(CodeGen):
 
 
 def nop(fx_g: fx.GraphModule, _: Sequence[Any]) -> BoxedCallable:
-    """A compiler that returns the graph as it is: for tests and for looking at graphs."""
+    """A compiler that returns the graph unchanged, for tests and for inspection."""
     return make_boxed_func(fx_g.forward)
 
 

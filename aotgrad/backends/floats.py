@@ -1,16 +1,15 @@
-"""Python floats in a graph for Inductor, as tensors of double precision without dimensions.
+"""Replaces Python floats in a graph for Inductor by 0-d tensors of double precision.
 
     s = item(t); y = mul(x, s + 1)        ->        y = mul(x, convert(add(t, 1.0), x.dtype))
 
-Inductor hands a symbolic float to its kernels in single precision, and does not know those that Dynamo passes. A tensor
-holds what Python computes with. It is converted to the dtype that an op computes in, as eager does with a number, so that
-results are promoted as they are there. Where an op takes no tensor, or a size depends on the float, it becomes a constant
-under a guard of the trace.
+Inductor passes a symbolic float to its kernels in single precision, and does not know those that Dynamo passes. A tensor has
+Python's precision. It is converted to the dtype that an op computes in, as eager converts a number, so that type promotion
+is eager's. If an op takes no tensor, or a size depends on the float, the float becomes a constant under a guard.
 
-What Python refuses (a division by zero) is an assertion of the graph.
+Python's errors, such as a division by zero, become assertions in the graph.
 
-What is computed of sizes is a tensor, too: `x * (1 / n)` multiplies by one that is made of the size `n`. Where Inductor has
-no such op, and where a size is made of it, it stays the number that it is.
+Floats computed from sizes become tensors, too: `x * (1 / n)` multiplies by a tensor computed from the size `n`. Such a float
+stays a number where Inductor has no such op, and where a size is computed from it.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
 
 aten, prims = torch.ops.aten, torch.ops.prims
-OF_ONE_VALUE = ("val", "tensor_meta", "unbacked_bindings")
-"""What `meta` says of the value of a node; the rest says where it comes from."""
+VALUE_META = ("val", "tensor_meta", "unbacked_bindings")
+"""The keys of `meta` that describe the value of a node; others describe its origin."""
 
 
-def floats_as_tensors(graph: fx.Graph) -> None:
-    """Rewrite a graph so that no op takes a float that was read from a tensor, or computed of sizes, or of such floats."""
+def replace_floats(graph: fx.Graph) -> None:
+    """Rewrite a graph so that no op takes a float that depends on one read from a tensor, or on a fraction of sizes."""
     reads = list(filter(is_float_read, graph.nodes))
     if reads or any(map(is_float_of_sizes, graph.nodes)):
         make_sizes_constant(graph, reads)
@@ -44,31 +43,32 @@ def floats_as_tensors(graph: fx.Graph) -> None:
 
 
 def is_float_read(node: fx.Node) -> bool:
+    """Whether a node reads a float from a tensor."""
     return node.target is torch_compat.read_number and isinstance(node.meta["val"], torch.SymFloat)
 
 
 def is_float_of_sizes(node: fx.Node) -> bool:
-    """Whether a number is a fraction of sizes, or is computed of such ones."""
+    """Whether a float is computed from sizes only."""
     if node.op != "call_function" or node.target not in NUMBERS or not isinstance(node.meta.get("val"), torch.SymFloat):
         return False
     return all(isinstance(value_of(each), torch.SymInt) or is_float_of_sizes(each) for each in node.all_input_nodes)
 
 
 def make_sizes_constant(graph: fx.Graph, reads: Sequence[fx.Node]) -> None:
-    """Make constants of the floats that a size depends on."""
+    """Specialize on the floats that a size depends on."""
     values = (value for node in graph.nodes for value in op_table.items_of(node.meta.get("val")))
     sizes = (size for value in values if isinstance(value, torch.Tensor) for size in value.size())
-    sizing = {name for size in sizes for name in names_in(size)}
+    sizing = {name for size in sizes for name in symbol_names(size)}
     for read in reads:
-        if not sizing.isdisjoint(names_in(read.meta["val"])):
+        if not sizing.isdisjoint(symbol_names(read.meta["val"])):
             value_in_trace(read)
 
 
 def value_in_trace(node: fx.Node) -> Any:
-    """The value of a number in this trace, under a guard.
+    """The value of a number in this trace, which adds a guard.
 
     Raises:
-        CaptureError: it depends on the values of tensors.
+        CaptureError: the number depends on the values of tensors.
     """
     try:
         return torch_compat.assumed_value(node.meta["val"])
@@ -81,33 +81,36 @@ def value_in_trace(node: fx.Node) -> Any:
         ) from error
 
 
-def names_in(number: Any) -> Sequence[str]:
+def symbol_names(number: Any) -> Sequence[str]:
     """The symbols in a number."""
     return torch_compat.symbolic_text(number)[1] if torch_compat.has_symbols(number) else ()
 
 
 @dataclass
 class Rewriting:
-    """`tensors`: what holds the value of a number. `numbers`: those that nothing needs in the end. `of_sizes`: the numbers
-    among them that may be needed as they are, since they are computed of sizes.
+    """The state of `replace_floats`.
 
-    `origin` is what new nodes say of where they come from.
+    Attributes:
+        tensors: the tensor that holds the value of each number.
+        numbers: number nodes to erase in the end.
+        size_numbers: those computed from sizes, which stay if something needs them.
+        origin: the metadata of new nodes that describes their origin.
     """
 
     graph: fx.Graph
     tensors: dict[fx.Node, fx.Node] = field(default_factory=dict)
     numbers: list[fx.Node] = field(default_factory=list)
-    of_sizes: set[fx.Node] = field(default_factory=set)
+    size_numbers: set[fx.Node] = field(default_factory=set)
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     def visit(self, node: fx.Node) -> None:
-        """Write what depends on a float anew."""
-        self.origin = {name: value for name, value in node.meta.items() if name not in OF_ONE_VALUE}
+        """Rewrite a node that depends on a float."""
+        self.origin = {name: value for name, value in node.meta.items() if name not in VALUE_META}
         with self.graph.inserting_before(node):
             if is_float_read(node):
                 self.add_number(node, self.cast(self.call(aten.reshape.default, node.args[0], []), torch.float64))
             elif is_float_of_sizes(node):
-                self.of_sizes.add(node)
+                self.size_numbers.add(node)
                 self.visit_number(node)
             elif self.tensors.keys().isdisjoint(node.all_input_nodes):
                 return
@@ -119,9 +122,9 @@ class Rewriting:
                 self.visit_op(node)
 
     def visit_number(self, node: fx.Node) -> None:
-        """What Python computes of floats is computed of tensors; what has no such form is a constant."""
+        """Compute Python's arithmetic on floats with tensors; without a tensor form, the number becomes a constant."""
         compute = NUMBERS.get(node.target)
-        if self.of_sizes.issuperset(self.tensors.keys() & set(node.all_input_nodes)) and node not in self.of_sizes:
+        if self.size_numbers.issuperset(self.tensors.keys() & set(node.all_input_nodes)) and node not in self.size_numbers:
             return
         if compute is not None:
             self.add_number(node, compute(self, *map(self.double, node.args)))
@@ -145,22 +148,22 @@ class Rewriting:
 
     def remove_numbers(self) -> None:
         for node in reversed(self.numbers):
-            if node not in self.of_sizes or not node.users:
+            if node not in self.size_numbers or not node.users:
                 self.graph.erase_node(node)
 
     # -- arguments
 
     def may_be_zero(self, divisor: fx.Node) -> bool:
-        """Whether a number may be zero in another call; what sizes are is guarded."""
-        return any(tensor is divisor and number not in self.of_sizes for number, tensor in self.tensors.items())
+        """Whether a number may be zero in another call; sizes are guarded."""
+        return any(tensor is divisor and number not in self.size_numbers for number, tensor in self.tensors.items())
 
     def constant(self, node: fx.Node) -> Any:
-        """The value of a float in this trace, under a guard; any other node as it is."""
-        return value_in_trace(node) if node in self.tensors.keys() - self.of_sizes else node
+        """The value of a float in this trace, which adds a guard; any other node itself."""
+        return value_in_trace(node) if node in self.tensors.keys() - self.size_numbers else node
 
     def number(self, node: fx.Node) -> fx.Node:
-        """A float read from the tensor that holds it; any other node as it is."""
-        if node not in self.tensors or node in self.of_sizes:
+        """A float read from the tensor that holds it; any other node itself."""
+        if node not in self.tensors or node in self.size_numbers:
             return node
         read = self.graph.call_function(torch_compat.read_number, (self.tensors[node],))
         read.meta = {**self.origin, **torch_compat.meta_of_read(value_of(self.tensors[node]))}
@@ -197,21 +200,21 @@ def value_of(node: fx.Node) -> Any:
 
 
 def arguments(node: fx.Node) -> Any:
-    """The arguments of a call; what types they have, its op knows."""
+    """The arguments of a call, whose types depend on its op."""
     return node.args
 
 
-# --- What Python computes of floats ----------------------------------------------------------------------------------
+# --- Python's arithmetic on floats -----------------------------------------------------------------------------------
 
 Compute = Callable[..., fx.Node]
 
 
-def of_tensors(op: Any) -> Compute:
+def tensor_op(op: Any) -> Compute:
     return lambda rewriting, *tensors, **options: rewriting.call(op, *tensors, **options)
 
 
-def dividing(op: Any, **options: Any) -> Compute:
-    """A division, which Python refuses by zero."""
+def division(op: Any, **options: Any) -> Compute:
+    """A division, with Python's error for a zero divisor."""
 
     def compute(rewriting: Rewriting, left: fx.Node, right: fx.Node) -> fx.Node:
         if rewriting.may_be_zero(right):
@@ -221,8 +224,8 @@ def dividing(op: Any, **options: Any) -> Compute:
     return compute
 
 
-def of_domain(op: Any, message: str = "math domain error") -> Compute:
-    """What Python refuses where the result is no number or infinite, unless it has an argument of that kind."""
+def with_domain(op: Any, message: str = "math domain error") -> Compute:
+    """An op, with Python's error if its result is nan (or inf) while no argument is nan (or inf)."""
 
     def compute(rewriting: Rewriting, *values: fx.Node) -> fx.Node:
         result = rewriting.call(op, *values)
@@ -236,8 +239,8 @@ def of_domain(op: Any, message: str = "math domain error") -> Compute:
     return compute
 
 
-def chosen(is_better: Any) -> Compute:
-    """The second one if it is better, as Python's `max` and `min` choose among zeros and NaNs."""
+def choice(is_better: Any) -> Compute:
+    """The second argument if it is better, as Python's `max` and `min` choose among zeros and nans."""
 
     def compute(rewriting: Rewriting, first: fx.Node, second: fx.Node) -> fx.Node:
         return rewriting.call(aten.where.self, rewriting.call(is_better, second, first), second, first)
@@ -250,31 +253,31 @@ def check(rewriting: Rewriting, holds: fx.Node, message: str) -> None:
 
 
 NUMBERS: Mapping[Any, Compute] = {
-    operator.abs: of_tensors(aten.abs.default),
-    operator.add: of_tensors(aten.add.Tensor),
-    operator.floordiv: dividing(aten.div.Tensor_mode, rounding_mode="floor"),
-    operator.mod: dividing(aten.remainder.Tensor),
-    operator.mul: of_tensors(aten.mul.Tensor),
-    operator.neg: of_tensors(aten.neg.default),
-    operator.pow: of_domain(aten.pow.Tensor_Tensor, "a power of floats is too large or complex"),
-    operator.sub: of_tensors(aten.sub.Tensor),
-    operator.truediv: dividing(aten.div.Tensor),
+    operator.abs: tensor_op(aten.abs.default),
+    operator.add: tensor_op(aten.add.Tensor),
+    operator.floordiv: division(aten.div.Tensor_mode, rounding_mode="floor"),
+    operator.mod: division(aten.remainder.Tensor),
+    operator.mul: tensor_op(aten.mul.Tensor),
+    operator.neg: tensor_op(aten.neg.default),
+    operator.pow: with_domain(aten.pow.Tensor_Tensor, "a power of floats is too large or complex"),
+    operator.sub: tensor_op(aten.sub.Tensor),
+    operator.truediv: division(aten.div.Tensor),
     torch.sym_float: lambda _, value: value,
-    torch.sym_max: chosen(aten.gt.Tensor),
-    torch.sym_min: chosen(aten.lt.Tensor),
-    torch_compat.symbolic_function("acos"): of_domain(aten.acos.default),
-    torch_compat.symbolic_function("asin"): of_domain(aten.asin.default),
-    torch_compat.symbolic_function("atan"): of_tensors(aten.atan.default),
-    torch_compat.symbolic_function("cos"): of_domain(aten.cos.default),
-    torch_compat.symbolic_function("cosh"): of_domain(aten.cosh.default, "math range error"),
-    torch_compat.symbolic_function("log2"): of_domain(aten.log2.default),
-    torch_compat.symbolic_function("sin"): of_domain(aten.sin.default),
-    torch_compat.symbolic_function("sinh"): of_domain(aten.sinh.default, "math range error"),
-    torch_compat.symbolic_function("sqrt"): of_domain(aten.sqrt.default),
-    torch_compat.symbolic_function("tan"): of_domain(aten.tan.default),
-    torch_compat.symbolic_function("tanh"): of_tensors(aten.tanh.default),
+    torch.sym_max: choice(aten.gt.Tensor),
+    torch.sym_min: choice(aten.lt.Tensor),
+    torch_compat.symbolic_function("acos"): with_domain(aten.acos.default),
+    torch_compat.symbolic_function("asin"): with_domain(aten.asin.default),
+    torch_compat.symbolic_function("atan"): tensor_op(aten.atan.default),
+    torch_compat.symbolic_function("cos"): with_domain(aten.cos.default),
+    torch_compat.symbolic_function("cosh"): with_domain(aten.cosh.default, "math range error"),
+    torch_compat.symbolic_function("log2"): with_domain(aten.log2.default),
+    torch_compat.symbolic_function("sin"): with_domain(aten.sin.default),
+    torch_compat.symbolic_function("sinh"): with_domain(aten.sinh.default, "math range error"),
+    torch_compat.symbolic_function("sqrt"): with_domain(aten.sqrt.default),
+    torch_compat.symbolic_function("tan"): with_domain(aten.tan.default),
+    torch_compat.symbolic_function("tanh"): tensor_op(aten.tanh.default),
 }
-"""By the operator or function."""
+"""The tensor form of Python's operators and functions."""
 
 
 # --- Ops that take a number where another overload takes a tensor ----------------------------------------------------
@@ -286,36 +289,36 @@ WIDER: Mapping[torch.dtype, torch.dtype] = {
     torch.complex32: torch.complex64,
     torch.float16: torch.float32,
 }
-"""What eager computes in where a result is of a narrow dtype."""
+"""The dtypes in which eager computes results of narrow dtypes."""
 
 
-def computed_in(dtype: torch.dtype) -> torch.dtype:
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return WIDER.get(dtype, dtype)
 
 
 def elementwise(compute: Compute) -> Rule:
-    """In the dtype that eager computes in: a wider one for what is narrower than `float`."""
+    """Computes in eager's dtype: a wider one for dtypes narrower than `float`."""
 
     def rule(rewriting: Rewriting, node: fx.Node) -> fx.Node:
         dtype = node.meta["val"].dtype
-        return converted(rewriting, node, compute, computed_in(dtype), dtype)
+        return compute_in(rewriting, node, compute, compute_dtype(dtype), dtype)
 
     return rule
 
 
 def comparison(op: Any) -> Rule:
-    """In the dtype of the tensor, to which eager rounds the number; integers are compared as the default dtype."""
+    """Compares in the dtype of the tensor, to which eager rounds the number; integers in the default dtype."""
 
     def rule(rewriting: Rewriting, node: fx.Node) -> fx.Node:
         dtype = value_of(arguments(node)[0]).dtype
         inside = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
-        return converted(rewriting, node, of_tensors(op), inside, torch.bool)
+        return compute_in(rewriting, node, tensor_op(op), inside, torch.bool)
 
     return rule
 
 
-def converted(rewriting: Rewriting, node: fx.Node, compute: Compute, inside: torch.dtype, dtype: torch.dtype) -> fx.Node:
-    """A result of `dtype`, computed of arguments that are converted to the dtype `inside`."""
+def compute_in(rewriting: Rewriting, node: fx.Node, compute: Compute, inside: torch.dtype, dtype: torch.dtype) -> fx.Node:
+    """Compute a result with arguments converted to the dtype `inside`, and convert it to `dtype`."""
     args = [argument if argument is None else rewriting.operand(argument, inside) for argument in node.args]
     options = {
         name: value if name == "rounding_mode" else rewriting.operand(value, inside) for name, value in node.kwargs.items()
@@ -323,7 +326,7 @@ def converted(rewriting: Rewriting, node: fx.Node, compute: Compute, inside: tor
     return rewriting.cast(compute(rewriting, *args, **options), dtype)
 
 
-def scaled(op: Any) -> Compute:
+def scaled_op(op: Any) -> Compute:
     """`op(left, alpha * right)`."""
 
     def compute(rewriting: Rewriting, left: fx.Node, right: fx.Node, alpha: fx.Node | None = None) -> fx.Node:
@@ -333,7 +336,7 @@ def scaled(op: Any) -> Compute:
     return compute
 
 
-def scaled_change(op: Any) -> Compute:
+def scaled_sum(op: Any) -> Compute:
     """`start + op(value * left, right)`."""
 
     def compute(rewriting: Rewriting, start: fx.Node, left: fx.Node, right: fx.Node, value: fx.Node) -> fx.Node:
@@ -344,10 +347,10 @@ def scaled_change(op: Any) -> Compute:
 
 
 def matrix_product(rewriting: Rewriting, node: fx.Node) -> fx.Node:
-    """`beta * start + alpha * (left @ right)`, and nothing of `start` if beta is 0."""
+    """`beta * start + alpha * (left @ right)`, without `start` (which may be nan) if beta is 0."""
     start, left, right = arguments(node)
     dtype = value_of(node).dtype
-    inside = computed_in(dtype)
+    inside = compute_dtype(dtype)
     alpha, beta = (rewriting.operand(node.kwargs.get(name, 1), inside) for name in ("alpha", "beta"))
     product = rewriting.cast(rewriting.call(aten.mm.default, left, right), inside)
     kept = rewriting.call(aten.mul.Tensor, rewriting.cast(start, inside), beta)
@@ -357,16 +360,16 @@ def matrix_product(rewriting: Rewriting, node: fx.Node) -> fx.Node:
 
 
 def tensor_of_number(rewriting: Rewriting, node: fx.Node) -> fx.Node:
-    return filled(rewriting, node, arguments(node)[0], [])
+    return full_tensor(rewriting, node, arguments(node)[0], [])
 
 
 def full(rewriting: Rewriting, node: fx.Node) -> fx.Node:
     size, number = arguments(node)
-    return filled(rewriting, node, number, size)
+    return full_tensor(rewriting, node, number, size)
 
 
-def filled(rewriting: Rewriting, node: fx.Node, number: Any, size: Any) -> fx.Node:
-    """A new tensor like the result of `node` in dtype and device, and of a size, that is full of a number."""
+def full_tensor(rewriting: Rewriting, node: fx.Node, number: Any, size: Any) -> fx.Node:
+    """A new tensor full of a number, with the dtype and device of the result of `node`."""
     value = rewriting.operand(number, value_of(node).dtype)
     if value_of(node).device != value_of(value).device:
         value = rewriting.call(prims.device_put.default, value, value_of(node).device)
@@ -385,11 +388,11 @@ ListCompute = Callable[..., list[fx.Node]]
 
 
 def on_lists(compute: ListCompute) -> Rule:
-    """An op on lists; a number stands for a list of tensors, as numbers do that are given in a list."""
+    """An op on lists; a number, or numbers in a list, stand for a list of tensors."""
 
     def rule(rewriting: Rewriting, node: fx.Node) -> fx.Node:
         dtypes = [value.dtype for value in value_of(node)]
-        inside = [computed_in(dtype) for dtype in dtypes]
+        inside = [compute_dtype(dtype) for dtype in dtypes]
 
         def operands(argument: Any) -> list[fx.Node]:
             each = argument if isinstance(argument, (list, tuple)) else [argument] * len(inside)
@@ -406,22 +409,22 @@ def on_lists(compute: ListCompute) -> Rule:
     return rule
 
 
-def of_lists(name: str) -> ListCompute:
+def list_op(name: str) -> ListCompute:
     """`op(left, alpha * right)` for two lists."""
     op = torch_compat.foreach_op(name, "List")
 
     def compute(rewriting: Rewriting, left: list, right: list, alpha: list | None = None) -> list[fx.Node]:
-        return items(rewriting, op, left, right if alpha is None else of_lists("mul")(rewriting, right, alpha))
+        return items(rewriting, op, left, right if alpha is None else list_op("mul")(rewriting, right, alpha))
 
     return compute
 
 
-def change_of_lists(name: str) -> ListCompute:
+def list_sum(name: str) -> ListCompute:
     """`start + op(value * left, right)` for three lists."""
 
     def compute(rewriting: Rewriting, start: list, left: list, right: list, value: list) -> list[fx.Node]:
-        change = of_lists(name)(rewriting, of_lists("mul")(rewriting, left, value), right)
-        return of_lists("add")(rewriting, start, change)
+        change = list_op(name)(rewriting, list_op("mul")(rewriting, left, value), right)
+        return list_op("add")(rewriting, start, change)
 
     return compute
 
@@ -433,42 +436,42 @@ def items(rewriting: Rewriting, op: Any, *lists: list[fx.Node]) -> list[fx.Node]
 
 
 LIST_OPS = ("add", "clamp_max", "clamp_min", "div", "maximum", "minimum", "mul", "pow", "sub")
-"""Ops on two lists, or a list and one or more numbers."""
+"""Ops on two lists, or on a list and one or more numbers."""
 
-CHANGES_OF_LISTS = {"addcdiv": "div", "addcmul": "mul"}
+LIST_SUMS = {"addcdiv": "div", "addcmul": "mul"}
 
 OPS: Mapping[Any, Rule] = {
-    **{torch_compat.foreach_op(name, "List"): on_lists(of_lists(name)) for name in ("add", "sub")},
-    **{torch_compat.foreach_op(name, "Scalar"): on_lists(of_lists(name)) for name in LIST_OPS},
-    **{torch_compat.foreach_op(name, "ScalarList"): on_lists(of_lists(name)) for name in LIST_OPS},
-    **{torch_compat.foreach_op(name, "Scalar"): on_lists(change_of_lists(op)) for name, op in CHANGES_OF_LISTS.items()},
-    aten.add.Tensor: elementwise(scaled(aten.add.Tensor)),
-    aten.addcdiv.default: elementwise(scaled_change(aten.div.Tensor)),
-    aten.addcmul.default: elementwise(scaled_change(aten.mul.Tensor)),
+    **{torch_compat.foreach_op(name, "List"): on_lists(list_op(name)) for name in ("add", "sub")},
+    **{torch_compat.foreach_op(name, "Scalar"): on_lists(list_op(name)) for name in LIST_OPS},
+    **{torch_compat.foreach_op(name, "ScalarList"): on_lists(list_op(name)) for name in LIST_OPS},
+    **{torch_compat.foreach_op(name, "Scalar"): on_lists(list_sum(op)) for name, op in LIST_SUMS.items()},
+    aten.add.Tensor: elementwise(scaled_op(aten.add.Tensor)),
+    aten.addcdiv.default: elementwise(scaled_sum(aten.div.Tensor)),
+    aten.addcmul.default: elementwise(scaled_sum(aten.mul.Tensor)),
     aten.addmm.default: matrix_product,
-    aten.clamp_max.default: elementwise(of_tensors(aten.clamp_max.Tensor)),
-    aten.clamp_min.default: elementwise(of_tensors(aten.clamp_min.Tensor)),
-    aten.div.Scalar: elementwise(of_tensors(aten.div.Tensor)),
-    aten.div.Scalar_mode: elementwise(of_tensors(aten.div.Tensor_mode)),
-    aten.div.Tensor: elementwise(of_tensors(aten.div.Tensor)),
-    aten.div.Tensor_mode: elementwise(of_tensors(aten.div.Tensor_mode)),
+    aten.clamp_max.default: elementwise(tensor_op(aten.clamp_max.Tensor)),
+    aten.clamp_min.default: elementwise(tensor_op(aten.clamp_min.Tensor)),
+    aten.div.Scalar: elementwise(tensor_op(aten.div.Tensor)),
+    aten.div.Scalar_mode: elementwise(tensor_op(aten.div.Tensor_mode)),
+    aten.div.Tensor: elementwise(tensor_op(aten.div.Tensor)),
+    aten.div.Tensor_mode: elementwise(tensor_op(aten.div.Tensor_mode)),
     aten.eq.Scalar: comparison(aten.eq.Tensor),
-    aten.fmod.Scalar: elementwise(of_tensors(aten.fmod.Tensor)),
+    aten.fmod.Scalar: elementwise(tensor_op(aten.fmod.Tensor)),
     aten.full.default: full,
     aten.ge.Scalar: comparison(aten.ge.Tensor),
     aten.gt.Scalar: comparison(aten.gt.Tensor),
     aten.le.Scalar: comparison(aten.le.Tensor),
     aten.lt.Scalar: comparison(aten.lt.Tensor),
-    aten.mul.Scalar: elementwise(of_tensors(aten.mul.Tensor)),
-    aten.mul.Tensor: elementwise(of_tensors(aten.mul.Tensor)),
+    aten.mul.Scalar: elementwise(tensor_op(aten.mul.Tensor)),
+    aten.mul.Tensor: elementwise(tensor_op(aten.mul.Tensor)),
     aten.ne.Scalar: comparison(aten.ne.Tensor),
-    aten.pow.Scalar: elementwise(of_tensors(aten.pow.Tensor_Tensor)),
-    aten.pow.Tensor_Scalar: elementwise(of_tensors(aten.pow.Tensor_Tensor)),
-    aten.remainder.Scalar: elementwise(of_tensors(aten.remainder.Tensor)),
-    aten.remainder.Scalar_Tensor: elementwise(of_tensors(aten.remainder.Tensor)),
+    aten.pow.Scalar: elementwise(tensor_op(aten.pow.Tensor_Tensor)),
+    aten.pow.Tensor_Scalar: elementwise(tensor_op(aten.pow.Tensor_Tensor)),
+    aten.remainder.Scalar: elementwise(tensor_op(aten.remainder.Tensor)),
+    aten.remainder.Scalar_Tensor: elementwise(tensor_op(aten.remainder.Tensor)),
     aten.scalar_tensor.default: tensor_of_number,
     aten.scatter.value: scatter,
-    aten.sub.Scalar: elementwise(scaled(aten.sub.Tensor)),
-    aten.sub.Tensor: elementwise(scaled(aten.sub.Tensor)),
+    aten.sub.Scalar: elementwise(scaled_op(aten.sub.Tensor)),
+    aten.sub.Tensor: elementwise(scaled_op(aten.sub.Tensor)),
 }
-"""Those that Inductor does not take apart while tracing. What else takes a number takes a constant."""
+"""The rules for ops that Inductor does not decompose while tracing. For other ops, the float becomes a constant."""

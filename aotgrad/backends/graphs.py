@@ -1,4 +1,4 @@
-"""What several passes do to a graph for a backend: read and replace its outputs, insert behind its inputs."""
+"""Helpers for the graph passes of backends: read and replace outputs, insert behind inputs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch.fx as fx
 
 
 def outputs_of(graph: fx.Graph) -> Sequence[Any]:
-    """What a graph returns; a subgraph may return one tensor alone."""
+    """The outputs of a graph; a subgraph may return one tensor alone."""
     (end,) = graph.find_nodes(op="output")
     returned: Any = end.args[0]
     return (returned,) if isinstance(returned, fx.Node) else returned
 
 
 def replace_outputs(graph: fx.Graph, outputs: Sequence[Any]) -> None:
-    """Have a graph return `outputs`, in the form in which it returned as many others."""
+    """Make a graph return `outputs`, in the same container as before."""
     (end,) = graph.find_nodes(op="output")
     end.args = (outputs[0] if isinstance(end.args[0], fx.Node) else type(end.args[0])(outputs),)
 
 
 def inserting_behind_inputs(graph: fx.Graph) -> contextlib.AbstractContextManager[None]:
-    """Inside, what is inserted stands before every op, and behind the inputs that are there."""
+    """Inside, new nodes are inserted between the inputs and the first op."""
     return graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder"))

@@ -1,11 +1,11 @@
-"""Writes results of pointwise ops into memory that dies at that moment, in the graphs of the `eager` backend.
+"""Writes results of pointwise ops into buffers at their last use, in the graphs of the `eager` backend.
 
-In: a functional graph. Out: a copy with in-place ops, which computes the same to the bit. One buffer less is allocated, and
-the one that is written to is still in the cache.
+In: a functional graph. Out: a copy with in-place ops and bitwise equal results. It allocates one buffer less, and the reused
+buffer is still in the cache.
 
     mm = aten.mm(x, w);  relu = aten.relu(mm)        becomes        mm = aten.mm(x, w);  relu = aten.relu_(mm)
 
-Only memory that the graph itself allocated is written to: never inputs, so also no saved value, of a retained graph or not.
+Only memory that the graph itself allocates is reused: never inputs, and therefore no saved values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 BY_METHOD: Mapping[Any, Any] = {
     aten.relu.default: aten.relu_.default,
 }
-"""Ops whose `out=` variant copies: the in-place variant, which writes to the first argument."""
+"""For ops whose `out=` variant copies: the in-place variant, which writes to the first argument."""
 
 BY_OUT: Mapping[Any, tuple[Any, str]] = {
     aten.add.Tensor: (aten.add.out, "out"),
@@ -51,11 +51,11 @@ BY_OUT: Mapping[Any, tuple[Any, str]] = {
     aten.tanh_backward.default: (aten.tanh_backward.grad_input, "grad_input"),
     aten.threshold_backward.default: (aten.threshold_backward.grad_input, "grad_input"),
 }
-"""Pointwise ops whose `out=` variant writes each element when it has read it, and the name of that argument."""
+"""Pointwise ops, their `out=` variants, which write each element after reading it, and the name of that argument."""
 
 
 def reuse_buffers(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy of the graph that reuses dead buffers, or the module itself if there is none to reuse."""
+    """A copy of the graph that reuses dead buffers; the module itself if there are none."""
     dying = dict(dying_buffers(module.graph))
     if not dying:
         return module
@@ -67,7 +67,7 @@ def reuse_buffers(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def dying_buffers(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Pointwise nodes with an argument of the same type whose memory nobody reads after them."""
+    """Pairs of a pointwise node and an argument of the same type whose memory is not read later."""
     nodes = list(graph.nodes)
     position = {node: k for k, node in enumerate(nodes)}
     memory: dict[fx.Node, set[fx.Node]] = {}
@@ -89,7 +89,7 @@ def dying_buffers(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 
 def readers(node: fx.Node, buffer: fx.Node, memory: Mapping[fx.Node, set[fx.Node]]) -> int:
-    """How many different arguments of a node may lie in the memory of a buffer."""
+    """How many arguments of a node may share the memory of a buffer."""
     return sum(buffer in memory[source] for source in node.all_input_nodes)
 
 
@@ -105,7 +105,7 @@ def same_type(node: fx.Node, buffer: fx.Node) -> bool:
 
 
 def write_into(node: fx.Node, buffer: fx.Node) -> None:
-    """Make a node write its result into the memory of one of its arguments."""
+    """Make a node write its result into the memory of an argument."""
     if node.target in BY_METHOD:
         node.target = BY_METHOD[node.target]
     else:

@@ -1,6 +1,6 @@
 """The `interpreter` backend: runs a graph node by node and compares every value with the traced one.
 
-For finding out which op breaks a promise: an error names the node and the user's line it comes from.
+It finds the op that breaks a promise: an error names the node and the user's line.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CheckingInterpreter(fx.Interpreter):
 
 
 def check_value(node: fx.Node, actual: Any, traced: Any) -> None:
-    """Raise if `actual` is not what was traced.
+    """Raise if `actual` differs from the traced value.
 
     Raises:
         GraphCheckError: names the node, its user's line, and what differs.
@@ -66,7 +66,7 @@ def check_value(node: fx.Node, actual: Any, traced: Any) -> None:
 
 
 def compared_properties(actual: torch.Tensor, traced: torch.Tensor) -> list[tuple[str, Any, Any]]:
-    """(property, actual, traced); symbolic sizes are left out, strides of dimensions without extent too."""
+    """(property, actual, traced), without symbolic sizes and without strides of dimensions of size 1."""
     properties: list[tuple[str, Any, Any]] = [
         ("dtype", actual.dtype, traced.dtype),
         ("device", actual.device, traced.device),

@@ -1,14 +1,15 @@
-"""Keeps what a compiler cannot hold away from it: a graph with sparse values is cut, and only its dense pieces are compiled.
+"""Cuts a graph into pieces, so that a compiler only gets ops that it can compile.
 
-In: a graph, and what compiles a graph. Out: a callable that runs the pieces, each on what it reads of those before it.
+In: a graph, and a compiler of graphs. Out: a callable that runs the pieces in order, some compiled, others op by op.
 
     a = mul(x, 2); s = to_sparse(a); t = mul(s, 3); b = mm(t, a); c = sin(b)
-    pieces: [a] compiled; [s, t, b] as they are; [c] compiled
+    pieces: [a] compiled; [s, t, b] not compiled; [c] compiled
 
-Inductor takes a sparse tensor for a dense one with the strides that the trace made up for it. Nor does a trace know how many
-values a sparse tensor has: what is computed from its `values()` or `indices()` is not compiled either. Nor are ops for which
-torch has no shape function, as `linalg.lstsq`: Inductor asks for the sizes of their results, which a guard of values holds.
-Nor are writes into a view of a complex tensor: Inductor makes them in place, and moves what reads the tensor before them.
+Not compiled are:
+- sparse values: Inductor treats them as dense, with the strides that the trace made up.
+- values computed from `values()` or `indices()` of a sparse tensor: the trace does not know their number.
+- ops without a shape function, such as `linalg.lstsq`: Inductor would need their sizes, which depend on data.
+- writes into a view of a complex tensor: Inductor makes them in place, and moves reads of the tensor before them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from aotgrad.ir import BoxedCallable
 
 @dataclass(frozen=True)
 class Piece:
-    """A callable, what it reads and makes, by name, and what nobody reads after it."""
+    """A callable, the names of the values it reads and makes, and of those that it reads last."""
 
     call: Callable
     reads: tuple[str, ...]
@@ -40,12 +41,12 @@ class Piece:
 
 
 def must_be_cut(graph: fx.Graph) -> bool:
-    """Whether a graph has something that is not compiled."""
+    """Whether a graph has ops that must not be compiled."""
     return any(is_sparse(node) or is_left_whole(node) for node in graph.nodes)
 
 
 def is_left_whole(node: fx.Node) -> bool:
-    """Whether a dense node runs as it is, beside what is compiled."""
+    """Whether a dense node is not compiled."""
     return is_sized_by_values(node) or is_complex_scatter(node)
 
 
@@ -56,7 +57,7 @@ def is_sized_by_values(node: fx.Node) -> bool:
 
 
 def is_complex_scatter(node: fx.Node) -> bool:
-    """Whether a node writes into a view of a complex tensor: views of these are ops of their own for Inductor."""
+    """Whether a node writes into a view of a complex tensor."""
     value = node.meta.get("val")
     is_scatter = node.op == "call_function" and op_table.short_name(node.target) in VIEW_SCATTERS
     return is_scatter and isinstance(value, torch.Tensor) and value.is_complex()
@@ -70,15 +71,11 @@ def is_sparse(node: fx.Node) -> bool:
     return any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in values)
 
 
-PARTS = ("values", "_values", "indices", "_indices", "crow_indices", "col_indices", "ccol_indices", "row_indices")
-"""Ops that take a sparse tensor apart."""
-
-
-def apart_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that are not compiled: left whole, of sparse values, and what parts of these lead to."""
+def uncompiled_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that are not compiled: those left whole, those with sparse values, and what depends on parts of these."""
     from_parts: set[fx.Node] = set()
     for node in graph.nodes:
-        is_part = op_table.short_name(node.target) in PARTS
+        is_part = op_table.short_name(node.target) in torch_compat.PARTS_OF_SPARSE
         if node.op != "output" and (is_part or any(each in from_parts for each in node.all_input_nodes)):
             from_parts.add(node)
     from_parts.update(filter(is_left_whole, graph.nodes))
@@ -86,7 +83,7 @@ def apart_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 
 def compile_in_pieces(module: fx.GraphModule, compile_dense: Callable[[fx.GraphModule], Callable]) -> BoxedCallable:
-    """Compile the dense pieces of a graph; `compile_dense` keeps the strides of all that a piece returns."""
+    """Compile the dense pieces of a graph; `compile_dense` keeps the strides of all results of a piece."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     read_sizes(graph)
@@ -111,7 +108,7 @@ def names_of(nodes: Iterable[fx.Node]) -> tuple[str, ...]:
 
 
 def read_sizes(graph: fx.Graph) -> None:
-    """Make each symbol a number of the graph: a piece need not read the input whose size it is."""
+    """Make each symbol a number in the graph, so that a piece need not read the input with that size."""
     placeholders = graph.find_nodes(op="placeholder")
     known = {bound_symbol(node.meta["val"]) for node in placeholders}
     for node in placeholders:
@@ -125,15 +122,15 @@ def read_sizes(graph: fx.Graph) -> None:
 
 
 def stages_of(graph: fx.Graph) -> dict[fx.Node, int]:
-    """When each node runs: in an even stage if it is dense, in an odd one else. Effects stay between what is around them."""
-    stages, apart = dict[fx.Node, int](), apart_nodes(graph)
+    """The stage of each node: even if it is compiled, otherwise odd. No op moves across an effect."""
+    stages, apart = dict[fx.Node, int](), uncompiled_nodes(graph)
     barrier = latest = 0
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         is_barrier = op_table.runs_once(node.target) or op_table.writes_first_argument(node.target)
         earliest = max((stages.get(each, 0) for each in node.all_input_nodes), default=0)
-        if not op_table.is_getitem(node.target):  # an item is read where the tuple is made
+        if not op_table.is_getitem(node.target):  # an item stays with its tuple
             earliest = max(earliest, latest if is_barrier else barrier)
         stages[node] = earliest + (earliest % 2 != (node in apart))
         latest = max(latest, stages[node])
@@ -142,7 +139,7 @@ def stages_of(graph: fx.Graph) -> dict[fx.Node, int]:
 
 
 def piece_of(graph: fx.Graph, nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> fx.Graph:
-    """Some nodes of a graph as a graph of their own, which returns `results`."""
+    """A subgraph of some nodes that returns `results`."""
     piece, copies = fx.Graph(), {}
     read = dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in nodes)
     inputs = [node for node in read if node.op != "get_attr"]
@@ -156,7 +153,7 @@ def piece_of(graph: fx.Graph, nodes: Sequence[fx.Node], results: Sequence[fx.Nod
 
 
 def numbers_of_symbols(graph: fx.Graph, inputs: Sequence[fx.Node]) -> list[fx.Node]:
-    """The numbers that bind the symbols in the sizes of inputs, where compilers look for them."""
+    """The numbers that bind the symbols in the sizes of inputs; compilers expect them among the inputs."""
     missing = {symbol for node in inputs for symbol in symbols_of(node.meta["val"])}
     missing -= {bound_symbol(node.meta["val"]) for node in inputs}
     found = {bound_symbol(node.meta.get("val")): node for node in reversed(graph.nodes) if node.op != "output"}
@@ -164,7 +161,7 @@ def numbers_of_symbols(graph: fx.Graph, inputs: Sequence[fx.Node]) -> list[fx.No
 
 
 def run_in_order(inputs: Sequence[str], pieces: Sequence[Piece], results: Any) -> BoxedCallable:
-    """What runs the pieces, and lets go of each value after the last piece that reads it."""
+    """A callable that runs the pieces and frees each value after the last piece that reads it."""
 
     def run(args: list) -> tuple[Any, ...]:
         values = dict(zip(inputs, args, strict=True))

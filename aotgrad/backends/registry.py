@@ -29,9 +29,9 @@ def register(
     Args:
         fw_compiler: `(fx.GraphModule, example_inputs) -> callable`; boxed callables (`make_boxed_func`) free their
             inputs early.
-        bw_compiler, inference_compiler: for backward graphs and graphs without a backward; `fw_compiler` if `None`.
+        bw_compiler, inference_compiler: for backward graphs, and for graphs without a backward; `fw_compiler` if `None`.
         decompositions: op overload -> function, applied while tracing.
-        fuses: whether ops share kernels; cheap ones are then made again in the backward rather than saved.
+        fuses: whether ops share kernels; then the backward recomputes cheap ones instead of saving their results.
 
     Raises:
         BackendError: if `fw_compiler` is not callable.
@@ -49,7 +49,7 @@ def get(name: str) -> Backend:
     """The backend registered under `name`.
 
     Raises:
-        BackendError: if there is none; the message lists those that there are.
+        BackendError: if there is none; the message lists the registered names.
     """
     if name not in _BACKENDS:
         raise BackendError(f"no backend {name!r}; registered are {', '.join(sorted(_BACKENDS))}")
@@ -57,25 +57,25 @@ def get(name: str) -> Backend:
 
 
 def configured(backend: str | Backend, options: Options) -> Backend:
-    """A backend, with what the options say of it: Inductor's mode and settings.
+    """A backend, with the mode and settings for Inductor from the options.
 
     Raises:
-        BackendError: there is none of that name.
+        BackendError: there is none with this name.
     """
     found = as_backend(backend)
-    return found.as_the_options_say(options) if isinstance(found, InductorBackend) else found
+    return found.with_options(options) if isinstance(found, InductorBackend) else found
 
 
 def is_backend(backend: AnyBackend) -> bool:
-    """Whether this names or is a backend; else it is a compiler of one graph."""
+    """Whether this is a backend or the name of one; otherwise it is a compiler of one graph."""
     return isinstance(backend, str) or hasattr(backend, "decompositions")
 
 
 def as_backend(backend: AnyBackend) -> Backend:
-    """The backend of a name, of a compiler, or itself.
+    """The backend for a name or a compiler; a backend itself.
 
     Raises:
-        BackendError: there is none of that name.
+        BackendError: there is none with this name.
     """
     if isinstance(backend, str):
         return get(backend)

@@ -1,9 +1,9 @@
-"""Seeds of random ops in a graph for Inductor: those of the backward are made in the backward.
+"""Seeds of random ops in a graph for Inductor: the backward creates its own.
 
     seeds = inductor_seeds(2); a = inductor_random(lookup(seeds, 0)); b = inductor_random(lookup(seeds, 1))      b: backward
     ->  seeds = ...; a = inductor_random(lookup(seeds, 0)); own = inductor_seeds(1); b = inductor_random(lookup(own, 0))
 
-Inductor makes all seeds of a joint graph at once. From one that the forward has made, each backward would draw the same.
+Inductor creates all seeds of a joint graph at once. With a seed from the forward, each backward would draw the same numbers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 import torch.fx as fx
 
 
-def own_seeds_of_backward(graph: fx.Graph) -> None:
-    """Let each random op of the backward start from a seed that the backward makes."""
+def give_backward_own_seeds(graph: fx.Graph) -> None:
+    """Make each random op of the backward start from a seed that the backward creates."""
     for lookup in graph.find_nodes(op="call_function", target=torch.ops.prims.inductor_lookup_seed.default):
         if lookup.meta.get("partitioner_tag") == "is_backward":
             seeds = lookup.args[0]

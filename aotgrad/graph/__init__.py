@@ -1,6 +1,6 @@
-"""Facts about ops and graphs, for every stage; nothing here changes with a compilation.
+"""Facts about ops and graphs, for every stage; nothing here depends on a compilation.
 
-`op_table` says what an op is, `symbols` which sizes a value mentions, `source_lines` where a node comes from,
-`gradient_masks` which gradients an op need not compute, `lazy_module` makes graph modules whose code is written on demand.
-`strided_overlap` is an algorithm on integers. Anybody may import all of it.
+`op_table` classifies ops, `memory_owners` says whose memory a value lies in, `symbols` which symbols it mentions,
+`source_lines` which user code a node comes from, `gradient_masks` which gradients an op can skip. `lazy_module` has graph
+modules whose code is generated on demand. `strided_overlap` is an algorithm on integers. Every room may import these.
 """

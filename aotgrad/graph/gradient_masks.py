@@ -1,4 +1,4 @@
-"""Ops that compute several gradients and are told which: they need not compute what nobody takes.
+"""Narrows the mask of ops that compute several gradients to those that are used.
 
 convolution_backward(..., [True, True, True])[0]    ->    convolution_backward(..., [True, False, False])[0]
 """
@@ -13,7 +13,7 @@ from aotgrad.graph import op_table
 
 
 def narrow_mask(node: fx.Node) -> None:
-    """Let an op that computes several gradients compute those that are taken, as eager has it do."""
+    """Make an op that computes several gradients compute only those that are used, as in eager."""
     position = op_table.position_of_mask(node.target)
     if position is None or not all(op_table.is_getitem(user.target) for user in node.users):
         return

@@ -1,7 +1,10 @@
-"""Graphs whose Python code is generated when somebody runs or reads it.
+"""Graph modules that generate their Python code on demand.
 
-Most graphs on the way from the trace to the plan are only transformed: a joint graph is partitioned, a backward is cut into
+Most graphs between the trace and the plan are only transformed: a joint graph is partitioned, a backward is cut into
 variants. Generating and compiling the code of each took a third of a partition's time.
+
+Torch's own `_LazyGraphModule` does not fit: TorchScript cannot compile it, and a `forward` taken from it follows later
+changes of the graph.
 """
 
 from __future__ import annotations
@@ -14,13 +17,13 @@ import torch.fx as fx
 class LazyGraphModule(fx.GraphModule):
     """An `fx.GraphModule` that generates its code at the first call, or when `code` or `forward` is read.
 
-    Pickled, it comes back as a plain `fx.GraphModule`. TorchScript takes it as one.
+    Pickling converts it to a plain `fx.GraphModule`. TorchScript treats it as one.
     """
 
     __jit_unused_properties__ = (*getattr(fx.GraphModule, "__jit_unused_properties__", ()), "code", "forward")
 
     def recompile(self) -> Any:
-        """Forget the code. Every `fx.GraphModule` has a class of its own, in which `forward` stands once it is generated."""
+        """Drop the code. Every `fx.GraphModule` has its own class, which holds the generated `forward`."""
         if "forward" in vars(type(self)):
             del type(self).forward  # pyright: ignore[reportAttributeAccessIssue]: of the class that `fx` made for it
 
@@ -45,7 +48,7 @@ class LazyGraphModule(fx.GraphModule):
         return self._plain().__reduce_package__(exporter)
 
     def _plain(self) -> fx.GraphModule:
-        """The same graph in an `fx.GraphModule`, to be pickled; attributes are still looked up in this module."""
+        """The same graph in a plain `fx.GraphModule`, for pickling; attributes are still looked up in this module."""
         plain = fx.GraphModule(self, self.graph, type(self).__name__)
         self.graph.owning_module = self
         return plain

@@ -1,13 +1,13 @@
-"""Facts about operators, for every stage: which are views, random, effectful, cheap or expensive to run again.
+"""Facts about operators, for every stage: which are views, random, effectful, cheap or expensive to recompute.
 
-In: an operator (an `fx.Node.target`) or a node. Out: yes or no. Most answers come from the operator's schema and tags,
-so new and custom ops are covered; the tables below list what schemas and tags do not say, one op per line, sorted, with
-a reason where the entry is surprising.
+In: an operator (an `fx.Node.target`) or a node. Out: yes or no. Most answers come from the operator's schema and tags, which
+covers new and custom ops. The tables list what schemas and tags do not say, one op per line, sorted, with a reason where
+the entry is surprising.
 
     >>> is_view(torch.ops.aten.t.default), is_random(torch.ops.aten.native_dropout.default)
     (True, True)
 
-Limits: an op that has side effects but neither mutates an argument nor returns nothing must be listed in `EFFECTS`.
+Limits: an op with side effects that neither mutates an argument nor returns nothing must be listed in `EFFECTS`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from aotgrad import torch_compat
 
 VIEWS_WITHOUT_ALIAS_IN_SCHEMA = frozenset(
     {
-        "aten._unsafe_view",  # shares memory, but its schema hides that from functionalization
+        "aten._unsafe_view",  # shares memory; its schema hides that from functionalization
     }
 )
 
 NOT_VIEWS_DESPITE_SCHEMA = frozenset(
     {
-        "aten.contiguous",  # copies unless the layout is right already
-        "aten.positive",  # pointwise that returns its argument
-        "aten.reshape",  # copies when no view is possible
-        "aten.to",  # copies when dtype or device differ
+        "aten.contiguous",  # copies unless the layout is already right
+        "aten.positive",  # a pointwise op that returns its argument
+        "aten.reshape",  # copies if no view is possible
+        "aten.to",  # copies if dtype or device differ
     }
 )
 
@@ -55,7 +55,7 @@ EFFECTFUL_NAMESPACES = frozenset(
     {
         "_c10d_functional",  # every rank must issue the same collectives in the same order
         "_c10d_functional_autograd",
-        "c10d",  # write to tensors in lists, which their schemas do not say
+        "c10d",  # write to tensors in lists; their schemas do not say so
         "c10d_functional",
     }
 )
@@ -146,7 +146,7 @@ OVERWRITING = frozenset(
         "aten.threshold_backward.default",
     }
 )
-"""Pointwise overloads that write each element when they have read it, so that the result may lie where an argument was."""
+"""Pointwise overloads that write each element after reading it, so that the result may overwrite an argument."""
 
 FRESH = OVERWRITING | {
     "aten.addmm.default",
@@ -160,7 +160,7 @@ FRESH = OVERWRITING | {
     "aten.sum.dim_IntList",
     "aten.zeros_like.default",
 }
-"""Overloads that return memory of their own. What any other op returns may lie in the memory of its arguments."""
+"""Overloads that return memory of their own. The result of any other op may lie in the memory of its arguments."""
 
 INDIRECT_READS = frozenset(
     {
@@ -206,7 +206,7 @@ VIEW_METHODS = {
     "aten.unsqueeze.default": "unsqueeze",
     "aten.view.default": "view",
 }
-"""Methods of tensors that take the positional arguments of a view op: called in half of its time."""
+"""Methods of tensors with the positional arguments of a view op, which run in half of its time."""
 
 SYMBOLIC_READS = frozenset(
     {
@@ -220,9 +220,9 @@ SYMBOLIC_READS = frozenset(
 
 
 class Statistics(NamedTuple):
-    """Where an op takes running statistics, where it returns new ones, and the argument that says whether it trains.
+    """The positions of an op's running statistics among its arguments and results, and of its argument `training`.
 
-    The backward of a training step takes them, too, and does not look at them.
+    The backward of a training step takes them too, but does not read them.
     """
 
     arguments: tuple[int, ...]
@@ -272,20 +272,20 @@ DRAWN_BY_SIZE = frozenset({"aten.bernoulli", "aten.rand_like", "aten.randint_lik
 
 @functools.cache
 def draws_by_size(target: Any) -> bool:
-    """Whether a random op reads nothing of the values of its arguments."""
+    """Whether a random op does not read the values of its arguments."""
     if op_name(target) == "aten.bernoulli":
         return target is torch.ops.aten.bernoulli.p
     return op_name(target) in DRAWN_BY_SIZE
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether a node draws random numbers, also if it records the state of the generator before."""
+    """Whether a node draws random numbers, also through `run_and_save_rng_state`."""
     op: Any = node.args[0] if node.target is torch_compat.run_and_save_rng_state else node.target
     return node.op == "call_function" and is_random(op)
 
 
 def has_effect(target: Any) -> bool:
-    """Whether running the op does more than compute its result, so it runs once, where it was."""
+    """Whether the op does more than compute its result, so that it must run exactly once, in its place."""
     return _has_known_effect(target) or torch_compat.has_registered_effect(target)
 
 
@@ -302,9 +302,9 @@ def _has_known_effect(target: Any) -> bool:
 
 @functools.cache
 def position_of_mask(target: Any) -> int | None:
-    """Where an op of torch's own that computes several gradients is told which; `None` for other ops.
+    """The position of the mask argument of a built-in op that computes several gradients; `None` for other ops.
 
-    That is a list of as many flags as there are results, by whatever name.
+    The mask is a list of flags, one for each result, under any name.
     """
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
@@ -314,19 +314,19 @@ def position_of_mask(target: Any) -> int | None:
 
 
 def is_pure_effect(target: Any) -> bool:
-    """Whether the op has an effect, changes no tensor and has no result: it prints or checks."""
+    """Whether the op has an effect, but writes to no tensor and has no result: it prints or checks."""
     if not isinstance(target, torch._ops.OpOverload):
         return op_name(target) == "higher_order.print"
     return has_effect(target) and not target._schema.is_mutable and not target._schema.returns
 
 
 def runs_once(target: Any) -> bool:
-    """Whether running the op a second time, or in the other half, would change what the program does."""
+    """Whether running the op twice, or in the other half, would change what the program does."""
     return has_effect(target) or is_random(target) or is_opaque(target)
 
 
 def is_kept_when_dead(target: Any) -> bool:
-    """Whether the op runs though nobody reads its result; a random op advances the generator for those after it."""
+    """Whether the op runs even if its result is unused; a random op advances the generator for later ones."""
     return has_effect(target) or is_random(target)
 
 
@@ -340,7 +340,7 @@ def writes_first_argument(target: Any) -> bool:
 
 @functools.cache
 def is_cheap(target: Any) -> bool:
-    """Whether a backend can run the op again while it reads its inputs, at about the cost of reading them."""
+    """Whether a fusing backend can recompute the op at about the cost of reading its inputs."""
     if not isinstance(target, torch._ops.OpOverload) or is_random(target) or has_effect(target):
         return False
     if op_name(target) in EXPENSIVE_DESPITE_POINTWISE_TAG:
@@ -356,13 +356,13 @@ def is_creation(target: Any) -> bool:
 
 @functools.cache
 def is_uninitialized(target: Any) -> bool:
-    """Whether the result is memory that nobody has written to."""
+    """Whether the result is uninitialized memory."""
     return op_name(target) in UNINITIALIZED
 
 
 @functools.cache
 def computes_sizes(target: Any) -> bool:
-    """Whether the op does arithmetic on sizes or reads them off a tensor, as opposed to reading a tensor's data."""
+    """Whether the op reads sizes of a tensor or computes with them, and does not read a tensor's data."""
     if isinstance(target, torch._ops.OpOverload):
         return op_name(target) in SYMBOLIC_READS
     return not is_opaque(target) and not is_getitem(target)
@@ -375,7 +375,7 @@ def is_reduction(target: Any) -> bool:
 
 @functools.cache
 def reads_indirectly(target: Any) -> bool:
-    """Whether the op picks elements of a tensor by the values of another one, which a kernel does among other work."""
+    """Whether the op picks elements of a tensor by the values of another one, which fuses into a kernel."""
     return op_name(target) in INDIRECT_READS
 
 
@@ -387,7 +387,7 @@ def is_fusible(target: Any) -> bool:
 
 @functools.cache
 def may_overwrite(target: Any) -> bool:
-    """Whether a backend that runs ops one by one may write the result into an argument that dies."""
+    """Whether a backend that runs ops one by one may write the result into a dead argument."""
     return str(target) in OVERWRITING
 
 
@@ -398,12 +398,12 @@ def is_fresh(target: Any) -> bool:
 
 
 def reads_size(target: Any) -> bool:
-    """Whether the op reads a size, stride or offset off a tensor."""
+    """Whether the op reads a size, stride or offset of a tensor."""
     return op_name(target) in SYMBOLIC_READS
 
 
 def reads_value(node: fx.Node, argument: fx.Node) -> bool:
-    """Whether what is used of a node depends on the value of an argument, and not only on its size."""
+    """Whether the used results of a node depend on the value of an argument, and not only on its size."""
     if reads_size(node.target):
         return False
     if op_name(node.target) == "aten.clone":
@@ -412,12 +412,12 @@ def reads_value(node: fx.Node, argument: fx.Node) -> bool:
 
 
 def is_read(node: fx.Node) -> bool:
-    """Whether what is used of a graph depends on the value of a node."""
+    """Whether a used result of the graph depends on the value of a node."""
     return any(reads_value(user, node) for user in node.users)
 
 
 def is_running_statistic(node: fx.Node, argument: fx.Node) -> bool:
-    """Whether a node is the batch norm of a training step, or its backward, and the argument only a running statistic."""
+    """Whether a node is a batch norm in training, or its backward, and takes the argument only as a running statistic."""
     statistics = STATISTICS.get(op_name(node.target))
     if statistics is None or not (statistics.training is None or node.args[statistics.training]):
         return False
@@ -425,19 +425,19 @@ def is_running_statistic(node: fx.Node, argument: fx.Node) -> bool:
 
 
 def is_new_statistic(node: fx.Node) -> bool:
-    """Whether a node takes an updated statistic from a batch norm."""
+    """Whether a node is an updated statistic of a batch norm."""
     source: Any = node.args[0] if is_getitem(node.target) else None
     statistics = None if source is None else STATISTICS.get(op_name(source.target))
     return statistics is not None and node.args[1] in statistics.results
 
 
 def is_opaque(target: Any) -> bool:
-    """Whether the op runs a graph of its own, about which nothing is known here."""
+    """Whether the op runs its own graph, about which nothing is known here."""
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
 def is_drawn_from_seed(target: Any) -> bool:
-    """Whether the op draws random numbers from a seed that is an argument, which Inductor always writes to memory."""
+    """Whether the op draws random numbers from a seed argument; Inductor always writes its result to memory."""
     return op_name(target) in DRAWN_FROM_SEED
 
 
@@ -446,7 +446,7 @@ def is_getitem(target: Any) -> bool:
 
 
 def is_wait(target: Any) -> bool:
-    """Whether the op waits for a collective that was started before."""
+    """Whether the op waits for a collective."""
     return _is_of_collectives(target) and short_name(target) == "wait_tensor"
 
 
@@ -465,17 +465,17 @@ def is_symbolic_value(node: fx.Node) -> bool:
 
 
 def is_object(node: fx.Node) -> bool:
-    """Whether the node makes an object that is an argument of another op: the settings of a wrapped region."""
+    """Whether the node creates an object that is an argument of another op, such as the settings of a wrapped region."""
     return node.op == "call_function" and isinstance(node.target, type)
 
 
 def is_tuple_value(node: fx.Node) -> bool:
-    """Whether the op returns several values, of which others read items; by name, if it is a wrapped Triton kernel."""
+    """Whether the op returns several values, read as items; a wrapped Triton kernel returns them by name."""
     return isinstance(node.meta.get("val"), (tuple, list, dict))
 
 
 def items_of(value: Any) -> list[Any]:
-    """The items of what an op returns, or the one value that it is."""
+    """The values that an op returns, in a list."""
     if isinstance(value, dict):
         return list(value.values())
     return list(value) if isinstance(value, (tuple, list)) else [value]

@@ -1,4 +1,4 @@
-"""What is printed of where a node comes from: the user's code at the end of its stack trace.
+"""The printed origin of a node: the user's code at the end of its stack trace.
 
 File "model.py", line 3, in f
     y = x.sin()                     ->      y = x.sin()
@@ -13,9 +13,9 @@ import re
 
 @functools.lru_cache(maxsize=4096)
 def source_line(trace: str | None) -> str | None:
-    """The user's code at the end of a stack trace, or else `file.py:line`; `None` if there is no trace.
+    """The user's code at the end of a stack trace, or `file.py:line`; `None` without a trace.
 
-    With the module that it is inside of, where every module is torch's own: `model(x), inside 0 (Linear)`.
+    If every module is torch's own, the path of the module follows: `model(x), inside 0 (Linear)`.
     """
     lines = [line.strip() for line in (trace or "").splitlines() if line.strip(" ^~")]
     if not lines:
@@ -26,5 +26,5 @@ def source_line(trace: str | None) -> str | None:
 
 
 def inside_of(frame: str) -> str:
-    """What a frame of a stack trace says after the function: `, inside 0 (Linear)`."""
+    """The text after the function's name in a frame of a stack trace: `, inside 0 (Linear)`."""
     return "".join(re.findall(r", inside .*$", frame.splitlines()[0] if frame else ""))

@@ -1,15 +1,15 @@
-"""Whether two strided tensors share memory, decided exactly from integers; no torch in here.
+"""Decides exactly whether two strided tensors share memory. Works on integers, without torch.
 
     rows = ByteLayout(0, (3, 2), (16, 4), 4)             x[:, :2] of a float32 x of shape (3, 4)
     others = ByteLayout(8, (3, 2), (16, 4), 4)           x[:, 2:]: same storage, interleaved, no common element
     overlap(rows, others)                                False
 
 An element of `a` at byte `p` and one of `b` at byte `q` share a byte exactly if `-b.itemsize < q - p < a.itemsize`.
-All the differences `q - p` are a constant plus `sum(stride * index)` over the dimensions of both tensors, every index
-counted from 0 up to its size minus one (the dimensions of the first from the back, so that all signs are positive). So
-the question is whether a *bounded sum* hits a window of integers. It is NP-complete in general (it contains subset sum);
-NumPy's `may_share_memory` solves the same problem (Virtanen, numpy#6166). Strides of real tensors are nearly nested:
-absorbing dense dimensions into the window leaves one or two, which a short search decides.
+All differences `q - p` are a constant plus `sum(stride * index)` over the dimensions of both tensors, with every index from
+0 to its size minus one (the dimensions of the first are reversed, so that all signs are positive). So the question is
+whether a *bounded sum* hits a window of integers. In general this is NP-complete (it contains subset sum); NumPy's
+`may_share_memory` solves the same problem (Virtanen, numpy#6166). Strides of real tensors are nearly nested: absorbing
+dense dimensions into the window leaves one or two, which a short search decides.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SEARCH_STEPS = 20_000
 
 
 class ByteLayout(NamedTuple):
-    """Where the elements of a strided tensor lie, in bytes.
+    """The layout of a strided tensor, in bytes.
 
     Attributes:
-        offset: of the first element, from any origin that both tensors have in common: a storage, or address 0.
+        offset: of the first element, from an origin common to both tensors: a storage, or address 0.
         sizes: of every dimension.
         strides: of every dimension, not negative.
         itemsize: of one element.
@@ -40,29 +40,28 @@ class ByteLayout(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Any) -> ByteLayout:
-        """That of a tensor, from the start of its storage. Symbolic sizes become numbers, with a guard."""
+        """The layout of a tensor in its storage. Symbolic sizes become numbers, with a guard."""
         itemsize = tensor.element_size()
         sizes, strides = tuple(map(int, tensor.size())), tuple(int(step) * itemsize for step in tensor.stride())
         return cls(int(tensor.storage_offset()) * itemsize, sizes, strides, itemsize)
 
     @property
     def end(self) -> int:
-        """One past the last byte, if there is an element at all."""
+        """One past the last byte, if there is an element."""
         return self.offset + self.itemsize + sum((n - 1) * step for n, step in zip(self.sizes, self.strides, strict=True))
 
 
 class Term(NamedTuple):
-    """`stride * index` for an index of 0 to `count`."""
+    """`stride * index` for an index from 0 to `count`."""
 
     stride: int
     count: int
 
 
 def overlap(a: ByteLayout, b: ByteLayout) -> bool:
-    """Whether an element of one and an element of the other have a byte in common.
+    """Whether an element of `a` and one of `b` have a byte in common.
 
-    Exact, but for geometries whose strides are so far from nested that the search takes more than `SEARCH_STEPS` steps:
-    then `True`, which is safe.
+    Exact, unless the strides are so far from nested that the search exceeds `SEARCH_STEPS`; then `True`, which is safe.
 
     >>> row, column = ByteLayout(0, (4,), (4,), 4), ByteLayout(0, (3,), (16,), 4)
     >>> overlap(row, column), overlap(row, column._replace(offset=16))
@@ -95,7 +94,7 @@ def hits_window(terms: Sequence[Term], low: int, high: int) -> bool:
 
 
 class Search:
-    """Depth first over the terms, the largest stride first; the reach and divisor of what is left bound each index."""
+    """Depth-first search over the terms, largest stride first; reach and divisor of the remaining terms bound each index."""
 
     def __init__(self, terms: Sequence[Term]) -> None:
         self.terms = terms
@@ -128,7 +127,7 @@ def has_multiple(divisor: int, low: int, high: int) -> bool:
 
 
 def linked_groups(items: Sequence[T], seeds: Collection[T], are_linked: Callable[[T, T], bool]) -> list[list[T]]:
-    """For each seed, the items that it is linked to, directly or through others; each group once, in the order of `items`.
+    """For each seed, the items linked to it, directly or through others; each group once, in the order of `items`.
 
     >>> linked_groups([1, 8, 2, 9, 3, 4], [2, 3, 9], lambda a, b: abs(a - b) == 1)
     [[1, 2, 3, 4], [8, 9]]
@@ -141,6 +140,7 @@ def linked_groups(items: Sequence[T], seeds: Collection[T], are_linked: Callable
 
 
 def reachable(items: Sequence[T], seed: T, are_linked: Callable[[T, T], bool]) -> list[T]:
+    """The items linked to `seed`, directly or through others, in the order of `items`."""
     found, frontier = [seed], [seed]
     while frontier:
         item = frontier.pop()
@@ -150,11 +150,11 @@ def reachable(items: Sequence[T], seed: T, are_linked: Callable[[T, T], bool]) -
 
 
 def overlapping_pairs(layouts: Sequence[ByteLayout | None], written: Sequence[int]) -> frozenset[tuple[int, int]]:
-    """Which tensors share memory with one that is written to: pairs of positions, the smaller first.
+    """The pairs of tensors that share memory, one of them written to, as positions with the smaller first.
 
     Args:
-        layouts: of all tensors; `None` for one that has no memory of its own kind.
-        written: positions of those that are written to.
+        layouts: of all tensors; `None` for a tensor without strided memory.
+        written: positions of the written tensors.
 
     >>> first, second = ByteLayout(0, (4,), (4,), 4), ByteLayout(12, (4,), (4,), 4)
     >>> overlapping_pairs([first, second, second], [0])

@@ -1,6 +1,6 @@
-"""The symbols of dynamic shapes: which ones a value mentions, and which one it is.
+"""The symbols of dynamic shapes that a value mentions.
 
-In: a node's traced value. Out: sympy symbols, compared by identity of their name.
+In: a node's traced value. Out: sympy symbols, compared by name.
 
     >>> symbols_of(torch.empty(2, 3))
     ()
@@ -17,7 +17,7 @@ SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def bound_symbol(value: Any) -> sympy.Symbol | None:
-    """The symbol that a symbolic int is, or `None` for an expression, a plain int or a tensor."""
+    """The symbol that a symbolic int consists of; `None` for an expression, a plain int or a tensor."""
     if not isinstance(value, torch.SymInt):
         return None
     expr = value.node.expr

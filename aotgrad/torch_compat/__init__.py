@@ -339,6 +339,7 @@ from aotgrad.torch_compat.ops import (
     MAKES_ENTRIES,
     NEGATE,
     ORDINARY_VIEWS,
+    PARTS_OF_SPARSE,
     READS_ENTRIES,
     READS_VALUES,
     OpKind,

@@ -30,14 +30,14 @@ class Read(enum.Enum):
     SIZES = "the sizes of its results, for which torch has no shape function"
 
 
-_PARTS_OF_SPARSE = ("values", "_values", "indices", "_indices", "crow_indices", "col_indices", "ccol_indices", "row_indices")
+PARTS_OF_SPARSE = ("values", "_values", "indices", "_indices", "crow_indices", "col_indices", "ccol_indices", "row_indices")
 
 is_coalesced = torch.ops.aten.is_coalesced.default
 
 READS_ENTRIES = {
     torch.ops.aten._nnz.default: Read.ANSWER,
     is_coalesced: Read.ANSWER,
-    **{getattr(torch.ops.aten, name).default: Read.SIZES for name in _PARTS_OF_SPARSE},
+    **{getattr(torch.ops.aten, name).default: Read.SIZES for name in PARTS_OF_SPARSE},
 }
 """Ops that reveal the number of entries of a sparse tensor, or duplicate indices. Computed fakes have no entries."""
 

@@ -11,7 +11,7 @@ from torch._inductor.utils import fresh_cache
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotgrad
-from aotgrad.backends.copies import output_memory_kept
+from aotgrad.backends.copies import keep_output_memory
 
 
 def two_clones(x):
@@ -110,7 +110,7 @@ def without_clones(graph: fx.Graph) -> None:
 )
 def test_what_comes_to_share_memory_is_copied(function: Callable, clones: int) -> None:
     graph = make_fx(function, tracing_mode="fake")(torch.ones(4)).graph
-    with output_memory_kept(graph):
+    with keep_output_memory(graph):
         without_clones(graph)
     graph.lint()
     assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)) == clones

@@ -10,7 +10,7 @@ import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotgrad.backends.eager import boxed_code
-from aotgrad.backends.pieces import apart_nodes, compile_in_pieces, must_be_cut, stages_of
+from aotgrad.backends.pieces import compile_in_pieces, must_be_cut, stages_of, uncompiled_nodes
 
 
 def traced(function, *args: torch.Tensor) -> fx.GraphModule:
@@ -35,12 +35,12 @@ def test_dense_nodes_are_in_even_stages() -> None:
 
 def test_what_parts_of_sparse_tensors_lead_to_is_not_compiled() -> None:
     module = traced(lambda x: torch.sparse.sum(x.to_sparse()).sin() + x.cos(), torch.eye(3))
-    assert {"sin", "add"} <= names(apart_nodes(module.graph)) and "cos" not in names(apart_nodes(module.graph))
+    assert {"sin", "add"} <= names(uncompiled_nodes(module.graph)) and "cos" not in names(uncompiled_nodes(module.graph))
 
 
 def test_an_op_without_a_shape_function_is_not_compiled_and_what_reads_its_results_is() -> None:
     module = make_fx(lambda x: torch.linalg.lstsq(x * 2, x).solution.sin())(torch.eye(3))
-    apart = {node.target for node in apart_nodes(module.graph)}
+    apart = {node.target for node in uncompiled_nodes(module.graph)}
     assert must_be_cut(module.graph) and apart == {torch.ops.aten.linalg_lstsq.default, operator.getitem}
 
 
@@ -51,7 +51,7 @@ def test_writes_into_views_of_complex_tensors_are_not_compiled() -> None:
         y[0] = 1
         return y
 
-    apart = names(apart_nodes(make_fx(torch.func.functionalize(written))(torch.ones(2, 2) + 1j).graph))
+    apart = names(uncompiled_nodes(make_fx(torch.func.functionalize(written))(torch.ones(2, 2) + 1j).graph))
     assert {"diagonal_scatter", "select_scatter"} <= apart and "mul" not in apart
     assert not must_be_cut(make_fx(torch.func.functionalize(written))(torch.ones(2, 2)).graph)
 

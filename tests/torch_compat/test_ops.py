@@ -148,6 +148,7 @@ def test_ops_that_coalesce():
 
 def test_ops_that_tell_of_entries():
     assert all(op in compat.READS_VALUES for op in compat.READS_ENTRIES)
+    assert all(getattr(torch.ops.aten, name).default in compat.READS_ENTRIES for name in compat.PARTS_OF_SPARSE)
     sparse = torch.sparse_coo_tensor(INDICES, VALUES, (4, 4)).coalesce()
     told = {op: op(sparse) for op in compat.READS_ENTRIES if "row" not in str(op) and "col_" not in str(op)}
     assert told[aten._nnz.default] == 2 and told[compat.is_coalesced] is True

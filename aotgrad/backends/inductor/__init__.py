@@ -1,6 +1,6 @@
 """Inductor as a backend.
 
-`backend.InductorBackend` compiles graphs under one lock, `cpp_kernels` compiles the C++ kernels of several graphs at once,
-`wrapper_code` calls them without what the wrapper of torch does around them. What Inductor gets wrong is next door, in
-`backends.corrected`; its private names are in `torch_compat`.
+`backend.InductorBackend` compiles graphs under one lock, `cpp_kernels` compiles several C++ kernels at once, `wrapper_code`
+restores stored code without importing Inductor. Corrections of Inductor are in `backends.corrected`, its private names in
+`torch_compat`.
 """

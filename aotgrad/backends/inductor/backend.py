@@ -1,9 +1,9 @@
 """The `inductor` backend: torch's own code generator compiles both halves.
 
-What it needs beyond the graphs: its decompositions while tracing, its joint passes before partitioning, which inputs keep
-their address (parameters, saved values), which outputs a user sees (their strides must be eager's), and, for the
-backward, the strides that the forward really gave the saved values. Inductor is in the state of the process: only who holds
-the lock uses it.
+Besides the graphs, it needs its decompositions while tracing, its joint passes before partitioning, the inputs that keep
+their address (parameters, saved values), the outputs that a user sees (their strides must be eager's), and, for the
+backward, the strides that the forward has chosen for saved values. Inductor has global state, so one thread at a time uses
+it, under the lock `COMPILING`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_inputs
-from aotgrad.backends.closed_over import closed_over, closed_over_as_inputs, given
-from aotgrad.backends.copies import returned_copies_kept
-from aotgrad.backends.corrected import CORRECTIONS, amended, corrected_decompositions, rewrite
-from aotgrad.backends.floats import floats_as_tensors
+from aotgrad.backends.closed_over import bind_tensors, closed_over_tensors, lift_closed_over
+from aotgrad.backends.copies import keep_returned_copies
+from aotgrad.backends.corrected import CORRECTIONS, amend_inductor, corrected_decompositions, rewrite
+from aotgrad.backends.floats import replace_floats
 from aotgrad.backends.graphs import outputs_of
 from aotgrad.backends.inductor.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.inductor.wrapper_code import Wrapper
-from aotgrad.backends.layouts import differ, keep_as_traced, output_layouts_kept
+from aotgrad.backends.layouts import differ, keep_output_layouts, note_layouts
 from aotgrad.backends.pieces import compile_in_pieces, must_be_cut
-from aotgrad.backends.seeds import own_seeds_of_backward
+from aotgrad.backends.seeds import give_backward_own_seeds
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.options import Options
 from aotgrad.plan_cache.lock import COMPILING
@@ -37,8 +37,9 @@ from aotgrad.slots import Gradient, GraphSignature, IntermediateBase, Saved, Tan
 
 @dataclass(frozen=True)
 class InductorBackend:
-    """`mode` is one of `torch.compile`'s: it chooses Inductor's configuration, and `settings` are names and values on top.
-    `artefacts` keeps what it makes, if given.
+    """`mode` is one of `torch.compile`'s and chooses Inductor's configuration; `settings` are additional names and values.
+
+    `artefacts` stores compiled graphs, if given.
     """
 
     mode: str = "default"
@@ -49,37 +50,37 @@ class InductorBackend:
 
     @property
     def min_graph_ops(self) -> int:
-        """A lone op has nothing to be fused with (`scripts/bench/small_graphs.py`); the other modes were asked for."""
+        """A lone op has nothing to fuse with (`scripts/bench/small_graphs.py`). With another mode, users expect Inductor."""
         return 2 if self.mode == "default" and not self.settings else 0
 
-    def as_the_options_say(self, options: Options) -> InductorBackend:
-        """With a mode and settings from the options, where they say something."""
+    def with_options(self, options: Options) -> InductorBackend:
+        """This backend with the mode and settings of the options, if set."""
         mode = self.mode if options.mode == "default" else options.mode
         return replace(self, mode=mode, settings=(*self.settings, *options.inductor))
 
     def configured(self, **more: Any) -> contextlib.AbstractContextManager[None]:
-        """Inductor's configuration, as it is asked for here."""
+        """Inside, Inductor has this backend's configuration."""
         return torch_compat.inductor_configured(self.mode, **{**dict(self.settings), **more})
 
     def context(self, module: fx.GraphModule, **more: Any) -> contextlib.AbstractContextManager[None]:
-        """All that Inductor reads from its surroundings."""
+        """The context that Inductor compiles in."""
         fake_mode = torch_compat.fake_mode_of(module.graph)
         return torch_compat.inductor_context(fake_mode, self.mode, **{**dict(self.settings), **more})
 
     def decompositions(self) -> Mapping[Any, Callable]:
-        """Inductor's, without wrong ones and `detach`: replayed views must know where they were cut off from autograd."""
+        """Inductor's table, corrected, and without `detach`: view replay must know where a view was detached."""
         table = corrected_decompositions(torch_compat.inductor_decompositions())
         return {op: function for op, function in table.items() if op is not torch.ops.aten.detach.default}
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
         with COMPILING, self.context(joint.module):
-            floats_as_tensors(joint.module.graph)
+            replace_floats(joint.module.graph)
             graph, results = joint.module.graph, len(joint.signature.forward_results)
-            with output_layouts_kept(graph), returned_copies_kept(graph, results), closed_over_as_inputs(joint.module):
+            with keep_output_layouts(graph), keep_returned_copies(graph, results), lift_closed_over(joint.module):
                 module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
-            own_seeds_of_backward(module.graph)
-            module.recompile()  # Inductor's cache looks a graph up by its code.
+            give_backward_own_seeds(module.graph)
+            module.recompile()  # Inductor's cache uses the code as the key
             return replace(joint, module=module)
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
@@ -99,10 +100,10 @@ class InductorBackend:
         return Compiled(self.name, compiled, InductorBackward(self, shared) if differentiable else None)
 
     def backward(self, half: GraphHalf, shared: Shared) -> BoxedCallable:
-        """Compile a backward half that belongs to the forward which was compiled with `shared`.
+        """Compile a backward half for the forward that was compiled with `shared`.
 
-        Layouts are the forward's choice. One convolution that runs again would otherwise make Inductor choose anew for the
-        whole graph, and copy what it is given.
+        Layout optimization is off, because the forward has chosen the layouts. Otherwise one recomputed convolution would
+        change the layouts of the whole graph, and Inductor would copy the inputs.
         """
         static = [k for k, slot in enumerate(half.signature.inputs) if not isinstance(slot, Tangent)]
         settings = {"static_input_idxs": static, "is_backward": True}
@@ -114,16 +115,16 @@ class InductorBackend:
             if must_be_cut(module.graph):
                 compiled = compile_in_pieces(module, functools.partial(self._compile_piece, job))
             else:
-                compiled = given(self._load_or_make(job, shared), closed_over(module))
+                compiled = bind_tensors(self._load_or_make(job, shared), closed_over_tensors(module))
         return checked_arity(compiled, len(job.half.signature.outputs), self.name, job.role)
 
     def _load_or_make(self, job: Job, shared: Shared) -> Callable:
-        """What Inductor makes of a graph, or has made of it in an earlier process."""
+        """A compiled graph, loaded from the store or compiled and stored."""
         artefact = None if self.artefacts is None or shared.cudagraphs else self.artefacts(job.half, job.text)
         compiled = None if artefact is None else self._load(artefact, job)
         if compiled is None:
             compiled = self._make(job, shared)
-            if artefact is not None and (content := written(compiled)) is not None:
+            if artefact is not None and (content := serialize(compiled)) is not None:
                 artefact.write(content)
         return compiled
 
@@ -132,9 +133,9 @@ class InductorBackend:
         if content is None:
             return None
         try:
-            with self.configured(**job.configuration), kernels_together():
-                return read(content, job.role == "backward")
-        except Exception as error:  # whatever is wrong with it: it is made again
+            with self.configured(**job.configuration), compile_kernels_together():
+                return deserialize(content, job.role == "backward")
+        except Exception as error:  # whatever is wrong with it, the graph is compiled again
             artefact.failed(error)
             return None
 
@@ -142,22 +143,22 @@ class InductorBackend:
         module = job.half.module
         apart = torch_compat.apart_in_inductors_cache(repr((job.strides, *CORRECTIONS)))
         settings = {**job.configuration, **apart}
-        with self.context(module, **settings), closed_over_as_inputs(module):
+        with self.context(module, **settings), lift_closed_over(module):
             (output,) = module.graph.find_nodes(op="output")
             output.meta["user_visible_output_idxs"] = job.visible
-            keep_as_traced(module.graph, job.visible)
+            note_layouts(module.graph, job.visible)
             torch_compat.call_in_inductor({node.target for node in module.graph.nodes})
-            with kernels_together(), amended():
+            with compile_kernels_together(), amend_inductor():
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
 
     def _compile_piece(self, job: Job, piece: fx.GraphModule) -> Callable:
-        """Compile a piece of a half, whose inputs and results are like in the trace."""
+        """Compile a piece of a half; all its results keep the traced strides."""
         settings = {key: value for key, value in job.settings.items() if key != "static_input_idxs"}
         (output,) = piece.graph.find_nodes(op="output")
         signature = GraphSignature((), tuple(map(UserOutput, range(len(output.args[0])))))
         dense = Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings)
         with torch_compat.reported_output_strides():
-            return given(self._make(dense, Shared(False)), closed_over(piece))
+            return bind_tensors(self._make(dense, Shared(False)), closed_over_tensors(piece))
 
     def cache_key(self) -> str | None:
         with self.configured():
@@ -171,7 +172,7 @@ class InductorBackend:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the forward and the backward of one region share; only what is compiled needs it."""
+    """The settings that the forward and the backward of one region share, created on first use."""
 
     cudagraphs: bool
 
@@ -182,7 +183,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Job:
-    """A graph for Inductor, and how it is to be compiled; outputs of the kinds `seen` keep the strides that were traced."""
+    """A graph to compile, with settings; outputs of the kinds `seen` keep the traced strides."""
 
     half: GraphHalf
     role: str
@@ -192,18 +193,18 @@ class Job:
 
     @property
     def visible(self) -> list[int]:
-        """The outputs whose strides a user sees."""
+        """The positions of the outputs whose strides a user sees."""
         return [k for k, slot in enumerate(self.half.signature.outputs) if isinstance(slot, self.seen)]
 
     @property
     def strides(self) -> dict[int, str]:
-        """Those of the visible outputs. The graph does not tell them where Inductor lays out saved tensors otherwise."""
+        """The strides of the visible outputs. They are not in the graph if Inductor changes the layouts of saved tensors."""
         values = [getattr(output, "meta", {}).get("val") for output in outputs_of(self.half.module.graph)]
         return {k: str(stride()) for k in self.visible if (stride := getattr(values[k], "stride", None)) is not None}
 
     @property
     def text(self) -> str:
-        """Everything but the graph."""
+        """Everything but the graph, as text."""
         return repr((self.role, self.strides, sorted(self.settings.items()), sorted(self.configuration.items())))
 
 
@@ -218,13 +219,13 @@ class InductorBackward:
         return self.backend.backward(half, self.shared)
 
 
-def kernels_together() -> contextlib.AbstractContextManager[None]:
-    """Inductor's C++ kernels are compiled together, which takes a fifth of the time."""
+def compile_kernels_together() -> contextlib.AbstractContextManager[None]:
+    """Inside, Inductor's C++ kernels are compiled together, which takes a fifth of the time."""
     return torch_compat.cpp_kernels_through(compile_together, CppKernel)
 
 
-def written(compiled: Any) -> bytes | None:
-    """What Inductor made of a graph: its own form of it, after a line with the wrapper code, or an empty one."""
+def serialize(compiled: Any) -> bytes | None:
+    """A compiled graph as bytes: a line with the wrapper code, or an empty one, and then Inductor's own format."""
     content = torch_compat.inductor_dump(compiled)
     if content is None:
         return None
@@ -233,11 +234,11 @@ def written(compiled: Any) -> bytes | None:
     return (b"" if wrapper is None else wrapper.to_text().encode()) + b"\n" + content
 
 
-def read(content: bytes, is_backward: bool) -> Callable:
-    """What was written, ready to be called. Without its wrapper, or where kernels are gone, Inductor makes it ready.
+def deserialize(content: bytes, is_backward: bool) -> Callable:
+    """The compiled graph of `serialize`. Inductor itself loads it if there is no wrapper code, or kernels are missing.
 
     Raises:
-        Exception: of any kind, if it is of no use.
+        Exception: of any kind, if it cannot be used.
     """
     text, _, content = content.partition(b"\n")
     if text:
@@ -250,13 +251,13 @@ def read(content: bytes, is_backward: bool) -> Callable:
 def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None]) -> None:
     """Give the backward's saved inputs the strides that the forward's outputs have after Inductor's layout choices.
 
-    An input of the forward that has others there is a copy: the weight of a convolution, with its channels last.
+    A saved input of the forward with other strides is a copy, for example a convolution's weight in channels-last order.
     """
     primals = {node.name for node in partition.forward.module.graph.find_nodes(op="placeholder")}
     reported = zip(partition.forward.signature.outputs, strides, strict=False)
     stride_of = {slot: stride for slot, stride in reported if isinstance(slot, Saved)}
     backward = partition.backward
-    assert backward is not None, "it gets what the forward returns"
+    assert backward is not None, "called for partitions with a backward"
     placeholders = backward.module.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, backward.signature.inputs, strict=True):
         if not isinstance(slot, Saved) or (reported_stride := stride_of.get(slot)) is None:

@@ -1,8 +1,8 @@
-"""Inductor's C++ kernels for the CPU, several in one library: a compiler takes longer for the headers than for six kernels.
+"""Compiles several of Inductor's C++ kernels in one library: the headers take a compiler longer than six kernels.
 
-In: kernels as Inductor's code generator writes them, one function named `kernel` each. Out: the source of one library with
-all of them, `kernel_0`, `kernel_1` and so on, as functions of a Python module. Each is in a namespace of its own, and
-translated as it would be alone; what is called from Python takes its arguments from an array, without a tuple around them.
+In: kernels from Inductor's code generator, one function named `kernel` each. Out: the source of one library, a Python module
+with the functions `kernel_0`, `kernel_1` and so on. Each kernel is in its own namespace and compiles to the same code as
+alone. Python calls the functions with an array of arguments, without a tuple.
 
     kernels = [CppKernel(("float*", "const int64_t"), '#include ...\\nextern "C" void kernel(float* out, int64_t n) {...}')]
     compile_together(kernels)
@@ -20,7 +20,7 @@ from aotgrad import torch_compat
 log = logging.getLogger("aotgrad.backends")
 
 KERNELS_PER_LIBRARY = 6
-"""So many take as long as the headers: smaller libraries would not be done much earlier by compilers that run at once."""
+"""This many take as long as the headers, so smaller libraries would not finish much earlier on parallel compilers."""
 
 DEFINITION = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(')
 INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
@@ -30,21 +30,21 @@ ARGUMENT = re.compile(r"(?:const )?(?:[\w:]+\*|int64_t|float)")
 
 @dataclass(frozen=True)
 class CppKernel:
-    """A kernel's types of arguments and its source."""
+    """The argument types and the source of a kernel."""
 
     argument_types: tuple[str, ...]
     source: str
 
     @property
     def can_share(self) -> bool:
-        """Whether it may stand in a source with others: one function, and nothing for the preprocessor but headers."""
+        """Whether it can share a source file: it is one function, without preprocessor directives except headers."""
         body = INCLUDE.sub("", self.source)
         is_alone = len(DEFINITION.findall(body)) == 1 and DIRECTIVE.search(body) is None
         return is_alone and all(map(ARGUMENT.fullmatch, self.argument_types))
 
 
 def compile_together(kernels: Sequence[CppKernel]) -> list[Callable]:
-    """The kernels as Python functions of tensors and numbers. Several compilers may run at once."""
+    """The kernels as Python functions of tensors and numbers. Several compilers may run in parallel."""
     together = libraries([k for k, kernel in enumerate(kernels) if kernel.can_share], kernels)
     alone = {k: start_alone(kernel) for k, kernel in enumerate(kernels) if not kernel.can_share}
     started = [(positions, start_library([kernels[k] for k in positions])) for positions in together]
@@ -59,7 +59,10 @@ def start_alone(kernel: CppKernel) -> Callable[[], Callable]:
 
 
 def start_library(kernels: Sequence[CppKernel]) -> Callable[[], list[Callable]]:
-    """Start to compile a library; what is returned waits for its functions. What does not compile together, may alone."""
+    """Start to compile a library; returns a function that waits for its functions.
+
+    If the library does not compile, its kernels are compiled one by one.
+    """
     load = torch_compat.start_cpp_library(library_source(kernels))
 
     def finish() -> list[Callable]:
@@ -74,14 +77,14 @@ def start_library(kernels: Sequence[CppKernel]) -> Callable[[], list[Callable]]:
 
 
 def libraries(sharing: Sequence[int], kernels: Sequence[CppKernel]) -> list[list[int]]:
-    """Which of the kernels at `sharing` go into one library, by position; the longest are dealt out first."""
+    """The positions `sharing`, divided among libraries; the longest kernels are dealt first."""
     count = min(torch_compat.cpp_compilers(), -(-len(sharing) // KERNELS_PER_LIBRARY))
     longest_first = sorted(sharing, key=lambda k: -len(kernels[k].source))
     return [longest_first[start::count] for start in range(count)]
 
 
 def library_source(kernels: Sequence[CppKernel]) -> str:
-    """The source of a library of kernels that can share one."""
+    """The source of a library with these kernels."""
     headers = dict.fromkeys(header for kernel in kernels for header in INCLUDE.findall(kernel.source))
     functions = "".join(f'{{"{name(k)}", AS_FUNCTION(call_{k}), METH_FASTCALL, nullptr}}, ' for k in range(len(kernels)))
     flattened = FLATTENED if len(kernels) > 1 else "#define FLATTENED"
@@ -93,18 +96,18 @@ def library_source(kernels: Sequence[CppKernel]) -> str:
 
 
 def name(position: int) -> str:
-    """Of a kernel in its module."""
+    """The name of a kernel in its module."""
     return f"kernel_{position}"
 
 
 def body(position: int, kernel: CppKernel) -> str:
-    """A kernel without its headers, in a namespace."""
+    """A kernel in a namespace, without its headers."""
     function = DEFINITION.sub("FLATTENED void kernel(", INCLUDE.sub("", kernel.source))
     return f"namespace {name(position)} {{\n{function}\n}}"
 
 
 def binding(position: int, kernel: CppKernel) -> str:
-    """What Python calls for a kernel."""
+    """The function that Python calls for a kernel."""
     count = len(kernel.argument_types)
     kinds = (kind.removeprefix("const ") for kind in kernel.argument_types)
     arguments = ", ".join(f"argument<{kind}>(args[{k}])" for k, kind in enumerate(kinds))
@@ -122,7 +125,7 @@ FLATTENED = """
 #define FLATTENED
 #endif
 """
-"""A compiler inlines what is called once; with several kernels in a source, functions of torch's vectors no longer are."""
+"""Compilers inline functions with one caller; with several kernels in a source, torch's vector functions have more."""
 
 BINDINGS = """
 #define PY_SSIZE_T_CLEAN
@@ -159,7 +162,7 @@ template <typename Call> static inline PyObject* guarded(Py_ssize_t count, Py_ss
     return nullptr;
 }
 """
-"""What the functions for Python have in common."""
+"""The code that the functions for Python share."""
 
 MODULE = """
 static PyMethodDef functions[] = {FUNCTIONS{nullptr, nullptr, 0, nullptr}};
@@ -179,4 +182,4 @@ PyMODINIT_FUNC PyInit_kernel(void) {
     return module;
 }
 """
-"""The module that Inductor's loader of libraries looks for."""
+"""The Python module that Inductor's library loader expects."""

@@ -1,8 +1,8 @@
-"""The Python code that Inductor generates around its kernels, without what only a first start needs.
+"""The Python code that Inductor generates around its kernels, without the parts that compile them.
 
-In: its text, and the module that it became. Out: a `Wrapper`, from which another process makes the same module: kernels are
-taken from where they were compiled to, so that neither the compiler nor the processor is asked anything, and functions of
-torch by their names, so that Inductor itself, whose import takes longer than all the rest, is not imported.
+In: its text, and its module. Out: a `Wrapper`, from which another process restores the module. Kernels are loaded from their
+compiled libraries, without asking a compiler or the processor. Functions of torch are found by name, without importing
+Inductor, which would take longer than everything else.
 
     cpp_fused_0 = async_compile.cpp_pybinding([...], '''...''')      ->    kernels = {"cpp_fused_0": (module, path, name)}
     from torch._inductor.select_algorithm import extern_kernels      ->    functions = {"mm": "torch.mm"}
@@ -24,15 +24,18 @@ from aotgrad import torch_compat
 DROPPED_IMPORTS = ("AsyncCompile", "extern_kernels", "align")
 DROPPED_FUNCTIONS = ("get_args", "benchmark_compiled_module")
 NEEDS_INDUCTOR = re.compile(r"\b(?:async_compile|AsyncCompile|align|inductor_ops|_quantized|triton\w*)\b|prims\.inductor")
-"""What is left of a wrapper that needs Inductor itself."""
+"""Matches a remaining use of Inductor itself."""
 
 HARMLESS = ("inductor_ops = torch.ops.inductor", "_quantized = torch.ops._quantized")
 
 
 @dataclass(frozen=True)
 class Wrapper:
-    """A module as text. `kernels`: module name and path of each one's library, its name in there, and a digest of the
-    library; `functions`: names of torch's own.
+    """A module as text.
+
+    Attributes:
+        kernels: for each kernel, the module name and the path of its library, its name in it, and a digest of the library.
+        functions: the qualified names of torch's functions.
     """
 
     source: str
@@ -42,7 +45,7 @@ class Wrapper:
     @classmethod
     def of(cls, source: str, module: ModuleType) -> Wrapper | None:
         """The wrapper of a module; `None` if it needs more than its kernels and functions of torch."""
-        lean, names = without_compilation(source)
+        lean, names = remove_compilation(source)
         used = sorted(set(re.findall(r"\bextern_kernels\.(\w+)", lean)))
         libraries = {name: torch_compat.library_of(getattr(module, name, None)) for name in names}
         externs = getattr(module, "extern_kernels", None)
@@ -60,10 +63,10 @@ class Wrapper:
         return json.dumps(asdict(self))
 
     def module(self, name: str) -> ModuleType:
-        """The module, made again.
+        """The restored module.
 
         Raises:
-            OSError: a kernel is not there any more, or another one.
+            OSError: a library is missing or has changed.
         """
         module = ModuleType(name)
         found = dict(self.checked_kernels())
@@ -73,7 +76,11 @@ class Wrapper:
         return module
 
     def checked_kernels(self) -> Iterator[tuple[str, Callable]]:
-        """The kernels in their libraries. Raises OSError if one of these is not as it was."""
+        """The kernels, loaded from their libraries.
+
+        Raises:
+            OSError: a library is missing or has changed.
+        """
         digests = {path: digest(path) for _, path, _, _ in self.kernels.values()}
         for key, (module, path, name, expected) in self.kernels.items():
             if digests[path] != expected:
@@ -85,14 +92,14 @@ def digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def without_compilation(source: str) -> tuple[str, list[str]]:
-    """The text without the statements that compile kernels and what only they need; the names of the kernels.
+def remove_compilation(source: str) -> tuple[str, list[str]]:
+    """The text without the statements that compile kernels, and what only these need, and the names of the kernels.
 
-    Other lines stay where they are.
+    Other lines keep their line numbers.
     """
     lines, names = source.splitlines(), []
     for statement in ast.parse(source).body:
-        kernel = kernel_defined(statement)
+        kernel = defined_kernel(statement)
         names += [kernel] if kernel else []
         if kernel or is_dropped(statement) or ast.unparse(statement) in HARMLESS:
             end = statement.end_lineno or statement.lineno
@@ -100,8 +107,8 @@ def without_compilation(source: str) -> tuple[str, list[str]]:
     return "\n".join(lines) + "\n", names
 
 
-def kernel_defined(statement: ast.stmt) -> str | None:
-    """The name that a statement gives a C++ kernel."""
+def defined_kernel(statement: ast.stmt) -> str | None:
+    """The name of the C++ kernel that a statement defines, or `None`."""
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Attribute(attr="cpp_pybinding"))):
             return name
@@ -111,7 +118,7 @@ def kernel_defined(statement: ast.stmt) -> str | None:
 def is_dropped(statement: ast.stmt) -> bool:
     match statement:
         case ast.ImportFrom():
-            return any(name in DROPPED_IMPORTS for name in imported(statement))
+            return any(name in DROPPED_IMPORTS for name in imported_names(statement))
         case ast.FunctionDef(name=name):
             return name in DROPPED_FUNCTIONS
         case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
@@ -123,5 +130,5 @@ def is_dropped(statement: ast.stmt) -> bool:
     )
 
 
-def imported(statement: ast.ImportFrom) -> Iterator[str]:
+def imported_names(statement: ast.ImportFrom) -> Iterator[str]:
     return (alias.asname or alias.name for alias in statement.names)

@@ -10,7 +10,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.backends.inductor import backend
-from aotgrad.backends.inductor.wrapper_code import Wrapper, without_compilation
+from aotgrad.backends.inductor.wrapper_code import Wrapper, remove_compilation
 from tests.torch_compat.tracing import graph_of_sin_cos, inductor
 
 SOURCE = """\
@@ -50,7 +50,7 @@ def compiled():
 
 
 def test_what_compiles_goes_and_other_lines_stay_where_they_are():
-    lean, kernels = without_compilation(SOURCE)
+    lean, kernels = remove_compilation(SOURCE)
     assert kernels == ["cpp_fused_0"]
     assert [line for line in lean.splitlines() if line] == [
         "import math",
@@ -62,16 +62,16 @@ def test_what_compiles_goes_and_other_lines_stay_where_they_are():
 
 @inductor
 def test_a_wrapper_computes_the_same(compiled):
-    content = backend.written(compiled)
+    content = backend.serialize(compiled)
     assert content.partition(b"\n")[0], "there is a wrapper"
-    loaded, x = backend.read(content, is_backward=False), torch.rand(4)
+    loaded, x = backend.deserialize(content, is_backward=False), torch.rand(4)
     assert torch.equal(loaded([x.clone()])[0], compiled([x.clone()])[0])
 
 
 @inductor
 @pytest.mark.parametrize("change", [lambda path: "/nowhere.so", lambda path: __file__], ids=["gone", "another"])
 def test_where_a_kernel_is_not_what_it_was_inductor_makes_the_graph_ready(compiled, change, monkeypatch):
-    text, _, content = backend.written(compiled).partition(b"\n")
+    text, _, content = backend.serialize(compiled).partition(b"\n")
     wrapper = Wrapper.of_text(text.decode())
     kernels = {
         name: (module, change(path), function, digest) for name, (module, path, function, digest) in wrapper.kernels.items()
@@ -79,7 +79,7 @@ def test_where_a_kernel_is_not_what_it_was_inductor_makes_the_graph_ready(compil
     changed = Wrapper(wrapper.source, kernels, wrapper.functions)
     with pytest.raises(OSError):
         changed.module("changed")
-    loaded, x = backend.read(changed.to_text().encode() + b"\n" + content, is_backward=False), torch.rand(4)
+    loaded, x = backend.deserialize(changed.to_text().encode() + b"\n" + content, is_backward=False), torch.rand(4)
     assert torch.equal(loaded([x.clone()])[0], compiled([x.clone()])[0])
 
 
