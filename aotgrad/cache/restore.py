@@ -22,7 +22,6 @@ from aotgrad.convention import MemorySharing
 from aotgrad.errors import ContractError
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
 from aotgrad.pipeline import Compiler, Source, TracedJoint
-from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.on_error import with_eager_backwards
 from aotgrad.runtime.backward import Backward
@@ -80,7 +79,7 @@ def restore(
     if compiler.options.on_error == "eager":
         compiled = with_eager_backwards(compiled)
     again = TracedAgain(stored, function, compiler, mode, TraceState.now())
-    batches = CompiledBatches(PlanCache(compiler, "batched backward of a stored function"))
+    batches = CompiledBatches.of(compiler, "batched backward of a stored function")
     backwards = make_backwards(schedule, compiled, stored.segments, LaterHigherOrder(again, batches))
     return Restored(stored, backwards, build(schedule, stored.source, compiled, backwards))
 

@@ -154,7 +154,7 @@ def compile_joint(
     """
     backend = FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler)
     compiler = make_compiler(backend, options_of(options), partition_fn)
-    first_order: Any = FirstOrder(CompiledBatches(PlanCache(compiler, "batched backward")))
+    first_order: Any = FirstOrder(CompiledBatches.of(compiler, "batched backward"))
     with COMPILING:
         changed = CheckedPass(cast(Any, Replacement(joint.module)), "joint").apply(copy_of(joint.traced.joint))
         traced = replace(joint.traced, joint=changed)

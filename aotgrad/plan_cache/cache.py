@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ import torch
 from aotgrad import passes, torch_compat
 from aotgrad.capture.trace import OwnGeneratorError
 from aotgrad.errors import CaptureError, EagerError
-from aotgrad.pipeline import Compiler, SmallGraph, Stages
+from aotgrad.pipeline import Compiler, SmallGraph
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.compile import TracedOnce, compile_plan, reject_second_run
@@ -55,7 +55,6 @@ class PlanCache:
     Attributes:
         compiler: makes the plans.
         name: what logs and warnings call the function.
-        check: may refuse the stages of a plan by raising.
         entries: the plans, by the key of their calls; guards tell those with the same key apart.
         plain: the plans with a fast path, by the number of tensors.
         fallbacks: how many calls ran eagerly, by reason.
@@ -66,7 +65,6 @@ class PlanCache:
 
     compiler: Compiler
     name: str
-    check: Callable[[Stages], None] | None = None
     entries: dict[tuple, list[CachedPlan]] = field(default_factory=dict)
     plain: dict[int, tuple[FastPath, ...]] = field(default_factory=dict)
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -185,7 +183,7 @@ class PlanCache:
             traced = TracedOnce(call.function)
             try:
                 earlier = self.entries.get(key, ())
-                plan = compile_plan(call._replace(function=traced), self.compiler, self.name, earlier, self.check)
+                plan = compile_plan(call._replace(function=traced), self.compiler, self.name, earlier)
             except Exception as error:
                 if error is traced.raised or isinstance(error, EagerError):
                     return NoPlan(RAISES, error)

@@ -14,6 +14,7 @@ import torch
 
 from aotgrad import passes
 from aotgrad.guards.plan import structure_key
+from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 
 
@@ -25,11 +26,13 @@ class AmbientState:
         eager: the function that runs in place of a plan, with the user's arguments.
         value: hashable.
         reread: returns the current `value`; a trace may have changed it.
+        check: may refuse the stages of a plan by raising.
     """
 
     eager: Callable[..., Any]
     value: Hashable = None
     reread: Callable[[], Hashable] = lambda: None
+    check: Callable[[Stages], None] | None = None
 
 
 class Call(NamedTuple):

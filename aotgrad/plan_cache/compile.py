@@ -38,7 +38,6 @@ def compile_plan(
     compiler: Compiler,
     name: str,
     earlier: Sequence[CachedPlan],
-    check: Callable[[Stages], None] | None = None,
 ) -> CachedPlan:
     """Trace and compile the function of a call.
 
@@ -48,7 +47,6 @@ def compile_plan(
     Args:
         name: what the log calls the function.
         earlier: plans with the same key; they show which sizes change between calls.
-        check: may refuse the stages by raising.
     """
     start_ns = time.perf_counter_ns()
     reject_own_rules(call.tensors)
@@ -70,8 +68,8 @@ def compile_plan(
             forget_frames(error)
             assumptions = stricter
     function.reads.check(tensors)
-    if check is not None:
-        check(stages)
+    if call.state.check is not None:
+        call.state.check(stages)
     guards = make_guards(stages, dedupe, tensors, function.reads)
     return CachedPlan(stages, guards, function.output, time.perf_counter_ns() - start_ns)
 

@@ -9,7 +9,7 @@ from aotgrad.backends.base import Backend
 from aotgrad.options import Options
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
 from aotgrad.pipeline import Compiler, lower
-from aotgrad.transforms.dispatch import derivatives
+from aotgrad.transforms.dispatch import higher_order
 
 PARTITIONERS: Mapping[str, Callable] = {
     "min_cut": min_cut_rematerialization_partition,
@@ -26,9 +26,9 @@ def make_compiler(backend: str | Backend, options: Options, partition_fn: Callab
         partition_fn: in place of the one that the option `partitioner` names.
     """
     backend = registry.configured(backend, options)
-    return Compiler(backend, partition_fn or PARTITIONERS[options.partitioner], options, lower, derivatives)
+    return Compiler(backend, partition_fn or PARTITIONERS[options.partitioner], options, lower, higher_order)
 
 
 def make_tracer(backend: Backend, options: Options) -> Compiler:
     """A compiler that stops at the joint graph, which has no guards to go with it."""
-    return Compiler(backend, default_partition, options.replace(min_graph_ops=0), None, derivatives)
+    return Compiler(backend, default_partition, options.replace(min_graph_ops=0), None, higher_order)

@@ -1,73 +1,167 @@
-"""What is derived from a compiled function, made when somebody asks for it.
+"""Calls of a compiled function that its own plans cannot serve: under transforms of `torch.func`, and with dual numbers.
 
-`derivatives` is what gradients of gradients come from, `Dispatch` what runs inside of `torch.func` transforms and with dual
-numbers. Each has plans of its own, made by the compiler of the function.
+`Dispatch` runs plans of derived functions, or the function itself. `higher_order` makes what a plan computes gradients of
+gradients from. Both compile on demand, with the compiler of the function.
 """
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
-from aotgrad import torch_compat
+import torch
+
+from aotgrad import pipeline, torch_compat
 from aotgrad.backends import FunctionBackend, nop
+from aotgrad.errors import AOTGradError, CaptureError
+from aotgrad.partition import default_partition
 from aotgrad.pipeline import Compiler, Source, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.call import AmbientState
 from aotgrad.runtime.recomputation import HigherOrder
-from aotgrad.transforms.functorch import CompiledTransforms, reject_changes, reject_what_transforms_see
-from aotgrad.transforms.jvp import CompiledJvp, reject_aliases
-from aotgrad.transforms.vjp import CapturedFunction, CompiledVjp, check_old_values
+from aotgrad.telemetry.counters import counters
+from aotgrad.transforms.closure_lifting import lifted
+from aotgrad.transforms.derived import CalledFunction
+from aotgrad.transforms.functorch import CallContext, SeveralNodes
+from aotgrad.transforms.input_views import NotCompiled
+from aotgrad.transforms.jvp import call_with_duals
+from aotgrad.transforms.plans import DerivedPlans
+from aotgrad.transforms.subfunctions import CallResult, SubFunction
+from aotgrad.transforms.vjp import CapturedFunction, CompiledVjp
 from aotgrad.transforms.vmap import CompiledBatches
 
-MOST_PLANS = 1024
-"""The limit for the vjps of one plan: what they are called with is bounded by its structure, and has its shapes."""
+VJP_LIMIT = 1024
+"""The limit for the vjps of one plan: its structure bounds what they are called with, and they have its shapes."""
 
 
-PLANS_OF_TRANSFORMS = 8
+LIMIT_FACTOR = 16
 """A function has several plans of batches and derivatives for each plan of its own."""
 
 
-def derivatives(source: Source, traced: TracedJoint, compiler: Compiler) -> HigherOrder:
-    """The gradients of gradients of a function that was just traced; compiled when first asked for."""
+def higher_order(source: Source, traced: TracedJoint, compiler: Compiler) -> HigherOrder:
+    """The gradients of gradients of a function that was just traced; compiled when first needed."""
     function, segments = source.function, compiler.options.grad_segments
     captured = CapturedFunction(
         function, traced.capture, traced.meta, traced.joint, segments, source.known, torch_compat.autocast_state()
     )
     name = getattr(function, "__qualname__", "a compiled function")
-    whole = compiler.with_options(min_graph_ops=0, plan_limit=MOST_PLANS)
-    vjps = PlanCache(whole, f"vjp of {name}", check=functools.partial(check_old_values, captured))
-    return CompiledVjp(captured, vjps, CompiledBatches(PlanCache(compiler, f"batched backward of {name}")))
+    complete = compiler.with_options(min_graph_ops=0, plan_limit=VJP_LIMIT)
+    vjps = DerivedPlans(PlanCache(complete, f"vjp of {name}"))
+    return CompiledVjp(captured, vjps, CompiledBatches.of(compiler, f"batched backward of {name}"))
 
 
 @dataclass
 class Dispatch:
-    """What runs of a function where no plan of its own can be used: what transforms make of it, or the function itself."""
+    """Calls of the function of a cache while transforms are open, or with dual numbers.
+
+    Attributes:
+        parts: the subfunctions of kinds of calls whose results need several autograd nodes, with the places of the
+            function's results.
+    """
 
     cache: PlanCache
-    made: CompiledTransforms | None = None
+    parts: dict[Hashable, tuple[Sequence[SubFunction], Sequence[CallResult | None]]] = field(default_factory=dict)
 
-    def call(self, function: Any, arguments: Arguments, state: AmbientState) -> Any:
-        """Call `function`; see `PlanCache.call`."""
-        if self.made is None:
-            self.made = compiled_transforms(self.cache)
-        return self.made.call(function, arguments, state)
+    @cached_property
+    def plans(self) -> DerivedPlans:
+        """The plans of all functions that are derived from this one."""
+        return DerivedPlans(PlanCache(self.compiler, f"transforms of {self.cache.name}"))
+
+    @cached_property
+    def traces(self) -> DerivedPlans:
+        """Plans of the same functions that never run: only their traces are read."""
+        backend = FunctionBackend("traces", nop)
+        compiler = replace(self.compiler, backend=backend, partition_fn=default_partition, lower=pipeline.lower)
+        return DerivedPlans(PlanCache(compiler, f"traces of transforms of {self.cache.name}"), checked=False)
+
+    @property
+    def compiler(self) -> Compiler:
+        compiler = self.cache.compiler
+        return compiler.with_options(plan_limit=LIMIT_FACTOR * compiler.options.plan_limit)
 
     def clear(self) -> None:
         """Forget all plans."""
-        self.made = None
+        self.plans.clear()
+        self.traces.clear()
+        self.parts.clear()
+
+    def call(self, function: Callable, arguments: Arguments, state: AmbientState) -> Any:
+        """Call `function`; see `PlanCache.call`."""
+        function, arguments = lifted(original := function, arguments)
+        if function is not original:
+            state = replace(state, eager=function)
+        try:
+            if torch_compat.only_forward_mode():
+                called = CalledFunction.of(function, arguments, state)
+                return call_with_duals(self.plans, called, arguments.tensors, lambda: is_unchanged(state))
+            if torch_compat.only_transforms(arguments.tensors):
+                return self.call_under_transforms(CalledFunction.of(function, arguments, state), arguments.tensors, state)
+        except NotCompiled:
+            pass
+        counters["inlined"] += 1
+        return state.eager(*arguments.args, **arguments.kwargs)
+
+    def call_under_transforms(self, function: CalledFunction, tensors: Sequence[torch.Tensor], state: AmbientState) -> Any:
+        """The result under the transforms that are open.
+
+        Raises:
+            NotCompiled: there can be no plan.
+        """
+        outside = any(torch_compat.innermost(tensor).requires_grad for tensor in tensors)
+        kind = (function.key, outside)
+        if kind in self.plans.refused:
+            raise NotCompiled
+        try:
+            result = self.run(function, tensors, self.context(tensors, state), outside)
+        except (NotCompiled, AOTGradError) as error:
+            reject_changed_state(state, error)
+            self.plans.refused.add(kind)
+            raise NotCompiled from error
+        counters["transformed"] += 1
+        return result
+
+    def context(self, tensors: Sequence[torch.Tensor], state: AmbientState) -> CallContext:
+        return CallContext(
+            self.plans,
+            self.traces,
+            torch.is_grad_enabled(),
+            lambda: is_unchanged(state),
+            tuple(isinstance(tensor, torch.nn.Parameter) for tensor in tensors),
+        )
+
+    def run(self, function: CalledFunction, tensors: Sequence[torch.Tensor], context: CallContext, outside: bool) -> Any:
+        """The result, computed by plans of the derived functions, or of the subfunctions.
+
+        Raises:
+            NotCompiled, AOTGradError: there can be no such plan.
+        """
+        kind = (function.key, outside, context.tracked(tensors), *((tensor.shape, tensor.dtype) for tensor in tensors))
+        if kind not in self.parts:
+            try:
+                return context.call(function, tensors)
+            except SeveralNodes as found:
+                if not context.is_unchanged():
+                    raise NotCompiled from found  # each subfunction would change the function's state
+                self.parts[kind] = (found.parts, found.places)
+        return context.call_in_parts(function, tensors, *self.parts[kind])
 
 
-def compiled_transforms(cache: PlanCache) -> CompiledTransforms:
-    """What transforms make of the function of a cache; the flags of a derivative are only asked for, and never computed."""
-    compiler, name = cache.compiler, cache.name
-    several = compiler.with_options(plan_limit=PLANS_OF_TRANSFORMS * compiler.options.plan_limit)
-    uncompiled = replace(several, backend=FunctionBackend("flags", nop))
-    return CompiledTransforms(
-        PlanCache(several, f"a transform of {name}", check=reject_what_transforms_see),
-        PlanCache(several, f"a derivative of {name}", check=reject_changes),
-        PlanCache(uncompiled, f"the flags of a derivative of {name}"),
-        CompiledJvp(PlanCache(compiler, f"jvp of {name}", check=reject_aliases)),
-    )
+def is_unchanged(state: AmbientState) -> bool:
+    """Whether no trace has changed the state of a call."""
+    return state.reread() == state.value
+
+
+def reject_changed_state(state: AmbientState, error: Exception) -> None:
+    """Raise if the function, which `error` left without a plan, changed an attribute while it was traced.
+
+    Raises:
+        CaptureError
+    """
+    if not is_unchanged(state):
+        raise CaptureError(
+            "the function changes an attribute of a module or an object that it was given, and runs op by op under the "
+            "transforms of torch.func, so it would do so twice; call it outside of them, or change the attribute there"
+        ) from error

@@ -87,7 +87,7 @@ class RawCall:
     state: tuple[Any, ...]
 
 
-class Watched(TorchFunctionMode):
+class ViewRecorder(TorchFunctionMode):
     """Watches a function run, and finds out which of its results are its arguments or views of them.
 
     Raises NotCompiled where it uses a tensor of a transform, or a dual one, that it was not given nor computed. It closed

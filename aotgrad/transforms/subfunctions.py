@@ -7,7 +7,7 @@ Inside of `torch.func` transforms a compiled function is one autograd node (`tra
 the sine has to pass through `h`, which may be asked for, or replaced by a hook: there are two nodes, of two functions.
 
 In: the segments of a function's backward. Out: its subfunctions. To compute one, the function runs from its start, and each
-given result takes the place of what the call returned that made it: a `Place`.
+given result takes the place of what the call returned that made it: a `CallResult`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aotgrad.ir import BackwardSegment
 from aotgrad.slots import ForwardResult, IntermediateBase, Primal, SegmentBoundary, UserOutput
 from aotgrad.transforms.input_views import NotCompiled
 
-Place = tuple[int, int]
+CallResult = tuple[int, int]
 """Which call of a function returned a tensor, and which of its results that is."""
 
 
@@ -45,7 +45,9 @@ class Behind:
     results: frozenset[int]
 
 
-def parts_of(segments: Sequence[BackwardSegment], slots: Sequence[ForwardResult], separate: bool) -> tuple[SubFunction, ...]:
+def subfunctions_of(
+    segments: Sequence[BackwardSegment], slots: Sequence[ForwardResult], separate: bool
+) -> tuple[SubFunction, ...]:
     """The parts of a function, in the order in which they can be computed.
 
     Args:
@@ -58,7 +60,7 @@ def parts_of(segments: Sequence[BackwardSegment], slots: Sequence[ForwardResult]
             several results it is.
     """
     behind = [behind_result(slot, segments, slots) for slot in slots]
-    level = levels([each.results for each in behind])
+    level = depths([each.results for each in behind])
     parts: list[list[int]] = []
     for _, group in itertools.groupby(sorted(range(len(slots)), key=level.__getitem__), level.__getitem__):
         members = list(group)
@@ -85,10 +87,10 @@ def behind_result(slot: ForwardResult, segments: Sequence[BackwardSegment], slot
     return Behind(frozenset(k for k in found if segments[k].saving), frozenset(results))
 
 
-def levels(sources: Sequence[Collection[int]]) -> list[int]:
+def depths(sources: Sequence[Collection[int]]) -> list[int]:
     """How many steps lead to each of some items from those without sources, at most; `sources` has no cycle.
 
-    >>> levels([[1], [], [0, 1]])
+    >>> depths([[1], [], [0, 1]])
     [1, 0, 2]
     """
     found: dict[int, int] = {}
@@ -132,7 +134,7 @@ class SubstituteResults(TorchFunctionMode):
     Raises NotCompiled where a call does not return such a tensor.
     """
 
-    def __init__(self, tensors: Mapping[Place, torch.Tensor]) -> None:
+    def __init__(self, tensors: Mapping[CallResult, torch.Tensor]) -> None:
         super().__init__()
         self.tensors, self.number = tensors, -1
 
@@ -168,7 +170,7 @@ class PlacedResult:
     """What a function returns, and the places of its tensors, `None` for what no call returned that is known."""
 
     result: Any
-    places: tuple[Place | None, ...]
+    places: tuple[CallResult | None, ...]
 
 
 pytree.register_pytree_node(
@@ -176,7 +178,7 @@ pytree.register_pytree_node(
 )
 
 
-def places_in(spec: pytree.TreeSpec) -> tuple[Place | None, ...] | None:
+def places_in(spec: pytree.TreeSpec) -> tuple[CallResult | None, ...] | None:
     """The places in the structure of what a plan returns, if it has some."""
     if spec.type is PlacedResult:
         return spec.context

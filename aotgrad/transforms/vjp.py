@@ -37,13 +37,10 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
 )
 from aotgrad.joint.backward import cut_into, differentiated_as_in_eager, failing_nodes, passed_over
-from aotgrad.joint.segments import CutBackward, ExternalView, find_segments
+from aotgrad.joint.segments import CutBackward, ExternalView, Segmentation, find_segments
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, Stages
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.cache import PlanCache, Planned
-from aotgrad.plan_cache.call import AmbientState, Call
-from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.runtime.recomputation import Gradients, Recomputation
 from aotgrad.slots import (
     ForwardResult,
@@ -60,7 +57,9 @@ from aotgrad.slots import (
     UserOutput,
 )
 from aotgrad.torch_compat import AutocastState
+from aotgrad.transforms.derived import DerivedFunction
 from aotgrad.transforms.effects import WithoutEffects
+from aotgrad.transforms.plans import DerivedPlans, PlannedCall
 from aotgrad.transforms.vmap import CompiledBatches
 
 
@@ -162,7 +161,7 @@ class CapturedFunction:
         changed = [place.index for place in self.joint.memory if isinstance(place, Primal)]
         return {index: op_table.is_read(placeholders[index]) for index in changed}
 
-    def given(self, primals: Sequence[Any], segment: int) -> Iterator[Any]:
+    def inputs_for(self, primals: Sequence[Any], segment: int) -> Iterator[Any]:
         """The inputs of a call for a vjp of `segment`.
 
         Raises:
@@ -298,10 +297,9 @@ class CompiledVjp:
     """The compiled vjps of one function, and its batched backwards. Implements `runtime.recomputation.HigherOrder`."""
 
     function: CapturedFunction
-    cache: PlanCache
+    plans: DerivedPlans
     batches: CompiledBatches
     prepared: dict[tuple, PreparedVjp] = field(default_factory=dict)
-    sparse: set[tuple] = field(default_factory=set)
 
     def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
         return self.batches(half, values)
@@ -321,28 +319,32 @@ class CompiledVjp:
         prepared = self.prepared.get(key)
         if prepared is None:
             prepared = self.prepared[key] = self.prepare(*key, saved)
-        values = (*self.function.given(call.primals, segment), *(tangents[k] for k in defined), *present.values())
-        arguments = Arguments.of((*values, *map(detached, map(saved.__getitem__, prepared.saved))), {})
+        values = (*self.function.inputs_for(call.primals, segment), *(tangents[k] for k in defined), *present.values())
+        arguments = Arguments.of((*values, *map(without_history, map(saved.__getitem__, prepared.saved))), {})
         if prepared.symbolic is not None:
             arguments = arguments.with_symbols(prepared.symbolic)
         with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
             planned = self.plan_for(prepared, arguments)
-            if planned is not None and isinstance(planned.plan, CachedPlan):
-                self.function.check_unchanged(call, self.function.read_by(compiled_vjp(planned.plan.executable)))
-                return self.cache.run(planned)
-            for index in self.function.needed_old_values:
-                self.function.reject_old_value(index)
-            self.function.check_unchanged(call, range(len(call.primals)))
-            return prepared.vjp(*arguments.args) if planned is None else self.cache.run(planned)
+            if planned is None or planned.stages is None:
+                for index in self.function.needed_old_values:
+                    self.function.reject_old_value(index)
+                self.function.check_unchanged(call, range(len(call.primals)))
+                return prepared.vjp(*arguments.args) if planned is None else planned()
+            self.function.check_unchanged(call, self.function.read_by(compiled_vjp(planned.stages)))
+            return planned()
 
-    def plan_for(self, prepared: PreparedVjp, arguments: Arguments) -> Planned | None:
-        """The plan of a vjp; `None` where a gradient is sparse, because plans cannot return it."""
-        if prepared.vjp.key in self.sparse or self.cache.runs_eagerly(arguments.tensors):
+    def plan_for(self, prepared: PreparedVjp, arguments: Arguments) -> PlannedCall | None:
+        """The call of a vjp; `None` if it runs uncompiled.
+
+        A vjp with sparse gradients does: a plan cannot return these, and they may get a gradient themselves.
+        """
+        vjp, plans = prepared.vjp, self.plans
+        if vjp.key in plans.refused or plans.cache.runs_eagerly(arguments.tensors):
             return None
         try:
-            return self.cache.plan_for(Call(prepared.vjp, arguments, 0, prepared.state, prepared.known))
+            return plans.find(vjp, arguments, known=prepared.known)
         except UnsupportedOutputError:
-            self.sparse.add(prepared.vjp.key)
+            plans.refused.add(vjp.key)
             return None
 
     def prepare(
@@ -354,10 +356,10 @@ class CompiledVjp:
         autocast: AutocastState,
         saved: Mapping[Saved, torch.Tensor],
     ) -> PreparedVjp:
-        """What calls have in common that differentiate a segment in one way; see `VectorJacobianProduct`.
+        """What calls have in common that differentiate a segment in one way; see `SegmentVjp`.
 
         Raises:
-            HigherOrderError: an input that gradients flow through is another tensor by now.
+            HigherOrderError: the function can have no vjp.
         """
         self.function.reject_lost_inputs()
         self.function.reject_lost_changes()
@@ -365,59 +367,59 @@ class CompiledVjp:
         results = tuple(self.function.returned[position] for position in present)
         slots = self.function.reusable(saved)
         names = tuple(slot.name for slot in slots)
-        vjp = VectorJacobianProduct(self.function, segment, defined, wanted, results, names, autocast)
+        vjp = SegmentVjp(self.function, segment, defined, wanted, results, names, autocast)
         others = len(self.function.capture.inputs) + len(defined) + len(present)
-        state = AmbientState(vjp, vjp.key, lambda: vjp.key)
         sizes = self.function.symbolic_sizes([self.function.segments[segment].tangents[k] for k in defined], results)
-        return PreparedVjp(vjp, slots, state, self.function.known_values(names, others), sizes)
+        return PreparedVjp(vjp, slots, self.function.known_values(names, others), sizes)
 
 
 @dataclass(frozen=True)
 class PreparedVjp:
-    """A function to trace, the saved values that it takes, what else a call of it depends on, and what it knows.
+    """A function to trace, and what its calls take.
 
-    `symbolic` are the sizes that no plan depends on, nor on a number then; `None` if plans are for one size.
+    Attributes:
+        saved: the saved values that are arguments.
+        known: what these, and other arguments, already contain of what the function computes.
+        symbolic: the sizes that no plan depends on; plans then depend on no number either. `None`: a plan is for one size.
     """
 
-    vjp: VectorJacobianProduct
+    vjp: SegmentVjp
     saved: tuple[Saved, ...]
-    state: AmbientState
     known: KnownValues | None
     symbolic: Mapping[int, frozenset[int]] | None
 
 
 def usable(primal: Any) -> Any:
-    """An input, or in place of a view that autograd lets nobody use any more (a piece whose base was changed) its value.
+    """An input; the value alone of a view that autograd lets nobody use after its base was changed.
 
-    That has changed: if it is needed, eager's error follows. If not, no gradient of a gradient goes through it.
+    Such an input has changed: if its value is needed, eager's error follows. If not, no gradient of a gradient goes through
+    it.
     """
     if not isinstance(primal, torch.Tensor) or torch_compat.has_usable_history(primal):
         return primal
     return primal.detach().requires_grad_()
 
 
-def detached(tensor: torch.Tensor) -> torch.Tensor:
+def without_history(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def compiled_vjp(executable: Stages) -> Executable:
-    assert isinstance(executable, Executable), "vjps are compiled, however small"
-    return executable
-
-
-def check_old_values(function: CapturedFunction, executable: Stages) -> None:
-    """An input that the function changed holds its new value by now; raise if the vjp would read it."""
-    for index in set(function.lost_values).intersection(function.read_by(compiled_vjp(executable))):
-        function.reject_old_value(index)
+def compiled_vjp(stages: Stages) -> Executable:
+    assert isinstance(stages, Executable), "vjps are compiled, however small"
+    return stages
 
 
 @dataclass(frozen=True)
-class VectorJacobianProduct:
-    """The function that is traced: runs the original one, then differentiates one segment of it.
+class SegmentVjp(DerivedFunction):
+    """The gradients that one segment of a function's backward passes on: runs the function, then differentiates it.
 
-    `results` are those that the caller has: they are arguments, since gradients may be asked for with respect to them.
-    `saved` are the names of values that the first order saved, the last arguments. `autocast` is what is on around the
-    backward; the original function runs with what was on around it.
+    Takes the inputs of the function, the tangents `defined` of the segment, then `results` and `saved`.
+
+    Attributes:
+        wanted: which gradients are computed.
+        results: those that the caller has: they are arguments, since they may get gradients.
+        saved: the names of values that the first order saved.
+        autocast: its state around the backward; the function runs with the state that was around the call.
     """
 
     function: CapturedFunction
@@ -427,10 +429,16 @@ class VectorJacobianProduct:
     results: tuple[ForwardResult | ReturnedView, ...]
     saved: tuple[str, ...]
     autocast: AutocastState
+    is_derivative = True
 
     @property
     def key(self) -> tuple:
         return (self.segment, self.defined, self.wanted, self.results, self.saved, self.autocast)
+
+    def check(self, stages: Stages) -> None:
+        """Raises HigherOrderError if the vjp would read the old value of an input that the function changed."""
+        for index in set(self.function.lost_values).intersection(self.function.read_by(compiled_vjp(stages))):
+            self.function.reject_old_value(index)
 
     def __call__(self, *arguments: Any) -> list[torch.Tensor | None]:
         count = len(self.function.capture.inputs)
@@ -440,24 +448,25 @@ class VectorJacobianProduct:
             primals = [torch.ops.aten.alias(primal) if isinstance(primal, torch.Tensor) else primal for primal in primals]
         with torch.enable_grad():
             inputs = self.protected(primals)
-            entered = [entry_of(value) for value in inputs]
-            with gradient_aliases.collected() as joined, self.again(primals), torch_compat.plain_checkpoints():
+            entries = [entry_of(value) for value in inputs]
+            with gradient_aliases.collected() as joined, self.rerun(primals), torch_compat.plain_checkpoints():
                 outputs = self.function.call(*inputs)
             with torch_compat.unobserved():
-                forget_hooks([*inputs, *(output for output in outputs if is_view(output))])
-                live = {slot: self.root(slot, outputs) for slot in (*self.function.results, *self.function.views)}
+                forget_hooks([*inputs, *(t for t in outputs if isinstance(t, torch.Tensor) and t._base is not None)])
+                roots = {slot: self.root(slot, outputs) for slot in (*self.function.results, *self.function.views)}
             for slot, result in zip(self.results, results, strict=False):
-                gradient_aliases.declare(result, live[slot])
+                gradient_aliases.declare(result, roots[slot])
             with torch_compat.autocast_as(self.autocast):
-                return self.gradients(live, entered, tangents, gradient_aliases.positions(joined, inputs))
+                graph = RerunGraph(self.function, roots, entries, gradient_aliases.positions(joined, inputs))
+                return self.gradients(graph, tangents)
 
-    def again(self, primals: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
-        """Open while the original function runs again, which has no effects then."""
+    def rerun(self, primals: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+        """Open while the original function runs a second time, without effects."""
         runs_op_by_op = self.function.has_effects and not torch_compat.any_functional(primals)
         return WithoutEffects() if runs_op_by_op else repeats.repeated()
 
     def protected(self, primals: Sequence[Any]) -> list[Any]:
-        """Clones of the inputs that the function changes, if only in their size: it has changed them once already.
+        """The inputs, cloned if the function changes them, or their size: it has changed them once already.
 
         A batch norm changes its running statistics without telling their version counters.
         """
@@ -476,29 +485,22 @@ class VectorJacobianProduct:
                 return next(member._base for member in members if member._base is not None)  # integers of it have none
         raise AssertionError(slot)
 
-    def gradients(
-        self,
-        live: Live,
-        inputs: Sequence[Input],
-        tangents: Sequence[torch.Tensor],
-        joined: Sequence[tuple[int, torch.Tensor]],
-    ) -> list[torch.Tensor | None]:
-        """What the segment passes on, `None` where that is not wanted."""
+    def gradients(self, graph: RerunGraph, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """The gradients that the segment passes on, `None` where they are not wanted."""
         segment = self.function.segments[self.segment]
         slots = [segment.tangents[k].of for k in self.defined]
         wanted = [gradient for gradient, is_wanted in zip(segment.gradients, self.wanted, strict=True) if is_wanted]
         is_one = len(self.function.segments) == 1
-        if is_one and not joined and not self.function.views:
-            found = gradients_of_all(live, inputs, slots, wanted, tangents)
+        if is_one and not graph.joined and not self.function.views:
+            found = graph.gradients_of_inputs(slots, wanted, tangents)
         else:
-            leaving = {gradient.of for gradient in segment.gradients}
-            found = gradients_of_segments(self.function, live, inputs, slots, leaving, tangents, joined)
+            found = graph.gradients_of_segment(slots, {gradient.of for gradient in segment.gradients}, tangents)
             found = {replace(gradient, segment=None): value for gradient, value in found.items()} if is_one else found
         return [found.get(gradient) if gradient in wanted else None for gradient in segment.gradients]
 
 
 def computed_from(node: fx.Node) -> set[fx.Node]:
-    """A node, and what depends on its value, but for new running statistics."""
+    """A node, and the nodes that depend on its value, except for new running statistics."""
     found, left = {node}, [node]
     while left:
         argument = left.pop()
@@ -509,90 +511,108 @@ def computed_from(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-def entry_of(value: Any) -> Input:
-    """Where the gradient of an input arrives: the input, or where it is now, as a change in place moves it on."""
+Entry = Any
+"""A tensor, or the `GradientEdge` at which its gradient arrives, or a number."""
+
+
+def entry_of(value: Any) -> Entry:
+    """Where the gradient of an input arrives: the input, or its edge now, before a change in place moves it on."""
     if not isinstance(value, torch.Tensor) or value.grad_fn is None:
         return value
     return GradientEdge(*torch_compat.gradient_edge(value))
 
 
-def edge_of(entry: Input) -> tuple[Any, int]:
+def gradient_edge(entry: Entry) -> tuple[Any, int]:
     return (entry.node, entry.output_nr) if isinstance(entry, GradientEdge) else torch_compat.gradient_edge(entry)
 
 
-def is_view(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value._base is not None
-
-
-def forget_hooks(inputs: Sequence[Any]) -> None:
+def forget_hooks(values: Sequence[Any]) -> None:
     """Remove hooks that the function registered: the engine runs those of the call itself."""
-    for value in inputs:
+    for value in values:
         if isinstance(value, torch.Tensor):
             torch_compat.pop_hooks(value)
             torch_compat.pop_post_accumulate_hooks(value)
 
 
-Input = Any
-"""A tensor, or the `GradientEdge` at which its gradient arrives, or a number."""
-
-Live = dict[ForwardResult | ReturnedView, torch.Tensor]
 Found = Mapping[Gradient, torch.Tensor | None]
 
 
-def gradients_of_all(
-    live: Live, inputs: Sequence[Input], slots: Sequence[Any], wanted: Sequence[Any], tangents: Sequence[torch.Tensor]
-) -> Found:
-    """The gradients of wanted primals, in a backward of one segment."""
-    if not wanted:
-        return {}
-    roots, leaves = [live[slot] for slot in slots], [inputs[gradient.of.index] for gradient in wanted]
-    if not leaves:
-        return {}
-    with differentiated_as_in_eager(roots):
-        found = torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
-    return dict(zip(wanted, found, strict=True))
+@dataclass(frozen=True)
+class RerunGraph:
+    """The autograd graph of a second run of a function.
 
-
-def gradients_of_segments(
-    function: CapturedFunction,
-    live: Live,
-    inputs: Sequence[Input],
-    slots: Sequence[Any],
-    leaving: Collection[GradientTarget],
-    tangents: Sequence[torch.Tensor],
-    joined: Sequence[tuple[int, torch.Tensor]],
-) -> Found:
-    """What segments pass on whose tangents are given: the graph is cut as it was when the function was first traced.
-
-    `leaving` is where to: what comes behind is not run.
-
-    Raises:
-        HigherOrderError: the function overwrote a value that its backward needs, and autograd does not show where.
+    Attributes:
+        roots: the results that gradients enter at, and the returned views that they pass through.
+        entries: where they leave, for each input.
+        joined: tensors whose gradients belong to an input as well, with its position.
     """
-    with_grad = [k for k, spec in enumerate(function.capture.inputs) if isinstance(spec, TensorInput) and spec.requires_grad]
-    all_edges = {slot: torch_compat.gradient_edge(tensor) for slot, tensor in live.items()}
-    edges = {slot: edge for slot, edge in all_edges.items() if not isinstance(slot, ReturnedView)}
-    behind = [(view, function.meta.result_behind(view.index)) for view in function.views]
-    detours = [ExternalView(view, all_edges[view], (edges[base],) if base in edges else ()) for view, base in behind]
-    starts = {edge_of(inputs[k]): Primal(k) for k in with_grad}
-    starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in joined})
-    failing = passed_over(failing_nodes(live.values())) if function.failures else {}
-    chunks = cut_into(function.capture, function.grad_segments)
-    segmentation = find_segments(edges, starts, chunks, detours, failing, function.joint.effects)
-    assert segmentation is not None, "the function ran otherwise than when it was first traced"
-    if len(segmentation.failures) != function.failures:
-        raise HigherOrderError(
-            "create_graph=True has to know which part of the backward raises since the compiled function changed a saved "
-            "value in place, and autograd does not show it for a view or a custom function; change a clone() of the value"
-        )
-    entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
-    roots = [GradientEdge(*entries[slot]) for slot in slots]
-    ends = [GradientEdge(*edge) for edge, target in segmentation.targets.items() if target in leaving]
-    if not ends:
-        return {}
-    with CutBackward(segmentation, lambda cut, gradient: None) as cut_backward, differentiated_as_in_eager(live.values()):
-        torch.autograd.grad(roots, ends, tangents, create_graph=True, allow_unused=True)
-    return cut_backward.terms()
+
+    function: CapturedFunction
+    roots: Mapping[ForwardResult | ReturnedView, torch.Tensor]
+    entries: Sequence[Entry]
+    joined: Sequence[tuple[int, torch.Tensor]]
+
+    def gradients_of_inputs(self, slots: Sequence[Any], wanted: Sequence[Any], tangents: Sequence[torch.Tensor]) -> Found:
+        """The gradients of wanted inputs, in a backward of one segment, for tangents of the results `slots`."""
+        roots, leaves = [self.roots[slot] for slot in slots], [self.entries[gradient.of.index] for gradient in wanted]
+        if not leaves:
+            return {}
+        with differentiated_as_in_eager(roots):
+            found = torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
+        return dict(zip(wanted, found, strict=True))
+
+    def gradients_of_segment(
+        self, slots: Sequence[Any], leaving: Collection[GradientTarget], tangents: Sequence[torch.Tensor]
+    ) -> Found:
+        """The gradients that a segment passes on, for tangents of `slots`. Nothing behind the targets `leaving` runs.
+
+        Raises:
+            HigherOrderError: the function overwrote a value that its backward needs, and autograd does not show where.
+        """
+        edges = self.result_edges()
+        segmentation = self.segmentation(edges)
+        entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
+        roots = [GradientEdge(*entries[slot]) for slot in slots]
+        ends = [GradientEdge(*edge) for edge, target in segmentation.targets.items() if target in leaving]
+        if not ends:
+            return {}
+        results = self.roots.values()
+        with CutBackward(segmentation, lambda cut, gradient: None) as cut_backward, differentiated_as_in_eager(results):
+            torch.autograd.grad(roots, ends, tangents, create_graph=True, allow_unused=True)
+        return cut_backward.terms()
+
+    def result_edges(self) -> dict[Any, Any]:
+        """Where gradients enter, except for returned views."""
+        roots = self.roots.items()
+        return {slot: torch_compat.gradient_edge(t) for slot, t in roots if not isinstance(slot, ReturnedView)}
+
+    def segmentation(self, edges: Mapping[Any, Any]) -> Segmentation:
+        """The segments of the backward, cut in the places of the first trace.
+
+        Raises:
+            HigherOrderError: see `gradients_of_segment`.
+        """
+        function = self.function
+        behind = [(view, function.meta.result_behind(view.index)) for view in function.views]
+        views = [
+            ExternalView(view, torch_compat.gradient_edge(self.roots[view]), (edges[base],) if base in edges else ())
+            for view, base in behind
+        ]
+        inputs = enumerate(function.capture.inputs)
+        with_grad = [k for k, spec in inputs if isinstance(spec, TensorInput) and spec.requires_grad]
+        starts = {gradient_edge(self.entries[k]): Primal(k) for k in with_grad}
+        starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in self.joined})
+        failing = passed_over(failing_nodes(self.roots.values())) if function.failures else {}
+        chunks = cut_into(function.capture, function.grad_segments)
+        segmentation = find_segments(edges, starts, chunks, views, failing, function.joint.effects)
+        assert segmentation is not None, "the function ran otherwise than when it was first traced"
+        if len(segmentation.failures) != function.failures:
+            raise HigherOrderError(
+                "create_graph=True has to know which part of the backward raises since the compiled function changed a "
+                "saved value in place, and autograd does not show it for a view or a custom function; change a clone() of "
+                "the value"
+            )
+        return segmentation
 
 
 def rank(slot: ForwardResult) -> tuple[int, int]:

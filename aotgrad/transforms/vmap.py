@@ -2,15 +2,15 @@
 
     graph(saved..., tangents...) -> gradients    becomes    graph(saved..., tangents[batch, ...]...) -> gradients[batch, ...]
 
-For `is_grads_batched=True`, or `torch.func.vmap` around a backward, the graph of the variant is traced again under `vmap`,
-compiled by the same backend, and kept with guards as any other plan. So it is if autocast is on around the backward: eager
-then casts the arguments of the ops that the derivative consists of. Under any other transform of `torch.func` it runs node
-by node, so that each op meets the transform as in eager.
+For `is_grads_batched=True`, or `torch.func.vmap` around a backward, the graph of the variant is traced under `vmap`,
+compiled by the same backend, and kept with guards like any other plan. The same holds if autocast is on around the
+backward: eager then casts the arguments of the ops of the derivative. Under any other transform of `torch.func` the graph
+runs node by node, and each op meets the transform as in eager.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,38 +19,36 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.ir import GraphHalf
+from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.runtime.anomaly import is_handed_on
+from aotgrad.transforms.derived import DerivedFunction, Vmap
+from aotgrad.transforms.plans import DerivedPlans
 
 AS_ATEN = {torch.ops.prims.convert_element_type.default: lambda x, dtype: torch_compat.cast(x, dtype=dtype)}
 """Prims whose own ATen form cannot be traced: it writes to its result."""
 
 
 @dataclass(frozen=True)
-class BatchedGraph:
-    """The function that is traced: a backward graph, under `vmap` if some inputs have a batch as first dimension."""
+class BackwardGraph(DerivedFunction):
+    """A backward graph, as a function that is traced once more. Returns its gradients, `None` where there is none."""
 
     half: GraphHalf
-    batched: tuple[bool, ...]
 
-    def __call__(self, *values: Any) -> list[torch.Tensor]:
-        if not any(self.batched):
-            return list(self.run(*values))
-        return list(torch.func.vmap(self.run, tuple(0 if is_batched else None for is_batched in self.batched))(*values))
+    @property
+    def key(self) -> Hashable:
+        return self
 
-    def run(self, *values: Any) -> tuple[torch.Tensor, ...]:
-        """The gradients that there are: `vmap` cannot return `None`."""
-        results = BackwardInterpreter(self.half.module).run(*values)
-        return tuple(gradient for gradient in results if gradient is not None)
+    def __call__(self, *values: Any) -> list[torch.Tensor | None]:
+        return list(BackwardInterpreter(self.half.module).run(*values))
 
 
 class BackwardInterpreter(fx.Interpreter):
-    """Runs the prims that backends decompose to as ATen ops, for which there are batching rules.
+    """Runs the prims that backends decompose to as ATen ops, which have batching rules.
 
-    What the graph runs again of the forward, it runs in the dtypes of the forward; and what one derivative hands on to
-    another gets the dtype that it was traced with, as the autograd engine sees to.
+    Recomputed nodes of the forward run in the dtypes of the forward. A value that one derivative passes on to another gets
+    the dtype that it was traced with, as the autograd engine ensures in eager.
     """
 
     def run_node(self, n: fx.Node) -> Any:
@@ -67,38 +65,41 @@ class BackwardInterpreter(fx.Interpreter):
 
 @dataclass(frozen=True)
 class CompiledBatches:
-    """The batched variants of one backward."""
+    """The variants of one backward under `vmap` and autocast."""
 
-    plans: PlanCache
+    plans: DerivedPlans
+
+    @classmethod
+    def of(cls, compiler: Compiler, name: str) -> CompiledBatches:
+        return cls(DerivedPlans(PlanCache(compiler, name)))
 
     def __call__(self, half: GraphHalf, values: Sequence[Any]) -> Sequence[torch.Tensor | None]:
         """The results of `half` for `values`, some of which a transform of `torch.func` has wrapped, or are dual numbers."""
         vmap = torch_compat.only_vmap(values)
+        graph = BackwardGraph(half)
         if vmap is None and torch_compat.is_transformed(values):
-            return BackwardInterpreter(half.module).run(*values)
-        graph = BatchedGraph(half, tuple(map(torch_compat.is_batched, values)))
-        batches = [vmap.unwrap(value) if vmap and torch_compat.is_batched(value) else value for value in values]
+            return graph(*values)
+        batched = tuple(map(torch_compat.is_batched, values))
+        batches = [vmap.unwrap(value) if vmap and flag else value for value, flag in zip(values, batched, strict=True)]
+        placeholders = half.module.graph.find_nodes(op="placeholder")
         with torch_compat.outside_transforms():
-            ready = tuple(map(laid_out, batches, graph.batched, half.module.graph.find_nodes(op="placeholder")))
-            arguments = symbolic_as_traced(Arguments.of(ready, {}), graph)
-            call = Call(graph, arguments, static_count=0, state=AmbientState(graph, graph, lambda: graph))
-            found = iter(self.plans.run(self.plans.plan_for(call)))
-        results = [None if node is None else next(found) for node in results_of(half)]
-        return [vmap.wrap(result) if vmap and result is not None else result for result in results]
+            batches = tuple(map(with_traced_strides, batches, batched, placeholders))
+            arguments = symbolic_as_traced(Arguments.of(batches, {}), placeholders, batched)
+            if vmap is None or not any(batched):
+                return self.plans.call(graph, arguments)
+            dims = tuple(0 if flag else None for flag in batched)
+            results, flags = self.plans.call(Vmap(graph, dims), arguments)
+        wrapped = iter(flags)
+        return [vmap.wrap(result) if result is not None and next(wrapped) else result for result in results]
 
 
-def results_of(half: GraphHalf) -> Sequence[fx.Node | None]:
-    (output,) = half.module.graph.find_nodes(op="output")
-    return output.args[0]
-
-
-def symbolic_as_traced(arguments: Arguments, graph: BatchedGraph) -> Arguments:
-    """The arguments of a graph with symbolic sizes, for a plan that has these, too, and any number of batches."""
-    traced = [node.meta["val"] for node in graph.half.module.graph.find_nodes(op="placeholder")]
+def symbolic_as_traced(arguments: Arguments, placeholders: Sequence[fx.Node], batched: Sequence[bool]) -> Arguments:
+    """The arguments of a graph with symbolic sizes: a plan with the same symbolic sizes, for any size of the batch."""
+    traced = [node.meta["val"] for node in placeholders]
     if not any(map(torch_compat.has_symbols, traced)):
         return arguments
-    pairs = ((value, batched) for value, batched in zip(traced, graph.batched, strict=True) if torch.is_tensor(value))
-    return arguments.with_symbols({k: batched_dims(value, batched) for k, (value, batched) in enumerate(pairs)})
+    pairs = ((value, flag) for value, flag in zip(traced, batched, strict=True) if torch.is_tensor(value))
+    return arguments.with_symbols({k: batched_dims(value, flag) for k, (value, flag) in enumerate(pairs)})
 
 
 def batched_dims(traced: torch.Tensor, is_batched: bool) -> frozenset[int]:
@@ -106,7 +107,7 @@ def batched_dims(traced: torch.Tensor, is_batched: bool) -> frozenset[int]:
     return frozenset({0, *(dim + 1 for dim in dims)}) if is_batched else dims
 
 
-def laid_out(value: Any, is_batched: bool, placeholder: fx.Node) -> Any:
+def with_traced_strides(value: Any, is_batched: bool, placeholder: fx.Node) -> Any:
     """A batch of tangents, each with the strides that the graph was traced with."""
     traced = placeholder.meta["val"]
     if not is_batched or torch_compat.has_symbolic_shape(traced):

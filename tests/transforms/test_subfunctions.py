@@ -8,7 +8,15 @@ import torch
 from aotgrad.ir import BackwardSegment, SavingNodes
 from aotgrad.slots import Gradient, Primal, SegmentBoundary, Tangent, UpdatedInput, UserOutput
 from aotgrad.transforms.input_views import NotCompiled
-from aotgrad.transforms.subfunctions import SubFunction, SubstituteResults, completed, levels, only, parts_of, separated
+from aotgrad.transforms.subfunctions import (
+    SubFunction,
+    SubstituteResults,
+    completed,
+    depths,
+    only,
+    separated,
+    subfunctions_of,
+)
 
 SAVES = (SavingNodes(1, 1, frozenset()),)
 
@@ -18,7 +26,7 @@ def segment(tangent, *gradients, saves=True):
 
 
 def of_two(*segments, separate):
-    return parts_of(segments, [UserOutput(0), UserOutput(1)], separate)
+    return subfunctions_of(segments, [UserOutput(0), UserOutput(1)], separate)
 
 
 def test_a_result_that_another_one_passes_gradients_through_comes_first():
@@ -42,11 +50,11 @@ def test_results_with_a_trunk_that_saves_something_are_one_part(saves):
 
 def test_gradients_through_the_new_value_of_an_input_are_refused():
     with pytest.raises(NotCompiled):
-        parts_of([segment(UserOutput(0), UpdatedInput(0))], [UserOutput(0)], False)
+        subfunctions_of([segment(UserOutput(0), UpdatedInput(0))], [UserOutput(0)], False)
 
 
 def test_levels_count_the_longest_way():
-    assert levels([[1, 2], [2], [], [0]]) == [2, 1, 0, 3]
+    assert depths([[1, 2], [2], [], [0]]) == [2, 1, 0, 3]
 
 
 def test_groups_of_items_with_something_in_common():
