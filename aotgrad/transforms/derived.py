@@ -23,6 +23,7 @@ import torch.utils._pytree as pytree
 
 from aotgrad import passes, torch_compat
 from aotgrad.capture import repeats
+from aotgrad.errors import CaptureError
 from aotgrad.guards.plan import structure_key
 from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias
 from aotgrad.joint.backward import autograd_nodes
@@ -75,10 +76,25 @@ class CalledFunction(DerivedFunction):
 
     @classmethod
     def of(cls, function: Callable, arguments: Arguments, state: AmbientState) -> CalledFunction:
-        key = structure_key(arguments.constants, arguments.spec, (state.value, passes.generation()))
         autocast = torch_compat.autocast_state()
         computed = tuple(k for k, t in enumerate(arguments.tensors) if autocast and not torch_compat.autocast_keeps(t))
-        return cls(function, arguments.without_tensors(), key, autocast, computed)
+        return cls(function, arguments.without_tensors(), python_key(arguments, state.value), autocast, computed)
+
+    def is_unchanged(self, state: AmbientState) -> bool:
+        """Whether no trace has changed what `state` was read from, or the Python arguments."""
+        return python_key(self.arguments, state.reread()) == self.state
+
+    def reject_changed_state(self, state: AmbientState, error: Exception) -> None:
+        """Raise if the function, which `error` left without a plan, changed an attribute while it was traced.
+
+        Raises:
+            CaptureError
+        """
+        if not self.is_unchanged(state):
+            raise CaptureError(
+                "the function changes an attribute of a module or an object that it was given, and runs op by op under the "
+                "transforms of torch.func, so it would do so twice; call it outside of them, or change the attribute there"
+            ) from error
 
     @property
     def key(self) -> Hashable:
@@ -100,6 +116,10 @@ class CalledFunction(DerivedFunction):
             result = self.function(*args, **kwargs)
         result = recorder.without_views(result)
         return PlacedResult(result, recorder.places(result))
+
+
+def python_key(arguments: Arguments, state: Hashable) -> Hashable:
+    return structure_key(arguments.constants, arguments.spec, (state, passes.generation()))
 
 
 @dataclass(frozen=True)

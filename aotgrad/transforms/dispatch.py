@@ -6,16 +6,17 @@ gradients from. Both compile on demand, with the compiler of the function.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from aotgrad import pipeline, torch_compat
 from aotgrad.backends import FunctionBackend, nop
-from aotgrad.errors import AOTGradError, CaptureError
+from aotgrad.errors import AOTGradError
 from aotgrad.partition import default_partition
 from aotgrad.pipeline import Compiler, Source, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments
@@ -71,8 +72,15 @@ class Dispatch:
         return DerivedPlans(PlanCache(self.compiler, f"transforms of {self.cache.name}"))
 
     @cached_property
+    def captures(self) -> DerivedPlans:
+        """Plans of the same functions that stop at the first stage: they never run."""
+        backend = FunctionBackend("captures", nop, min_graph_ops=sys.maxsize)
+        compiler = replace(self.compiler.with_options(min_graph_ops=None), backend=backend)
+        return DerivedPlans(PlanCache(compiler, f"captures of transforms of {self.cache.name}"), checked=False)
+
+    @cached_property
     def traces(self) -> DerivedPlans:
-        """Plans of the same functions that never run: only their traces are read."""
+        """Plans of the same functions that are compiled as cheaply as possible: they never run."""
         backend = FunctionBackend("traces", nop)
         compiler = replace(self.compiler, backend=backend, partition_fn=default_partition, lower=pipeline.lower)
         return DerivedPlans(PlanCache(compiler, f"traces of transforms of {self.cache.name}"), checked=False)
@@ -85,6 +93,7 @@ class Dispatch:
     def clear(self) -> None:
         """Forget all plans."""
         self.plans.clear()
+        self.captures.clear()
         self.traces.clear()
         self.parts.clear()
 
@@ -95,8 +104,7 @@ class Dispatch:
             state = replace(state, eager=function)
         try:
             if torch_compat.only_forward_mode():
-                called = CalledFunction.of(function, arguments, state)
-                return call_with_duals(self.plans, called, arguments.tensors, lambda: is_unchanged(state))
+                return call_with_duals(self.plans, CalledFunction.of(function, arguments, state), arguments.tensors, state)
             if torch_compat.only_transforms(arguments.tensors):
                 return self.call_under_transforms(CalledFunction.of(function, arguments, state), arguments.tensors, state)
         except NotCompiled:
@@ -109,26 +117,28 @@ class Dispatch:
 
         Raises:
             NotCompiled: there can be no plan.
+            CaptureError: nor can the function run op by op, since the trace has changed an attribute.
         """
         outside = any(torch_compat.innermost(tensor).requires_grad for tensor in tensors)
         kind = (function.key, outside)
         if kind in self.plans.refused:
             raise NotCompiled
         try:
-            result = self.run(function, tensors, self.context(tensors, state), outside)
+            result = self.run(function, tensors, self.context(function, tensors, state), outside)
         except (NotCompiled, AOTGradError) as error:
-            reject_changed_state(state, error)
+            function.reject_changed_state(state, error)
             self.plans.refused.add(kind)
             raise NotCompiled from error
         counters["transformed"] += 1
         return result
 
-    def context(self, tensors: Sequence[torch.Tensor], state: AmbientState) -> CallContext:
+    def context(self, function: CalledFunction, tensors: Sequence[torch.Tensor], state: AmbientState) -> CallContext:
         return CallContext(
             self.plans,
+            self.captures,
             self.traces,
             torch.is_grad_enabled(),
-            lambda: is_unchanged(state),
+            partial(function.is_unchanged, state),
             tuple(isinstance(tensor, torch.nn.Parameter) for tensor in tensors),
         )
 
@@ -147,21 +157,3 @@ class Dispatch:
                     raise NotCompiled from found  # each subfunction would change the function's state
                 self.parts[kind] = (found.parts, found.places)
         return context.call_in_parts(function, tensors, *self.parts[kind])
-
-
-def is_unchanged(state: AmbientState) -> bool:
-    """Whether no trace has changed the state of a call."""
-    return state.reread() == state.value
-
-
-def reject_changed_state(state: AmbientState, error: Exception) -> None:
-    """Raise if the function, which `error` left without a plan, changed an attribute while it was traced.
-
-    Raises:
-        CaptureError
-    """
-    if not is_unchanged(state):
-        raise CaptureError(
-            "the function changes an attribute of a module or an object that it was given, and runs op by op under the "
-            "transforms of torch.func, so it would do so twice; call it outside of them, or change the attribute there"
-        ) from error

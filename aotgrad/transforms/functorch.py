@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.errors import AOTGradError
+from aotgrad.errors import AOTGradError, CaptureError
 from aotgrad.graph import op_table
 from aotgrad.ir import AliasOfIntermediate, Geometry
 from aotgrad.joint.backward import autograd_nodes
@@ -64,13 +64,15 @@ class CallContext:
 
     Attributes:
         plans: those of derived functions.
-        traces: plans that never run: they tell which results require grad, and how a backward is segmented.
+        captures, traces: plans that never run: the former tell which results require grad, the latter how a backward is
+            segmented.
         grad_mode: that of the call.
         is_unchanged: whether no trace has changed the function's state.
         parameters: which arguments of the function are `nn.Parameter`s.
     """
 
     plans: DerivedPlans
+    captures: DerivedPlans
     traces: DerivedPlans
     grad_mode: bool
     is_unchanged: Callable[[], bool]
@@ -89,11 +91,21 @@ class CallContext:
             leaf.requires_grad_(is_tracked)
         return leaves
 
-    def plan_for(self, function: DerivedFunction, tensors: Sequence[torch.Tensor]) -> PlannedCall:
-        return self.plans.find(function, Arguments.of(tuple(tensors), {}), self.is_unchanged)
+    def find(self, plans: DerivedPlans, function: DerivedFunction, tensors: Sequence[torch.Tensor]) -> PlannedCall:
+        return plans.find(function, Arguments.of(tuple(tensors), {}), self.is_unchanged)
 
-    def trace_of(self, function: DerivedFunction, tensors: Sequence[torch.Tensor]) -> PlannedCall:
-        return self.traces.find(function, Arguments.of(tuple(tensors), {}), self.is_unchanged)
+    def check_unchanged(self) -> None:
+        """Raise if the function cannot run a second time for a derivative, as the state that it depends on has changed.
+
+        Raises:
+            CaptureError
+        """
+        if not self.is_unchanged():
+            raise CaptureError(
+                "an attribute of a module or an object that the function was given has changed since the call, by the "
+                "function or after it, and this derivative under the transforms of torch.func runs the function a second "
+                "time; change the attribute outside of the function, after all derivatives"
+            )
 
     def call(self, function: CalledFunction, tensors: Sequence[torch.Tensor]) -> Any:
         """The result of the function under the transforms that are open.
@@ -222,6 +234,8 @@ class CallRequest:
     def derivative(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The result of a derivative, which runs op by op if it has no plan."""
         refused = self.context.plans.refused
+        if self.graph is None or self.function.key in refused:
+            self.context.check_unchanged()
         if self.function.key not in refused:
             try:
                 return with_views(self.apply(tensors), tensors)
@@ -255,12 +269,14 @@ class CallRequest:
     def run_graph(self, graph: Graph, leaves: Sequence[torch.Tensor]) -> Outcome:
         """The gradients, from the autograd graph of the call."""
         assert isinstance(self.function, Vjp)
-        differentiable = requires_grad(self.context.trace_of(self.function, leaves)) if any(self.tracked) else ()
+        differentiable = []
+        if any(self.tracked) and self.context.is_unchanged():  # else a trace would change the function's state
+            differentiable = requires_grad(self.context.find(self.context.captures, self.function, leaves))
         gradients = graph.gradients(self.function, leaves[len(leaves) - len(self.function.defined) :])
         return Outcome(gradients, differentiable, random_state=self.random_state)
 
     def run_plan(self, leaves: Sequence[torch.Tensor], is_followed_outside: bool) -> Outcome:
-        call = self.context.plan_for(self.function, leaves)
+        call = self.context.find(self.context.plans, self.function, leaves)
         if any(self.followed) and not self.function.is_derivative:
             self.reject_several_nodes(call, leaves, is_followed_outside)
         outcome = self.run_with_random_state(call)
@@ -296,7 +312,7 @@ class CallRequest:
             return
         if not any(self.tracked):
             leaves = [t.detach().requires_grad_(flag) for t, flag in zip(leaves, self.followed, strict=True)]
-            call = self.context.trace_of(self.function, leaves)
+            call = self.context.find(self.context.traces, self.function, leaves)
         reject_several_nodes(call, outside)
 
 

@@ -10,8 +10,9 @@ in `transforms/functorch.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch.utils._pytree as pytree
 from aotgrad import torch_compat
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
+from aotgrad.plan_cache.call import AmbientState
 from aotgrad.runtime.autograd import mark_as_dual
 from aotgrad.torch_compat import Dual
 from aotgrad.transforms.derived import CalledFunction, DerivedFunction, reject_changes_and_aliases
@@ -57,12 +59,13 @@ class DualCall(DerivedFunction):
 
 
 def call_with_duals(
-    plans: DerivedPlans, function: CalledFunction, tensors: Sequence[torch.Tensor], is_unchanged: Callable[[], bool]
+    plans: DerivedPlans, function: CalledFunction, tensors: Sequence[torch.Tensor], state: AmbientState
 ) -> Any:
     """The result of a function for dual numbers, made of dual numbers.
 
     Raises:
         NotCompiled: no tensor has a tangent; or the function changes an input, or returns several views of an intermediate.
+        CaptureError: nor can the function run op by op, since the trace has changed an attribute.
     """
     duals = [torch_compat.unpack_dual(tensor) for tensor in tensors]
     call = DualCall(function, tuple(k for k, dual in enumerate(duals) if dual.tangent is not None))
@@ -71,8 +74,9 @@ def call_with_duals(
     values = (*(dual.primal for dual in duals), *(duals[k].tangent for k in call.dual))
     with torch_compat.outside_transforms() as level:
         try:
-            results, tangents = plans.call(call, Arguments.of(values, {}), is_unchanged)
-        except NotCompiled:
+            results, tangents = plans.call(call, Arguments.of(values, {}), partial(function.is_unchanged, state))
+        except NotCompiled as error:
+            function.reject_changed_state(state, error)
             plans.refused.add(call.key)
             raise
     leaves, spec = pytree.tree_flatten(results)

@@ -796,6 +796,21 @@ def attribute_changed_under_a_transform():
 
 
 @error_case
+def attribute_changed_before_a_derivative():
+    """A module that counts its calls, and a derivative of a derivative, which runs it a second time."""
+
+    class Counter(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x.sin()
+
+    count = aotgrad.aot_module(Counter(), aotgrad.nop)
+    torch.func.grad(torch.func.grad(count))(torch.tensor(1.0))
+
+
+@error_case
 def gradient_through_an_old_value():
     """A gradient of a gradient needs what an input was before the call changed it."""
     x = torch.ones(4, requires_grad=True)

@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp,
 from torch.utils import _pytree as pytree
 
 import aotgrad
+from aotgrad.errors import CaptureError
 
 from .against_eager import assert_matches
 
@@ -692,6 +693,39 @@ def test_attributes_that_the_function_changes_are_changed_at_every_call(compiled
         model.calls = 0
         results.append((torch.stack([*gradients, vmap(call)(batch())[0]]), model.calls))
     assert torch.equal(results[0][0], results[1][0]) and results[0][1] == results[1][1]
+
+
+class Counted:
+    calls = 0
+
+
+def count(x: torch.Tensor, counted: Counted) -> torch.Tensor:
+    counted.calls += 1
+    return x.sin() * counted.calls
+
+
+@pytest.mark.parametrize(
+    "transform", [grad, lambda f: vmap(f, (0, None)), lambda f: lambda x, c: jvp(lambda x: f(x, c), (x,), (x,))]
+)
+def test_an_object_that_the_function_changes_is_changed_at_every_call(compiled: Compile, transform: Callable) -> None:
+    counted, call = Counted(), transform(compiled(lambda x, counted: count(x, counted).sum()))
+    for calls in range(1, 4):
+        counted.calls = 0 if calls == 3 else counted.calls
+        call(vector(), counted)
+        assert counted.calls == calls % 3 + calls // 3
+
+
+def test_a_derivative_that_would_change_an_object_twice_is_an_error(compiled: Compile) -> None:
+    counted, function = Counted(), compiled(lambda x, counted: count(x, counted).sum())
+    for differentiate in (
+        lambda: vmap(grad(function), (0, None))(batch(), counted),
+        lambda: grad(function)(vector().requires_grad_(), counted).sum().backward(),
+        lambda: grad(lambda x: grad(function)(x, counted).sum())(vector()),
+    ):
+        counted.calls = 0
+        with pytest.raises(CaptureError, match="runs the function a second time"):
+            differentiate()
+        assert counted.calls == 1
 
 
 @pytest.mark.parametrize("backend", ["aotgrad_eager", "aotgrad"])
