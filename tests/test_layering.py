@@ -27,7 +27,7 @@ TOP_LEVEL = ("__init__", "__main__", "api", "errors", "ir", "options", "pipeline
 PEER = ("torch._functorch.aot_autograd", "torch._functorch._aot_autograd", "torch._functorch.partitioners", "functorch")
 # Types without a public name, the only pytree module there is, and attributes of tensors and ops without a substitute.
 PRIVATE_BUT_ALLOWED = {"torch._ops.OpOverload", "torch._ops.HigherOrderOperator", "torch.utils._pytree"}
-PRIVATE_ATTRIBUTES_ALLOWED = {"_base", "_schema", "_version"}
+PRIVATE_ATTRIBUTES_ALLOWED = {"_base", "_schema", "_version", "_replace"}  # the last is a public method of named tuples
 
 ROOMS = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.glob("*/**/__init__.py"))
 
