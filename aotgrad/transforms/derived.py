@@ -15,8 +15,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
 
 import torch
 import torch.utils._pytree as pytree
@@ -34,6 +34,37 @@ from aotgrad.torch_compat import AutocastState
 from aotgrad.transforms.input_views import NotCompiled, ViewRecorder
 from aotgrad.transforms.subfunctions import CallResult, PlacedResult, SubFunction, SubstituteResults, only
 
+FRESH_OUTPUTS = (NonAlias, UnsafeViewAlias, SymOutput, ConstantOutput)
+
+
+def reject_changes(stages: Stages) -> None:
+    """Raises NotCompiled for a function that changes an input: a second run of it computes something else."""
+    if stages.capture.ended or any(
+        info is not None and info.version_bumps + info.mutation.data for info in stages.meta.inputs
+    ):
+        raise NotCompiled
+
+
+def reject_changes_and_aliases(stages: Stages) -> None:
+    """Raises NotCompiled for a function that changes or hooks an input, or whose results share memory."""
+    reject_changes(stages)
+    bases = [info.base for info in stages.meta.outputs if isinstance(info, AliasOfIntermediate)]
+    are_alone = len(bases) == len(set(bases))  # then no other result shows what such a view is a view of
+    fresh = (*FRESH_OUTPUTS, AliasOfIntermediate) if are_alone else FRESH_OUTPUTS
+    if stages.capture.hooks or not all(isinstance(info, fresh) for info in stages.meta.outputs):
+        raise NotCompiled
+
+
+def reject_custom_functions(stages: Stages) -> None:
+    """Raises NotCompiled for an `autograd.Function` that torch refuses inside transforms: the function raises as in eager.
+
+    One in a function that draws random numbers is rejected, too: it may draw other numbers in its backward.
+    """
+    results = [result for result in stages.capture.outputs if isinstance(result, torch.Tensor)]
+    nodes = list(filter(torch_compat.is_custom_node, autograd_nodes(results)))
+    if any(map(torch_compat.is_refused_by_transforms, nodes)) or (nodes and stages.draws):
+        raise NotCompiled
+
 
 class DerivedFunction:
     """A function of tensors that is traced in place of the user's function. `is_derivative`: it differentiates that."""
@@ -42,8 +73,9 @@ class DerivedFunction:
 
     @property
     def key(self) -> Hashable:
-        """Equal for functions with the same traces."""
-        raise NotImplementedError
+        """Equal for functions with the same traces: their types and parameters."""
+        values = (getattr(self, each.name) for each in fields(cast(Any, self)))
+        return (type(self), *(value.key if isinstance(value, DerivedFunction) else value for value in values))
 
     def __call__(self, *tensors: Any) -> Any:
         raise NotImplementedError
@@ -130,10 +162,6 @@ class CalledSubFunction(DerivedFunction):
     part: SubFunction
     places: tuple[Any, ...]
 
-    @property
-    def key(self) -> Hashable:
-        return (self.function.key, self.part, self.places)
-
     def check(self, stages: Stages) -> None:
         self.function.check(stages)
 
@@ -158,10 +186,6 @@ class Vmap(DerivedFunction):
     @property
     def is_derivative(self) -> bool:
         return self.function.is_derivative
-
-    @property
-    def key(self) -> Hashable:
-        return (self.function.key, "vmap", self.dims, self.randomness)
 
     def check(self, stages: Stages) -> None:
         self.function.check(stages)
@@ -193,10 +217,6 @@ class Vjp(DerivedFunction):
     autocast: AutocastState
     is_derivative = True
 
-    @property
-    def key(self) -> Hashable:
-        return (self.function.key, "vjp", self.wanted, self.defined, self.autocast)
-
     def check(self, stages: Stages) -> None:
         reject_changes(stages)
 
@@ -219,10 +239,6 @@ class Jvp(DerivedFunction):
     function: DerivedFunction
     dual: tuple[int, ...]
     is_derivative = True
-
-    @property
-    def key(self) -> Hashable:
-        return (self.function.key, "jvp", self.dual)
 
     def check(self, stages: Stages) -> None:
         reject_changes(stages)
@@ -253,41 +269,6 @@ def op_by_op(function: DerivedFunction) -> DerivedFunction:
 def count_batches(function: DerivedFunction) -> int:
     """How many `vmap`s are applied to a function last."""
     return 1 + count_batches(function.function) if isinstance(function, Vmap) else 0
-
-
-# --- Functions that have no plans under transforms ---------------------------------------------------------------------
-
-
-FRESH_OUTPUTS = (NonAlias, UnsafeViewAlias, SymOutput, ConstantOutput)
-
-
-def reject_changes(stages: Stages) -> None:
-    """Raises NotCompiled for a function that changes an input: a second run of it computes something else."""
-    if stages.capture.ended or any(
-        info is not None and info.version_bumps + info.mutation.data for info in stages.meta.inputs
-    ):
-        raise NotCompiled
-
-
-def reject_changes_and_aliases(stages: Stages) -> None:
-    """Raises NotCompiled for a function that changes or hooks an input, or whose results share memory."""
-    reject_changes(stages)
-    bases = [info.base for info in stages.meta.outputs if isinstance(info, AliasOfIntermediate)]
-    are_alone = len(bases) == len(set(bases))  # then no other result shows what such a view is a view of
-    fresh = (*FRESH_OUTPUTS, AliasOfIntermediate) if are_alone else FRESH_OUTPUTS
-    if stages.capture.hooks or not all(isinstance(info, fresh) for info in stages.meta.outputs):
-        raise NotCompiled
-
-
-def reject_custom_functions(stages: Stages) -> None:
-    """Raises NotCompiled for an `autograd.Function` that torch refuses inside transforms: the function raises as in eager.
-
-    One in a function that draws random numbers is rejected, too: it may draw other numbers in its backward.
-    """
-    results = [result for result in stages.capture.outputs if isinstance(result, torch.Tensor)]
-    nodes = list(filter(torch_compat.is_custom_node, autograd_nodes(results)))
-    if any(map(torch_compat.is_refused_by_transforms, nodes)) or (nodes and stages.draws):
-        raise NotCompiled
 
 
 # --- Results with and without their tensors ----------------------------------------------------------------------------

@@ -48,10 +48,9 @@ def higher_order(source: Source, traced: TracedJoint, compiler: Compiler) -> Hig
     captured = CapturedFunction(
         function, traced.capture, traced.meta, traced.joint, segments, source.known, torch_compat.autocast_state()
     )
-    name = getattr(function, "__qualname__", "a compiled function")
     complete = compiler.with_options(min_graph_ops=0, plan_limit=VJP_LIMIT)
-    vjps = DerivedPlans(PlanCache(complete, f"vjp of {name}"))
-    return CompiledVjp(captured, vjps, CompiledBatches.of(compiler, f"batched backward of {name}"))
+    vjps = DerivedPlans(PlanCache(complete, "vjp of a compiled function"))
+    return CompiledVjp(captured, vjps, CompiledBatches.of(compiler, "batched backward of a compiled function"))
 
 
 @dataclass
@@ -123,17 +122,7 @@ class Dispatch:
         kind = (function.key, outside)
         if kind in self.plans.refused:
             raise NotCompiled
-        try:
-            result = self.run(function, tensors, self.context(function, tensors, state), outside)
-        except (NotCompiled, AOTGradError) as error:
-            function.reject_changed_state(state, error)
-            self.plans.refused.add(kind)
-            raise NotCompiled from error
-        counters["transformed"] += 1
-        return result
-
-    def context(self, function: CalledFunction, tensors: Sequence[torch.Tensor], state: AmbientState) -> CallContext:
-        return CallContext(
+        context = CallContext(
             self.plans,
             self.captures,
             self.traces,
@@ -141,6 +130,14 @@ class Dispatch:
             partial(function.is_unchanged, state),
             tuple(isinstance(tensor, torch.nn.Parameter) for tensor in tensors),
         )
+        try:
+            result = self.run(function, tensors, context, outside)
+        except (NotCompiled, AOTGradError) as error:
+            function.reject_changed_state(state, error)
+            self.plans.refused.add(kind)
+            raise NotCompiled from error
+        counters["transformed"] += 1
+        return result
 
     def run(self, function: CalledFunction, tensors: Sequence[torch.Tensor], context: CallContext, outside: bool) -> Any:
         """The result, computed by plans of the derived functions, or of the subfunctions.

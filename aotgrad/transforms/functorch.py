@@ -34,20 +34,8 @@ from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.entry import NoPlan
 from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
 from aotgrad.telemetry.counters import counters
-from aotgrad.transforms.derived import (
-    CalledFunction,
-    CalledSubFunction,
-    DerivedFunction,
-    Jvp,
-    Vjp,
-    Vmap,
-    count_batches,
-    fill_holes,
-    op_by_op,
-    replace_at,
-    tensor_leaves,
-    with_holes,
-)
+from aotgrad.transforms import derived
+from aotgrad.transforms.derived import CalledFunction, DerivedFunction, Jvp, Vjp, Vmap, replace_at, tensor_leaves
 from aotgrad.transforms.input_views import NotCompiled, with_views
 from aotgrad.transforms.plans import DerivedPlans, PlannedCall
 from aotgrad.transforms.subfunctions import CallResult, SubFunction, completed, places_in, subfunctions_of
@@ -126,7 +114,7 @@ class CallContext:
         values, found = [], {}
         for part in parts:
             everything = (*tensors, *(found[position] for position in part.given))
-            subfunction = CalledSubFunction(function, part, tuple(places[position] for position in part.given))
+            subfunction = derived.CalledSubFunction(function, part, tuple(places[position] for position in part.given))
             values.append(self.request(subfunction, everything).apply(everything))
             found.update(zip(part.results, tensor_leaves(values[-1]), strict=True))
         return with_views(completed(values[0], found), tensors)
@@ -205,7 +193,9 @@ class CallRequest:
         call = TransformedCall(self)
         outputs = Transformed.apply(call, *tensors)
         given = call.outcome.given
-        return fill_holes(call.outcome.result, [tensors[given[k]] if k in given else t for k, t in enumerate(outputs)])
+        return derived.fill_holes(
+            call.outcome.result, [tensors[given[k]] if k in given else t for k, t in enumerate(outputs)]
+        )
 
     def batched(self, dims: Sequence[int | None], randomness: str, tensors: Sequence[torch.Tensor]) -> CallRequest:
         """The call of a batch.
@@ -244,7 +234,7 @@ class CallRequest:
         self.check_fresh()
         counters["inlined"] += 1
         with torch_compat.random_state_of(self.random_state):
-            return op_by_op(self.function)(*tensors)
+            return derived.op_by_op(self.function)(*tensors)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], Outcome]:
         """The tensors of the result, and what else is known of it; no transform is open any more."""
@@ -261,7 +251,7 @@ class CallRequest:
         outputs = tuple(t.clone() if self.in_forward_mode and torch_compat.is_expanded(t) else t.detach() for t in found)
         return outputs, replace(
             outcome,
-            result=with_holes(outcome.result),
+            result=derived.with_holes(outcome.result),
             differentiable=outcome.differentiable or has_gradient,
             given={k: argument_of(tensor, tensors) for k, tensor in enumerate(found) if shares_memory(tensor, tensors)},
         )
@@ -297,7 +287,7 @@ class CallRequest:
                 return Outcome(call(), random_state=self.random_state)
         if call.stages is not None and not call.stages.draws:
             return Outcome(call())
-        if count_batches(self.function) < self.vmaps:
+        if derived.count_batches(self.function) < self.vmaps:
             raise NotCompiled
         state = torch_compat.random_state(torch_compat.device_types_that_draw())
         return Outcome(call(), random_state=state)
@@ -328,7 +318,7 @@ class TransformedCall:
         assert self.finished is not None, "the call has run"
         return self.finished
 
-    def derived(self, function: DerivedFunction, **facts: Any) -> CallRequest:
+    def derive(self, function: DerivedFunction, **facts: Any) -> CallRequest:
         """The call of a derivative of this one."""
         self.request.check_fresh()
         return CallRequest(function, self.request.context, random_state=self.outcome.random_state, **facts)
@@ -362,14 +352,14 @@ class Transformed(torch.autograd.Function):
             tensors = (*primals, *given.values())
             vjp = Vjp(call.request.function, wanted, tuple(given), torch_compat.autocast_state())
             tracked = call.request.context.tracked(torch_compat.below_gradient(tensors, wanted))
-            inner = call.derived(vjp, tracked=tracked, graph=call.outcome.graph, is_stale=is_stale)
+            inner = call.derive(vjp, tracked=tracked, graph=call.outcome.graph, is_stale=is_stale)
             gradients = replace_at(gradients, wanted, inner.derivative(tensors))
         return (None, *gradients)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         given = {k: tangent for k, tangent in enumerate(tangents) if tangent is not None}
-        inner = ctx.call.derived(Jvp(ctx.call.request.function, tuple(given)))
+        inner = ctx.call.derive(Jvp(ctx.call.request.function, tuple(given)))
         found = inner.derivative((*ctx.saved_tensors, *given.values()))
         pairs = zip(found, ctx.call.outcome.differentiable, strict=True)
         return tuple(tangent if is_differentiable else None for tangent, is_differentiable in pairs)

@@ -10,7 +10,7 @@ in `transforms/functorch.py`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,10 +39,6 @@ class DualCall(DerivedFunction):
     function: CalledFunction
     dual: tuple[int, ...]
     is_derivative = True
-
-    @property
-    def key(self) -> Hashable:
-        return (self.function.key, "dual", self.dual)
 
     def check(self, stages: Stages) -> None:
         reject_changes_and_aliases(stages)

@@ -10,7 +10,7 @@ runs node by node, and each op meets the transform as in eager.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,6 @@ class BackwardGraph(DerivedFunction):
     """A backward graph, as a function that is traced once more. Returns its gradients, `None` where there is none."""
 
     half: GraphHalf
-
-    @property
-    def key(self) -> Hashable:
-        return self
 
     def __call__(self, *values: Any) -> list[torch.Tensor | None]:
         return list(BackwardInterpreter(self.half.module).run(*values))
