@@ -17,7 +17,7 @@ import inspect
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
@@ -30,6 +30,7 @@ from aotgrad.cache import Missing, Restored, StoredSmallGraph, look_up, lower_th
 from aotgrad.convention import Dedupe
 from aotgrad.errors import BackendError, CaptureError, NotPicklable
 from aotgrad.guards.memory import MemoryGuard
+from aotgrad.guards.tensor_properties import Fact, facts_hold, facts_of
 from aotgrad.inspect.debug_state import debug_state
 from aotgrad.ir import InputHint, MemberInput, SymInput
 from aotgrad.options import Options
@@ -42,6 +43,7 @@ from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.module_state import LiftedModule, slots_of
+from aotgrad.telemetry.graph_names import qualified_name
 from aotgrad.transforms.dispatch import Dispatch
 
 
@@ -83,8 +85,7 @@ def aot_function(
     """
     backend = users_backend(fw_compiler, bw_compiler, inference_compiler, decompositions)
     given = {"dynamic": dynamic, "keep_input_mutations": keep_inference_input_mutations, **(options or {})}
-    name = getattr(fn, "__qualname__", type(fn).__qualname__)
-    cache = PlanCache(compiler_of(backend, partition_fn, Options.from_mapping(given)), name)
+    cache = PlanCache(compiler_of(backend, partition_fn, Options.from_mapping(given)), qualified_name(fn))
     transformed = Dispatch(cache)
 
     calls = PlainFunction(cache, fn, state_of(fn), num_params_buffers)
@@ -293,19 +294,9 @@ def compile_module(
     memory = MemoryGuard(distinct, sharing, counters=False) if sharing.mutated else None
     # sizes that change are symbolic in other plans, too
     others = PlanCache(compiler.with_options(dynamic=None) if is_symbolic(executable) else compiler, type(mod).__qualname__)
-    attachments = {k: Attachment.of(distinct[k]) for k in written_with_gradients(executable)}
-    return FlatCallable(executable, dedupe, tuple(tensors), memory, attachments, lifted, others, Dispatch(others))
-
-
-class Attachment(NamedTuple):
-    """How autograd holds a tensor."""
-
-    is_leaf: bool
-    is_view: bool
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Attachment:
-        return cls(tensor.is_leaf, torch_compat.is_differentiable_view(tensor))
+    written = written_with_gradients(executable)
+    facts = facts_of(distinct, ((name, k) for k in written for name in ("is a leaf", "is a view")))
+    return FlatCallable(executable, dedupe, tuple(tensors), memory, facts, lifted, others, Dispatch(others))
 
 
 def written_with_gradients(executable: Executable | Restored) -> Iterator[int]:
@@ -362,7 +353,7 @@ class EagerModule(OfModule):
 class FlatCallable(OfModule):
     """An executable with its module's own tensors bound.
 
-    `memory` is which inputs shared memory in the trace, if it changes one of them, and `attachments` are those of what it
+    `memory` is which inputs shared memory in the trace, if it changes one of them, and `facts` are properties of what it
     changes. No frontend guards that, and asking for every pair of inputs would be slow there: a call with another pattern
     finds its plan among `others`.
     """
@@ -371,7 +362,7 @@ class FlatCallable(OfModule):
     dedupe: Dedupe
     tensors: tuple[torch.Tensor, ...]
     memory: MemoryGuard | None
-    attachments: Mapping[int, Attachment]
+    facts: Sequence[Fact]
     module: LiftedModule
     others: PlanCache
     transformed: Dispatch
@@ -396,14 +387,11 @@ class FlatCallable(OfModule):
         del args  # only the list has them now: each can be freed when it is dead
         if not self.dedupe.is_identity:
             values = self.dedupe.enter(values)
-        if self.memory is not None and not (self.memory(values) and self.are_attached_alike(values)):
+        if self.memory is not None and not (self.memory(values) and facts_hold(self.facts, values)):
             arguments = self.arguments(self.dedupe.exit(values))
             call = Call(self.module.forward, arguments, len(self.tensors), AmbientState(self.module.forward))
             return self.others.run(self.others.plan_for(call))
         return self.executable.call(values)
-
-    def are_attached_alike(self, values: Sequence[Any]) -> bool:
-        return all(Attachment.of(values[k]) == attachment for k, attachment in self.attachments.items())
 
     def arguments(self, values: Sequence[Any]) -> Arguments:
         """Those of other plans, which depend on no number that this one does not depend on."""

@@ -1,6 +1,6 @@
-"""What decides that a plan is used again.
+"""The guards that decide whether a plan may be reused.
 
-`plan` puts the guards of one plan together: `memory` (who shares memory with whom; `disjoint_storage` answers the usual
-case), `tensor_properties` (what the function asked of its arguments), `data_dependent` (conditions on values),
-`python_values` and `dictionaries` (Python state). Stages import `data_dependent` alone: a trace asks what it guards.
+`plan` combines the guards of one plan: `memory` (which arguments share memory; `disjoint_storage` answers the usual case),
+`tensor_properties` (what the function reads of its arguments), `data_dependent` (conditions on values), `python_values` and
+`dictionaries` (Python state). Stages import only `data_dependent`, since a trace asks the questions that it guards.
 """

@@ -1,10 +1,10 @@
-"""Conditions on the values of tensors that a plan holds under: its function branches on them, or returns what they decide.
+"""Guards on the values of tensors: the function branches on them, or its results depend on numbers read from them.
 
-Before a plan runs, a graph computes from the arguments what the trace read, and each question of the trace is asked again:
+Before a plan runs, a graph computes the values that the trace read, and the guard checks each answer that the trace got:
 
     values: u0 > 3 is True, asked at example.py:12: if loss.item() > 3:
 
-The graph is a part of the traced one. It has no effects, so nothing of the caller's has changed when the answers differ.
+The graph is a part of the traced graph. It has no effects, so the caller's tensors are unchanged if an answer differs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from aotgrad import torch_compat
 
 
 class Level(enum.IntEnum):
-    """How much is answered. A function is traced at the first level at which that succeeds."""
+    """How much a trace is told about values. A function is traced at the first level that succeeds."""
 
     NONE = 0
     """A question about a value is an error; numbers are symbolic."""
     GUARD = 1
-    """Questions are answered; numbers are symbolic."""
+    """Questions are answered and guarded; numbers are symbolic."""
     SPECIALIZE = 2
-    """Numbers are what they are in this call, too."""
+    """Numbers are specialized to this call, too."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """`text`, an expression in what the graph computes, has to give `wanted`; `place` says where that was asked."""
+    """`text`, an expression in the values that the graph computes, must give `wanted`; `place` is where it was asked."""
 
     text: str
     wanted: Any
@@ -45,15 +45,15 @@ class Condition:
 
 @dataclass(frozen=True)
 class ValueGuard:
-    """What a plan assumes of values.
+    """The conditions of a plan on values.
 
     Attributes:
         level: how much the trace was told.
-        compute: takes the distinct tensors of a call, returns what the conditions are about.
-        names: of what it returns.
-        inputs: the positions of the tensors whose values it needs.
-        conditions: all have to hold.
-        draws: whether random numbers are drawn; the call draws the same ones again.
+        compute: takes the distinct tensors of a call, and returns the values that the conditions use.
+        names: the names of these values.
+        inputs: the positions of the tensors whose values it reads.
+        conditions: all must hold.
+        draws: whether it draws random numbers; the call then draws the same ones.
     """
 
     level: Level
@@ -64,11 +64,11 @@ class ValueGuard:
     draws: bool
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether all conditions hold. An error of an op is none of ours: the function itself raises it then."""
+        """Whether all conditions hold. If an op raises, they do not: the function itself will raise."""
         return self.failing(tensors) is None
 
     def failing(self, tensors: Sequence[torch.Tensor]) -> str | None:
-        """The first condition that does not hold, for people; `None` if all do."""
+        """The first condition that does not hold, as text; `None` if all do."""
         try:
             draw = torch_compat.RandomReplay() if self.draws else contextlib.nullcontext
             with torch_compat.below_autograd(), torch_compat.disable_autocast(), draw():
@@ -91,7 +91,7 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
 
 
 def is_same(value: Any, wanted: Any) -> bool:
-    """Whether two answers are one: a NaN is one with itself, `1`, `True`, `1.0`, and `0.0` and `-0.0`, are not.
+    """Whether two answers are the same: a NaN equals itself; `1`, `True` and `1.0` differ, and so do `0.0` and `-0.0`.
 
     >>> is_same(float("nan"), float("nan")), is_same(1, True), is_same(0.0, -0.0)
     (True, False, False)

@@ -1,14 +1,14 @@
-"""Whether dictionaries are as they were, asked at every call of a module, which reads its attributes there.
+"""Whether dictionaries are unchanged; each call of a module checks those that hold its attributes.
 
     watched = watch([module], [module._parameters])      objects with their dictionaries, and other dictionaries
     watched.hold()                                       True
     module.scale = 2.0
     watched.hold()                                       False
 
-A dictionary is as it was if it has the same keys and values, the very same objects in the same order. `Contents` looks at
-all of them. Up to 3.11, Python counts the changes of each dictionary, and asking for the count is much faster; later ones
-report changes to whoever asks for that, and forget some. So a count is trusted only where it is kept, and after it has told
-every change of `CHANGES`. It does not tell an `OrderedDict` in another order: one of those is always looked at.
+A dictionary is unchanged if it has the same keys and values: identical objects in the same order. `Contents` compares all
+of them. Up to 3.11, Python counts the changes of each dictionary, and reading the count is much faster; later versions
+report changes to registered watchers, and miss some. So `Versions` is used only where Python keeps counts, and only after
+they have noticed every change of `CHANGES`. They miss a new order of an `OrderedDict`, which is always compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aotgrad import native, torch_compat
 
 
 class Watch(Protocol):
-    """Made of objects and dictionaries as they are."""
+    """Remembers objects and dictionaries as they are when it is made."""
 
     def hold(self) -> bool:
         """Whether each object still has the same dictionary, and each dictionary the same contents."""
@@ -35,7 +35,7 @@ Mechanism = Callable[[Sequence[Any], Sequence[dict]], Watch]
 
 
 class Contents:
-    """Compares all keys and values by identity. It keeps them alive, so that no other object gets their identity."""
+    """Compares all keys and values by identity. Keeps them alive, so that no other object gets their identity."""
 
     def __init__(self, objects: Sequence[Any], tables: Sequence[dict]) -> None:
         self.objects, self.own = list(objects), [value.__dict__ for value in objects]
@@ -48,7 +48,7 @@ class Contents:
 
 
 class Versions:
-    """Asks for the versions of plain dictionaries; of an `OrderedDict`, they do not tell the order."""
+    """Reads the versions of plain dictionaries. The version of an `OrderedDict` misses its order."""
 
     def __init__(self, objects: Sequence[Any], tables: Sequence[dict]) -> None:
         plain, ordered = by_type(tables)
@@ -65,7 +65,7 @@ def by_type(tables: Sequence[dict]) -> tuple[list[dict], list[dict]]:
 
 
 class Entries:
-    """The keys and values of dictionaries, for `are_same` to compare."""
+    """The keys and values of dictionaries, which `are_same` compares."""
 
     def __init__(self, tables: list[dict], are_same: Callable[..., bool]) -> None:
         keys = list(itertools.chain.from_iterable(tables))
@@ -77,7 +77,7 @@ class Entries:
 
 
 def same_contents(tables: list[dict], lengths: list[int], keys: list[Any], values: list[Any]) -> bool:
-    """Whether dictionaries, one after another, have these keys and values, the objects themselves."""
+    """Whether dictionaries, one after another, have identical keys and values."""
     return (
         list(map(len, tables)) == lengths
         and are_identical(itertools.chain.from_iterable(tables), keys)
@@ -86,7 +86,7 @@ def same_contents(tables: list[dict], lengths: list[int], keys: list[Any], value
 
 
 def are_identical(found: Iterable[Any], before: Iterable[Any]) -> bool:
-    """Whether two sequences of the same length have the same objects."""
+    """Whether two sequences of the same length contain the same objects."""
     return all(map(operator.is_, found, before))
 
 
@@ -95,7 +95,7 @@ VALUES = operator.methodcaller("values")
 
 
 def watch(objects: Sequence[Any], tables: Sequence[dict]) -> Watch:
-    """The cheapest that is right with this Python and this torch."""
+    """The fastest watch that is reliable with this Python and this torch."""
     return fastest()(objects, tables)
 
 
@@ -105,13 +105,13 @@ def fastest() -> Mechanism:
 
 
 def tells_every_change(mechanism: Mechanism) -> bool:
-    """Whether a mechanism notices each of `CHANGES`, and nothing where there was none."""
+    """Whether a mechanism notices each of `CHANGES`, and nothing else."""
     return all(tells(mechanism, change) for change in CHANGES)
 
 
 def tells(mechanism: Mechanism, change: Callable[[Example], Any]) -> bool:
     for _ in range(WARM):
-        change(Example())  # Python does what it did often in another way
+        change(Example())  # Python specializes code that runs often
     example = Example()
     watched = mechanism([example], [example.table, example.filled, example.ordered])
     if not (watched.hold() and watched.hold()):
@@ -121,7 +121,7 @@ def tells(mechanism: Mechanism, change: Callable[[Example], Any]) -> bool:
 
 
 WARM = 20
-"""After how many times a function is run as one that runs often."""
+"""After this many runs, Python has specialized a function."""
 
 
 class Example:

@@ -1,7 +1,7 @@
-"""Whether some tensors have their storages to themselves: found by their addresses, which are remembered.
+"""Whether changed tensors have their storages to themselves, decided from addresses.
 
-In: the tensors of a call. Out: whether none of them reaches into the storage of one that is written to. As long as the
-storages that are written to stay where they are, only tensors at new places are compared with them.
+In: the tensors of a call. Out: whether none of them reaches into the storage of a changed one. The last answer is kept:
+while the storages of the changed tensors stay where they are, only tensors at new addresses are compared with them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from aotgrad import torch_compat
 address = torch.Tensor.data_ptr
 storage_of = torch.Tensor.untyped_storage
 storage_start = torch.UntypedStorage.data_ptr
-storage_bytes = torch.UntypedStorage.nbytes
+storage_size = torch.UntypedStorage.nbytes
 
-Place = tuple[int, int]
+Interval = tuple[int, int]
 """Where memory lies: address and bytes."""
 
 
 class Separation:
-    """Asks that of calls that come one after the other.
+    """The check, for consecutive calls.
 
     Args:
-        written: the positions of tensors that are written to, each of which has to have another storage.
+        written: the positions of changed tensors, one for each storage.
         others: the positions of the other tensors.
-        spans: of each of these, see `span_of`; `None` where it differs from call to call.
+        spans: for each of these, see `span_of`; `None` where it differs from call to call.
     """
 
     def __init__(self, written: Sequence[int], others: Sequence[int], spans: Mapping[int, int | None]) -> None:
@@ -43,49 +43,49 @@ class Separation:
         self.last = LastCheck([], set())
 
     def __call__(self, args: Sequence[Any]) -> bool:
-        """Whether no tensor, but those that did so in the trace, reaches into the storage of a changed one."""
-        last, storages = self.last, list(map(place_of_storage, self.written_of(args)))
+        """Whether no two storages of changed tensors overlap, and none of the other tensors reaches into one."""
+        last, storages = self.last, list(map(interval_of_storage, self.written_of(args)))
         known = last.apart if storages == last.storages else set()
-        places = self.places(args)
+        intervals = self.intervals(args)
         used = sorted(storages)
         if not known and not are_distinct(used):
             return False
-        if not places <= known and any(meets(place, used) for place in places - known):
+        if not intervals <= known and any(meets(interval, used) for interval in intervals - known):
             return False
-        self.last = LastCheck(storages, places)
+        self.last = LastCheck(storages, intervals)
         return True
 
-    def places(self, args: Sequence[Any]) -> set[Place]:
-        """Where the tensors lie that are not written to."""
+    def intervals(self, args: Sequence[Any]) -> set[Interval]:
+        """Where the unchanged tensors lie."""
         starts = list(map(address, self.sized_of(args)))
         if not all(starts):  # one has no memory
-            return {place_of(args[k], self.spans[k]) for k in self.others}
-        return {*zip(starts, self.sizes, strict=True), *(place_of(args[k], self.spans[k]) for k in self.unsized)}
+            return {interval_of(args[k], self.spans[k]) for k in self.others}
+        return {*zip(starts, self.sizes, strict=True), *(interval_of(args[k], self.spans[k]) for k in self.unsized)}
 
 
 class LastCheck(NamedTuple):
-    """The storages that were written to in the last call, and the places that were found apart from them."""
+    """The storages of the changed tensors in the last call, and the intervals that do not overlap them."""
 
-    storages: list[Place]
-    apart: set[Place]
+    storages: list[Interval]
+    apart: set[Interval]
 
 
-def are_distinct(places: Sequence[Place]) -> bool:
-    """Whether no two of some places, in order, have a byte in common.
+def are_distinct(intervals: Sequence[Interval]) -> bool:
+    """Whether no two of some sorted intervals overlap.
 
     >>> are_distinct([(100, 60), (160, 8)]), are_distinct([(100, 61), (160, 8)])
     (True, False)
     """
-    return all(start + size <= later for (start, size), (later, _) in itertools.pairwise(places))
+    return all(start + size <= later for (start, size), (later, _) in itertools.pairwise(intervals))
 
 
-def meets(place: Place, others: Sequence[Place]) -> bool:
-    """Whether a place has a byte in common with one of several, which are in order and distinct.
+def meets(interval: Interval, others: Sequence[Interval]) -> bool:
+    """Whether an interval overlaps one of several, which are sorted and distinct.
 
     >>> meets((150, 20), [(100, 60), (200, 8)]), meets((160, 40), [(100, 60), (200, 8)])
     (True, False)
     """
-    start, size = place
+    start, size = interval
     before_end = bisect_left(others, (start + size,))
     return before_end > 0 and sum(others[before_end - 1]) > start
 
@@ -101,22 +101,22 @@ def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
             return operator.itemgetter(*positions)
 
 
-def place_of(tensor: torch.Tensor, span: int | None) -> Place:
-    """Where a tensor lies: address and bytes. One without elements or memory stands for the start of its storage."""
+def interval_of(tensor: torch.Tensor, span: int | None) -> Interval:
+    """Where a tensor lies. One without elements or memory counts as the first byte of its storage."""
     size = span_of(tensor) if span is None else span
     start = address(tensor) if size else 0
-    return (start, size or 0) if start else (place_of_storage(tensor)[0], 1)
+    return (start, size or 0) if start else (interval_of_storage(tensor)[0], 1)
 
 
-def place_of_storage(tensor: torch.Tensor) -> Place:
-    """Where the storage of a tensor lies. One without memory lies at its own address, where no tensor is."""
+def interval_of_storage(tensor: torch.Tensor) -> Interval:
+    """Where the storage of a tensor lies. One without memory counts as the storage object itself, where no tensor lies."""
     storage = storage_of(tensor)
     start = storage_start(storage)
-    return (start, storage_bytes(storage)) if start else (torch_compat.storage_id(tensor), 1)
+    return (start, storage_size(storage)) if start else (torch_compat.storage_id(tensor), 1)
 
 
 def span_of(tensor: torch.Tensor) -> int | None:
-    """How many bytes a tensor extends over, from its first element to its last; `None` if that is symbolic."""
+    """The bytes from the first element of a tensor to its last; `None` if that is symbolic."""
     if torch_compat.has_symbolic_shape(tensor):
         return None
     if not tensor.numel():

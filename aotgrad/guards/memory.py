@@ -1,14 +1,14 @@
-"""The guard of a plan that changes its inputs: the same arguments share memory, and version counters, as in its trace.
+"""The guard of a plan that changes its inputs: arguments share memory and version counters as in the trace.
 
-In the usual case no argument reaches into the storage of a changed one, but those that did so in the trace; these lie as
-they did when all was compared last. Both are asked in C++ where that was built (`aotgrad.native`). Everything is compared
-in each call where one argument is a group by itself: a view with two histories, of a base that may have another size.
+In the usual case no argument reaches into the storage of a changed one, except for those that did so in the trace, and these
+lie as they did at the last complete comparison. C++ checks both where it was built (`aotgrad.native`). Each call compares
+everything if an argument is a group by itself: a view with two histories, whose base may have another size.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,14 +25,14 @@ class MemoryGuard:
     """How arguments share memory with those that a plan changes.
 
     Args:
-        args: those of the trace, distinct, real or fake; other values than tensors are passed over.
+        args: the distinct arguments of the trace, real or fake; values that are no tensors are ignored.
         sharing: how they share memory.
-        traced: what they were traced as, where it is not `args`: sizes that are symbolic there differ from call to call.
+        traced: what they were traced as, if not `args`: sizes that are symbolic there differ from call to call.
         counters: whether version counters are compared too; fake tensors do not tell.
         closure: the last of `args`, if they are no arguments of a call.
 
     Raises:
-        UnsupportedAliasingError: if two of them are the same memory in two storages, which nothing can be a view of.
+        UnsupportedAliasingError: two arguments are the same memory in two storages; nothing can be a view of both.
     """
 
     def __init__(
@@ -46,19 +46,12 @@ class MemoryGuard:
         reject_foreign_memory(args, sharing)
         self.sharing, self.counters, self.closure = sharing, counters, closure
         self.changed = sorted({*sharing.mutated, *sharing.bumped})
-        self.storages = same_storage(args, self.changed)
-        self.sharers = [k for sharers in self.storages for k in sharers]
-        there = [k for k, arg in enumerate(args) if has_address(arg)]
-        written = [sharers[0] for sharers in self.storages] + [k for k in self.changed if k not in self.sharers]
-        others = [k for k in there if k not in self.changed and k not in self.sharers]
+        storages, addressed = same_storage(args, self.changed), [k for k, arg in enumerate(args) if has_address(arg)]
+        self.sharers = [k for sharers in storages for k in sharers]
         self.has_lone_views = any(len(group.starts) == 1 for group in sharing.groups)
-        self.is_alone = len(there) < 2 and not self.has_lone_views
-        spans = {k: span_of((traced or args)[k]) for k in others}
-        growing = [k for k in self.sharers if torch_compat.has_symbolic_shape((traced or args)[k])]
-        separation = native.offered("separation", functools.partial(Separation, spans=spans))
-        sharing_of = native.offered("sharing", functools.partial(Places, storages=len(self.storages), growing=growing))
-        self.others_are_apart = separation([k for k in written if k in there], others)
-        self.places_of = sharing_of(self.sharers)
+        self.is_alone = len(addressed) < 2 and not self.has_lone_views
+        self.others_are_apart = separation_of(addressed, self.changed, storages, traced or args)
+        self.places_of = places_of(self.sharers, len(storages), traced or args)
         self.verified: Any = None
 
     def __call__(self, args: Sequence[Any]) -> bool:
@@ -83,26 +76,51 @@ class MemoryGuard:
         return same and foreign_memory(args, self.sharing) is None
 
     def groups(self) -> list[tuple[int, ...]]:
-        """The positions that share elements, for people."""
+        """The positions that share elements, to print."""
         return [tuple(index for index, _ in group.starts) for group in self.sharing.groups]
 
 
-class Places:
-    """What decides how the tensors at `positions` share storages and version counters, if they are views of few tensors.
+def separation_of(
+    addressed: Sequence[int], changed: Sequence[int], storages: Sequence[Sequence[int]], traced: Sequence[Any]
+) -> Callable[[Sequence[Any]], bool]:
+    """The check that no argument reaches into the storage of a changed one, except for those of `storages`.
 
-    A view that lies at its old address, within the storage of its base, lies in that storage.
+    Args:
+        addressed: the positions of arguments with memory.
+        changed: the positions of changed arguments.
+        storages: for each storage of a changed argument that has several, their positions.
+        traced: what the arguments were traced as.
+    """
+    sharers = {k for sharers in storages for k in sharers}
+    written = [sharers[0] for sharers in storages] + [k for k in changed if k not in sharers]
+    others = [k for k in addressed if k not in changed and k not in sharers]
+    spans = {k: span_of(traced[k]) for k in others}
+    separation = native.offered("separation", functools.partial(Separation, spans=spans))
+    return separation([k for k in written if k in addressed], others)
+
+
+def places_of(sharers: Sequence[int], storages: int, traced: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+    """`Places` of the arguments that share `storages` storages."""
+    growing = [k for k in sharers if torch_compat.has_symbolic_shape(traced[k])]
+    return native.offered("sharing", functools.partial(Places, storages=storages, growing=growing))(sharers)
+
+
+class Places:
+    """The facts that decide how tensors share storages and version counters, if they are views of few tensors.
+
+    A view at its old address, within the storage of its base, lies in that storage.
 
     Args:
         positions: of the tensors.
-        storages: in how many storages they lay in the trace.
-        growing: those whose sizes are symbolic.
+        storages: how many storages they had in the trace.
+        growing: the positions of those with symbolic sizes.
     """
 
     def __init__(self, positions: Sequence[int], storages: int, growing: Sequence[int]) -> None:
         self.sharers_of, self.storages, self.growing = picker(positions), storages, growing
 
     def __call__(self, args: Sequence[Any]) -> tuple | None:
-        """Something to compare; `None` if there are more roots than storages: they may have counters in common."""
+        """A value to compare; `None` if there are more roots than storages, since roots may share version counters."""
         tensors = self.sharers_of(args)
         bases = [tensor._base for tensor in tensors]
         base_ids = list(map(id, bases))
@@ -136,14 +154,14 @@ def reject_foreign_memory(args: Sequence[Any], sharing: MemorySharing) -> None:
 
 
 def foreign_memory(args: Sequence[Any], sharing: MemorySharing) -> tuple[int, int] | None:
-    """Two arguments of different storages that have an element in common, one of which changes."""
-    pairs = overlapping_pairs([layout_of(arg) for arg in args], sharing.mutated)
+    """Two arguments of different storages that share an element, if one of them changes."""
+    pairs = overlapping_pairs([byte_layout(arg) for arg in args], sharing.mutated)
     keys = torch_compat.storage_key
     return next((pair for pair in sorted(pairs) if keys(args[pair[0]]) != keys(args[pair[1]])), None)
 
 
-def layout_of(tensor: Any) -> ByteLayout | None:
-    """Where a real tensor lies, or `None` if it has no memory: not strided, on the meta device, fake, or freed."""
+def byte_layout(tensor: Any) -> ByteLayout | None:
+    """Where a real tensor lies; `None` if it has no memory: not strided, on the meta device, fake, or freed."""
     if not has_address(tensor) or torch_compat.is_traced(tensor) or not (start := address(tensor)):
         return None
     item = tensor.element_size()

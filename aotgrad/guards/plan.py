@@ -1,17 +1,18 @@
-"""When a compiled plan may be reused: everything that its trace depended on.
+"""When a compiled plan may be reused: all facts that its trace depends on.
 
-A plan holds for a call with the same structure and Python values (the key of its cache entry, `structure_key`), for which
+A plan serves calls with the same structure and Python values (the key of its cache entry, `structure_key`), if these facts
+are the same:
 
     global state    grad mode, inference mode, autocast, default dtype and device, determinism, attention kernels
     tensors         type, dtype, device, layout, requires_grad, conj and neg bits, static sizes and strides, number
     identity        which arguments are the same tensor
-    memory          how arguments share elements and version counters with one that the plan changes
-    facts           is it a leaf, where the plan changes it or the function asked; its storage offset, where a view is
-                    replayed by its absolute geometry or the function asked; has it a gradient, where the function asked
+    memory          how arguments share elements and version counters with those that the plan changes
+    facts           properties of arguments that the function reads, or that the plan depends on: whether a changed argument
+                    is a leaf or a view, the storage offset if a view is replayed by absolute geometry
     shapes          the symbolic guards of the trace
-    values          what the function asked about values, where it branches on them; computed last
+    values          the answers to questions about values, if the function branches on them; computed last
 
-are as they were. The check of all tensors is one C++ call, torch's or our own (`aotgrad.native`).
+One C++ call checks all tensors, torch's or our own (`aotgrad.native`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class PlanGuards:
     values: ValueGuard | None
 
     def check(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the plan is right for these arguments, now."""
+        """Whether the plan serves a call with these arguments, now."""
         if not self.dedupe.is_identity:
             if not self.dedupe.matches(tensors):
                 return False
@@ -53,13 +54,13 @@ class PlanGuards:
 
     @functools.cached_property
     def holds(self) -> Callable[[Sequence[torch.Tensor]], bool]:
-        """`check` for distinct tensors, as many as there were."""
+        """`check` for as many distinct tensors as the plan has."""
         return self.emitted(*self.global_state.conditions(native.offered("global_flags", None)))
 
     def plain_check(self, generation: int) -> Callable[[Sequence[Any]], bool] | None:
-        """`check` for as many values, tensors or not, that all stand for themselves; `None` if it would be no faster.
+        """`check` for as many values, which may be no tensors; `None` if it would be no faster.
 
-        It is false where someone watches every op, and after passes were registered: `generation` is another one then.
+        It is false while a mode or transform watches every op, and after passes were registered, which changes `generation`.
         """
         if not self.dedupe.is_identity or not self.tensors.is_one_call:
             return None
@@ -67,7 +68,7 @@ class PlanGuards:
         return self.emitted(names | {"generation": passes.generation}, [*conditions, f"generation() == {generation}"])
 
     def emitted(self, names: dict[str, Any], conditions: Sequence[str]) -> Callable[[Sequence[Any]], bool]:
-        """All conditions on distinct tensors, and others, in one function, which looks only at what matters to this plan."""
+        """One function that checks all conditions of this plan, and no more."""
         names = {**names, "tensors_hold": self.tensors.fastest}
         conditions = [f"tensors_hold({self.tensors.argument})", *conditions]
         for number, (position, fact, value) in enumerate(self.facts):
@@ -79,7 +80,7 @@ class PlanGuards:
         return eval(f"lambda tensors: {' and '.join(conditions)}", names)
 
     def why_not(self, tensors: Sequence[torch.Tensor]) -> str:
-        """What differs, for the log; the empty string if nothing does."""
+        """The first difference, for the log; the empty string if there is none."""
         if not self.dedupe.matches(tensors):
             return "other arguments are the same tensor"
         distinct = self.dedupe.enter(tensors)
@@ -98,7 +99,7 @@ class PlanGuards:
         return "" if failing is None else f"values: {failing}"
 
     def lines(self) -> Iterator[str]:
-        """What is checked, a line each, for people."""
+        """The conditions, one a line, to print."""
         if not self.dedupe.is_identity:
             yield f"the same tensors, by position among the distinct ones: {self.dedupe.positions}"
         yield from self.tensors.lines()

@@ -1,12 +1,12 @@
-"""What a Python value counts as when plans are compared: equal keys for values that no trace can tell apart.
+"""Hashable keys of Python values: equal for values that no trace can tell apart.
 
     hashable_key(1), hashable_key(1.0), hashable_key(True)       three different ones
     hashable_key(0.0) == hashable_key(-0.0)                      False: 1 / x differs
     hashable_key(float("nan")) == hashable_key(float("nan"))     True
 
-Numbers, strings, enums, containers and objects count by their content, all the way down; functions, classes and modules
-of Python by identity; tensors and random generators that hide in an object by identity too, since a plan reads them at
-every call.
+Numbers, strings, enums, containers and objects are compared by content, recursively; functions, classes and Python modules
+by identity. Tensors and random generators inside objects are compared by identity too, since a plan reads them at every
+call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BY_IDENTITY += (torch._ops.OpOverload, torch.fx.Graph)
 
 
 class Same:
-    """Stands for one object, without keeping it alive where that can be: equal to itself while the object lives."""
+    """The identity of an object: equal to itself while the object lives. Keeps it alive if it allows no weak reference."""
 
     __slots__ = ("hash", "object")
 
@@ -44,17 +44,17 @@ class Same:
         return self.hash
 
 
-Seen = dict[int, tuple[Any, Hashable]]
+KnownKeys = dict[int, tuple[Any, Hashable]]
 
 
-def hashable_key(value: Any, seen: Seen | None = None) -> Hashable:
-    """A hashable stand-in for `value`.
+def hashable_key(value: Any, seen: KnownKeys | None = None) -> Hashable:
+    """The key of a value.
 
-    What has content that cannot be read (a generator, an open file) equals nothing, itself included: it may have changed.
+    The key of an object with unreadable content (a generator, an open file) equals no other, since it may have changed.
 
     Args:
         value: anything.
-        seen: objects that are not entered again, by id, and what they count as.
+        seen: objects with known keys, by id.
 
     >>> hashable_key([1, {"a": 2.0}]) == hashable_key([1, {"a": 2.0}]) != hashable_key([True, {"a": 2.0}])
     True
@@ -79,15 +79,15 @@ def hashable_key(value: Any, seen: Seen | None = None) -> Hashable:
     return content
 
 
-def is_constant(value: Any) -> bool:
-    """Whether a value has no state that could change: what it counts as is fixed."""
+def is_fixed(value: Any) -> bool:
+    """Whether a value has no state that could change."""
     return type(value) in PLAIN or isinstance(
         value, (float, complex, enum.Enum, torch.Tensor, torch.Generator, *BY_IDENTITY)
     )
 
 
-def contents(value: Any, seen: Seen) -> Hashable:
-    """The key of something that has parts."""
+def contents(value: Any, seen: KnownKeys) -> Hashable:
+    """The key of a value with parts."""
     kind = type(value)
     if kind is complex:
         return (kind, value.real.hex(), value.imag.hex())
@@ -97,14 +97,14 @@ def contents(value: Any, seen: Seen) -> Hashable:
         return (kind, *((hashable_key(key, seen), hashable_key(item, seen)) for key, item in value.items()))
     if kind in (set, frozenset):
         return (kind, frozenset(hashable_key(item, seen) for item in value))
-    return (kind, *reduced(value, seen))
+    return (kind, *pickled_parts(value, seen))
 
 
-def reduced(value: Any, seen: Seen) -> tuple[Hashable, ...]:
-    """What pickling would store of an object: its class, its state, its items."""
+def pickled_parts(value: Any, seen: KnownKeys) -> tuple[Hashable, ...]:
+    """The keys of what pickling an object would store: its class, its state, its items."""
     try:
         parts = value.__reduce_ex__(2)
-    except Exception:  # whatever an object's own __reduce__ raises
+    except Exception:  # an object's own __reduce__ may raise anything
         return (object(),)
     if isinstance(parts, str):
         return (Same(value),)

@@ -1,16 +1,16 @@
-"""What a function reads of its arguments that is no part of the graph: each becomes a guard, or an error.
+"""Tensor properties that the graph does not record: reading one becomes a guard, or an error.
 
-reads = Reads()
+reads = PropertyReads()
 with reads.of(arguments):
     function(*arguments)
-reads.positions("storage offset")           the arguments whose storage offset decided what was traced
+reads.positions("storage offset")           the arguments whose storage offset the trace depends on
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,9 +29,12 @@ FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "storage offset": torch.Tensor.storage_offset,
     "has a gradient": lambda tensor: tensor.grad is not None,
 }
-"""What of a tensor the graph does not show, by name, and how to ask for it."""
+"""The properties, by name, and their getters."""
 
-_TENSOR: Any = torch.Tensor  # of whose properties a type checker knows no `__get__`
+Fact = tuple[int, str, Any]
+"""The position of a tensor, a property, and its value."""
+
+_TENSOR: Any = torch.Tensor  # type checkers know no `__get__` of its properties
 
 GUARDED: dict[Callable, str] = {
     _TENSOR.is_leaf.__get__: "is a leaf",
@@ -40,8 +43,17 @@ GUARDED: dict[Callable, str] = {
 }
 
 
+def facts_of(tensors: Sequence[Any], wanted: Iterable[tuple[str, int]]) -> tuple[Fact, ...]:
+    """The values of some properties, by name and position."""
+    return tuple((k, name, FACTS[name](tensors[k])) for name, k in sorted(wanted))
+
+
+def facts_hold(facts: Iterable[Fact], tensors: Sequence[Any]) -> bool:
+    return all(FACTS[name](tensors[k]) == value for k, name, value in facts)
+
+
 class PropertyReads:
-    """Which arguments a function asked for which property."""
+    """The properties of its arguments that a function reads."""
 
     def __init__(self) -> None:
         self.found: set[tuple[str, int]] = set()
@@ -51,10 +63,10 @@ class PropertyReads:
 
     @contextlib.contextmanager
     def of(self, arguments: Sequence[Any]) -> Iterator[None]:
-        """Inside, note what is read of `arguments`.
+        """While this is open, record what is read of `arguments`.
 
         Raises:
-            CaptureError: one is hooked and changed; its hooks belong to another history then.
+            CaptureError: the function hooks and changes an argument, which moves its hooks to another history.
         """
         before = versions(arguments)
         with Reader(self, arguments) as reader:
@@ -62,20 +74,22 @@ class PropertyReads:
         after = versions(arguments) if reader.hooked else before
         for position in reader.hooked:
             if before[position] != after[position]:
-                refuse_hook(position)
+                reject_hook(position)
 
     def check(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raise if something was read that a trace does not have.
+        """Raise if the function read a property that a trace does not have.
 
         Raises:
             CaptureError: names the argument.
         """
         for position in self.positions("has a gradient"):
             if tensors[position].grad is not None:
-                refuse(".grad", position)
+                reject_read(".grad", position)
 
 
 class Reader(TorchFunctionMode):
+    """Records the reads of some arguments."""
+
     def __init__(self, reads: PropertyReads, arguments: Sequence[Any]) -> None:
         super().__init__()
         self.reads = reads
@@ -98,7 +112,7 @@ class Reader(TorchFunctionMode):
         elif func is torch.Tensor.register_hook:
             self.hooked.add(position)
         elif func in torch_compat.HISTORY_GETTERS:
-            refuse(torch_compat.HISTORY_GETTERS[func], position)
+            reject_read(torch_compat.HISTORY_GETTERS[func], position)
 
     def seen_through(self, tensor: torch.Tensor) -> list[int]:
         """The argument that a tensor is, or those that it is a view of."""
@@ -110,20 +124,20 @@ class Reader(TorchFunctionMode):
 
 
 def versions(arguments: Sequence[Any]) -> list[int | None]:
-    """The versions of tensors, read behind the back of every `Reader`."""
+    """The versions of tensors. No `Reader` records these reads."""
     with torch_compat.unobserved():
         return [torch_compat.version_of(each) if isinstance(each, torch.Tensor) else None for each in arguments]
 
 
-def refuse_hook(position: int) -> None:
-    """Raises CaptureError: which gradient the hook is to see depends on when it was registered."""
+def reject_hook(position: int) -> None:
+    """Raises CaptureError: which gradient the hook sees depends on when it was registered."""
     raise CaptureError(
         f"the function hooks input {position}, which it changes in place; call register_hook() outside of the compiled "
         "function"
     )
 
 
-def refuse(what: str, position: int) -> None:
+def reject_read(what: str, position: int) -> None:
     """Raises CaptureError: a traced tensor has another value of `what` than the caller's."""
     raise CaptureError(
         f"the function reads {what} of input {position}, which a traced tensor does not have; read it outside of the "

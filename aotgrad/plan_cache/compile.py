@@ -23,7 +23,7 @@ from aotgrad.errors import AOTGradError, CaptureError, UnsupportedAliasingError
 from aotgrad.guards.data_dependent import Level
 from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.plan import PlanGuards
-from aotgrad.guards.tensor_properties import FACTS, PropertyReads
+from aotgrad.guards.tensor_properties import PropertyReads, facts_of
 from aotgrad.ir import InputHint, SymInput
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, Stages, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
@@ -272,7 +272,7 @@ def make_guards(executable: Stages, dedupe: Dedupe, tensors: Sequence[torch.Tens
         global_state=torch_compat.GlobalState(),
         tensors=torch_compat.TensorGuard(tensors, fakes, native.offered("tensor_check", None)),
         memory=memory_guard(executable, tensors, sharing, fakes) if changed else None,
-        facts=tuple((k, name, FACTS[name](tensors[k])) for name, k in sorted(wanted)),
+        facts=facts_of(tensors, wanted),
         shapes=torch_compat.shape_guards(fakes) if any(map(torch_compat.has_symbolic_shape, fakes)) else None,
         values=executable.value_guard,
     )

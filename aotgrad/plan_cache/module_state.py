@@ -25,7 +25,7 @@ from aotgrad import torch_compat
 from aotgrad.capture import regions
 from aotgrad.errors import CaptureError
 from aotgrad.guards.dictionaries import watch
-from aotgrad.guards.python_values import Same, Seen, hashable_key, is_constant
+from aotgrad.guards.python_values import KnownKeys, Same, hashable_key, is_fixed
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.torch_compat import fx_traceback
@@ -98,7 +98,7 @@ class Watched:
         (self.tables if table else self.empty).append(table)
 
     def add(self, value: Any) -> None:
-        if is_constant(value) or id(value) in self.seen:
+        if is_fixed(value) or id(value) in self.seen:
             return
         self.seen.add(id(value))
         if type(value) in (dict, OrderedDict):
@@ -158,7 +158,7 @@ def namespace_of(kind: type) -> dict:
 
 def class_attributes(kind: type) -> list[tuple[str, Any]]:
     """What an instance may read of its class, without what Python keeps there for itself."""
-    return [(name, value) for name, value in vars(kind).items() if is_constant(value) or not is_special(name)]
+    return [(name, value) for name, value in vars(kind).items() if is_fixed(value) or not is_special(name)]
 
 
 def is_special(name: str) -> bool:
@@ -168,7 +168,7 @@ def is_special(name: str) -> bool:
 def is_readable(value: Any) -> bool:
     """Whether a class attribute counts by its content; by identity do properties, locks and whatever else hides it."""
     has_parts = type(value) in CONTAINERS or is_plain(value)
-    return is_constant(value) or (has_parts and not hasattr(value, "__get__") and hashable_key(value) == hashable_key(value))
+    return is_fixed(value) or (has_parts and not hasattr(value, "__get__") and hashable_key(value) == hashable_key(value))
 
 
 CONTAINERS = (list, dict, OrderedDict, set, tuple, frozenset)
@@ -182,7 +182,7 @@ class ModuleState:
 
     def __init__(self, module: nn.Module) -> None:
         named = dict(module.named_modules())
-        self.seen: Seen = {id(part): (part, ("module", name)) for name, part in named.items()}
+        self.seen: KnownKeys = {id(part): (part, ("module", name)) for name, part in named.items()}
         watched = Watched(list(named.values()))
         watched.add_all(torch_compat.global_module_hooks())
         everywhere = tuple(tuple(map(Same, hooks.values())) for hooks in torch_compat.global_module_hooks())
