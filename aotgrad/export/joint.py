@@ -38,6 +38,7 @@ from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.printing import graph_text
 from aotgrad.runtime.recomputation import Gradients
 from aotgrad.slots import GraphSignature, Primal, Tangent, UserOutput, of_kind
+from aotgrad.telemetry.graph_names import qualified_name
 from aotgrad.transforms.vmap import CompiledBatches
 
 
@@ -94,7 +95,7 @@ def export_joint(
     """
     backend = FunctionBackend("export", nop, decomposition_table=decompositions or {})
     compiler = make_tracer(backend, options_of(options))
-    calls = bind(fn, PlanCache(compiler, getattr(fn, "__qualname__", type(fn).__qualname__)))
+    calls = bind(fn, PlanCache(compiler, qualified_name(fn)))
     args, kwargs = tuple(args), dict(kwargs or {})
     plan, traced = joint_plan(calls, args, kwargs)
     joint = traced.joint

@@ -24,6 +24,7 @@ from aotgrad.inspect.explanation import Explanation, SourceLine, explanation_of
 from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.binding import NamedTensor, bind
 from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.telemetry.graph_names import qualified_name
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class DynamoExplainer:
             CaptureError: and whatever else a call raises that cannot be compiled.
         """
         function = torch_compat.without_dynamo(self.function)
-        name = getattr(function, "__qualname__", type(function).__qualname__)
+        name = qualified_name(function)
         function = copy.deepcopy(function) if isinstance(function, nn.Module) else function
         args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (args, kwargs))
         explaining = Explaining(name, self.compiler)

@@ -22,6 +22,7 @@ from aotgrad.options import Options
 from aotgrad.plan_cache.binding import BoundFunction, bind
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import make_compiler
+from aotgrad.telemetry.graph_names import qualified_name
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def explain(
     calls = getattr(fn, "calls", None)
     if calls is None:
         original = torch_compat.without_dynamo(fn)
-        calls = bind(fn, PlanCache(compiler, getattr(original, "__qualname__", type(original).__qualname__)))
+        calls = bind(fn, PlanCache(compiler, qualified_name(original)))
     return Explainer(calls)
 
 

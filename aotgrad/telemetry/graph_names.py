@@ -26,6 +26,11 @@ _lock = threading.Lock()
 _graphs = 0
 
 
+def qualified_name(function: Callable) -> str:
+    """What messages call a function: its own name, or that of its class."""
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
 @dataclass(frozen=True)
 class GraphNames:
     """The names of the graphs of one function: `joint`, `forward`, `backward` or `inference`."""
