@@ -1,6 +1,6 @@
-"""Functions derived from a compiled function: derivatives, batches, and what `torch.func` asks for.
+"""Functions that are derived from a compiled function: its derivatives and batches, compiled by the same pipeline.
 
-`vjp` and `jvp` differentiate a function as compiled functions of their own, `vmap` batches backward graphs, `functorch` runs
-compiled functions under transforms. `subfunctions`, `input_views`, `closure_lifting` and `effects` prepare the function.
-`plan_cache` imports `functorch` and `jvp`, and the compiler `vjp`.
+`derived` describes them, `plans` compiles them, `dispatch` decides which one a call needs. `vjp` computes gradients of
+gradients, `jvp` runs calls with dual numbers, `vmap` batches backward graphs, `functorch` runs calls under transforms of
+`torch.func`. `subfunctions`, `input_views`, `closure_lifting` and `effects` prepare the function.
 """

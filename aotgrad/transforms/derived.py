@@ -1,13 +1,13 @@
 """Functions that are derived from a compiled function: descriptions that can be traced, as any other function of tensors.
 
-    Vmap(Vjp(CalledFunction(f, ...), wanted=(0,), ...), dims=(0, 0), ...)       vmap(grad(f))
+    Batch(Vjp(CalledFunction(f, ...), wanted=(0,), ...), dims=(0, 0), ...)       vmap(grad(f))
 
     CalledFunction      the function, of the tensors of a call
     CalledSubFunction   some of its results, from the arguments and other results
     DualCall            its results and their tangents (`jvp.py`)
     SegmentVjp          gradients of gradients (`vjp.py`)
     BackwardGraph       the backward graph of a plan (`vmap.py`)
-    Vmap, Vjp, Jvp      a batch, the gradients, the tangents of one of these
+    Batch, Vjp, Jvp     a batch, the gradients, the tangents of one of these
 
 `plans.py` compiles them. A plan is found by the `key` of its function and by guards.
 """
@@ -32,7 +32,7 @@ from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import AmbientState
 from aotgrad.torch_compat import AutocastState
 from aotgrad.transforms.input_views import NotCompiled, ViewRecorder
-from aotgrad.transforms.subfunctions import CallResult, PlacedResult, SubFunction, SubstituteResults, only
+from aotgrad.transforms.subfunctions import CallResult, PlacedResult, SubFunction, SubstituteResults, keep_results
 
 FRESH_OUTPUTS = (NonAlias, UnsafeViewAlias, SymOutput, ConstantOutput)
 
@@ -172,11 +172,11 @@ class CalledSubFunction(DerivedFunction):
         found = tensor_leaves(result)
         if any(found[k] is not tensor for k, tensor in zip(self.part.given, tensors[count:], strict=True)):
             raise NotCompiled
-        return only(self.part.results, result)
+        return keep_results(self.part.results, result)
 
 
 @dataclass(frozen=True)
-class Vmap(DerivedFunction):
+class Batch(DerivedFunction):
     """`vmap` of a function. Returns its result, with the batch as first dimension, and which of its tensors have one."""
 
     function: DerivedFunction
@@ -261,14 +261,14 @@ def op_by_op(function: DerivedFunction) -> DerivedFunction:
             return replace(function, is_traced=False)
         case CalledSubFunction():
             return replace(function, function=replace(function.function, is_traced=False))
-        case Vmap() | Vjp() | Jvp():
+        case Batch() | Vjp() | Jvp():
             return replace(function, function=op_by_op(function.function))
     raise AssertionError(function)
 
 
 def count_batches(function: DerivedFunction) -> int:
     """How many `vmap`s are applied to a function last."""
-    return 1 + count_batches(function.function) if isinstance(function, Vmap) else 0
+    return 1 + count_batches(function.function) if isinstance(function, Batch) else 0
 
 
 # --- Results with and without their tensors ----------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.call import AmbientState
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.telemetry.counters import counters
-from aotgrad.transforms.closure_lifting import lifted
+from aotgrad.transforms.closure_lifting import lift_closure
 from aotgrad.transforms.derived import CalledFunction
 from aotgrad.transforms.functorch import CallContext, SeveralNodes
 from aotgrad.transforms.input_views import NotCompiled
@@ -98,7 +98,7 @@ class Dispatch:
 
     def call(self, function: Callable, arguments: Arguments, state: AmbientState) -> Any:
         """Call `function`; see `PlanCache.call`."""
-        function, arguments = lifted(original := function, arguments)
+        function, arguments = lift_closure(original := function, arguments)
         if function is not original:
             state = replace(state, eager=function)
         try:

@@ -1,6 +1,6 @@
-"""Runs a function again op by op, without the effects that it had when it ran first.
+"""Reruns a function op by op, without the effects that it had when it ran first.
 
-What is traced loses them by a pass, `passes.remove_repeated_effects`.
+In a trace, a pass removes these effects: `passes.remove_repeated_effects`.
 
     with WithoutEffects():
         y = f(x)            prints nothing
@@ -20,7 +20,7 @@ class WithoutEffects(TorchDispatchMode):
     """While this is active, ops that print or check do nothing.
 
     Raises:
-        HigherOrderError: at a custom op with an effect that has a result.
+        HigherOrderError: a custom op has an effect and a result.
     """
 
     supports_higher_order_operators = True

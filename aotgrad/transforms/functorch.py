@@ -6,7 +6,7 @@ A call is an autograd function, `Transformed`, and torch applies the open transf
 transform derives another function (`derived.py`), and its call is an autograd function, too, so transforms compose. After
 the last one, a function of plain tensors remains. It has a plan of its own.
 
-    vmap        Vmap        the batch
+    vmap        Batch       the batch
     grad, vjp   Vjp         the gradients of the arguments
     jvp         Jvp         the tangents of the results
 
@@ -35,10 +35,10 @@ from aotgrad.plan_cache.entry import NoPlan
 from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
 from aotgrad.telemetry.counters import counters
 from aotgrad.transforms import derived
-from aotgrad.transforms.derived import CalledFunction, DerivedFunction, Jvp, Vjp, Vmap, replace_at, tensor_leaves
+from aotgrad.transforms.derived import Batch, CalledFunction, DerivedFunction, Jvp, Vjp, replace_at, tensor_leaves
 from aotgrad.transforms.input_views import NotCompiled, with_views
 from aotgrad.transforms.plans import DerivedPlans, PlannedCall
-from aotgrad.transforms.subfunctions import CallResult, SubFunction, completed, places_in, subfunctions_of
+from aotgrad.transforms.subfunctions import CallResult, SubFunction, complete, places_in, subfunctions_of
 
 CHANGED = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: an argument of a "
@@ -117,7 +117,7 @@ class CallContext:
             subfunction = derived.CalledSubFunction(function, part, tuple(places[position] for position in part.given))
             values.append(self.request(subfunction, everything).apply(everything))
             found.update(zip(part.results, tensor_leaves(values[-1]), strict=True))
-        return with_views(completed(values[0], found), tensors)
+        return with_views(complete(values[0], found), tensors)
 
     def request(self, function: DerivedFunction, tensors: Sequence[torch.Tensor]) -> CallRequest:
         tracked = self.tracked(tensors)
@@ -206,7 +206,7 @@ class CallRequest:
         was_open = any(dim is not None for dim in dims[: len(self.context.parameters)])
         return replace(
             self,
-            function=Vmap(self.function, tuple(dims), randomness if was_open else "same"),
+            function=Batch(self.function, tuple(dims), randomness if was_open else "same"),
             tracked=self.context.tracked(tensors),
             graph=None,
             in_forward_mode=self.in_forward_mode or torch_compat.jvp_is_open(),
@@ -261,7 +261,7 @@ class CallRequest:
         assert isinstance(self.function, Vjp)
         differentiable = []
         if any(self.tracked) and self.context.is_unchanged():  # else a trace would change the function's state
-            differentiable = requires_grad(self.context.find(self.context.captures, self.function, leaves))
+            differentiable = requires_grad_flags(self.context.find(self.context.captures, self.function, leaves))
         gradients = graph.gradients(self.function, leaves[len(leaves) - len(self.function.defined) :])
         return Outcome(gradients, differentiable, random_state=self.random_state)
 
@@ -392,7 +392,7 @@ def saved_arguments(ctx: Any) -> tuple[Sequence[torch.Tensor], bool]:
 # --- What is known of results ------------------------------------------------------------------------------------------
 
 
-def requires_grad(call: PlannedCall) -> list[bool]:
+def requires_grad_flags(call: PlannedCall) -> list[bool]:
     """Which results require grad.
 
     Raises:

@@ -1,7 +1,7 @@
 """The plans of derived functions: one cache for all functions that are derived from one function.
 
 plans = DerivedPlans(PlanCache(compiler, "transforms of f"))
-plans.find(Vmap(...), arguments)()          traced and compiled at the first call, then found by key and guards
+plans.find(Batch(...), arguments)()          traced and compiled at the first call, then found by key and guards
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A function whose results have autograd nodes of their own, as several functions: its subfunctions.
+"""Splits a function whose results have several autograd nodes into subfunctions, one for each node.
 
     def f(x): h = x.exp(); return h, h.sin()        SubFunction(results=(0,), given=()): h, of x
                                                     SubFunction(results=(1,), given=(0,)): h.sin(), of x and h
 
-Inside of `torch.func` transforms a compiled function is one autograd node (`transforms/functorch.py`). The gradient of
-the sine has to pass through `h`, which may be asked for, or replaced by a hook: there are two nodes, of two functions.
+Inside transforms of `torch.func`, a compiled function is one autograd node (`transforms/functorch.py`). The gradient of the
+sine must pass through `h`, whose gradient a program may read or replace by a hook: there are two nodes, of two functions.
 
 In: the segments of a function's backward. Out: its subfunctions. To compute one, the function runs from its start, and each
-given result takes the place of what the call returned that made it: a `CallResult`.
+given result replaces what the call that made it returns: a `CallResult`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from aotgrad.slots import ForwardResult, IntermediateBase, Primal, SegmentBounda
 from aotgrad.transforms.input_views import NotCompiled
 
 CallResult = tuple[int, int]
-"""Which call of a function returned a tensor, and which of its results that is."""
+"""The number of the call that returned a tensor, among the calls of a function, and the tensor's position in its result."""
 
 
 @dataclass(frozen=True)
 class SubFunction:
-    """Some of a function's results, and those that they are computed from; by position among its tensors."""
+    """Some results of a function, and the results that they are computed from, by position among its tensors."""
 
     results: tuple[int, ...]
     given: tuple[int, ...]
@@ -39,7 +39,7 @@ class SubFunction:
 
 @dataclass(frozen=True)
 class Behind:
-    """What a backward from one result comes to: segments that save a value, and results, where it ends."""
+    """Where a backward from one result leads: to segments that save a value, and to results, where it ends."""
 
     saving: frozenset[int]
     results: frozenset[int]
@@ -48,23 +48,23 @@ class Behind:
 def subfunctions_of(
     segments: Sequence[BackwardSegment], slots: Sequence[ForwardResult], separate: bool
 ) -> tuple[SubFunction, ...]:
-    """The parts of a function, in the order in which they can be computed.
+    """The subfunctions of a function, in an order in which they can be computed.
 
     Args:
-        segments: those of its backward.
+        segments: the segments of its backward.
         slots: which result of its graph each of its tensors is.
-        separate: whether a backward may come to its results one after another.
+        separate: whether backwards may start at its results one after another.
 
     Raises:
-        NotCompiled: gradients pass through what is no result; or whether a second backward raises depends on which two of
-            several results it is.
+        NotCompiled: gradients pass through a value that is no result; or some pairs of results allow two backwards, and
+            others do not.
     """
     behind = [behind_result(slot, segments, slots) for slot in slots]
     level = depths([each.results for each in behind])
     parts: list[list[int]] = []
     for _, group in itertools.groupby(sorted(range(len(slots)), key=level.__getitem__), level.__getitem__):
         members = list(group)
-        parts += separated(members, [behind[k].saving for k in members]) if separate else [members]
+        parts += group_by_properties(members, [behind[k].saving for k in members]) if separate else [members]
     return tuple(SubFunction(tuple(part), tuple(sorted(set().union(*(behind[k].results for k in part))))) for part in parts)
 
 
@@ -88,7 +88,7 @@ def behind_result(slot: ForwardResult, segments: Sequence[BackwardSegment], slot
 
 
 def depths(sources: Sequence[Collection[int]]) -> list[int]:
-    """How many steps lead to each of some items from those without sources, at most; `sources` has no cycle.
+    """The longest way to each item from items without sources; `sources` has no cycle.
 
     >>> depths([[1], [], [0, 1]])
     [1, 0, 2]
@@ -103,14 +103,14 @@ def depths(sources: Sequence[Collection[int]]) -> list[int]:
     return [level(item) for item in range(len(sources))]
 
 
-def separated(items: Sequence[int], properties: Sequence[Collection[Any]]) -> list[list[int]]:
-    """Groups of items, those with a property in common in one. Items without properties go to the first group.
+def group_by_properties(items: Sequence[int], properties: Sequence[Collection[Any]]) -> list[list[int]]:
+    """Groups of items: items that share a property are in one group, items without properties in the first one.
 
-    >>> separated([0, 1, 2, 3], ["a", "b", "ac", ""])
+    >>> group_by_properties([0, 1, 2, 3], ["a", "b", "ac", ""])
     [[0, 2, 3], [1]]
 
     Raises:
-        NotCompiled: two in a group have none in common.
+        NotCompiled: two items in a group share no property.
     """
     groups: list[list[int]] = []
     of = dict(zip(items, properties, strict=True))
@@ -125,13 +125,13 @@ def separated(items: Sequence[int], properties: Sequence[Collection[Any]]) -> li
     return [sorted([*first, *(item for item in items if not of[item])]), *others]
 
 
-# --- Running a function with some of its results -----------------------------------------------------------------------
+# --- Running a function with given results ------------------------------------------------------------------------------
 
 
 class SubstituteResults(TorchFunctionMode):
-    """Lets calls of a function return other tensors than they do: those that are given, by their places.
+    """Makes the calls of a function return given tensors, by their places.
 
-    Raises NotCompiled where a call does not return such a tensor.
+    Raises NotCompiled where a call returns no tensor of the same shape and dtype.
     """
 
     def __init__(self, tensors: Mapping[CallResult, torch.Tensor]) -> None:
@@ -145,29 +145,29 @@ class SubstituteResults(TorchFunctionMode):
         if not here:
             return result
         leaves, spec = pytree.tree_flatten(result)
-        if any(position >= len(leaves) or not stands_for(tensor, leaves[position]) for position, tensor in here.items()):
+        if any(position >= len(leaves) or not can_replace(tensor, leaves[position]) for position, tensor in here.items()):
             raise NotCompiled
         return pytree.tree_unflatten([here.get(position, leaf) for position, leaf in enumerate(leaves)], spec)
 
 
-def stands_for(tensor: torch.Tensor, value: Any) -> bool:
+def can_replace(tensor: torch.Tensor, value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (tensor.shape, tensor.dtype) == (value.shape, value.dtype)
 
 
 @dataclass(frozen=True)
 class ComputedElsewhere:
-    """Where a result has a tensor that another part computes: its position."""
+    """A placeholder for a tensor that another subfunction computes: its position."""
 
     position: int
 
 
-# No leaf: what a plan returns has it in its structure.
+# No leaf: it is in the structure of what a plan returns.
 pytree.register_pytree_node(ComputedElsewhere, lambda elsewhere: ([], elsewhere), lambda _, elsewhere: elsewhere)
 
 
 @dataclass(frozen=True)
 class PlacedResult:
-    """What a function returns, and the places of its tensors, `None` for what no call returned that is known."""
+    """The result of a function, and the places of its tensors; `None` if no recorded call returned one."""
 
     result: Any
     places: tuple[CallResult | None, ...]
@@ -179,14 +179,14 @@ pytree.register_pytree_node(
 
 
 def places_in(spec: pytree.TreeSpec) -> tuple[CallResult | None, ...] | None:
-    """The places in the structure of what a plan returns, if it has some."""
+    """The places in the structure of what a plan returns, if it has any."""
     if spec.type is PlacedResult:
         return spec.context
     return next(filter(None, map(places_in, spec.children())), None)
 
 
-def only(results: Collection[int], value: Any) -> Any:
-    """`value` without its tensors, except for some."""
+def keep_results(results: Collection[int], value: Any) -> Any:
+    """`value` without its tensors, except for those at the positions `results`."""
     count = itertools.count()
 
     def kept(leaf: Any) -> Any:
@@ -197,8 +197,8 @@ def only(results: Collection[int], value: Any) -> Any:
     return pytree.tree_map(kept, value)
 
 
-def completed(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
-    """`value` with those that are elsewhere, by their position."""
+def complete(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
+    """`value` with the tensors that are computed elsewhere, by position."""
 
     def is_elsewhere(leaf: Any) -> bool:
         return isinstance(leaf, ComputedElsewhere)

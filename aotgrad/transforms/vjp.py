@@ -2,11 +2,11 @@
 
     vjp(*primals, *defined tangents) -> gradients of the wanted primals, differentiable again
 
-The traced backward is not differentiated: its `detach`es cut the tape, and composite backward ops have no derivative. Under
-`create_graph=True` the node calls this vjp on the inputs of the call. It goes through the same pipeline, and its own node
-does the same again: order n by recursion. A program that never asks for it compiles nothing.
+The traced backward cannot be differentiated: its `detach`es cut the tape, and composite backward ops have no derivative.
+Under `create_graph=True`, the autograd node calls this vjp on the inputs of the call. The same pipeline compiles it, and its
+own node does the same: order n by recursion. A program without `create_graph` compiles no vjp.
 
-Known limits: an input whose old value is needed but was changed by the call raises `HigherOrderError`.
+Known limits: a vjp raises `HigherOrderError` if it needs the old value of an input that the call changed.
 """
 
 from __future__ import annotations
@@ -65,9 +65,12 @@ from aotgrad.transforms.vmap import CompiledBatches
 
 @dataclass(frozen=True)
 class CapturedFunction:
-    """A function with what a first trace found out about it.
+    """A function and its first trace.
 
-    `grad_segments` is the option that it was traced with, `known` what that took from its inputs, `autocast` what was on.
+    Attributes:
+        grad_segments: the option that it was traced with.
+        known: the values that the trace took from its inputs.
+        autocast: its state in the trace.
     """
 
     call: Callable[..., Sequence[Any]]
@@ -84,12 +87,12 @@ class CapturedFunction:
 
     @property
     def returned(self) -> list[ForwardResult | ReturnedView]:
-        """Those results that are an output as they are, and the views that others were computed from."""
+        """The results that are an output as they are, and the views that other results were computed from."""
         return [*(slot for slot in self.results if isinstance(slot, UserOutput)), *self.views]
 
     @property
     def views(self) -> list[ReturnedView]:
-        """The returned views that segments pass gradients on through."""
+        """The returned views that gradients pass through."""
         slots = {gradient.of for segment in self.segments for gradient in segment.gradients}
         return sorted((slot for slot in slots if isinstance(slot, ReturnedView)), key=lambda view: view.index)
 
@@ -101,11 +104,11 @@ class CapturedFunction:
 
     @functools.cached_property
     def failures(self) -> int:
-        """How many nodes of the backward raise, since the function overwrote what they saved."""
+        """How many nodes of the backward raise, since the function overwrote their saved values."""
         return sum(nodes.error is not None for segment in self.segments for nodes in segment.saving)
 
     def reject_lost_inputs(self) -> None:
-        """Raise if an input that gradients flow to or through is another tensor by now.
+        """Raise if the call has replaced an input that gradients flow to or through.
 
         Raises:
             HigherOrderError: names the input.
@@ -121,15 +124,15 @@ class CapturedFunction:
                 self.reject_old_value(index)
 
     def reject_lost_changes(self) -> None:
-        """Raise if a backward changes something in place that a vjp has not got as an input, or ends at what it has not got.
+        """Raise if a backward changes in place, or ends at, a tensor that is no input of a vjp.
 
         Raises:
-            HigherOrderError: what it is.
+            HigherOrderError: names the tensor.
         """
         if self.meta.new_leaves or self.capture.new_leaves:
             raise HigherOrderError(
-                "create_graph=True, and the function makes a leaf that requires grad, which it would make once more; make "
-                "it outside of the compiled function"
+                "create_graph=True, and the function makes a leaf that requires grad; a gradient of a gradient runs the "
+                "function once more, which would make another leaf; make it outside of the compiled function"
             )
         if self.capture.ended:
             raise HigherOrderError(
@@ -145,8 +148,8 @@ class CapturedFunction:
             if (isinstance(place, Primal) and place.index not in self.mutated_inputs) or isinstance(place, Tangent):
                 continue
             raise HigherOrderError(
-                f"create_graph=True, and the backward changes {self.name_of(place)} in place, which is computed anew for "
-                "it; change a tensor that is an argument and that the function does not change"
+                f"create_graph=True, and the backward changes {self.name_of(place)} in place, which a gradient of a "
+                "gradient recomputes; change a tensor that is an argument and that the function does not change"
             )
 
     def name_of(self, place: Primal | ForwardResult) -> str:
@@ -156,7 +159,7 @@ class CapturedFunction:
 
     @functools.cached_property
     def changed_later(self) -> dict[int, bool]:
-        """The inputs that a backward changes, and whether the forward reads them, too."""
+        """The inputs that a backward changes, each with whether the forward reads it."""
         placeholders = self.joint.module.graph.find_nodes(op="placeholder")
         changed = [place.index for place in self.joint.memory if isinstance(place, Primal)]
         return {index: op_table.is_read(placeholders[index]) for index in changed}
@@ -165,7 +168,7 @@ class CapturedFunction:
         """The inputs of a call for a vjp of `segment`.
 
         Raises:
-            HigherOrderError: the segment changes an input to which an earlier backward has given a history.
+            HigherOrderError: the segment changes an input that has a history since an earlier backward.
         """
         changed = {self.joint.memory[change.memory.index] for change in self.segments[segment].changes}
         for index, primal in enumerate(primals):
@@ -182,13 +185,13 @@ class CapturedFunction:
         return not isinstance(spec, SymInput) and spec.requires_grad
 
     def check_unchanged(self, call: Recomputation, needed: Collection[int]) -> None:
-        """Raise if an input whose value the vjp needs is not what it was in the call.
+        """Raise if an input whose value the vjp needs has changed since the call.
 
-        What only the backward reads and changes is read as it is.
+        An input that only the backward reads and changes is read as it is.
 
         Raises:
             RuntimeError: as eager's.
-            HigherOrderError: an earlier backward has changed what the forward has read.
+            HigherOrderError: an earlier backward has changed an input that the forward read.
         """
         for index, is_read in self.changed_later.items():
             if is_read and index in needed and torch_compat.version_of(call.primals[index]) != call.versions[index]:
@@ -200,7 +203,7 @@ class CapturedFunction:
         call.check_unchanged(index for index in needed if index not in self.changed_later)
 
     def reject_old_value(self, index: int) -> NoReturn:
-        """Raises HigherOrderError: a vjp needs input `index` as it was before the call."""
+        """Raises HigherOrderError: a vjp needs the value of input `index` before the call."""
         raise HigherOrderError(
             f"create_graph=True needs the value that input {self.capture.convention.argument_of(index)} had before the "
             "compiled function changed it in place; pass a clone(), or change it outside of the compiled function"
@@ -215,7 +218,7 @@ class CapturedFunction:
     def symbolic_sizes(
         self, tangents: Sequence[Tangent], results: Sequence[ForwardResult | ReturnedView]
     ) -> dict[int, frozenset[int]] | None:
-        """Which sizes a vjp does not depend on, by the position of the tensor among those that it gets; `None`: on all."""
+        """The sizes that a vjp does not depend on, by position among its tensors; `None` if it depends on all."""
         if not self.is_symbolic:
             return None
         signature, placeholders = self.joint.signature, self.joint.module.graph.find_nodes(op="placeholder")
@@ -225,16 +228,16 @@ class CapturedFunction:
         return {k: torch_compat.symbolic_dims(fake) for k, fake in enumerate(fakes)}
 
     def reusable(self, saved: Collection[Saved]) -> tuple[Saved, ...]:
-        """The saved values that are no inputs. None in a symbolic trace: another one has other symbols."""
+        """The saved values that are no inputs. There are none in a symbolic trace, as each trace has symbols of its own."""
         if self.is_symbolic:
             return ()
         names = {spec.name for spec in self.capture.inputs}
         return tuple(slot for slot in saved if slot.name not in names)
 
     def known_values(self, names: Sequence[str], position: int) -> KnownValues | None:
-        """What a vjp knows whose inputs are those of the function, others, and from `position` on the saved values.
+        """The values that a vjp gets as inputs: those of the function, others, and from `position` on the saved values.
 
-        Nothing with symbolic sizes, which are inputs here, and numbers in a vjp.
+        `None` with symbolic sizes: they are inputs of the function, but numbers in a vjp.
         """
         if not names and self.known is None:
             return None
@@ -242,7 +245,7 @@ class CapturedFunction:
         return KnownValues(self.joint, inputs, dict(enumerate(names, position)), self.known)
 
     def reject_draws(self) -> None:
-        """Raise if the backward draws random numbers: a vjp would draw others, and not when the backward does.
+        """Raise if the backward draws random numbers: a vjp would draw other numbers, at another time.
 
         Raises:
             HigherOrderError: names the op.
@@ -262,7 +265,7 @@ class CapturedFunction:
 
     @functools.cached_property
     def needed_old_values(self) -> list[int]:
-        """The inputs that the function changed, and whose value before that is needed for more than the new one."""
+        """The inputs that the function changed, if their old value is needed for more than the new one."""
         graph = self.joint.module.graph
         placeholders, (output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
         results = list(zip(self.joint.signature.outputs, output.args[0], strict=True))
@@ -275,7 +278,7 @@ class CapturedFunction:
 
     @functools.cached_property
     def tensor_inputs(self) -> tuple[int, ...]:
-        """The inputs that are tensors. These come first among those of a vjp, of which a size is a number."""
+        """The inputs that are tensors. They come first among the tensors of a vjp, where sizes are numbers."""
         return tuple(index for index, spec in enumerate(self.capture.inputs) if not isinstance(spec, SymInput))
 
     def read_by(self, vjp: Executable) -> list[int]:
@@ -288,7 +291,7 @@ class CapturedFunction:
 
     @functools.cached_property
     def lost_values(self) -> list[int]:
-        """The inputs that the function changed, but for those whose old value it kept, since it had asked for it."""
+        """The inputs that the function changed, except for those whose old values the trace read, and keeps."""
         return [index for index in self.mutated_inputs if index not in self.capture.asked_inputs]
 
 
@@ -511,18 +514,18 @@ def computed_from(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-Entry = Any
+GradientEntry = Any
 """A tensor, or the `GradientEdge` at which its gradient arrives, or a number."""
 
 
-def entry_of(value: Any) -> Entry:
+def entry_of(value: Any) -> GradientEntry:
     """Where the gradient of an input arrives: the input, or its edge now, before a change in place moves it on."""
     if not isinstance(value, torch.Tensor) or value.grad_fn is None:
         return value
     return GradientEdge(*torch_compat.gradient_edge(value))
 
 
-def gradient_edge(entry: Entry) -> tuple[Any, int]:
+def edge_of_entry(entry: GradientEntry) -> tuple[Any, int]:
     return (entry.node, entry.output_nr) if isinstance(entry, GradientEdge) else torch_compat.gradient_edge(entry)
 
 
@@ -549,7 +552,7 @@ class RerunGraph:
 
     function: CapturedFunction
     roots: Mapping[ForwardResult | ReturnedView, torch.Tensor]
-    entries: Sequence[Entry]
+    entries: Sequence[GradientEntry]
     joined: Sequence[tuple[int, torch.Tensor]]
 
     def gradients_of_inputs(self, slots: Sequence[Any], wanted: Sequence[Any], tangents: Sequence[torch.Tensor]) -> Found:
@@ -600,7 +603,7 @@ class RerunGraph:
         ]
         inputs = enumerate(function.capture.inputs)
         with_grad = [k for k, spec in inputs if isinstance(spec, TensorInput) and spec.requires_grad]
-        starts = {gradient_edge(self.entries[k]): Primal(k) for k in with_grad}
+        starts = {edge_of_entry(self.entries[k]): Primal(k) for k in with_grad}
         starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in self.joined})
         failing = passed_over(failing_nodes(self.roots.values())) if function.failures else {}
         chunks = cut_into(function.capture, function.grad_segments)

@@ -23,7 +23,7 @@ from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.runtime.anomaly import is_handed_on
-from aotgrad.transforms.derived import DerivedFunction, Vmap
+from aotgrad.transforms.derived import Batch, DerivedFunction
 from aotgrad.transforms.plans import DerivedPlans
 
 AS_ATEN = {torch.ops.prims.convert_element_type.default: lambda x, dtype: torch_compat.cast(x, dtype=dtype)}
@@ -84,7 +84,7 @@ class CompiledBatches:
             if vmap is None or not any(batched):
                 return self.plans.call(graph, arguments)
             dims = tuple(0 if flag else None for flag in batched)
-            results, flags = self.plans.call(Vmap(graph, dims), arguments)
+            results, flags = self.plans.call(Batch(graph, dims), arguments)
         wrapped = iter(flags)
         return [vmap.wrap(result) if result is not None and next(wrapped) else result for result in results]
 

@@ -11,10 +11,10 @@ from aotgrad.transforms.input_views import NotCompiled
 from aotgrad.transforms.subfunctions import (
     SubFunction,
     SubstituteResults,
-    completed,
+    complete,
     depths,
-    only,
-    separated,
+    group_by_properties,
+    keep_results,
     subfunctions_of,
 )
 
@@ -58,10 +58,10 @@ def test_levels_count_the_longest_way():
 
 
 def test_groups_of_items_with_something_in_common():
-    assert separated([4, 5, 6, 7], ["a", "b", "a", ""]) == [[4, 6, 7], [5]]
-    assert separated([1, 2], ["", ""]) == [[1, 2]]
+    assert group_by_properties([4, 5, 6, 7], ["a", "b", "a", ""]) == [[4, 6, 7], [5]]
+    assert group_by_properties([1, 2], ["", ""]) == [[1, 2]]
     with pytest.raises(NotCompiled):
-        separated([0, 1, 2], ["a", "ab", "b"])
+        group_by_properties([0, 1, 2], ["a", "ab", "b"])
 
 
 def test_a_result_that_is_given_takes_the_place_of_what_a_call_returned():
@@ -79,7 +79,7 @@ def test_a_result_of_another_shape_cannot_be_given():
 def test_tensors_of_other_parts_are_filled_in():
     tensors = {k: torch.tensor(k) for k in range(3)}
     value = {"a": [tensors[0], 7], "b": (tensors[1], tensors[2])}
-    partial = only((1,), value)
+    partial = keep_results((1,), value)
     assert partial["b"][0] is tensors[1] and not isinstance(partial["a"][0], torch.Tensor)
-    found = completed(partial, tensors)
+    found = complete(partial, tensors)
     assert found["a"] == [tensors[0], 7] and found["b"][1] is tensors[2]
