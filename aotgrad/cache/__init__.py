@@ -1,8 +1,8 @@
 """Compiled functions on disk, so that a second process need not compile them. See `docs/cache.md`.
 
-`lookup` looks for a plan before it is compiled, and stores it after; `partition_entry` does that for the two halves. `key`
-says what a plan depends on, `entry`, `graphs` and `serialize` turn it into bytes, `restore` makes it run again, `io` and
-`store` keep the bytes. The API imports the names below.
+`lookup` looks for a plan before the function is compiled and stores the plan afterwards; `partition_entry` does the same
+for the two halves. `key` lists what a plan depends on. `entry`, `graphs` and `serialize` turn a plan into bytes, `restore`
+makes it callable, `io` and `store` keep the bytes. The API imports the names below.
 """
 
 from __future__ import annotations

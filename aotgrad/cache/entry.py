@@ -1,4 +1,4 @@
-"""What is kept of a compiled graph: enough to run it again, as plain data. Large parts are text that is read when needed."""
+"""The entries of the cache: what a process needs to run a compiled function. Graphs are text that is parsed when needed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from aotgrad.slots import GraphSignature
 
 @dataclass(frozen=True)
 class GraphText:
-    """A graph as text. `digest` is the same for graphs that compute the same in the same way.
+    """A graph as text. Graphs with the same operators and arguments have the same `digest`.
 
-    `is_symbolic`: what is made of it holds under conditions on its sizes, which are found while it is made.
+    `is_symbolic`: compiling the graph may add conditions on its sizes.
     """
 
     text: str
@@ -26,7 +26,7 @@ class GraphText:
 
 @dataclass(frozen=True)
 class StoredPlan:
-    """A compiled function, but for what the backend made.
+    """A compiled function without the backend's code.
 
     `conditions` are symbolic: it holds where they do, and whoever takes it has to assume them as a trace would.
     `sharing` is how the inputs shared memory. `schedule` is without its segments, which are `halves`. `joint` is a digest of
@@ -48,7 +48,7 @@ class StoredPlan:
 
 @dataclass(frozen=True)
 class StoredSmallGraph:
-    """A function that is not worth compiling."""
+    """A function that is too small to compile."""
 
     ops: int
     limit: int
@@ -56,7 +56,7 @@ class StoredSmallGraph:
 
 @dataclass(frozen=True)
 class StoredPartition:
-    """The halves of a joint graph, for sizes that fulfil `conditions`, as above."""
+    """The halves of a joint graph, valid where `conditions` hold."""
 
     forward: GraphText
     backward: GraphText | None

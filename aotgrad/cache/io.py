@@ -1,4 +1,4 @@
-"""What is in the store: entries as plain data, and what backends make of graphs in a form of their own.
+"""The content of the store: entries as plain data, and compiled graphs in the form of their backend.
 
 write_entry(plan_store(), key, entry)
 read_entry(plan_store().read(key), fake_mode)      the same entry, in another process
@@ -14,10 +14,10 @@ from typing import Any
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Backend
-from aotgrad.cache.graphs import digest, text_of, write_half
-from aotgrad.cache.key import NotStored, code_version, settings
-from aotgrad.cache.serialize import Damaged, NotPlain, Reader, Writer
-from aotgrad.cache.store import Store, failed
+from aotgrad.cache.graphs import digest_of, encode_half, text_of
+from aotgrad.cache.key import NotCacheable, code_version, settings
+from aotgrad.cache.serialize import DamagedEntry, Decoder, Encoder, NotSerializable
+from aotgrad.cache.store import Store, count_failure
 from aotgrad.ir import GraphHalf
 from aotgrad.options import cache_folder
 from aotgrad.telemetry.counters import counters
@@ -27,70 +27,70 @@ log = logging.getLogger("aotgrad.cache")
 
 
 def plan_store() -> Store:
-    """Where compiled functions are kept."""
+    """The store of compiled functions."""
     return Store(cache_folder() / "plans")
 
 
 def read_entry(content: bytes, mode: FakeTensorMode) -> Any:
-    """What was written by `write_entry`. Raises Damaged, or another error, for what was not."""
+    """The entry that `write_entry` wrote. Raises DamagedEntry, or another error, for other content."""
     data = json.loads(content)
     with torch_compat.normal_mode():
-        return Reader(mode, data["storages"]).read(data["entry"])
+        return Decoder(mode, data["storages"]).decode(data["entry"])
 
 
 def write_entry(store: Store, key: str, entry: Any) -> None:
-    """Raises NotPlain."""
-    writer = Writer()
-    data = {"entry": writer.write(entry), "storages": writer.storages}
+    """Store an entry. Raises NotSerializable."""
+    encoder = Encoder()
+    data = {"entry": encoder.encode(entry), "storages": encoder.storages}
     store.write(key, text_of(data).encode())
 
 
 def assume(conditions: Sequence[Any]) -> None:
-    """Assume of symbolic sizes what an entry was made under, so that it is guarded.
+    """Evaluate the conditions of an entry on symbolic sizes, which guards them.
 
     Raises:
-        Damaged: a condition does not hold.
+        DamagedEntry: a condition does not hold.
     """
     failing = [str(condition) for condition in conditions if not condition]
     if failing:
-        raise Damaged(f"it holds for other sizes: {failing[0]}")
+        raise DamagedEntry(f"it holds for other sizes: {failing[0]}")
 
 
-def bypassed(reason: Exception) -> None:
-    """Say why something is not kept."""
+def count_bypass(reason: Exception) -> None:
+    """Log why a function is not stored."""
     counters["cache_bypasses"] += 1
-    log.info("a function is not kept: %s", reason)
+    log.info("a function is not stored: %s", reason)
 
 
-# --- Artefacts of backends --------------------------------------------------------------------------------------------
+# --- ArtefactStore of backends --------------------------------------------------------------------------------------------
 
 
 def storing_backend(backend: Backend, store: Store) -> Backend:
-    """The backend that keeps what it makes in `store`, if it can."""
-    return backend.storing(Artefacts(store, repr((backend.name, backend.cache_key()))))
+    """The backend, which stores its compiled graphs if it can."""
+    return backend.storing(ArtefactStore(store, repr((backend.name, backend.cache_key()))))
 
 
 @dataclass(frozen=True)
-class Artefacts:
-    """The places of what a backend makes of graphs; `backend` says which backend, and how it is configured."""
+class ArtefactStore:
+    """Finds the stored code of a graph; `backend` is the backend's name and configuration."""
 
     store: Store
     backend: str
 
     def __call__(self, half: GraphHalf, how: str) -> StoredArtefact | None:
         try:
-            graph = write_half(half, of_users=True)
+            graph = encode_half(half, custom_ops=True)
             known = (code_version(), repr(torch_compat.torch_build()), repr(settings()[1:]))
-        except (NotPlain, NotStored):
+        except (NotSerializable, NotCacheable):
             return None
-        if graph.is_symbolic:  # Inductor's own cache says under which conditions it holds
+        if graph.is_symbolic:  # Inductor's own cache stores the conditions of its code
             return None
-        return StoredArtefact(self.store, digest("artefact", *known, self.backend, how, graph.digest))
+        return StoredArtefact(self.store, digest_of("artefact", *known, self.backend, how, graph.digest))
 
 
 @dataclass(frozen=True)
 class StoredArtefact:
-    """The place of what was made of one graph. Implements `backends.base.Artefact`."""
+    """The stored code of one graph. Implements `backends.base.Artefact`."""
 
     store: Store
     key: str
@@ -104,4 +104,4 @@ class StoredArtefact:
         self.store.write(self.key, content)
 
     def failed(self, error: Exception) -> None:
-        failed(f"{self.key} is of no use: {type(error).__name__}: {error}")
+        count_failure(f"{self.key} is unusable: {type(error).__name__}: {error}")

@@ -1,12 +1,12 @@
-"""What a compiled graph depends on, as one digest: the same in another process exactly if everything there is the same.
+"""The key of a compiled graph: a digest of everything that it depends on, the same in every process.
 
-In: Dynamo's graph, its inputs, how it is compiled. Out: 64 hexadecimal digits, or `NotStored` with the reason why what is
-made of the graph is kept for this process only.
+In: Dynamo's graph, its inputs, how it is compiled. Out: 64 hexadecimal digits, or `NotCacheable` with the reason why only
+this process can use the compiled graph.
 
-    key_of(module, dedupe, tensors, hints, compiler, mode)
+    plan_key(module, dedupe, tensors, hints, compiler, mode)
 
-A function is known by its name if it is torch's own, which the version of torch stands for. What is the user's own (an
-operator, a function, a pass) may change without a sign, so nothing is stored that depends on it.
+The key identifies torch's own functions by name, together with torch's version. The user's own operators, functions and
+passes may change unnoticed, so graphs that depend on them have no key.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ import torch.fx as fx
 
 from aotgrad import passes, torch_compat
 from aotgrad.backends.base import Backend
-from aotgrad.cache.graphs import digest, text_of
-from aotgrad.cache.serialize import BUILT_IN_NAMESPACES, HIGHER_ORDER, NotPlain, Writer
+from aotgrad.cache.graphs import digest_of, text_of
+from aotgrad.cache.serialize import BUILT_IN_NAMESPACES, HIGHER_ORDER, Encoder, NotSerializable
 from aotgrad.capture.fake import make_input_specs
 from aotgrad.convention import Dedupe
 from aotgrad.ir import InputHint, TensorInput
 from aotgrad.options import Options
 from aotgrad.partition import is_typed
+from aotgrad.passes.base import PLACES
 from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.module_state import slots_of
 from aotgrad.torch_compat import FakeTensorMode
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
-"""Classes without rules of their own."""
+"""The classes of tensor without `__torch_function__` or `__torch_dispatch__`."""
 
 RUN_THROUGH = frozenset({"tag_activation_checkpoint", "autograd_function_apply"})
-"""Higher-order operators that a trace runs through, so that nothing is left of them but what their graphs compute."""
+"""Higher-order operators that a trace inlines: only the computation of their graphs remains."""
 
 TRACED_META = ("recompute", "custom", "ac_graph_id", "has_backward_hook")
-"""What else of a node a trace hands on; a graph that has some is not stored."""
+"""Further metadata that a trace copies to its nodes; a graph with such metadata is not stored."""
 
-PLACES = ("joint", "forward", "backward")
-WITHOUT_EFFECT = ("cache", "enabled", "on_error", "plan_limit", "verify", *(f"{place}_passes" for place in PLACES))
-"""Options that change nothing of what is made. With passes nothing is stored at all."""
-
-
-class NotStored(Exception):
-    """Why something is compiled in every process anew."""
+IRRELEVANT_OPTIONS = ("cache", "enabled", "on_error", "plan_limit", "verify", *(f"{place}_passes" for place in PLACES))
+"""Options that do not change what is compiled. Passes prevent storing altogether."""
 
 
-def key_of(
+class NotCacheable(Exception):
+    """Not cacheable; the message says why."""
+
+
+def plan_key(
     module: fx.GraphModule,
     dedupe: Dedupe,
     tensors: Sequence[Any],
@@ -59,41 +59,41 @@ def key_of(
     compiler: Compiler,
     mode: FakeTensorMode,
 ) -> str:
-    """The key of what is made of Dynamo's graph.
+    """The key of a compiled graph.
 
     Args:
         module: Dynamo's graph.
         dedupe: which of the arguments are one tensor.
         tensors: the distinct arguments.
-        hints: what is known of each.
+        hints: the hint for each.
         compiler: how it is compiled.
-        mode: of the fakes that it is traced with.
+        mode: the fake mode of the trace.
 
     Raises:
-        NotStored
+        NotCacheable
     """
     try:
         symbols = torch_compat.symbolic_state(mode)
-        places = tensors if symbols is None else symbolic_places(mode, tensors, hints)
+        traced = tensors if symbols is None else traced_inputs(mode, tensors, hints)
         parts = (
             *compilation_key(compiler.backend, compiler.partition_fn, compiler.options),
             repr(dedupe),
             repr(symbols),
-            text_of([input_key(*each) for each in zip(tensors, places, hints, strict=True)]),
+            text_of([input_key(*each) for each in zip(tensors, traced, hints, strict=True)]),
             repr(shared_storages(tensors)),
             repr([slot.name for slot in slots_of(module)]),
             text_of(graph_key(module)),
         )
-    except NotPlain as error:
-        raise NotStored(str(error)) from None
-    return digest(*parts)
+    except NotSerializable as error:
+        raise NotCacheable(str(error)) from None
+    return digest_of(*parts)
 
 
 def compilation_key(backend: Backend, partition_fn: Callable, options: Options) -> tuple[str, ...]:
-    """How a graph is compiled, wherever it came from.
+    """How a graph is compiled, as parts of its key.
 
     Raises:
-        NotStored
+        NotCacheable
     """
     build = repr(torch_compat.torch_build())
     return code_version(), build, repr(settings()), options_key(options), backend_key(backend, partition_fn)
@@ -104,45 +104,45 @@ def code_version() -> str:
     """A digest of aotgrad's own code."""
     folder = Path(__file__).parents[1]
     files = sorted(folder.rglob("*.py"))
-    return digest(*(f"{file.relative_to(folder)} {file.read_text()}" for file in files))
+    return digest_of(*(f"{file.relative_to(folder)} {file.read_text()}" for file in files))
 
 
 def settings() -> tuple:
-    """Global state.
+    """The global state that tracing and compiling read.
 
     Raises:
-        NotStored: a mode or kernel of the user's changes what operators do.
+        NotCacheable: a user's mode or kernel changes what operators do.
     """
     if not torch_compat.function_modes_are_defaults():
-        raise NotStored("a mode of the user's is on")
+        raise NotCacheable("a user's mode is on")
     if replaced := torch_compat.replaced_rules():
-        raise NotStored(f"torch's own operator {replaced[0]} has a kernel in Python")
+        raise NotCacheable(f"torch's own operator {replaced[0]} has a kernel in Python")
     return torch_compat.global_settings()
 
 
 def options_key(options: Options) -> str:
-    """The options that matter.
+    """The options that change what is compiled.
 
     Raises:
-        NotStored: there are passes of the user's.
+        NotCacheable: there are user passes.
     """
     if any(getattr(options, f"{place}_passes") or passes.registered(place) for place in PLACES):
-        raise NotStored("there are passes of the user's own")
+        raise NotCacheable("there are user passes")
     values = ((field.name, getattr(options, field.name)) for field in dataclasses.fields(options))
-    return repr([(name, value) for name, value in values if name not in WITHOUT_EFFECT])
+    return repr([(name, value) for name, value in values if name not in IRRELEVANT_OPTIONS])
 
 
 def backend_key(backend: Backend, partition_fn: Callable) -> str:
-    """What the backend makes of a graph, and how that is partitioned.
+    """The backend with its settings, and the partition function.
 
     Raises:
-        NotStored: the backend or the partition function is the user's own.
+        NotCacheable: the backend or the partition function is the user's own.
     """
     key = backend.cache_key()
     if key is None:
-        raise NotStored(f"the backend {backend.name!r} has no key for what it makes")
+        raise NotCacheable(f"the backend {backend.name!r} has no cache key")
     if not is_typed(partition_fn):
-        raise NotStored("the partition function is the user's own")
+        raise NotCacheable("the partition function is the user's own")
     budget = None
     if isinstance(partition_fn, functools.partial):
         partition_fn, budget = partition_fn.func, partition_fn.keywords.get("memory_budget")
@@ -152,27 +152,27 @@ def backend_key(backend: Backend, partition_fn: Callable) -> str:
 # --- Inputs ----------------------------------------------------------------------------------------------------------
 
 
-def symbolic_places(mode: FakeTensorMode, tensors: Sequence[Any], hints: Sequence[InputHint]) -> list[Any]:
-    """The fakes of the inputs, and the symbolic numbers among them."""
+def traced_inputs(mode: FakeTensorMode, tensors: Sequence[Any], hints: Sequence[InputHint]) -> list[Any]:
+    """The inputs as they are traced: fake tensors and symbolic numbers."""
     specs = make_input_specs(mode, tensors, hints)
     return [spec.fake if isinstance(spec, TensorInput) else value for spec, value in zip(specs, tensors, strict=True)]
 
 
-def input_key(value: Any, place: Any, hint: InputHint) -> list[Any]:
-    """What a trace assumes of an input; `place` has its sizes as they are traced.
+def input_key(value: Any, traced: Any, hint: InputHint) -> list[Any]:
+    """What a trace assumes of an input; `traced` has the sizes of the trace.
 
     Raises:
-        NotPlain: a size depends on data.
-        NotStored: it is no plain tensor, or its sizes get symbols only when it is traced.
+        NotSerializable: a size depends on data.
+        NotCacheable: the input is not a plain tensor, or only the trace makes its sizes symbolic.
     """
-    writer = Writer()
+    encoder = Encoder()
     if not isinstance(value, torch.Tensor):
-        return ["number", writer.write(value)]
+        return ["number", encoder.encode(value)]
     if hint.dynamic_dims or torch_compat.has_symbolic_shape(value):
-        raise NotStored("sizes are symbolic from now on")
+        raise NotCacheable("sizes are symbolic from now on")
     if type(value) not in TENSORS or value.layout is not torch.strided or value.is_quantized:
-        raise NotStored(f"an input is a {type(value).__name__} of layout {value.layout}")
-    geometry = [*map(writer.numbers_of, (place.size(), place.stride())), writer.write(place.storage_offset())]
+        raise NotCacheable(f"an input is a {type(value).__name__} of layout {value.layout}")
+    geometry = [*map(encoder.numbers_of, (traced.size(), traced.stride())), encoder.encode(traced.storage_offset())]
     flags = [value.requires_grad, value.is_leaf, value.is_conj(), value.is_neg(), value.is_inference()]
     views = [torch_compat.is_differentiable_view(value), torch_compat.is_view_of_leaf(value)]
     views += [torch_compat.is_forbidden_after_a_write(value), torch_compat.is_converted_view(value)]
@@ -180,7 +180,7 @@ def input_key(value: Any, place: Any, hint: InputHint) -> list[Any]:
 
 
 def shared_storages(tensors: Sequence[Any]) -> list[list[int]]:
-    """The inputs that lie in one storage."""
+    """The positions of inputs that share a storage, one list per storage."""
     sharers: dict[int, list[int]] = {}
     for position, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
@@ -193,26 +193,26 @@ def shared_storages(tensors: Sequence[Any]) -> list[list[int]]:
 
 
 def graph_key(module: fx.GraphModule) -> list[Any]:
-    """What a graph computes before it is traced, as Dynamo makes it, and which of its nodes have a stack trace in common.
+    """The nodes of Dynamo's graph as plain data, and which of them share a stack trace.
 
     Raises:
-        NotPlain: a constant in it has no plain form.
-        NotStored: it calls what is the user's own.
+        NotSerializable: a constant has no plain form.
+        NotCacheable: the graph calls the user's own code.
     """
     if not torch_compat.takes_plain_arguments(module.graph):
-        raise NotStored("the graph takes its arguments apart")
+        raise NotCacheable("the graph unpacks its arguments itself")
     nodes = list(module.graph.nodes)
-    writer = Writer({node: k for k, node in enumerate(nodes)})
+    encoder = Encoder({node: k for k, node in enumerate(nodes)})
     traces: dict[Hashable, int] = {}
     return [
-        [*node_key(module, writer, node), traces.setdefault(node.meta.get("stack_trace"), len(traces))] for node in nodes
+        [*node_key(module, encoder, node), traces.setdefault(node.meta.get("stack_trace"), len(traces))] for node in nodes
     ]
 
 
-def node_key(module: fx.GraphModule, writer: Writer, node: fx.Node) -> list[Any]:
+def node_key(module: fx.GraphModule, encoder: Encoder, node: fx.Node) -> list[Any]:
     if found := [name for name in TRACED_META if node.meta.get(name)]:
-        raise NotStored(f"a node is marked by {found[0]!r}")
-    return [node.op, target_key(module, node), writer.write(node.args), writer.write(node.kwargs)]
+        raise NotCacheable(f"a node is marked by {found[0]!r}")
+    return [node.op, target_key(module, node), encoder.encode(node.args), encoder.encode(node.kwargs)]
 
 
 def target_key(module: fx.GraphModule, node: fx.Node) -> Any:
@@ -223,42 +223,42 @@ def target_key(module: fx.GraphModule, node: fx.Node) -> Any:
             return attribute_key(module, str(node.target))
         case "call_function":
             return function_key(node.target)
-    raise NotStored(f"a node {node.op}")
+    raise NotCacheable(f"a node {node.op}")
 
 
 def attribute_key(module: fx.GraphModule, name: str) -> Any:
-    """A graph inside, or a parameter or buffer, which is an input."""
+    """The key of an attribute: an inner graph, or the name of a parameter or buffer, which is an input."""
     value = functools.reduce(getattr, name.split("."), module)
     if isinstance(value, fx.GraphModule):
         if "_checkpoint_context_fn" in value.meta:
-            raise NotStored("a checkpoint has a policy of the user's own")
+            raise NotCacheable("a checkpoint has a user policy")
         return graph_key(value)
     if isinstance(value, torch.nn.Parameter) or name in dict(module.named_buffers(remove_duplicate=False)):
         return name
-    raise NotStored(f"the graph has a {type(value).__name__} as a constant")
+    raise NotCacheable(f"the graph has a {type(value).__name__} as a constant")
 
 
 def function_key(function: Any) -> str:
     higher_order = torch_compat.higher_order_name(function)
     if higher_order is not None:
         if higher_order not in RUN_THROUGH | HIGHER_ORDER:
-            raise NotStored(f"the graph calls the higher-order operator {higher_order}")
+            raise NotCacheable(f"the graph calls the higher-order operator {higher_order}")
         return higher_order
     name = torch_compat.function_name(function)
     if name is None or not is_of_torch(name):
-        raise NotStored(f"the graph calls {getattr(function, '__qualname__', function)}, which is not torch's own")
+        raise NotCacheable(f"the graph calls {getattr(function, '__qualname__', function)}, which is not torch's own")
     return name
 
 
 def is_of_torch(name: str) -> bool:
-    """Whether an operator, or a function that was found in a module, is no user's."""
+    """Whether an operator, or a function found in a module, is torch's own."""
     if name.startswith("torch.ops."):
         return name.split(".")[2] in BUILT_IN_NAMESPACES
     return "::" not in name or name.partition("::")[0] in BUILT_IN_NAMESPACES
 
 
 def stack_traces(module: fx.GraphModule) -> Iterator[str | None]:
-    """Those of the nodes of a graph and of the graphs inside, in their order."""
+    """The stack traces of the nodes of a graph and of its inner graphs, in order."""
     for node in module.graph.nodes:
         yield node.meta.get("stack_trace")
         if node.op == "get_attr":

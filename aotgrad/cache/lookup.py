@@ -3,7 +3,7 @@
 In: Dynamo's graph, the flat function that runs it, its inputs. Out: `Restored`, or `Missing` with a compiler. Where the
 cache fails, the function is compiled. `counters` and the logger `aotgrad.cache` tell what happened:
 
-    cache_hits, cache_misses        functions that were found, or not
+    cache_hits, cache_misses        functions that were found, or were not
     cache_bypasses                  functions that cannot be stored; the log says why
     cache_failures                  files that could not be read or written, or were damaged
 """
@@ -18,13 +18,13 @@ from typing import Any
 import torch.fx as fx
 
 from aotgrad.cache.entry import Entry, GraphText, StoredPlan, StoredSmallGraph
-from aotgrad.cache.graphs import Origins, write_half
-from aotgrad.cache.io import assume, bypassed, plan_store, read_entry, storing_backend, write_entry
-from aotgrad.cache.key import NotStored, key_of, stack_traces
+from aotgrad.cache.graphs import Origins, encode_half
+from aotgrad.cache.io import assume, count_bypass, plan_store, read_entry, storing_backend, write_entry
+from aotgrad.cache.key import NotCacheable, plan_key, stack_traces
 from aotgrad.cache.partition_entry import lower_through_cache
 from aotgrad.cache.restore import Restored, joint_digest, restore
-from aotgrad.cache.serialize import LIKE_NUMBERS, Damaged, NotPlain
-from aotgrad.cache.store import IS_SUPPORTED, Store, failed
+from aotgrad.cache.serialize import LIKE_NUMBERS, DamagedEntry, NotSerializable
+from aotgrad.cache.store import IS_SUPPORTED, Store, count_failure
 from aotgrad.capture.fake import find_fake_mode
 from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import Dedupe, MemorySharing
@@ -47,24 +47,24 @@ def look_up(
 
     Args:
         module: Dynamo's graph, which the function runs.
-        dedupe: which of the arguments of `module` are one tensor.
+        dedupe: which arguments of `module` are one tensor.
         source: the function.
         compiler: how to compile it.
     """
     if compiler.options.verify or is_watched():  # the stages are looked at
         return Missing(compiler)
     try:
-        request = Request.of(module, dedupe, source, compiler)
-        found = request.restored(source.function)
-    except NotStored as reason:
+        search = PlanLookup.of(module, dedupe, source, compiler)
+        found = search.restored(source.function)
+    except NotCacheable as reason:
         log.info("a function is traced in every process: %s", reason)
         return Missing(replace(compiler, lower=lower_through_cache))
     if found is not None:
         counters["cache_hits"] += 1
         return found
     counters["cache_misses"] += 1
-    recording = Recording(request.origins)
-    return Missing(replace(request.compiler, lower=recording), request, recording)
+    recording = Recording(search.origins)
+    return Missing(replace(search.compiler, lower=recording), search, recording)
 
 
 @dataclass(frozen=True)
@@ -72,19 +72,19 @@ class Missing:
     """A function that the cache does not have. `compiler` compiles it, and `keep` stores the stages for the next process."""
 
     compiler: Compiler
-    request: Request | None = None
+    search: PlanLookup | None = None
     recording: Recording | None = None
 
     def keep(self, stages: Stages) -> Stages:
         """Store the stages, if they can be stored."""
-        if self.request is not None and self.recording is not None:
-            self.request.keep(stages, self.recording)
+        if self.search is not None and self.recording is not None:
+            self.search.keep(stages, self.recording)
         return stages
 
 
 @dataclass(frozen=True)
-class Request:
-    """One function that is looked for. `compiler` has a backend that keeps what it makes in `store`, too."""
+class PlanLookup:
+    """The lookup of one function. The backend of `compiler` stores its compiled graphs in `store`, too."""
 
     key: str
     store: Store
@@ -95,17 +95,17 @@ class Request:
     guards_before: int
 
     @classmethod
-    def of(cls, module: fx.GraphModule, dedupe: Dedupe, source: Source, compiler: Compiler) -> Request:
-        """Raises NotStored."""
+    def of(cls, module: fx.GraphModule, dedupe: Dedupe, source: Source, compiler: Compiler) -> PlanLookup:
+        """Raises NotCacheable."""
         if not IS_SUPPORTED:
-            raise NotStored("this system does not say who owns a folder")
+            raise NotCacheable("this system does not tell who owns a folder")
         mode = find_fake_mode(source.args)
-        key, store = key_of(module, dedupe, source.args, source.hints, compiler, mode), plan_store()
+        key, store = plan_key(module, dedupe, source.args, source.hints, compiler, mode), plan_store()
         compiler = replace(compiler, backend=storing_backend(compiler.backend, store))
         return cls(key, store, compiler, source.args, tuple(stack_traces(module)), mode, guards_of_mode(mode))
 
     def restored(self, function: FlatFunction) -> Restored | StoredSmallGraph | None:
-        """What another process has made of the function, if it is there and of use."""
+        """The function as another process compiled it, if a usable entry exists."""
         content = self.store.read(self.key)
         if content is None:
             return None
@@ -116,35 +116,35 @@ class Request:
                 case StoredPlan() as plan if self.shares_as(plan.sharing):
                     assume(plan.conditions)
                     return restore(plan, function, self.compiler, self.mode, self.origins)
-        except Exception as error:  # an entry that was whole, and is of no use: what it says is not relied on
-            failed(f"{self.key} is of no use: {type(error).__name__}: {error}")
+        except Exception as error:  # the file is intact, but its content is unusable
+            count_failure(f"{self.key} is unusable: {type(error).__name__}: {error}")
         return None
 
     def entry(self, content: bytes) -> Entry:
         entry = read_entry(content, self.mode)
         if not isinstance(entry, (StoredPlan, StoredSmallGraph)):
-            raise Damaged(f"an entry that is a {type(entry).__name__}")
+            raise DamagedEntry(f"an entry that is a {type(entry).__name__}")
         return entry
 
     def shares_as(self, sharing: MemorySharing) -> bool:
-        """Whether the inputs share memory as those did that the entry was made for."""
+        """Whether the inputs share memory as they did when the entry was made."""
         return sharing.matches(self.args)
 
     def keep(self, made: Stages, recording: Recording) -> None:
-        """Store what was made, if it can be."""
+        """Store the compiled function, if possible."""
         try:
             write_entry(self.store, self.key, self.entry_of(made, recording))
-        except (NotPlain, NotStored) as reason:
-            bypassed(reason)
+        except (NotSerializable, NotCacheable) as reason:
+            count_bypass(reason)
 
     def entry_of(self, made: Stages, recording: Recording) -> Entry:
-        """Raises NotPlain, NotStored."""
+        """Raises NotSerializable, NotCacheable."""
         if isinstance(made, SmallGraph):
             return StoredSmallGraph(made.ops, made.limit)
         assert isinstance(made, Executable), "it was compiled"
         returned = [step for step in made.schedule.steps if isinstance(step, ReturnValue) and not step.is_name]
         if not all(type(step.value) in LIKE_NUMBERS for step in returned):
-            raise NotStored("it returns an object of this process")
+            raise NotCacheable("it returns an object that only this process has")
         if recording.problem is not None:
             raise recording.problem
         assert recording.forward is not None and recording.joint is not None, "the graph was lowered"
@@ -156,34 +156,34 @@ class Request:
             source=made.source,
             segments=made.joint.segments,
             forward=recording.forward,
-            halves=tuple(write_half(half, self.origins) for half in made.schedule.segments),
+            halves=tuple(encode_half(half, self.origins) for half in made.schedule.segments),
             static_inputs=made.joint.static_inputs,
             joint=recording.joint,
             conditions=conditions_since(self.mode, self.guards_before),
         )
 
 
-# --- What is only there while a function is compiled -----------------------------------------------------------------
+# --- Recorded while a function is compiled ---------------------------------------------------------------------------
 
 
 @dataclass
 class Recording:
-    """Lowers the joint graph of a function, and writes down what the backend changes later."""
+    """Lowers the joint graph of a function, and encodes the parts that the backend changes later."""
 
     origins: Origins
     joint: str | None = None
     forward: GraphText | None = None
-    problem: NotPlain | None = None
+    problem: NotSerializable | None = None
 
     def __call__(
         self, joint: JointGraph, compiler: Compiler, observe: Observer, known: KnownValues | None
     ) -> tuple[Partition, Compiled]:
-        if self.joint is not None or self.problem is not None:  # of a derivative, which is not stored
+        if self.joint is not None or self.problem is not None:  # a graph of a derivative, which is not stored
             return lower(joint, compiler, observe, known)
         names = GraphNames()
         partition = partition_graph(joint, compiler, names, known)
         try:
-            self.joint, self.forward = joint_digest(joint), write_half(partition.forward, self.origins)
-        except NotPlain as problem:
+            self.joint, self.forward = joint_digest(joint), encode_half(partition.forward, self.origins)
+        except NotSerializable as problem:
             self.problem = problem
         return compile_forward(partition, joint, compiler, observe, names)

@@ -1,7 +1,7 @@
-"""An entry of the cache -> the function that it was made of, ready to be called; nothing is traced, partitioned or lowered.
+"""An entry of the cache -> a compiled function, without tracing, partitioning or lowering.
 
-In: a `StoredPlan` and the function that another process had compiled. Out: `Restored`, an executable without its stages.
-Gradients of gradients need the stages: the function is then traced, once.
+In: a `StoredPlan` and the function that another process compiled. Out: `Restored`, an executable without its stages.
+Gradients of gradients need the stages; the function is then retraced, once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 from aotgrad import pipeline, torch_compat
 from aotgrad.cache.entry import StoredPlan
-from aotgrad.cache.graphs import Origins, StoredHalf, digest, text_of
-from aotgrad.cache.serialize import Writer
+from aotgrad.cache.graphs import Origins, StoredHalf, digest_of, text_of
+from aotgrad.cache.serialize import Encoder
 from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import ContractError
@@ -50,7 +50,7 @@ class Restored:
 
     @property
     def arguments(self) -> tuple[tuple[InputSpec, InputAliasInfo | None], ...]:
-        """What the trace assumed of each argument, and what happens to it."""
+        """What the trace assumed about each argument, and what happens to it."""
         stored = self.stored
         return tuple((stored.convention.inputs[k], stored.inputs[k]) for k in stored.convention.order)
 
@@ -62,14 +62,14 @@ class Restored:
 def restore(
     stored: StoredPlan, function: FlatFunction, compiler: Compiler, mode: FakeTensorMode, origins: Origins
 ) -> Restored:
-    """The function that an entry is of.
+    """The compiled function of an entry.
 
     Args:
         stored: the entry.
-        function: what was compiled, as this process has it.
+        function: the original function, in this process.
         compiler: how it was compiled.
-        mode: of the fakes in the entry.
-        origins: the stack traces that its graphs refer to.
+        mode: the fake mode for the tensors of the entry.
+        origins: the stack traces that the graphs refer to.
     """
     forward, *halves = (StoredHalf(text, mode, origins) for text in (stored.forward, *stored.halves))
     schedule = replace(stored.schedule, segments=tuple(halves))
@@ -78,13 +78,13 @@ def restore(
         compiled = names.of_backward(compiler.backend.recompile(forward, stored.static_inputs, bool(halves)))
     if compiler.options.on_error == "eager":
         compiled = with_eager_backwards(compiled)
-    again = TracedAgain(stored, function, compiler, mode, TraceState.now())
+    again = Retrace(stored, function, compiler, mode, TraceState.now())
     batches = CompiledBatches.of(compiler, "batched backward of a stored function")
-    backwards = make_backwards(schedule, compiled, stored.segments, LaterHigherOrder(again, batches))
+    backwards = make_backwards(schedule, compiled, stored.segments, LazyHigherOrder(again, batches))
     return Restored(stored, backwards, build(schedule, stored.source, compiled, backwards))
 
 
-FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+GLOBAL_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
@@ -92,12 +92,12 @@ FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
 )
-"""Global state that decides what is traced, and may be another one in a backward: how to read and how to set it."""
+"""Global state that decides what is traced, and may differ in a backward: getters and setters."""
 
 
 @dataclass(frozen=True)
 class TraceState:
-    """The global state that is around a trace, as far as a backward has another one."""
+    """The global state of a trace, as far as it may differ in a backward."""
 
     grad_mode: bool
     autocast: AutocastState
@@ -105,12 +105,12 @@ class TraceState:
 
     @classmethod
     def now(cls) -> TraceState:
-        return cls(torch.is_grad_enabled(), torch_compat.autocast_state(), tuple(read() for read, _ in FLAGS))
+        return cls(torch.is_grad_enabled(), torch_compat.autocast_state(), tuple(read() for read, _ in GLOBAL_FLAGS))
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for (read, write), value in zip(FLAGS, self.flags, strict=True):
+            for (read, write), value in zip(GLOBAL_FLAGS, self.flags, strict=True):
                 if read() != value:
                     stack.callback(write, read())
                     write(value)
@@ -120,8 +120,8 @@ class TraceState:
 
 
 @dataclass(frozen=True)
-class TracedAgain:
-    """Makes what computes gradients of gradients, from the stages that the entry does without."""
+class Retrace:
+    """Retraces a stored function to compute gradients of gradients."""
 
     stored: StoredPlan
     function: FlatFunction
@@ -130,32 +130,37 @@ class TracedAgain:
     state: TraceState
 
     def __call__(self) -> tuple[HigherOrder, bool]:
-        """What is made of the traced function, and whether its joint graph is the one in use, node by node.
+        """The derivative of the retraced function, and whether its joint graph equals the stored one, node by node.
 
-        It is not if a setting has changed that decides what is traced: saved values are then other ones.
+        The graphs differ if a setting changed that decides what is traced; saved values do not fit then.
         """
         with COMPILING, self.state.active(), torch_compat.outside_transforms():
             source = Source(self.function, (), (), repeated=(self.mode, self.stored.convention))
             traced = pipeline.compile(source, replace(self.compiler, lower=None))
-            if not isinstance(traced, TracedJoint) or ends(traced.joint.segments) != ends(self.stored.segments):
-                raise ContractError("a stored function, traced again, has other gradients")
+            if not isinstance(traced, TracedJoint) or not has_segments(traced.joint, self.stored.segments):
+                raise ContractError("a stored function, retraced, has other gradients")
             higher_order = self.compiler.derive(source, traced, self.compiler)
             return higher_order, joint_digest(traced.joint) == self.stored.joint
 
 
-def ends(segments: Sequence[BackwardSegment]) -> list[tuple[Any, Any]]:
-    """What the segments of a backward get and return."""
+def has_segments(joint: JointGraph, segments: Sequence[BackwardSegment]) -> bool:
+    """Whether the segments of a joint graph have the same tangents and gradients as others."""
+    return segment_interfaces(joint.segments) == segment_interfaces(segments)
+
+
+def segment_interfaces(segments: Sequence[BackwardSegment]) -> list[tuple[Any, Any]]:
+    """The tangents and gradients of each segment."""
     return [(segment.tangents, segment.gradients) for segment in segments]
 
 
 def joint_digest(joint: JointGraph) -> str:
-    """What is the same for joint graphs with the same nodes, under the same names, and the same segments."""
+    """A digest of the nodes, their names, and the segments of a joint graph."""
     nodes = (f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}" for node in joint.module.graph.nodes)
-    return digest("\n".join(nodes), text_of(Writer().write((joint.signature, joint.segments))))
+    return digest_of("\n".join(nodes), text_of(Encoder().encode((joint.signature, joint.segments))))
 
 
 @dataclass
-class LaterHigherOrder:
+class LazyHigherOrder:
     """Gradients of gradients of a stored function. Implements `runtime.recomputation.HigherOrder`."""
 
     make: Callable[[], tuple[HigherOrder, bool]]

@@ -1,13 +1,17 @@
 """Values of a compilation <-> plain data: lists, numbers and strings, as JSON has them.
 
-In: what plans, signatures and graphs consist of. Out: the same values, or `NotPlain` for what has no such form: functions,
-numbers that depend on data, tensors with values of any size. Reading runs no code of the file's: only the types below are
-made, and only operators are looked up.
+In: the values in plans, signatures and graphs. Out: equal values. `NotSerializable` is raised for functions, numbers that
+depend on data, and large tensors. Decoding runs no code from the file: it creates only the types below and looks up, but
+never calls, operators.
+
+Plain data rather than pickles, for three reasons. Keys need a form that does not depend on which values are one object; a
+pickle has that only in its deprecated `fast` mode. Unpickling would let a file call any operator. And it is not faster:
+creating nodes and fake tensors takes most of the time.
 
     >>> from aotgrad.slots import Primal
-    >>> Writer().write((1, Primal(2)))
+    >>> Encoder().encode((1, Primal(2)))
     ['tuple', 1, ['Primal', 2]]
-    >>> Reader(None).read(['tuple', 1, ['Primal', 2]])
+    >>> Decoder(None).decode(['tuple', 1, ['Primal', 2]])
     (1, Primal(index=2))
 """
 
@@ -34,10 +38,10 @@ from aotgrad.convention import sharing
 from aotgrad.runtime import schedule, steps
 
 MOST_CONSTANT_BYTES = 1 << 20
-"""Of one tensor whose values are stored."""
+"""The size limit of a tensor whose values are stored."""
 
 BUILT_IN_NAMESPACES = frozenset({"aten", "prim", "prims", "rngprims"})
-"""Of operators that only another version of torch changes."""
+"""The namespaces of operators that change with torch's version only."""
 
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs", "lshift", "rshift")
 LOGIC = ("and_", "or_", "xor", "not_", "eq", "ne", "lt", "le", "gt", "ge")
@@ -49,27 +53,27 @@ FUNCTIONS: Mapping[str, Callable] = {
     **{function.__name__: function for function in OF_NUMBERS},
     **{function.__name__: function for function in (math.ceil, math.floor, math.trunc)},
 }
-"""Functions that a graph calls besides operators: of lists, and of sizes."""
+"""Functions on lists and sizes that a graph calls besides operators."""
 
 HIGHER_ORDER = frozenset(
     {"associative_scan", "cond", "invoke_subgraph", "map_impl", "scan", "while_loop"}
     | {"auto_functionalized", "auto_functionalized_v2", "run_and_save_rng_state", "run_with_rng_state"}
 )
-"""Higher-order operators of torch's own that are given operators, tensors, numbers and graphs, and nothing of a process."""
+"""Torch's higher-order operators that take operators, tensors, numbers and graphs, but no objects of a process."""
 
 LIKE_NUMBERS = (type(None), bool, int, float, str)
 
 
-class NotPlain(Exception):
+class NotSerializable(Exception):
     """A value without a plain form; the message says which."""
 
 
-class Damaged(Exception):
-    """Plain data that no writer has made."""
+class DamagedEntry(Exception):
+    """Plain data that no `Encoder` wrote."""
 
 
 def types_of(*modules: Any) -> dict[str, type]:
-    """The dataclasses and enumerations that some modules define, by name."""
+    """The dataclasses and enumerations of some modules, by name."""
     defined = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
     return {kind.__name__: kind for kind in defined if dataclasses.is_dataclass(kind) or issubclass(kind, Enum)}
 
@@ -82,29 +86,28 @@ NAMES = {kind: name for name, kind in TYPES.items()}
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
 
-class Writer:
-    """Writes values that belong together: `nodes` are the nodes of a graph that they may refer to.
+class Encoder:
+    """Encodes related values, which may refer to the `nodes` of a graph. `custom_ops`: whether to encode custom operators.
 
-    `storages` are the memory of the tensors so far, [bytes, device]: fakes that share it share it again. `of_users`: whether
-    operators of the user's own have a form.
+    `storages` lists the storages of the tensors so far, as [bytes, device]; decoded tensors share them in the same way.
     """
 
-    def __init__(self, nodes: Mapping[fx.Node, int] | None = None, of_users: bool = False) -> None:
+    def __init__(self, nodes: Mapping[fx.Node, int] | None = None, custom_ops: bool = False) -> None:
         self.nodes = nodes or {}
-        self.of_users = of_users
+        self.custom_ops = custom_ops
         self.storages: list[list[Any]] = []
         self.numbers: dict[Any, int] = {}
         self.is_symbolic = False
 
-    def write(self, value: Any) -> Any:
+    def encode(self, value: Any) -> Any:
         """The plain form of a value.
 
         Raises:
-            NotPlain: it has none.
+            NotSerializable: the value has none.
         """
         if type(value) in LIKE_NUMBERS:
             return value
-        write = WRITERS.get(type(value))
+        write = ENCODERS.get(type(value))
         if write is not None:
             return write(self, value)
         if type(value) in NAMES:
@@ -113,16 +116,16 @@ class Writer:
             return self.tensor(value)
         if (name := torch_compat.higher_order_name(value)) in HIGHER_ORDER:
             return ["higher order", name]
-        raise NotPlain(f"a {type(value).__module__}.{type(value).__qualname__}")
+        raise NotSerializable(f"a {type(value).__module__}.{type(value).__qualname__}")
 
     def items(self, name: str, values: Any) -> list[Any]:
-        return [name, *map(self.write, values)]
+        return [name, *map(self.encode, values)]
 
     def mapping(self, value: Mapping[Any, Any]) -> list[Any]:
-        return ["dict", *([self.write(key), self.write(item)] for key, item in value.items())]
+        return ["dict", *([self.encode(key), self.encode(item)] for key, item in value.items())]
 
     def frozenset(self, value: frozenset) -> list[Any]:
-        return ["frozenset", *sorted(map(self.write, value), key=repr)]
+        return ["frozenset", *sorted(map(self.encode, value), key=repr)]
 
     def complex(self, value: complex) -> list[Any]:
         return ["complex", value.real, value.imag]
@@ -132,99 +135,99 @@ class Writer:
 
     def node(self, value: fx.Node) -> list[Any]:
         if value not in self.nodes:
-            raise NotPlain(f"node {value.name} of another graph")
+            raise NotSerializable(f"node {value.name} of another graph")
         return ["node", self.nodes[value]]
 
     def operator(self, value: Any) -> list[Any]:
         name = torch_compat.schema_name(value)
         if name.partition("::")[0] in BUILT_IN_NAMESPACES:
             return ["op", name]
-        if not self.of_users:
-            raise NotPlain(f"the custom operator {name}")
-        return ["op of a user", name, torch_compat.op_description(value)]
+        if not self.custom_ops:
+            raise NotSerializable(f"the custom operator {name}")
+        return ["custom op", name, torch_compat.op_description(value)]
 
     def object(self, value: Any) -> list[Any]:
-        """A dataclass by its fields, an enumeration by its value."""
+        """A dataclass as its fields, an enumeration as its value."""
         name = NAMES[type(value)]
         if isinstance(value, Enum):
             return [name, value.value]
-        return [name, *(self.write(getattr(value, field)) for field in FIELDS[name])]
+        return [name, *(self.encode(getattr(value, field)) for field in FIELDS[name])]
 
     def tensor(self, value: torch.Tensor) -> list[Any]:
-        """A fake by how it lies in which memory and which number its `item()` is, a real tensor with its values."""
+        """A fake as its storage, geometry and the number that its `item()` is; a real tensor as its values."""
         if type(value) is not torch_compat.FakeTensor:
             return self.constant(value)
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-            raise NotPlain("a tensor that is not strided, or one that is conjugated or negated when it is read")
-        geometry = [*map(self.numbers_of, (value.size(), value.stride())), self.write(value.storage_offset())]
-        return ["fake", str(value.dtype)[6:], *geometry, self.storage(value), self.write(torch_compat.item_of_fake(value))]
+            raise NotSerializable("a tensor that is not strided, or that is lazily conjugated or negated")
+        geometry = [*map(self.numbers_of, (value.size(), value.stride())), self.encode(value.storage_offset())]
+        return ["fake", str(value.dtype)[6:], *geometry, self.storage(value), self.encode(torch_compat.item_of_fake(value))]
 
     def numbers_of(self, values: Sequence[Any]) -> list[Any]:
         """Sizes or strides."""
-        return list(map(self.write, values))
+        return list(map(self.encode, values))
 
     def symbolic(self, kind: str, value: Any) -> list[Any]:
-        """A symbolic number as the expression that it is."""
+        """A symbolic number as its expression."""
         expression = torch_compat.backed_expression(value)
         if expression is None:
-            raise NotPlain("a number that depends on data")
+            raise NotSerializable("a number that depends on data")
         self.is_symbolic = True
-        return ["symbolic", kind, write_expression(expression)]
+        return ["symbolic", kind, encode_expression(expression)]
 
     def storage(self, value: torch.Tensor) -> int:
         key = torch_compat.storage_key(value)
         if key not in self.numbers:
             self.numbers[key] = len(self.storages)
-            self.storages.append([self.write(torch_compat.storage_bytes(value)), str(value.device)])
+            self.storages.append([self.encode(torch_compat.storage_bytes(value)), str(value.device)])
         return self.numbers[key]
 
     def constant(self, value: torch.Tensor) -> list[Any]:
-        """A tensor that the trace made of numbers."""
+        """A real tensor, which the trace made of numbers."""
         if type(value) is not torch.Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
-            raise NotPlain("a constant that is no plain tensor on the CPU")
+            raise NotSerializable("a constant that is not a plain tensor on the CPU")
         if value.requires_grad or value.is_conj() or value.is_neg() or value.nbytes > MOST_CONSTANT_BYTES:
-            raise NotPlain("a constant that is large or requires grad")
+            raise NotSerializable("a constant that is large or requires grad")
         if not torch_compat.is_dense(value):
-            raise NotPlain("a constant with gaps")
+            raise NotSerializable("a constant that is not dense")
         data = base64.b64encode(torch_compat.bytes_of(value)).decode()
         return ["constant", str(value.dtype)[6:], list(value.size()), list(value.stride()), data]
 
 
-WRITERS: Mapping[type, Callable[[Writer, Any], Any]] = {
-    tuple: lambda writer, value: writer.items("tuple", value),
-    list: lambda writer, value: writer.items("list", value),
-    immutable_list: lambda writer, value: writer.items("list", value),
-    torch.Size: lambda writer, value: writer.items("size", value),
-    dict: Writer.mapping,
-    immutable_dict: Writer.mapping,
-    frozenset: Writer.frozenset,
-    complex: Writer.complex,
-    slice: Writer.slice,
-    type(Ellipsis): lambda writer, value: ["ellipsis"],
-    torch.dtype: lambda writer, value: ["torch", str(value)[6:]],
-    torch.layout: lambda writer, value: ["torch", str(value)[6:]],
-    torch.memory_format: lambda writer, value: ["torch", str(value)[6:]],
-    torch.device: lambda writer, value: ["device", str(value)],
-    torch._ops.OpOverload: Writer.operator,
-    types.BuiltinFunctionType: lambda writer, value: ["function", function_name(value)],
-    types.FunctionType: lambda writer, value: ["function", function_name(value)],
-    fx.Node: Writer.node,
-    torch.SymInt: lambda writer, value: writer.symbolic("int", value),
-    torch.SymFloat: lambda writer, value: writer.symbolic("float", value),
-    torch.SymBool: lambda writer, value: writer.symbolic("bool", value),
+ENCODERS: Mapping[type, Callable[[Encoder, Any], Any]] = {
+    tuple: lambda encoder, value: encoder.items("tuple", value),
+    list: lambda encoder, value: encoder.items("list", value),
+    immutable_list: lambda encoder, value: encoder.items("list", value),
+    torch.Size: lambda encoder, value: encoder.items("size", value),
+    dict: Encoder.mapping,
+    immutable_dict: Encoder.mapping,
+    frozenset: Encoder.frozenset,
+    complex: Encoder.complex,
+    slice: Encoder.slice,
+    type(Ellipsis): lambda encoder, value: ["ellipsis"],
+    torch.dtype: lambda encoder, value: ["torch", str(value)[6:]],
+    torch.layout: lambda encoder, value: ["torch", str(value)[6:]],
+    torch.memory_format: lambda encoder, value: ["torch", str(value)[6:]],
+    torch.device: lambda encoder, value: ["device", str(value)],
+    torch._ops.OpOverload: Encoder.operator,
+    types.BuiltinFunctionType: lambda encoder, value: ["function", graph_function_name(value)],
+    types.FunctionType: lambda encoder, value: ["function", graph_function_name(value)],
+    fx.Node: Encoder.node,
+    torch.SymInt: lambda encoder, value: encoder.symbolic("int", value),
+    torch.SymFloat: lambda encoder, value: encoder.symbolic("float", value),
+    torch.SymBool: lambda encoder, value: encoder.symbolic("bool", value),
 }
-"""By exact type: subclasses may mean something else."""
+"""By exact type, since a subclass may mean something else."""
 
 
-def function_name(function: Callable) -> str:
+def graph_function_name(function: Callable) -> str:
     name = next((name for name, known in FUNCTIONS.items() if known is function), None)
     if name is None:
-        raise NotPlain(f"the function {getattr(function, '__qualname__', function)}")
+        raise NotSerializable(f"the function {getattr(function, '__qualname__', function)}")
     return name
 
 
-def write_expression(expression: sympy.Basic) -> Any:
-    """A symbolic expression: numbers, names of symbols, and what is made of them."""
+def encode_expression(expression: sympy.Basic) -> Any:
+    """A symbolic expression as numbers, names of symbols, and lists of an operation and its arguments."""
     if isinstance(expression, sympy.Integer):
         return int(expression)
     if expression in (sympy.true, sympy.false):
@@ -237,66 +240,66 @@ def write_expression(expression: sympy.Basic) -> Any:
         return ["Float", float(expression)]
     name = type(expression).__name__
     if torch_compat.expression_types().get(name) is not type(expression):
-        raise NotPlain(f"the symbolic expression {expression}")
-    return [name, *map(write_expression, expression.args)]
+        raise NotSerializable(f"the symbolic expression {expression}")
+    return [name, *map(encode_expression, expression.args)]
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-class Reader:
-    """Reads what a `Writer` wrote. `mode` makes the fakes, `storages` and `nodes` are the writer's, made again."""
+class Decoder:
+    """Decodes the values of an `Encoder`. `mode` makes the fakes; `storages` is the encoder's, `nodes` the decoded nodes."""
 
     def __init__(self, mode: Any, storages: list[list[Any]] | None = None, nodes: list[fx.Node] | None = None) -> None:
         self.mode = mode
         self.nodes = nodes if nodes is not None else []
-        self.storages = [torch_compat.meta_storage(self.read(nbytes)) for nbytes, _ in storages or ()]
+        self.storages = [torch_compat.meta_storage(self.decode(nbytes)) for nbytes, _ in storages or ()]
         self.devices = [torch.device(device) for _, device in storages or ()]
 
-    def read(self, data: Any) -> Any:
-        """The value.
+    def decode(self, data: Any) -> Any:
+        """The value of a plain form.
 
         Raises:
-            Damaged: the data stands for none.
+            DamagedEntry: the data is not the form of a value.
         """
         if type(data) is not list:
             return data
         name, *items = data
-        read = READERS.get(name)
+        read = DECODERS.get(name)
         if read is not None:
             return read(self, items)
         if name not in TYPES:
-            raise Damaged(f"a value of the unknown kind {name!r}")
+            raise DamagedEntry(f"a value of the unknown kind {name!r}")
         if name not in FIELDS:
             return TYPES[name](*items)
-        return TYPES[name](**dict(zip(FIELDS[name], map(self.read, items), strict=True)))
+        return TYPES[name](**dict(zip(FIELDS[name], map(self.decode, items), strict=True)))
 
     def mapping(self, items: list) -> dict:
-        return {self.read(key): self.read(value) for key, value in items}
+        return {self.decode(key): self.decode(value) for key, value in items}
 
     def operator(self, items: list) -> Any:
         if items[0].partition("::")[0] not in BUILT_IN_NAMESPACES:
-            raise Damaged(f"the operator {items[0]}")
+            raise DamagedEntry(f"the operator {items[0]}")
         return torch_compat.op_named(items[0])
 
-    def operator_of_user(self, items: list) -> Any:
+    def custom_operator(self, items: list) -> Any:
         name, description = items
         found = torch_compat.op_named(name)
         if torch_compat.op_description(found) != description:
-            raise Damaged(f"the operator {name} has another signature")
+            raise DamagedEntry(f"the operator {name} has another signature")
         return found
 
     def higher_order(self, items: list) -> Any:
         if items[0] not in HIGHER_ORDER:
-            raise Damaged(f"the operator {items[0]}")
+            raise DamagedEntry(f"the operator {items[0]}")
         return torch_compat.higher_order_named(items[0])
 
     def fake(self, items: list) -> torch.Tensor:
         dtype, size, stride, offset, storage, item = items
-        size, stride, offset = list(map(self.read, size)), list(map(self.read, stride)), self.read(offset)
+        size, stride, offset = list(map(self.decode, size)), list(map(self.decode, stride)), self.decode(offset)
         memory, device = self.storages[storage], self.devices[storage]
         fake = torch_compat.fake_in(self.mode, memory, getattr(torch, dtype), device, size, stride, offset)
-        torch_compat.set_item_of_fake(fake, self.read(item))
+        torch_compat.set_item_of_fake(fake, self.decode(item))
         return fake
 
     def symbolic(self, items: list) -> Any:
@@ -305,7 +308,7 @@ class Reader:
 
     @functools.cached_property
     def symbols(self) -> dict[str, sympy.Symbol]:
-        """Those that the inputs' sizes brought, by name."""
+        """The symbols of the inputs' sizes, by name."""
         return {symbol.name: symbol for symbol in torch_compat.backed_symbols(self.mode.shape_env)}
 
     def expression(self, data: Any) -> sympy.Basic:
@@ -323,23 +326,23 @@ class Reader:
         return torch_compat.tensor_of_bytes(base64.b64decode(data), getattr(torch, dtype), size, stride)
 
 
-READERS: Mapping[str, Callable[[Reader, list], Any]] = {
-    "tuple": lambda reader, items: tuple(map(reader.read, items)),
-    "list": lambda reader, items: list(map(reader.read, items)),
-    "size": lambda reader, items: torch.Size(items),
-    "dict": Reader.mapping,
-    "frozenset": lambda reader, items: frozenset(map(reader.read, items)),
-    "complex": lambda reader, items: complex(*items),
-    "slice": lambda reader, items: slice(*map(reader.read, items)),
-    "ellipsis": lambda reader, items: ...,
-    "torch": lambda reader, items: getattr(torch, items[0]),
-    "device": lambda reader, items: torch.device(items[0]),
-    "op": Reader.operator,
-    "op of a user": Reader.operator_of_user,
-    "higher order": Reader.higher_order,
-    "function": lambda reader, items: FUNCTIONS[items[0]],
-    "node": lambda reader, items: reader.nodes[items[0]],
-    "fake": Reader.fake,
-    "symbolic": Reader.symbolic,
-    "constant": Reader.constant,
+DECODERS: Mapping[str, Callable[[Decoder, list], Any]] = {
+    "tuple": lambda decoder, items: tuple(map(decoder.decode, items)),
+    "list": lambda decoder, items: list(map(decoder.decode, items)),
+    "size": lambda decoder, items: torch.Size(items),
+    "dict": Decoder.mapping,
+    "frozenset": lambda decoder, items: frozenset(map(decoder.decode, items)),
+    "complex": lambda decoder, items: complex(*items),
+    "slice": lambda decoder, items: slice(*map(decoder.decode, items)),
+    "ellipsis": lambda decoder, items: ...,
+    "torch": lambda decoder, items: getattr(torch, items[0]),
+    "device": lambda decoder, items: torch.device(items[0]),
+    "op": Decoder.operator,
+    "custom op": Decoder.custom_operator,
+    "higher order": Decoder.higher_order,
+    "function": lambda decoder, items: FUNCTIONS[items[0]],
+    "node": lambda decoder, items: decoder.nodes[items[0]],
+    "fake": Decoder.fake,
+    "symbolic": Decoder.symbolic,
+    "constant": Decoder.constant,
 }

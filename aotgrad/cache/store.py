@@ -1,14 +1,14 @@
-"""Files of a folder that nobody else can read or write: entries by key, checked when they are read, few enough.
+"""A private folder of files: entries by key, with checksums and a size limit.
 
-In: keys and bytes. Out: the same bytes, or `None`. Whatever is wrong with a file or the folder, the answer is `None`: there
-is nothing to be had, and the caller makes it anew.
+In: keys and bytes. Out: the same bytes, or `None` if anything is wrong with the file or the folder; the caller then
+recompiles.
 
     store = Store(folder)
     store.write("3f2a", b"...")
     store.read("3f2a")                    b"...", also in another process
 
-A file appears under its name when it is complete. Two processes that write the same one at once both succeed. What was used
-longest ago goes when there is too much.
+A file gets its name when it is complete, so two processes may write the same one at once. When the folder is too large, the
+least recently used files are removed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from aotgrad.telemetry.counters import counters
 MAGIC = b"aotgrad cache 1\n"
 LIMIT_BYTES = 1 << 30
 STALE_SECONDS = 3600.0
-"""After which a file that nobody finished writing is removed."""
+"""The age at which an unfinished file is removed."""
 
 IS_SUPPORTED = hasattr(os, "geteuid") and {os.open, os.rename, os.stat, os.unlink} <= os.supports_dir_fd
-"""Where the system can say who owns a folder, and that it is still the same one."""
+"""Whether the system tells who owns a folder, and can open files relative to it."""
 
 log = logging.getLogger("aotgrad.cache")
 _warned: set[str] = set()
@@ -41,7 +41,7 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class File:
-    """An entry on the disk: when it was used last, in seconds since the epoch."""
+    """An entry on disk; `used` is the time of its last use, in seconds since the epoch."""
 
     name: str
     nbytes: int
@@ -50,55 +50,55 @@ class File:
 
 @dataclass(frozen=True)
 class Store:
-    """The entries in `folder`, of at most `limit_bytes` together."""
+    """The entries in `folder`, at most `limit_bytes` in total."""
 
     folder: Path
     limit_bytes: int = LIMIT_BYTES
 
     def read(self, key: str) -> bytes | None:
-        """What was written under a key, if it is there and whole."""
+        """The content stored under a key; `None` if there is none or the file is damaged."""
         try:
-            with self.opened(create=False) as folder:
+            with self.open_folder(create=False) as folder:
                 found = read_file(folder, key)
                 os.utime(key, dir_fd=folder)
         except FileNotFoundError:
             return None
         except OSError as error:
-            failed(f"{key} cannot be read: {error}")
+            count_failure(f"{key} cannot be read: {error}")
             return None
-        content = checked(key, found)
+        content = verified_content(key, found)
         if content is None:
-            failed(f"{key} is damaged, or of another version")
+            count_failure(f"{key} is damaged, or of another version")
         return content
 
     def write(self, key: str, content: bytes) -> None:
-        """Keep `content`, if that is possible."""
+        """Store `content`, if possible."""
         try:
-            with self.opened(create=True) as folder:
+            with self.open_folder(create=True) as folder:
                 write_file(folder, key, MAGIC + checksum(key, content) + content)
                 self.forget_oldest(folder)
         except OSError as error:
-            failed(f"{key} cannot be written: {error}")
+            count_failure(f"{key} cannot be written: {error}")
 
     def files(self) -> list[File]:
-        """The entries, used longest ago first. Raises OSError if the folder is not used."""
+        """The entries, the least recently used first. Raises OSError if the folder is not used."""
         try:
-            with self.opened(create=False) as folder:
+            with self.open_folder(create=False) as folder:
                 return oldest_first(folder)
         except FileNotFoundError:
             return []
 
     def clear(self) -> int:
-        """Remove every entry; how many there were. Raises OSError if the folder is not used."""
+        """Remove every entry and return their count. Raises OSError if the folder is not used."""
         found = self.files()
         if found:
-            with self.opened(create=False) as folder:
+            with self.open_folder(create=False) as folder:
                 for file in found:
                     remove(folder, file.name)
         return len(found)
 
     def forget_oldest(self, folder: int) -> None:
-        """Remove what was used longest ago until the rest is small enough, and what writers left unfinished."""
+        """Remove the least recently used files until the rest is small enough, and stale unfinished files."""
         files = oldest_first(folder)
         stale = [file for file in files if is_unfinished(file.name) and file.used < time.time() - STALE_SECONDS]
         excess = sum(file.nbytes for file in files) - self.limit_bytes
@@ -109,11 +109,11 @@ class Store:
             remove(folder, file.name)
 
     @contextlib.contextmanager
-    def opened(self, create: bool) -> Iterator[int]:
-        """The folder, of which is known that nobody else has a say in it. It stays that one, whatever its name is given to.
+    def open_folder(self, create: bool) -> Iterator[int]:
+        """A descriptor of the folder, which only its owner can use. It stays valid if the path is replaced.
 
         Raises:
-            OSError: it is not there, or others can read or write it.
+            OSError: the folder does not exist, or others can read or write it.
         """
         if create:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ class Store:
 
 
 def why_unsafe(found: os.stat_result) -> str | None:
-    """Why somebody else could have written a file or folder, or read it; `None` if nobody could."""
+    """Why another user could have written or read a file or folder; `None` if no other user could."""
     if found.st_uid != os.geteuid():
         return "it belongs to another user"
     if found.st_mode & 0o077:
@@ -145,16 +145,16 @@ def why_unsafe(found: os.stat_result) -> str | None:
 
 
 def read_file(folder: int, name: str) -> bytes:
-    """Raises OSError, also if it is no plain file, or one that others can use."""
+    """The content of a file. Raises OSError, also if it is not a regular file, or if others can use it."""
     with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or (problem := why_unsafe(found)) is not None:
-            raise PermissionError("it is no plain file" if not stat.S_ISREG(found.st_mode) else problem)
+            raise PermissionError("it is not a regular file" if not stat.S_ISREG(found.st_mode) else problem)
         return file.read()
 
 
 def write_file(folder: int, name: str, content: bytes) -> None:
-    """Raises OSError; then there is no file, or the one that was there."""
+    """Write a file atomically. Raises OSError, and then leaves an existing file as it was."""
     unfinished = f"{name}.{os.getpid()}.{secrets.token_hex(8)}.tmp"
     try:
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder), "wb") as file:
@@ -186,18 +186,19 @@ def remove(folder: int, name: str) -> None:
 
 
 def checksum(key: str, content: bytes) -> bytes:
-    """32 bytes that say whether a file is whole, and the one that its name says."""
+    """32 bytes that detect a truncated, changed or renamed file."""
     return hashlib.sha256(key.encode() + b"\n" + content).digest()
 
 
-def checked(key: str, content: bytes) -> bytes | None:
-    """What a file holds, if it is all there."""
+def verified_content(key: str, content: bytes) -> bytes | None:
+    """The content of a file, if its checksum is right."""
     start = len(MAGIC)
     found, rest = content[start : start + 32], content[start + 32 :]
     return rest if content.startswith(MAGIC) and checksum(key, rest) == found else None
 
 
-def failed(problem: str) -> None:
+def count_failure(problem: str) -> None:
+    """Count and log a file or folder that could not be used."""
     counters["cache_failures"] += 1
     log.info("%s", problem)
 

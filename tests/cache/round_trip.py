@@ -17,10 +17,10 @@ import pytest
 
 from aotgrad import backends, pipeline, torch_compat
 from aotgrad.cache.entry import StoredPlan
-from aotgrad.cache.key import NotStored
-from aotgrad.cache.lookup import Recording, Request
+from aotgrad.cache.key import NotCacheable
+from aotgrad.cache.lookup import PlanLookup, Recording
 from aotgrad.cache.restore import restore
-from aotgrad.cache.serialize import NotPlain, Writer
+from aotgrad.cache.serialize import Encoder, NotSerializable
 from aotgrad.cache.store import Store
 from aotgrad.capture.fake import find_fake_mode
 from aotgrad.pipeline import Compiler, Executable, Source, Stages
@@ -34,24 +34,24 @@ def compile_and_restore(source: Source, compiler: Compiler) -> Stages:
     """What `pipeline.compile` returns, with the function that was read again in place of its own."""
     if source.known is not None or compiler.lower is not pipeline.lower or looks_at_graphs(compiler):
         return compile_as_ever(source, compiler)
-    request = Request("key", Store(Path("/nowhere")), compiler, source.args, (), find_fake_mode(source.args), 0)
+    search = PlanLookup("key", Store(Path("/nowhere")), compiler, source.args, (), find_fake_mode(source.args), 0)
     recording = Recording(())
     made = compile_as_ever(source, replace(compiler, lower=recording))
     try:
         if not isinstance(made, Executable) or recording.problem or is_never_stored(made):
-            raise NotStored("small, not plain, or nothing that Dynamo would give to the cache")
-        request = replace(request, mode=torch_compat.fake_mode_of(made.joint.module.graph))  # which has its symbols
-        writer = Writer()
-        entry = writer.write(request.entry_of(made, recording))
-        text = json.dumps({"entry": entry, "storages": writer.storages})
-    except (NotStored, NotPlain):
+            raise NotCacheable("small, not plain, or nothing that Dynamo would give to the cache")
+        search = replace(search, mode=torch_compat.fake_mode_of(made.joint.module.graph))  # which has its symbols
+        encoder = Encoder()
+        entry = encoder.encode(search.entry_of(made, recording))
+        text = json.dumps({"entry": entry, "storages": encoder.storages})
+    except (NotCacheable, NotSerializable):
         totals["as compiled"] += 1
         return made
     totals["restored"] += 1
-    stored = request.entry(text.encode())
+    stored = search.entry(text.encode())
     assert isinstance(stored, StoredPlan)
     graphs = counters["graphs"]
-    restored = restore(stored, source.function, compiler, request.mode, ())
+    restored = restore(stored, source.function, compiler, search.mode, ())
     counters["graphs"] = graphs
     return replace(made, call=restored.call, backwards=restored.backwards)
 
