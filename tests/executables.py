@@ -10,7 +10,7 @@ import torch.fx as fx
 
 import aotgrad
 from aotgrad.backends.eager import compile_eager
-from aotgrad.inspect.specs import make_arguments
+from aotgrad.inspect.specs import parse_arguments
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.pipeline import Executable
 
@@ -18,7 +18,7 @@ from aotgrad.pipeline import Executable
 def executable_of(function: Callable[..., Any], *specs: str, **options: Any) -> Executable:
     """The executable of a function called with arguments such as `"f32[3] requires_grad"`."""
     compiled = aotgrad.aot_function(function, compile_eager, **options)
-    compiled(*make_arguments(specs))
+    compiled(*parse_arguments(specs))
     (plan,) = compiled.plans()
     return plan.executable
 

@@ -1,6 +1,6 @@
-"""For people: looking at what is compiled, outside of the pipeline.
+"""Reports for people about compiled functions, outside the pipeline.
 
-`explain` reports on a function (`explanation` is the report's data, `report` its text, `steps` and `targets` parts of it),
-`dynamo` on what Dynamo made of one. `memory_frontier` is the table of memory against time, `debug_state` what a function
-holds, `specs` and `command_line` are `python -m aotgrad`.
+`explain` reports on a function (`explanation` is the report's data, `report` its text, `steps` its steps in words), `dynamo`
+on the graphs that Dynamo makes of a function. `memory_frontier` is a table of memory against time, `debug_state` the plans
+of a function. `command_line`, `targets` and `specs` are `python -m aotgrad`.
 """

@@ -1,22 +1,21 @@
-"""Look at what aotgrad makes of a function or module: of the function as it stands, or of Dynamo's graphs of it.
+"""Inspect what aotgrad compiles for a function or module, or for Dynamo's graphs of it.
 
     python -m aotgrad explain model.py:net --inputs "f32[8, 4]"       what happens to inputs, what is saved, and why
     python -m aotgrad explain model.py:net --json                     the same for programs
-    python -m aotgrad explain model.py:net --dynamo                   each of Dynamo's graphs, and what broke them
+    python -m aotgrad explain model.py:net --dynamo                   each of Dynamo's graphs, and the graph breaks
     python -m aotgrad stages torch.nn.functional:gelu --inputs "bf16[4]" --stage joint
-    python -m aotgrad frontier model.py:net --plot front.svg          what it can trade of memory for time
-    python -m aotgrad cache info                                      what is kept on disk for later processes
-    python -m aotgrad cache clear                                     forget it
-    python -m aotgrad native build                                    compile functions in C++ that make calls cheaper
-    python -m aotgrad native info                                     whether they are there; `clear` removes them
+    python -m aotgrad frontier model.py:net --plot front.svg          how it can trade memory for time
+    python -m aotgrad cache info                                      what is stored on disk for later processes
+    python -m aotgrad cache clear                                     remove it
+    python -m aotgrad native build                                    compile C++ functions that make calls cheaper
+    python -m aotgrad native info                                     whether they exist; `clear` removes them
 
-A name may be dotted (`model.py:Net.step`); a module instance is compiled with its parameters. An input is written as the
-report prints it: `f32[3, 4]`, with strides `f32[4, 3][1, 4]`, then `requires_grad`, or `nonleaf` for a tensor with a
-history; `same 0` is input 0 again; anything else is a Python literal. Without --inputs, `example_inputs()` of the file
-gives them.
+A name may be dotted (`model.py:Net.step`); a module instance is compiled with its parameters. Inputs have the format of the
+report: `f32[3, 4]`, with strides `f32[4, 3][1, 4]`, then `requires_grad`, or `nonleaf` for a tensor with a history. `same 0`
+is the same tensor as input 0. Anything else is a Python literal. Without --inputs, `example_inputs()` of the file supplies
+the inputs.
 
-The exit status is 0, or 1 if the function or the C++ cannot be compiled or the cache is not used, or 2 if the command line
-asks for what is not there.
+The exit status is 0; 1 if the function or the C++ cannot be compiled or the cache is not used; 2 for a wrong command line.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ UNUSABLE = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command and return the exit status."""
     arguments = make_parser().parse_args(argv)
     try:
         with torch.no_grad() if arguments.no_grad else contextlib.nullcontext():
@@ -65,15 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except (UsageError, SpecError, OptionError) as error:
-        return failed(error, WRONG_USAGE)
+        return report_error(error, WRONG_USAGE)
     except AOTGradError as error:
-        return failed(error, CANNOT_COMPILE)
-    except BrokenPipeError:  # whoever read the output has closed it
+        return report_error(error, CANNOT_COMPILE)
+    except BrokenPipeError:  # the reader of the output closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
 
 
-def failed(error: Exception, status: int) -> int:
+def report_error(error: Exception, status: int) -> int:
     print(f"{type(error).__name__}: {error}", file=sys.stderr)
     return status
 
@@ -87,14 +86,14 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     shared = shared_parser()
     command = add_command(commands, "explain", run_explain, shared, "report what is compiled, what is saved, and why")
-    command.add_argument("--json", action="store_true", help="for programs")
+    command.add_argument("--json", action="store_true", help="print JSON")
     command.add_argument("--dynamo", action="store_true", help="each of the graphs that torch.compile makes; runs it once")
-    command = add_command(commands, "stages", run_stages, shared, "print what every stage of the pipeline makes of it")
+    command = add_command(commands, "stages", run_stages, shared, "print the result of every stage of the pipeline")
     command.add_argument("--stage", action="append", choices=STAGES, help="print this stage only; may be repeated")
-    command = add_command(commands, "frontier", run_frontier, shared, "print what it can trade of memory for time")
+    command = add_command(commands, "frontier", run_frontier, shared, "print how it can trade memory for time")
     command.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it to this file; needs matplotlib")
-    add_command_on_files(commands, "cache", run_cache, "show or clear what is kept on disk", ("info", "clear"))
-    add_command_on_files(commands, "native", run_native, "build, show or clear functions in C++", ("build", "info", "clear"))
+    add_command_on_files(commands, "cache", run_cache, "show or clear the files of the cache", ("info", "clear"))
+    add_command_on_files(commands, "native", run_native, "build, show or clear C++ functions", ("build", "info", "clear"))
     return parser
 
 
@@ -111,7 +110,7 @@ def add_command(commands: Any, name: str, run: Callable, shared: argparse.Argume
 
 
 def shared_parser() -> argparse.ArgumentParser:
-    """What every command takes."""
+    """The arguments of every command on a function."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("function", help="file.py:function or module:function")
     parser.add_argument("--inputs", nargs="*", metavar="INPUT", help='such as "f32[3, 4] requires_grad"')
@@ -122,7 +121,7 @@ def shared_parser() -> argparse.ArgumentParser:
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of the command line; a value that is no Python literal is a string."""
+    """The options of the command line; a value that is not a Python literal is a string."""
     options = {}
     for text in arguments.option:
         name, found, value = text.partition("=")
@@ -142,7 +141,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     options = options_of(arguments)
     target = Target.of(arguments.function, arguments.inputs)
     explainer = explain(target.function, backend=arguments.backend, options=options, dynamo=arguments.dynamo)
-    with contextlib.redirect_stdout(sys.stderr):  # what the function itself prints is no part of the report
+    with contextlib.redirect_stdout(sys.stderr):  # keep the function's own output out of the report
         explanation = explainer(*target.inputs)
     print(explanation.to_json() if arguments.json else explanation)
     return OK
@@ -160,7 +159,7 @@ def stages(target: Target, compiler: Compiler, wanted: Sequence[str]) -> Iterato
     """The name and text of every wanted stage.
 
     Raises:
-        UsageError: the function raises by itself.
+        UsageError: the function itself raises.
     """
     with recorded() as found:
         plan = bind(target.function, PlanCache(compiler, "stages")).plan_for(*target.inputs)
@@ -172,7 +171,7 @@ def stages(target: Target, compiler: Compiler, wanted: Sequence[str]) -> Iterato
 
 def run_frontier(arguments: argparse.Namespace) -> int:
     if arguments.option:
-        raise UsageError("frontier takes no --option: it shows what there is to choose from")
+        raise UsageError("frontier takes no --option: it shows all budgets")
     target = Target.of(arguments.function, arguments.inputs)
     frontier = memory_frontier(target.function, *target.inputs, backend=arguments.backend)
     print(frontier)
@@ -183,16 +182,16 @@ def run_frontier(arguments: argparse.Namespace) -> int:
 
 def run_cache(arguments: argparse.Namespace) -> int:
     store = plan_store()
-    return on_files(store, clear if arguments.action == "clear" else text_of_store)
+    return run_on_files(store, clear if arguments.action == "clear" else text_of_store)
 
 
 def run_native(arguments: argparse.Namespace) -> int:
     actions = {"build": lambda store: f"built in {native_build.build().folder}", "info": text_of_native, "clear": clear}
-    return on_files(native_build.native_store(), actions[arguments.action])
+    return run_on_files(native_build.native_store(), actions[arguments.action])
 
 
-def on_files(store: Store, action: Callable[[Store], str]) -> int:
-    """Print what an action on a folder says."""
+def run_on_files(store: Store, action: Callable[[Store], str]) -> int:
+    """Print the result of an action on a folder."""
     try:
         print(action(store))
     except OSError as error:
@@ -206,7 +205,7 @@ def clear(store: Store) -> str:
 
 
 def text_of_native(store: Store) -> str:
-    """The folder, what is in it, and whether that is used. Raises OSError if the folder is not used."""
+    """The folder, its size, and whether its files are used. Raises OSError if the folder is not used."""
     files = text_of_store(store)
     if not native_wanted():
         return f"{files}\nnot used: AOTGRAD_NATIVE=0"
@@ -215,7 +214,7 @@ def text_of_native(store: Store) -> str:
 
 
 def text_of_store(store: Store) -> str:
-    """The folder, what is in it, and how much may be. Raises OSError if the folder is not used."""
+    """The folder, its size and the limit. Raises OSError if the folder is not used."""
     files = store.files()
     size, limit = sum(file.nbytes for file in files) / MEGABYTE, store.limit_bytes / MEGABYTE
     count = "1 file" if len(files) == 1 else f"{len(files)} files"
@@ -223,10 +222,10 @@ def text_of_store(store: Store) -> str:
 
 
 def plot(frontier: MemoryFrontier, path: Path, title: str) -> None:
-    """Draw saved and peak bytes against the traffic of what runs again.
+    """Draw saved and peak bytes against the traffic of recomputation.
 
     Raises:
-        UsageError: if matplotlib is not installed.
+        UsageError: matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]  # no window and no backend
@@ -241,6 +240,6 @@ def plot(frontier: MemoryFrontier, path: Path, title: str) -> None:
     for size in (default.saved_bytes, default.peak_bytes):
         label = "without a budget" if size == default.saved_bytes else None
         axes.plot(size / MEGABYTE, default.recompute_bytes / MEGABYTE, "k*", markersize=9, label=label)
-    axes.set(xlabel="memory (MB)", ylabel="traffic of what runs again (MB)", title=title)
+    axes.set(xlabel="memory (MB)", ylabel="traffic of recomputation (MB)", title=title)
     axes.legend()
     figure.savefig(path)

@@ -1,4 +1,4 @@
-"""Everything that was compiled for a function, to look at: what `f.debug_state()` returns.
+"""Everything that was compiled for a function: the result of `f.debug_state()`.
 
 print(f.debug_state())                              a table of the plans, and why calls ran eagerly
 f.debug_state().plans[0].graphs["forward"]          an fx.GraphModule
@@ -23,13 +23,13 @@ from aotgrad.runtime.variants import VariantKey
 
 @dataclass(frozen=True)
 class PlanState:
-    """One plan, as it is now: backward graphs are compiled when they are first needed.
+    """The current state of one plan. Backward graphs are compiled on first use.
 
     Attributes:
-        hits: calls that found it, after the one that made it.
-        compile_ms: how long making it took, without backward graphs.
-        guards: the conditions under which it is used, a line each.
-        halves: the graphs with what their inputs and outputs mean, by name.
+        hits: the number of calls that found it, after the call that compiled it.
+        compile_ms: the time of its compilation, without backward graphs.
+        guards: the conditions of its use, a line each.
+        halves: the graphs and their signatures, by name.
         source: the emitted Python function.
     """
 
@@ -41,7 +41,7 @@ class PlanState:
 
     @property
     def graphs(self) -> dict[str, fx.GraphModule]:
-        """`"joint"`, `"forward"`, and one graph for each variant of the backward that ran."""
+        """`"joint"`, `"forward"`, and a graph for each backward variant that ran."""
         return {name: half.module for name, half in self.halves.items()}
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class PlanState:
 
 @dataclass(frozen=True)
 class DebugState:
-    """The plans of one function, and its fallback: how many calls ran the original function eagerly, by reason."""
+    """The plans of one function, and the number of calls that ran eagerly, by reason."""
 
     name: str
     plan_limit: int
@@ -68,7 +68,7 @@ class DebugState:
 
 
 def debug_state(cache: PlanCache) -> DebugState:
-    """A picture of a cache: later calls do not change it."""
+    """A snapshot of a cache, which later calls do not change."""
     plans = tuple(map(plan_state, cache.plans()))
     return DebugState(cache.name, cache.compiler.options.plan_limit, plans, dict(cache.fallbacks))
 
@@ -87,18 +87,26 @@ def plan_state(plan: CachedPlan) -> PlanState:
 
 def halves(executable: Executable | SmallGraph) -> Iterator[tuple[str, GraphHalf]]:
     """The graphs of a plan; none if the original function runs in its place."""
-    if isinstance(executable, SmallGraph):
-        return
-    yield "joint", GraphHalf(executable.joint.module, executable.joint.signature)
-    yield "forward", executable.partition.forward
+    if not isinstance(executable, SmallGraph):
+        yield "joint", GraphHalf(executable.joint.module, executable.joint.signature)
+        yield "forward", executable.partition.forward
+        yield from compiled_backwards(executable)
+
+
+def compiled_backwards(executable: Executable) -> Iterator[tuple[str, GraphHalf]]:
+    """The backward graphs that were compiled so far."""
     for number, backward in enumerate(executable.backwards):
-        name = "backward" if len(executable.backwards) == 1 else f"backward {number}"
+        name = backward_name(number, len(executable.backwards))
         for key, variant in list(backward.variants.variants.items()):
             yield variant_name(name, key), variant.half
 
 
+def backward_name(number: int, count: int) -> str:
+    return "backward" if count == 1 else f"backward {number}"
+
+
 def variant_name(name: str, key: VariantKey) -> str:
-    """The name of a backward, with the tangents that are undefined and the gradients that are not wanted."""
+    """The name of a backward, with its undefined tangents and unwanted gradients."""
     undefined = [f"tangent {k}" for k, is_defined in enumerate(key.tangents) if not is_defined]
     unwanted = [f"gradient {k}" for k, is_wanted in enumerate(key.gradients) if not is_wanted]
     return " without ".join([name, *([", ".join([*undefined, *unwanted])] if undefined or unwanted else [])])

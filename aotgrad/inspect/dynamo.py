@@ -1,4 +1,4 @@
-"""`aotgrad.explain(fn, dynamo=True)`: the graphs that Dynamo makes of a function, each as one report, and what broke them.
+"""`aotgrad.explain(fn, dynamo=True)`: a report on each graph that Dynamo makes of a function, and the graph breaks.
 
 In: a function or module, and the arguments of a call. Out: a `DynamoExplanation`. The function runs once, in eager, on
 copies of the tensors and of the module.
@@ -21,6 +21,7 @@ from torch import nn
 
 from aotgrad import torch_compat
 from aotgrad.inspect.explanation import Explanation, SourceLine, explanation_of
+from aotgrad.inspect.report import dynamo_report_text
 from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.binding import NamedTensor, bind
 from aotgrad.plan_cache.cache import PlanCache
@@ -29,7 +30,7 @@ from aotgrad.telemetry.graph_names import qualified_name
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """A place where Dynamo ends a graph and lets Python run: the line, which is the user's, and Dynamo's reason."""
+    """A place where Dynamo ends a graph and lets Python run: the user's line, and Dynamo's reason."""
 
     where: SourceLine | None
     reason: str
@@ -37,11 +38,11 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class DynamoExplanation:
-    """What Dynamo makes of a call. `print` it, or take it apart; `to_json()` for other programs.
+    """What Dynamo makes of a call. Print it, read its attributes, or export it with `to_json()`.
 
     Attributes:
-        name: of the function.
-        graphs: what is compiled for each graph, in the order in which the call came to them.
+        name: the name of the function.
+        graphs: the explanation of each graph, in the order in which the call ran them.
         breaks: where and why one graph ends and another begins.
     """
 
@@ -59,56 +60,54 @@ class DynamoExplanation:
         return json.dumps(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:
-        from aotgrad.inspect.report import dynamo_report_text  # it is made of these types
-
         return dynamo_report_text(self)
 
 
 @dataclass(frozen=True)
 class DynamoExplainer:
-    """Call it as the function is called."""
+    """Takes the arguments of the function."""
 
     function: Callable
     compiler: Compiler
 
     def __call__(self, *args: Any, **kwargs: Any) -> DynamoExplanation:
-        """What `torch.compile` makes of a call with these arguments. Dynamo forgets what it has compiled before.
+        """What `torch.compile` makes of a call with these arguments. Resets Dynamo.
 
         Raises:
-            CaptureError: and whatever else a call raises that cannot be compiled.
+            CaptureError: or any other error of a call that cannot be compiled.
         """
         function = torch_compat.without_dynamo(self.function)
         name = qualified_name(function)
         function = copy.deepcopy(function) if isinstance(function, nn.Module) else function
-        args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (args, kwargs))
-        explaining = Explaining(name, self.compiler)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, copy_tensor, (args, kwargs))
+        explaining = ExplainingBackend(name, self.compiler)
         with torch_compat.dynamo_forgets(), torch_compat.graph_breaks() as breaks:
             torch.compile(function, backend=explaining)(*args, **kwargs)
         return DynamoExplanation(
-            name, tuple(explaining.graphs), tuple(GraphBreak(place(frame), why) for frame, why in breaks)
+            name, tuple(explaining.graphs), tuple(GraphBreak(source_line_of(frame), why) for frame, why in breaks)
         )
 
 
-def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that is a leaf if this is one, with memory of its own."""
+def copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor in new memory; a leaf if the tensor is one."""
     same = tensor.clone(memory_format=torch.preserve_format)
     return same.detach().requires_grad_(tensor.requires_grad) if tensor.is_leaf else same
 
 
-def place(frame: Any) -> SourceLine | None:
+def source_line_of(frame: Any) -> SourceLine | None:
     return None if frame is None else SourceLine(frame.filename, frame.lineno, frame.line or "")
 
 
 @dataclass(frozen=True)
-class Explaining:
-    """A backend for Dynamo that explains each graph where it first runs, and runs it in eager."""
+class ExplainingBackend:
+    """A backend for Dynamo that explains each graph at its first run, and runs it in eager."""
 
     name: str
     compiler: Compiler
     graphs: list[Explanation] = field(default_factory=list)
 
     def __call__(self, module: fx.GraphModule, example_inputs: Any) -> Callable:
-        inputs = [named(node) for node in module.graph.find_nodes(op="placeholder")]  # later, Dynamo has forgotten it
+        inputs = [name_of_input(node) for node in module.graph.find_nodes(op="placeholder")]  # Dynamo drops sources later
         waiting = [inputs]
 
         def run(*args: Any) -> Any:
@@ -127,15 +126,16 @@ class Explaining:
 KINDS = {"_parameters": "parameter", "_buffers": "buffer"}
 
 
-def named(node: fx.Node) -> NamedTensor:
-    """What the user calls what Dynamo passes for a placeholder: `x`, `batch['ids']`, `layers.0.weight`."""
+def name_of_input(node: fx.Node) -> NamedTensor:
+    """The user's name for the input of a placeholder: `x`, `batch['ids']`, `layers.0.weight`."""
     source = torch_compat.dynamo_source(node) or node.name
     kind = next((kind for part, kind in KINDS.items() if f".{part}[" in source), "argument")
     return NamedTensor(user_name(source), kind)
 
 
 def user_name(source: str) -> str:
-    """
+    """The user's name for a source of Dynamo's.
+
     >>> user_name("L['self']._modules['layers']._modules['0']._parameters['weight']"), user_name("L['batch']['ids']")
     ('layers.0.weight', "batch['ids']")
     """

@@ -1,9 +1,9 @@
-"""`aotgrad.explain`: what would be compiled for a call, or was, as one report.
+"""`aotgrad.explain`: a report on what is compiled for a call.
 
-In: a function or module, and the arguments of a call. Out: an `Explanation`. Nothing of the function runs.
+In: a function or module, and the arguments of a call. Out: an `Explanation`. The function is traced, but does not run.
 
     print(aotgrad.explain(model)(x))
-    print(aotgrad.explain(model, dynamo=True)(x))       each of Dynamo's graphs, and what broke them
+    print(aotgrad.explain(model, dynamo=True)(x))       each of Dynamo's graphs, and the graph breaks
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from aotgrad.telemetry.graph_names import qualified_name
 
 @dataclass(frozen=True)
 class Explainer:
-    """Call it as the function is called."""
+    """Takes the arguments of the function."""
 
-    calls: BoundFunction
+    bound: BoundFunction
 
     def __call__(self, *args: Any, **kwargs: Any) -> Explanation:
         """What a call with these arguments runs.
 
         Raises:
-            CaptureError: and whatever else a call raises that cannot be compiled.
+            CaptureError: or any other error of a call that cannot be compiled.
         """
-        plan = self.calls.plan_for(*args, **kwargs)
-        return explanation_of(plan, self.calls.cache, self.calls.named_tensors(args, kwargs))
+        plan = self.bound.plan_for(*args, **kwargs)
+        return explanation_of(plan, self.bound.cache, self.bound.named_tensors(args, kwargs))
 
 
 def explain(
     fn: Callable[..., Any], *, backend: str = "eager", options: Mapping[str, Any] | None = None, dynamo: bool = False
 ) -> Explainer | DynamoExplainer:
-    """Say what is compiled for a call, and why: `explain(fn)(*args)`.
+    """Explain what is compiled for a call, and why: `explain(fn)(*args)`.
 
     Args:
-        fn: a function of tensors or a module, which is traced as it stands: where `torch.compile` was there before, what it
-            was given, without Dynamo's own graphs. Or what `aot_function` or `aot_module` returned, whose own plan for the
-            call is explained, and made if there is none.
-        backend: the name of a registered backend, which traces and partitions but does not compile. Without a meaning
-            for what is compiled already, as are the options.
+        fn: a function of tensors, or a module; it is traced as it is. For a result of `torch.compile`, the original function
+            is traced, without Dynamo. For a result of `aot_function` or `aot_module`, the explanation is of its plan for
+            the call, which is compiled if there is none.
+        backend: the name of a registered backend. It shapes the graphs but compiles nothing. Ignored, like `options`, if
+            `fn` is compiled already.
         options: see `aotgrad.Options`.
-        dynamo: whether to explain each graph that Dynamo makes of `fn`, and what broke them. The function runs once for
-            that, in eager, on copies of its tensors, and Dynamo forgets what it has compiled before.
+        dynamo: explain each graph that Dynamo makes of `fn`, and the graph breaks. The function runs once for that, in
+            eager, on copies of its tensors. Resets Dynamo.
 
     Returns:
-        A function of the arguments of `fn` that returns an `Explanation`. Print it: what happens to each input, what each
-        output is, the graphs, each value saved for the backward with its bytes, its line and the reason, what runs
-        again and what that costs, what one call does, and the plans and backward graphs so far. `to_json()` gives the
-        same to a program; sizes are in bytes. With `dynamo`, a `DynamoExplanation` of as many of them.
+        A function of the arguments of `fn` that returns an `Explanation`. Print it to see what happens to each input, what
+        each output is, the graphs, each saved value with its bytes, line and reason, the recomputed ops and their cost, the
+        steps of one call, and the plans and backward graphs so far. `to_json()` has the same content, with sizes in bytes.
+        With `dynamo`, the result is a `DynamoExplanation`.
 
     Raises:
-        BackendError, OptionError: for a backend or an option that there is not.
+        BackendError, OptionError: the backend or an option does not exist.
 
     Example:
         >>> import torch
@@ -76,19 +76,19 @@ def explain(
     compiler = make_compiler(Uncompiled(registry.get(backend)), checked)
     if dynamo:
         return DynamoExplainer(fn, compiler)
-    calls = getattr(fn, "calls", None)
-    if calls is None:
+    bound = getattr(fn, "calls", None)
+    if bound is None:
         original = torch_compat.without_dynamo(fn)
-        calls = bind(fn, PlanCache(compiler, qualified_name(original)))
-    return Explainer(calls)
+        bound = bind(fn, PlanCache(compiler, qualified_name(original)))
+    return Explainer(bound)
 
 
 @dataclass(frozen=True)
 class Uncompiled(WrappedBackend):
-    """A backend that shapes the graphs as another one does, and compiles none of them."""
+    """A backend that shapes graphs like another one, but compiles none."""
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
         def refuse(*args: Any) -> Any:
-            raise AssertionError("a plan that was made to be looked at does not run")
+            raise AssertionError("a plan that is only explained does not run")
 
         return Compiled(self.name, refuse, None if partition.backward is None else lambda half: refuse)

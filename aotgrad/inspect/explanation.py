@@ -1,7 +1,7 @@
-"""What was compiled for one call, as plain data: a row for each input, output, graph, saved value, step and plan.
+"""The compilation of one call as plain data: a row for each input, output, graph, saved value, step and plan.
 
-In: a `CachedPlan`, the cache that it is in, and what the user calls the arguments. Out: an `Explanation`, which prints as a
-report (`inspect.report`) and goes into JSON.
+In: a `CachedPlan`, its cache, and the user's names of the arguments. Out: an `Explanation`, which prints as a report
+(`inspect.report`) and converts to JSON.
 """
 
 from __future__ import annotations
@@ -18,30 +18,11 @@ import torch
 import torch.fx as fx
 import torch.utils._pytree as pytree
 
+from aotgrad import ir
 from aotgrad.graph.source_lines import inside_of
-from aotgrad.inspect.debug_state import variant_name
+from aotgrad.inspect.debug_state import backward_name, compiled_backwards
+from aotgrad.inspect.report import report_text
 from aotgrad.inspect.steps import steps_text
-from aotgrad.ir import (
-    AliasOfInput,
-    AliasOfIntermediate,
-    AliasOfIntermediateBaseIsUserOutput,
-    AliasOfOutput,
-    ConstantOutput,
-    CustomFunctionView,
-    GraphHalf,
-    InputAliasInfo,
-    InputSpec,
-    IsInput,
-    IsOutput,
-    NonAlias,
-    OutputAliasInfo,
-    RecomputedValue,
-    SavedValue,
-    SymInput,
-    SymOutput,
-    SyntheticBase,
-    UnsafeViewAlias,
-)
 from aotgrad.passes import computes
 from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache.binding import NamedTensor
@@ -64,16 +45,16 @@ class SourceLine:
 
 @dataclass(frozen=True)
 class InputRow:
-    """One tensor that the function takes, or a symbolic number, or the memory that several arguments share.
+    """One tensor argument, symbolic number, or synthetic base (the memory that several arguments share).
 
     Attributes:
-        name: what the user calls it: `x`, `batch['ids']`, `layers.0.weight`.
+        name: the user's name for it: `x`, `batch['ids']`, `layers.0.weight`.
         kind: `"parameter"`, `"buffer"`, `"argument"`, `"symbolic number"` or `"synthetic base"`.
         type: dtype, sizes, strides and device as FX prints them, `f32[2, 3]`.
-        bytes: of its elements.
-        requires_grad: as at the start of the call.
+        bytes: the size of its elements.
+        requires_grad: at the start of the call.
         happened: what the function did to it.
-        gradient: whether a backward computes one, and if not, why.
+        gradient: whether a backward computes one, or why not.
     """
 
     name: str
@@ -87,7 +68,7 @@ class InputRow:
 
 @dataclass(frozen=True)
 class OutputRow:
-    """One leaf of what the function returns: what it is an alias of, and which backward its gradient goes into."""
+    """One leaf of the result: what it is an alias of, and which backward its gradient enters."""
 
     name: str
     type: str
@@ -97,7 +78,7 @@ class OutputRow:
 
 @dataclass(frozen=True)
 class GraphRow:
-    """One graph: `ops` of its `nodes` compute something (no views, no numbers)."""
+    """One graph: `ops` of its `nodes` compute tensors (no views, no numbers)."""
 
     name: str
     ops: int
@@ -111,8 +92,8 @@ class SavedRow:
     """One value that the forward keeps for the backward.
 
     Attributes:
-        name: of the argument or the node; `max[1]` is an item of what `max` returns.
-        bytes: of memory that is alive only because it is saved.
+        name: of the argument or node; `max[1]` is an item of the result of `max`.
+        bytes: of memory that stays allocated only because the value is saved.
         is_own: whether it is a parameter or buffer.
         where: the user's line that computes it; `None` for arguments.
     """
@@ -127,7 +108,7 @@ class SavedRow:
 
 @dataclass(frozen=True)
 class RecomputedRow:
-    """One op that runs again in the backward, and what it takes by itself; a backend that fuses ops takes less."""
+    """One op that the backward recomputes, and its cost when run alone; fused ops cost less."""
 
     name: str
     type: str
@@ -139,7 +120,7 @@ class RecomputedRow:
 
 @dataclass(frozen=True)
 class VariantRow:
-    """A backward graph that was compiled: which one, without which tangents and gradients, and how many ops it has."""
+    """A compiled backward graph: its name, with undefined tangents and unwanted gradients, and its ops."""
 
     name: str
     ops: int
@@ -147,7 +128,7 @@ class VariantRow:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A plan of the function: `explained` is whether it is the one that the report is about."""
+    """A plan of the function; `explained`: the report is about this one."""
 
     explained: bool
     hits: int
@@ -157,16 +138,16 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What was compiled for one call. `print` it, or take it apart; `to_json()` for other programs.
+    """The compilation of one call. Print it, read its attributes, or export it with `to_json()`.
 
     Attributes:
-        name: of the function.
+        name: the name of the function.
         backend: the name of the backend.
         note: why there are no graphs, if the original function runs in place of a plan.
-        inputs, outputs, graphs, saved, recomputed: a row for each, see their types.
-        steps: what one call does, in words.
-        source: the emitted Python function that does it.
-        variants: the backward graphs that were compiled so far.
+        inputs, outputs, graphs, saved, recomputed: one row each, see their types.
+        steps: the steps of one call, in words.
+        source: the emitted Python function.
+        variants: the backward graphs compiled so far.
         plans: every plan of the function.
     """
 
@@ -185,17 +166,17 @@ class Explanation:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that are alive between forward and backward because they are saved."""
+        """The bytes that stay allocated between forward and backward because they are saved."""
         return sum(row.bytes for row in self.saved)
 
     @property
     def recomputed_bytes(self) -> int:
-        """The memory traffic of what runs again, each op by itself."""
+        """The memory traffic of the recomputed ops, each run alone."""
         return sum(row.traffic_bytes for row in self.recomputed)
 
     @property
     def recomputed_flops(self) -> int:
-        """The floating point operations of what runs again."""
+        """The floating point operations of the recomputed ops."""
         return sum(row.flops for row in self.recomputed)
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,18 +189,16 @@ class Explanation:
         return json.dumps(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:
-        from aotgrad.inspect.report import report_text  # it is made of these types
-
         return report_text(self)
 
 
 def explanation_of(plan: CachedPlan | NoPlan, cache: PlanCache, tensors: Sequence[NamedTensor]) -> Explanation:
-    """Take a plan apart.
+    """The explanation of a plan.
 
     Args:
-        plan: what a call found.
+        plan: the plan of the call.
         cache: all plans of the function.
-        tensors: what the user calls each tensor of the call.
+        tensors: the user's name for each tensor of the call.
     """
     backend, plans = cache.compiler.backend.name, tuple(plan_row(other, other is plan) for other in cache.plans())
     match plan:
@@ -241,7 +220,7 @@ def explanation_of(plan: CachedPlan | NoPlan, cache: PlanCache, tensors: Sequenc
                 recomputed=tuple(map(rows.recomputed, executable.partition.recomputed)),
                 steps=tuple(map(rows.named, steps_text(executable.schedule.steps))),
                 source=executable.source,
-                variants=tuple(rows.variants()),
+                variants=tuple(variant_row(*backward) for backward in compiled_backwards(executable)),
                 plans=plans,
             )
     raise AssertionError(plan)
@@ -252,7 +231,7 @@ def plan_row(plan: CachedPlan, explained: bool) -> PlanRow:
 
 
 class _Rows:
-    """The rows of one executable; `named` puts the user's names in the place of the placeholders'."""
+    """The rows of one executable; `named` replaces names of placeholders by the user's names."""
 
     def __init__(self, executable: Executable, plan: CachedPlan, tensors: Sequence[NamedTensor]) -> None:
         self.executable, self.plan = executable, plan
@@ -269,7 +248,7 @@ class _Rows:
         self.placeholders = {spec.name: self.name(k) for k, spec in enumerate(executable.capture.inputs)}
 
     def name(self, index: int) -> str:
-        """What the user calls input `index` of the graph."""
+        """The user's name for input `index` of the graph."""
         return self.names.get(index, self.executable.capture.inputs[index].name)
 
     def named(self, text: str) -> str:
@@ -279,28 +258,28 @@ class _Rows:
 
     def inputs(self) -> Iterator[InputRow]:
         for index, (spec, info) in enumerate(zip(self.executable.capture.inputs, self.executable.meta.inputs, strict=True)):
-            value = spec.value if isinstance(spec, SymInput) else spec.fake
+            value = spec.value if isinstance(spec, ir.SymInput) else spec.fake
             yield InputRow(
                 name=self.name(index),
                 kind=self.kind(index, spec),
                 type=type_text(value),
-                bytes=bytes_of(value),
-                requires_grad=not isinstance(spec, SymInput) and spec.requires_grad,
+                bytes=element_bytes(value),
+                requires_grad=not isinstance(spec, ir.SymInput) and spec.requires_grad,
                 happened="" if info is None else happened_text(info),
                 gradient=self.gradient(index, spec),
             )
 
-    def kind(self, index: int, spec: InputSpec) -> str:
-        if isinstance(spec, SymInput):
+    def kind(self, index: int, spec: ir.InputSpec) -> str:
+        if isinstance(spec, ir.SymInput):
             return "symbolic number"
-        if isinstance(spec, SyntheticBase):
+        if isinstance(spec, ir.SyntheticBase):
             return "synthetic base"
         return self.kinds[index]
 
-    def gradient(self, index: int, spec: InputSpec) -> str:
-        """Whether there is one, and if not, why."""
+    def gradient(self, index: int, spec: ir.InputSpec) -> str:
+        """Whether a backward computes the gradient of an input, or why not."""
         joint = self.executable.joint
-        if isinstance(spec, SymInput):
+        if isinstance(spec, ir.SymInput):
             return "none: it is a number"
         if not spec.requires_grad:
             return "none: it does not require grad"
@@ -316,7 +295,7 @@ class _Rows:
         outputs, infos = self.executable.capture.outputs, self.executable.meta.outputs
         for index, (name, value, info) in enumerate(zip(self.output_names(), outputs, infos, strict=True)):
             is_tensor = isinstance(value, torch.Tensor)
-            text = type_text(value) if is_tensor or not isinstance(info, ConstantOutput) else argument_text(info.value)
+            text = type_text(value) if is_tensor or not isinstance(info, ir.ConstantOutput) else argument_text(info.value)
             yield OutputRow(name, text, self.what(info), self.backward_of(index, info))
 
     def output_names(self) -> list[str]:
@@ -327,33 +306,33 @@ class _Rows:
         names = [paths.get(k, f"output {k}") for k in range(capture.returned)]
         return names + ["(a view inside)"] * (len(capture.outputs) - capture.returned)
 
-    def what(self, info: OutputAliasInfo) -> str:
+    def what(self, info: ir.OutputAliasInfo) -> str:
         match info:
-            case NonAlias():
+            case ir.NonAlias():
                 return "a new tensor"
-            case UnsafeViewAlias():
-                return "a view whose base nobody sees, returned as it is"
-            case CustomFunctionView():
+            case ir.UnsafeViewAlias():
+                return "a view of a base that the caller never sees, returned as it is"
+            case ir.CustomFunctionView():
                 return "a view made by an autograd.Function, computed by the graph"
-            case IsInput(index):
+            case ir.IsInput(index):
                 return f"{self.name(index)} itself"
-            case IsOutput(index):
+            case ir.IsOutput(index):
                 return f"the same tensor as output {index}"
-            case AliasOfInput(index):
-                return f"a view of {self.name(index)}, made again from it:{replay_text(info.replay)}"
-            case AliasOfOutput(output) | AliasOfIntermediateBaseIsUserOutput(output):
-                return f"a view of output {output}, made again from it:{replay_text(info.replay)}"
-            case AliasOfIntermediate(base):
+            case ir.AliasOfInput(index):
+                return f"a view of {self.name(index)}, replayed on it:{replay_text(info.replay)}"
+            case ir.AliasOfOutput(output) | ir.AliasOfIntermediateBaseIsUserOutput(output):
+                return f"a view of output {output}, replayed on it:{replay_text(info.replay)}"
+            case ir.AliasOfIntermediate(base):
                 return f"a view of intermediate {base}, which the graph returns:{replay_text(info.replay)}"
-            case SymOutput():
+            case ir.SymOutput():
                 return "a number that the graph computes"
-            case ConstantOutput():
+            case ir.ConstantOutput():
                 return "the same object at every call"
         raise AssertionError(info)
 
-    def backward_of(self, index: int, info: OutputAliasInfo) -> str:
-        """The backward that the gradient of an output enters first; empty if the graph gets none for it."""
-        slot = IntermediateBase(info.base) if isinstance(info, AliasOfIntermediate) else UserOutput(index)
+    def backward_of(self, index: int, info: ir.OutputAliasInfo) -> str:
+        """The first backward that the gradient of an output enters; empty if no graph takes it."""
+        slot = IntermediateBase(info.base) if isinstance(info, ir.AliasOfIntermediate) else UserOutput(index)
         segments = self.executable.joint.segments
         numbers = [number for number, segment in enumerate(segments) if Tangent(slot) in segment.tangents]
         return backward_name(numbers[0], len(segments)) if numbers else ""
@@ -368,48 +347,42 @@ class _Rows:
         for number, half in enumerate(executable.schedule.segments):
             yield graph_row(backward_name(number, count), half)
 
-    def saved(self, value: SavedValue) -> SavedRow:
+    def saved(self, value: ir.SavedValue) -> SavedRow:
         forward = self.executable.partition.forward
         found = dict(zip(forward.signature.outputs, graph_results(forward.module), strict=True))[value.slot]
         node, is_own = self.nodes.get(value.slot.name), value.slot.name in self.own
         name = self.placeholders.get(value.slot.name) or node_name(node, value.slot.name)
         return SavedRow(name, node_type(found), value.saved_bytes, value.reason, is_own, where(node))
 
-    def recomputed(self, value: RecomputedValue) -> RecomputedRow:
+    def recomputed(self, value: ir.RecomputedValue) -> RecomputedRow:
         node = self.nodes.get(value.name)
         return RecomputedRow(
             node_name(node, value.name), node_type(node), value.traffic_bytes, value.flops, value.reason, where(node)
         )
 
-    def variants(self) -> Iterator[VariantRow]:
-        for number, backward in enumerate(self.executable.backwards):
-            name = backward_name(number, len(self.executable.backwards))
-            for key, variant in list(backward.variants.variants.items()):
-                yield VariantRow(variant_name(name, key), count_ops(variant.half.module.graph))
 
-
-def happened_text(info: InputAliasInfo) -> str:
-    """What was done to an input, and how a call does it to the caller's tensor."""
+def happened_text(info: ir.InputAliasInfo) -> str:
+    """What the function does to an input, and how a call applies it to the caller's tensor."""
     text = input_alias_text(info)
     return f"{text}; copied back after the forward" if info.mutation.data else text
 
 
-def backward_name(number: int, count: int) -> str:
-    return "backward" if count == 1 else f"backward {number}"
-
-
-def graph_row(name: str, half: GraphHalf | Any) -> GraphRow:
+def graph_row(name: str, half: ir.GraphHalf | Any) -> GraphRow:
     graph, signature = half.module.graph, half.signature
     nodes = sum(node.op not in ("placeholder", "output") for node in graph.nodes)
-    return GraphRow(name, count_ops(graph), nodes, len(signature.inputs), len(signature.outputs))
+    return GraphRow(name, computing_ops(graph), nodes, len(signature.inputs), len(signature.outputs))
 
 
-def count_ops(graph: fx.Graph) -> int:
+def variant_row(name: str, half: ir.GraphHalf) -> VariantRow:
+    return VariantRow(name, computing_ops(half.module.graph))
+
+
+def computing_ops(graph: fx.Graph) -> int:
     return sum(map(computes, graph.nodes))
 
 
-def bytes_of(value: Any) -> int:
-    """Bytes of the elements of a traced tensor; 0 if a size is symbolic."""
+def element_bytes(value: Any) -> int:
+    """The bytes of the elements of a traced tensor; 0 if a size is symbolic."""
     if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
         return 0
     return value.numel() * value.element_size()
@@ -420,7 +393,7 @@ def node_type(node: Any) -> str:
 
 
 def node_name(node: fx.Node | None, default: str) -> str:
-    """The name of a node; of an item, that of the op and where it stands."""
+    """The name of a node; for an item, the name of the op and the position."""
     if node is None or node.target is not operator.getitem:
         return default
     owner, position = node.args
@@ -429,7 +402,7 @@ def node_name(node: fx.Node | None, default: str) -> str:
 
 
 def where(node: fx.Node | None) -> SourceLine | None:
-    """The innermost line of the user's program that a node comes from."""
+    """The innermost line of the user's program that created a node."""
     trace = (node.meta.get("stack_trace") or "") if node is not None else ""
     frames = list(re.finditer(r'File "(.*)", line (\d+).*(?:\n\s*(?!File )(\S.*))?', trace))
     if not frames:

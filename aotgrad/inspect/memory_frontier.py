@@ -1,6 +1,6 @@
-"""What a function can trade of memory for time: the table that helps to choose a `memory_budget`.
+"""The trade of memory for time that a function offers: a table that helps to choose a `memory_budget`.
 
-In: a function or module and arguments, as for a call. Out: a `MemoryFrontier`, which prints as a table. The function is
+In: a function or module, and the arguments of a call. Out: a `MemoryFrontier`, which prints as a table. The function is
 traced once on fake tensors; nothing runs.
 
     print(aotgrad.memory_frontier(model, x))
@@ -31,7 +31,7 @@ from aotgrad.plan_cache.compiler import make_tracer
 
 @dataclass(frozen=True)
 class MemoryFrontier:
-    """What can be had, from the most bytes saved to the fewest. `default` is the point without a budget."""
+    """The points of the trade, from the most saved bytes to the fewest. `default` is the point without a budget."""
 
     default: FrontierPoint
     points: tuple[FrontierPoint, ...]
@@ -44,19 +44,20 @@ class MemoryFrontier:
 
 
 def memory_frontier(fn: Callable, *args: Any, backend: str = "eager", **kwargs: Any) -> MemoryFrontier:
-    """The corners of the trade of saved bytes for recomputation, each with its simulated peak.
+    """The corner points of the trade between saved bytes and recomputation, each with its simulated peak.
 
     Args:
         fn: a function of tensors, or a module.
-        *args, **kwargs: what it would be called with.
+        *args, **kwargs: the arguments of a call.
         backend: the name of the backend that would compile it; one that fuses ops recomputes cheaply.
 
     Returns:
-        Bytes saved for the backward, bytes at the peak of both halves (parameters and arguments not counted), and the
-        memory traffic of what runs again, in bytes, with floating point operations as the bytes that would take as long.
+        For each point: the bytes saved for the backward, the peak bytes of both halves (without parameters and arguments),
+        and the memory traffic of the recomputed ops in bytes. Floating point operations count as the bytes that take
+        as long.
 
     Raises:
-        PartitionError: if there is nothing to differentiate.
+        PartitionError: no argument requires grad.
 
     Example:
         >>> import torch

@@ -1,6 +1,6 @@
-"""An `Explanation` as text: one table for each question that a reader has.
+"""An `Explanation` as text: one table per topic.
 
-In: an `Explanation`. Out: its report. Parameters to which nothing happens are one line; the largest saved values come first.
+In: an `Explanation`. Out: its report. Unchanged parameters share a line; the largest saved values come first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
-if TYPE_CHECKING:  # they print themselves by this module
+if TYPE_CHECKING:  # their __str__ calls this module
     from aotgrad.inspect.dynamo import DynamoExplanation
     from aotgrad.inspect.explanation import Explanation, InputRow, PlanRow, SourceLine
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:  # they print themselves by this module
 def report_text(explanation: Explanation) -> str:
     """The whole report, without a newline at the end."""
     sections = [headline(explanation), *(sections_of(explanation) if explanation.note is None else ())]
-    return "\n\n".join([*sections, *plans(explanation.plans)])
+    return "\n\n".join([*sections, *plan_sections(explanation.plans)])
 
 
 def dynamo_report_text(explanation: DynamoExplanation) -> str:
-    """What broke the graphs, and the report of each."""
+    """The graph breaks, and the report of each graph."""
     count = len(explanation.graphs)
     head = f"{explanation.name}: Dynamo makes {count} graph{'' if count == 1 else 's'} of it"
     broken = [f"  {where_text(each.where)}\n{indented(each.reason)}" for each in explanation.breaks]
@@ -73,23 +73,23 @@ def alignment(row: Sequence[Any]) -> list[str]:
 
 
 def input_rows(inputs: Sequence[InputRow]) -> Iterator[tuple[str, ...]]:
-    """A row an input; parameters and buffers to which the same happens, and nothing else, are counted."""
-    folded = Counter(fate(row) for row in inputs if is_plain(row))
+    """One row per input; unchanged parameters and buffers with the same gradient are counted in one row."""
+    folded = Counter(fold_key(row) for row in inputs if is_foldable(row))
     for row in inputs:
-        count = folded.get(fate(row), 0) if is_plain(row) else 1
+        count = folded.get(fold_key(row), 0) if is_foldable(row) else 1
         if count == 1:
             yield (row.name, row.kind, row.type, row.happened, row.gradient)
         elif count > 1:
-            sizes = sum(other.bytes for other in inputs if is_plain(other) and fate(other) == fate(row))
+            sizes = sum(other.bytes for other in inputs if is_foldable(other) and fold_key(other) == fold_key(row))
             yield (f"({count} {row.kind}s)", row.kind, size_text(sizes), row.happened, row.gradient)
-            folded[fate(row)] = 0
+            folded[fold_key(row)] = 0
 
 
-def is_plain(row: InputRow) -> bool:
+def is_foldable(row: InputRow) -> bool:
     return row.kind in ("parameter", "buffer") and row.happened == "unchanged"
 
 
-def fate(row: InputRow) -> tuple[str, ...]:
+def fold_key(row: InputRow) -> tuple[str, ...]:
     return (row.kind, row.happened, row.gradient)
 
 
@@ -119,11 +119,11 @@ def recomputed_section(explanation: Explanation) -> str:
 
 
 Placed = tuple["SourceLine | None", int, tuple[Any, ...]]
-"""A row of a table with the user's line that it comes from, and its bytes."""
+"""The user's line, the bytes and the cells of a row."""
 
 
 def by_line(rows: Sequence[Placed], headers: Sequence[str]) -> Iterator[str]:
-    """One table, its rows under the user's lines: those with the most bytes first, and within a line as well."""
+    """One table, its rows grouped by the user's line. The most bytes come first, among lines and within a line."""
     totals: Counter[SourceLine | None] = Counter()
     for where, size, _ in rows:
         totals[where] += size
@@ -148,12 +148,12 @@ def where_text(where: SourceLine | None) -> str:
 
 
 def reason_text(reason: str) -> str:
-    """Without what the title says."""
+    """The reason without the words of the title."""
     return reason.replace(" in the backward", "")
 
 
 def size_text(count: int) -> str:
-    """Bytes as a person reads them.
+    """A number of bytes with a unit.
 
     >>> size_text(800), size_text(12_345_678)
     ('800 bytes', '12.35 MB')
@@ -167,8 +167,8 @@ def size_text(count: int) -> str:
 # --- Plans -----------------------------------------------------------------------------------------------------------
 
 
-def plans(rows: Sequence[PlanRow]) -> Iterator[str]:
-    """Every plan of the function, if this is not its first and only call."""
+def plan_sections(rows: Sequence[PlanRow]) -> Iterator[str]:
+    """The table of plans; none at the first call of the function."""
     if len(rows) > 1 or any(row.hits for row in rows):
         marks = [("-> " if row.explained else "") + str(number) for number, row in enumerate(rows)]
         table = [(mark, row.hits, "\n".join(row.guards)) for mark, row in zip(marks, rows, strict=True)]

@@ -9,7 +9,7 @@
     view 0 [3][1] 2             a view of argument 0, with this size, stride and offset
     3, 'mean', None             a Python literal
 
-Types are written as `printing.type_text` writes them, devices included (`f32[3]cuda:0`).
+Types have the format of `printing.type_text`, including devices (`f32[3]cuda:0`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from aotgrad.printing.types import DTYPES
 
 DTYPE_NAMES = {name: dtype for dtype, name in DTYPES.items()}
-FLAGS = ("requires_grad", "nonleaf")
+TENSOR_FLAGS = ("requires_grad", "nonleaf")
 TENSOR = re.compile(
     r"(?P<dtype>\w+)\[(?P<size>[\d, ]*)\](\[(?P<stride>[\d, ]*)\])?(?P<device>[a-z]+(:\d+)?)?(?P<flags>( \w+)*)"
 )
@@ -35,12 +35,12 @@ VIEW = re.compile(r"view (?P<base>\d+) \[(?P<size>[\d, ]*)\]\[(?P<stride>[\d, ]*
 
 
 class SpecError(ValueError):
-    """The text describes no argument; the message shows what does."""
+    """The text describes no argument; the message shows valid texts."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that is still to be made."""
+    """The description of a tensor."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -50,27 +50,27 @@ class TensorSpec:
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec | None:
-        """The tensor that `text` describes, or `None` if it does not look like one.
+        """The tensor that `text` describes; `None` if the text is not of this form.
 
         Raises:
-            SpecError: unknown dtype or flag, or another number of strides than of sizes.
+            SpecError: unknown dtype or flag, or the numbers of strides and sizes differ.
         """
         found = TENSOR.fullmatch(text.strip())
         if found is None:
             return None
         spec = cls(
-            dtype=one_of(DTYPE_NAMES, found["dtype"], "dtype"),
+            dtype=look_up(DTYPE_NAMES, found["dtype"], "dtype"),
             size=numbers(found["size"]),
             stride=None if found["stride"] is None else numbers(found["stride"]),
             device=found["device"] or "cpu",
-            flags=tuple(one_of({flag: flag for flag in FLAGS}, flag, "flag") for flag in found["flags"].split()),
+            flags=tuple(look_up({flag: flag for flag in TENSOR_FLAGS}, flag, "flag") for flag in found["flags"].split()),
         )
         if spec.stride is not None and len(spec.stride) != len(spec.size):
             raise SpecError(f"{text!r} has {len(spec.size)} sizes and {len(spec.stride)} strides")
         return spec
 
     def make(self) -> torch.Tensor:
-        """A tensor of this kind with random values."""
+        """A tensor of this description with random values."""
         values = torch.testing.make_tensor((self.extent(),), dtype=self.dtype, device=self.device, **self.range())
         values = (
             values.view(self.size).detach() if self.stride is None else values.as_strided(self.size, self.stride).detach()
@@ -80,7 +80,7 @@ class TensorSpec:
         return values.requires_grad_("requires_grad" in self.flags)
 
     def extent(self) -> int:
-        """How many elements of memory it spans."""
+        """The number of elements that it spans in memory."""
         if self.stride is None or 0 in self.size:
             return math.prod(self.size)
         return 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
@@ -90,20 +90,20 @@ class TensorSpec:
         return {"low": -1, "high": 1} if is_number else {"low": 0, "high": 2}
 
 
-def make_arguments(specs: Sequence[str]) -> tuple[Any, ...]:
-    """One argument a spec.
+def parse_arguments(specs: Sequence[str]) -> tuple[Any, ...]:
+    """One argument per spec.
 
     Raises:
-        SpecError: for a text that describes no argument.
+        SpecError: a text describes no argument.
     """
     arguments: list[Any] = []
     for spec in specs:
-        arguments.append(make_argument(spec, arguments))
+        arguments.append(parse_argument(spec, arguments))
     return tuple(arguments)
 
 
-def make_argument(text: str, earlier: Sequence[Any] = ()) -> Any:
-    """The argument that `text` describes; `earlier` are those that `same` and `view` may name."""
+def parse_argument(text: str, earlier: Sequence[Any] = ()) -> Any:
+    """The argument that `text` describes; `same` and `view` refer to `earlier` ones."""
     tensor = TensorSpec.parse(text)
     if tensor is not None:
         return tensor.make()
@@ -118,7 +118,7 @@ def make_argument(text: str, earlier: Sequence[Any] = ()) -> Any:
         raise SpecError(f"{text!r} describes no argument; these do: {legal}") from error
 
 
-def one_of(legal: dict[str, Any], name: str, kind: str) -> Any:
+def look_up(legal: dict[str, Any], name: str, kind: str) -> Any:
     if name not in legal:
         raise SpecError(f"unknown {kind} {name!r}; legal are {', '.join(legal)}")
     return legal[name]

@@ -1,11 +1,11 @@
 """The function and the inputs that a command line names.
 
-    model.py:loss                     a function of a file; dotted names are fine, `model.py:Net.step`
-    torch.nn.functional:gelu          of an importable module
-    model.py:Net                      a module instance, or a module class that is made without arguments
+    model.py:loss                     a function of a file, which may be dotted: `model.py:Net.step`
+    torch.nn.functional:gelu          a function of an importable module
+    model.py:Net                      a module instance, or a module class whose constructor needs no arguments
 
-Inputs are those of `--inputs` (see `inspect.specs`), or what `example_inputs()` returns, a function of the file or an
-attribute of the function itself.
+Inputs are those of `--inputs` (see `inspect.specs`), or the result of `example_inputs()`, a function of the file or an
+attribute of the function.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 
 from torch import nn
 
-from aotgrad.inspect.specs import make_arguments
+from aotgrad.inspect.specs import parse_arguments
 
 
 class UsageError(Exception):
-    """What the user asked for is not there; the message says what is."""
+    """A wrong command line; the message says what is possible."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,18 @@ class Target:
 
     @classmethod
     def of(cls, text: str, specs: Sequence[str] | None) -> Target:
-        """The target `place:name`, with inputs made of `specs`, or its own.
+        """The target `place:name`, with the inputs of `specs`, or its own.
 
         Raises:
-            UsageError, SpecError: there is no such function, or a text describes no input.
+            UsageError: there is no such function.
+            SpecError: a text describes no input.
         """
         function, module = find_function(text)
         return cls(function, inputs_for(function, module, specs))
 
 
 def load_module(name: str) -> ModuleType:
-    """The module in a Python file, or an importable one."""
+    """The module of a Python file or of an importable name."""
     if not name.endswith(".py"):
         try:
             return importlib.import_module(name)
@@ -81,14 +82,14 @@ def find_function(target: str) -> tuple[Callable[..., Any], ModuleType]:
         own = ", ".join(functions_of(module)) or "none"
         raise UsageError(f"{place} has no {name!r}; its functions are {own}") from None
     if isinstance(function, type) and issubclass(function, nn.Module):
-        function = made(target, function)
+        function = instance_of(target, function)
     if not callable(function):
         raise UsageError(f"{target} is a {type(function).__name__}, which cannot be called")
     return function, module
 
 
-def made(target: str, kind: Any) -> nn.Module:
-    """A module of a class."""
+def instance_of(target: str, kind: Any) -> nn.Module:
+    """An instance of a module class."""
     try:
         return kind()
     except TypeError as error:
@@ -101,11 +102,11 @@ def functions_of(module: ModuleType) -> list[str]:
 
 
 def inputs_for(function: Callable[..., Any], module: ModuleType, specs: Sequence[str] | None) -> tuple[Any, ...]:
-    """The arguments of the command line, or those that `example_inputs()` returns."""
+    """The arguments of the command line, or the result of `example_inputs()`."""
     if specs is not None:
-        return make_arguments(specs)
+        return parse_arguments(specs)
     example = getattr(function, "example_inputs", None) or getattr(module, "example_inputs", None)
     if example is None:
-        raise UsageError('say what it takes, --inputs "f32[3, 4] requires_grad" ..., or define example_inputs() there')
+        raise UsageError('describe its inputs with --inputs "f32[3, 4] requires_grad" ..., or define example_inputs() there')
     inputs = example()
     return tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)

@@ -8,7 +8,7 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
 from aotgrad.errors import CaptureError
-from aotgrad.inspect.specs import make_argument
+from aotgrad.inspect.specs import parse_argument
 from aotgrad.ir import InputHint, SymInput, TensorInput
 from aotgrad.printing import type_text
 
@@ -19,13 +19,13 @@ def specs_of(*args, hints=None):
 
 @pytest.mark.parametrize("text", ["f32[2, 3]", "i64[4, 2][1, 4]", "c64[]", "bf16[0, 2]", "f32[3][2]"])
 def test_a_fake_has_the_type_of_its_tensor(text):
-    (spec,) = specs_of(make_argument(text))
+    (spec,) = specs_of(parse_argument(text))
     assert type_text(spec.fake) == text
     assert isinstance(spec.fake, torch_compat.FakeTensor)
 
 
 def test_a_spec_remembers_what_the_fake_does_not_say():
-    leaf, history = make_argument("f32[2] requires_grad"), make_argument("f32[2] nonleaf")
+    leaf, history = parse_argument("f32[2] requires_grad"), parse_argument("f32[2] nonleaf")
     first, second = specs_of(leaf, history, hints=[InputHint(static=True), InputHint()])
     assert (first.name, first.requires_grad, first.is_leaf, first.is_static) == ("primals_1", True, True, True)
     assert (second.name, second.requires_grad, second.is_leaf, second.is_static) == ("primals_2", True, False, False)

@@ -25,7 +25,7 @@ import torch
 import aotgrad
 from aotgrad import passes
 from aotgrad.backends.eager import compile_eager
-from aotgrad.inspect.specs import make_arguments
+from aotgrad.inspect.specs import parse_arguments
 from aotgrad.ir import JointGraph
 from aotgrad.passes import Pass
 from aotgrad.printing import text as stage_text
@@ -55,7 +55,7 @@ class Case:
         return isinstance(self.function, type)
 
     def make_args(self) -> tuple[Any, ...]:
-        return make_arguments(self.args)
+        return parse_arguments(self.args)
 
     def compiled(self) -> Callable[..., Any]:
         if self.is_module:

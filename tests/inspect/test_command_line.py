@@ -178,7 +178,7 @@ def test_without_matplotlib_a_plot_is_an_error_that_says_so(capsys, model, tmp_p
         (["explain", "MODEL:lost"], 2, "has no 'lost'; its functions are example_inputs, loss, raises, seeds"),
         (["explain", "MODEL:size"], 2, "is a int, which cannot be called"),
         (["explain", "torch.nn:Linear"], 2, "torch.nn:Linear is a class that needs arguments"),
-        (["explain", "torch:sin"], 2, "UsageError: say what it takes, --inputs"),
+        (["explain", "torch:sin"], 2, "UsageError: describe its inputs with --inputs"),
         (["explain", "torch:sin", "--inputs", "f31[2]"], 2, "SpecError: unknown dtype 'f31'"),
         (["explain", "torch:sin", "--inputs", "f32[2]", "--option", "verify"], 2, "has no value; write NAME=VALUE"),
         (["explain", "torch:sin", "--inputs", "f32[2]", "--option", "speed=9"], 2, "OptionError: unknown option 'speed'"),

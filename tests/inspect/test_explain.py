@@ -59,8 +59,8 @@ def test_outputs_have_the_users_names_and_say_what_they_are():
     rows = by_name(net_report().outputs)
     assert list(rows) == ["output['hidden']", "output['x']", "output['scaled'][0]", "output['scaled'][1]"]
     assert rows["output['hidden']"].what == "a new tensor"
-    assert rows["output['x']"].what.startswith("a view of batch['x'], made again from it: -> aten.")
-    assert rows["output['scaled'][1]"].what.startswith("a view of output 0, made again from it: -> aten.select.int(0, 0)")
+    assert rows["output['x']"].what.startswith("a view of batch['x'], replayed on it: -> aten.")
+    assert rows["output['scaled'][1]"].what.startswith("a view of output 0, replayed on it: -> aten.select.int(0, 0)")
     assert rows["output['hidden']"].backward != rows["output['scaled'][0]"].backward
 
 

@@ -7,41 +7,41 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgrad.inspect.specs import DTYPE_NAMES, SpecError, make_argument, make_arguments
+from aotgrad.inspect.specs import DTYPE_NAMES, SpecError, parse_argument, parse_arguments
 from aotgrad.printing import type_text
 
 
 @given(st.sampled_from(sorted(DTYPE_NAMES.keys() - {"c32"})), st.lists(st.integers(0, 4), max_size=4))
 def test_every_type_is_made_as_it_is_printed(dtype, size):
     text = f"{dtype}{size}"
-    assert type_text(make_argument(text)) == text
+    assert type_text(parse_argument(text)) == text
 
 
 def test_strides():
-    tensor = make_argument("f32[4, 3][1, 5]")
+    tensor = parse_argument("f32[4, 3][1, 5]")
     assert tensor.stride() == (1, 5)
     assert tensor.is_leaf
 
 
 def test_flags():
-    leaf, history = make_arguments(["f32[2] requires_grad", "f32[2] nonleaf"])
+    leaf, history = parse_arguments(["f32[2] requires_grad", "f32[2] nonleaf"])
     assert (leaf.requires_grad, leaf.is_leaf) == (True, True)
     assert (history.requires_grad, history.is_leaf) == (True, False)
 
 
 def test_integers_are_valid_indices():
-    assert make_argument("i64[50]").unique().tolist() == [0, 1]
+    assert parse_argument("i64[50]").unique().tolist() == [0, 1]
 
 
 def test_the_same_tensor_twice():
-    first, second, third = make_arguments(["f32[2]", "same 0", "f32[2]"])
+    first, second, third = parse_arguments(["f32[2]", "same 0", "f32[2]"])
     assert first is second
     assert first is not third
 
 
 @pytest.mark.parametrize(("text", "value"), [("2.5", 2.5), ("'mean'", "mean"), ("None", None), ("(1, 2)", (1, 2))])
 def test_literals(text, value):
-    assert make_argument(text) == value
+    assert parse_argument(text) == value
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_literals(text, value):
 )
 def test_what_describes_no_argument_is_refused(text, message):
     with pytest.raises(SpecError) as raised:
-        make_argument(text)
+        parse_argument(text)
     assert message in str(raised.value)
 
 
 def test_another_device():
-    assert make_argument("f32[2]meta").device == torch.device("meta")
+    assert parse_argument("f32[2]meta").device == torch.device("meta")
 
 
 def test_views_of_earlier_arguments():
-    base, view = make_arguments(["f32[6] nonleaf", "view 0 [2, 2][3, 1] 1"])
+    base, view = parse_arguments(["f32[6] nonleaf", "view 0 [2, 2][3, 1] 1"])
     assert view._base is base and torch.equal(view, base.view(2, 3)[:, 1:])

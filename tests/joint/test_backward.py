@@ -9,7 +9,7 @@ import torch.fx as fx
 import aotgrad
 from aotgrad.errors import CaptureError
 from aotgrad.graph.source_lines import source_line
-from aotgrad.inspect.specs import make_arguments
+from aotgrad.inspect.specs import parse_arguments
 from aotgrad.slots import Gradient, IntermediateBase, Primal, SegmentBoundary, Tangent, UpdatedInput, UserOutput
 from tests.executables import executable_of, results_of
 
@@ -24,7 +24,7 @@ LAYER = ["f32[2, 3] requires_grad", "f32[3, 4] requires_grad", "f32[4]"]
 
 def test_the_joint_graph_computes_results_and_gradients():
     joint = executable_of(layer, *LAYER).joint
-    args = make_arguments(LAYER)
+    args = parse_arguments(LAYER)
     output = layer(*args)
     tangent = torch.randn_like(output)
     expected = torch.autograd.grad(output, args[:2], tangent)

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotgrad import printing
 from aotgrad.graph.source_lines import source_line
-from aotgrad.inspect.specs import make_argument
+from aotgrad.inspect.specs import parse_argument
 from aotgrad.ir import Compiled, JointGraph, SavingNodes
 from aotgrad.printing.graphs import argument_text, body_lines
 from aotgrad.printing.types import type_text
@@ -30,7 +30,7 @@ aten = torch.ops.aten
     ["f32[3, 4]", "bf16[]", "i64[0]", "b8[2]", "c64[3]", "u8[1, 2]", "f32[4, 3][1, 4]", "f32[2, 3][0, 1]", "f16[3][2]"],
 )
 def test_types_are_read_and_written_alike(text):
-    assert type_text(make_argument(text)) == text
+    assert type_text(parse_argument(text)) == text
 
 
 def test_strides_along_a_dimension_of_one_say_nothing():
