@@ -1,10 +1,10 @@
-"""Graphs for other programs: one graph of a module or function, and what its inputs and outputs are.
+"""Graphs for other programs: one graph of a module or function, with the meaning of its inputs and outputs.
 
     graph, signature = aotgrad.aot_export_module(model, (x,), trace_joint=False)
     joint = aotgrad.export_joint(f, (x,));  f = aotgrad.compile_joint(joint, compiler)
 
-`graph` writes a traced function as one graph, `module` exports modules with a signature, `joint` lets joint graphs be
-changed and compiled.
+`graph` writes a traced function as one graph, `module` exports modules with a signature, `joint` exports joint graphs, which
+can be edited and compiled, and `trace` traces without compiling.
 """
 
 from aotgrad.export.joint import ExportedJoint, aot_export_joint_simple, compile_joint, export_joint

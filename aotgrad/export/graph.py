@@ -1,8 +1,8 @@
 """A traced function -> one graph that takes its flat arguments and returns updated inputs, outputs and gradients.
 
-In: a `TracedJoint`, and for each flat argument the input of the joint graph that it is. Out: an `fx.GraphModule`, and the
-nodes behind its outputs. What a plan does around the graph is done inside of it here: views are made of their base, an
-input that is returned is its placeholder.
+In: a `TracedJoint`, and for each flat argument its input of the joint graph. Out: an `fx.GraphModule`, and the nodes of its
+outputs. The graph itself does what a plan does around its graphs: it replays views on their base, and returns a placeholder
+for an output that is an input.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class GraphWriter:
     Attributes:
         traced: the function.
         graph: the new graph.
-        env: the new node of each node of the joint graph.
-        loss: the output whose tangent is one, if there is a backward to write.
+        env: from nodes of the joint graph to new nodes.
+        loss: the output with tangent one, if the graph has a backward.
     """
 
     traced: TracedJoint
@@ -59,7 +59,7 @@ class GraphWriter:
         self.slots = {node: slot for slot, node in self.inputs.items()}
 
     def placeholder(self, name: str, index: int | None) -> fx.Node:
-        """An argument: input `index` of the joint graph, or one that no op reads (`None`)."""
+        """An argument: input `index` of the joint graph, or an unused one (`None`)."""
         node = self.graph.placeholder(name)
         if index is not None and self.inputs[Primal(index)] not in self.env:
             self.env[self.inputs[Primal(index)]] = node
@@ -73,7 +73,7 @@ class GraphWriter:
         return node
 
     def copy(self, wanted: Sequence[Any]) -> None:
-        """Write the nodes that some results of the joint graph need."""
+        """Copy the nodes that some results of the joint graph need."""
         needed = {node for node in wanted if isinstance(node, fx.Node)}
         stack = list(needed)
         while stack:
@@ -86,13 +86,13 @@ class GraphWriter:
                 self.copy_node(node)
 
     def copy_all(self) -> None:
-        """Write all that the results need, and what has effects, in the order of the joint graph."""
+        """Copy all nodes that the results need and all that have effects, in the order of the joint graph."""
         nodes = self.traced.joint.module.graph.nodes
         effects = [node for node in nodes if node.op == "call_function" and op_table.is_kept_when_dead(node.target)]
         self.copy([*self.results.values(), *effects])
 
     def arguments(self, node: fx.Node) -> list[fx.Node]:
-        """What a node needs: a tangent stands for the loss, or for the gradients that are its terms."""
+        """The nodes that a node needs: for a tangent, the loss or the gradients that are its terms."""
         slot = None if node in self.env else self.slots.get(node)
         return (
             [value for value in self.terms(slot) if value is not None] if isinstance(slot, Tangent) else node.all_input_nodes
@@ -108,16 +108,16 @@ class GraphWriter:
             self.env[node] = self.graph.node_copy(node, self.value)
 
     def value(self, node: fx.Node) -> fx.Node:
-        """The new node; a tangent is written when the first node reads it."""
+        """The new node; a tangent is created at its first use."""
         if node not in self.env:
             slot = self.slots[node]
-            assert isinstance(slot, Tangent), "the others are there from the start"
+            assert isinstance(slot, Tangent), "the primals are placeholders from the start"
             self.env[node] = self.tangent(slot)
             self.env[node].meta.setdefault("val", node.meta["val"])
         return self.env[node]
 
     def tangent(self, slot: Tangent) -> fx.Node:
-        """One for the loss, and a sum of gradients for what lies inside."""
+        """The node of a tangent: ones for the loss, a sum of gradients for an inner value."""
         values = [self.env[value] for value in self.terms(slot) if value is not None]
         assert values, f"the {slot} has terms, since only the loss has a backward"
         if slot.of == UserOutput(-1 if self.loss is None else self.loss):
@@ -134,18 +134,18 @@ class GraphWriter:
     # -- outputs
 
     def updated_inputs(self) -> Iterator[tuple[int, fx.Node]]:
-        """The inputs whose data changes, and their new values."""
+        """The inputs with changed data, and their new values."""
         for slot in of_kind(self.results, UpdatedInput):
             self.copy([self.results[slot]])
             yield slot.index, self.value(self.results[slot])
 
     def current(self, index: int) -> fx.Node:
-        """Input `index` as it is after the call."""
+        """The value of input `index` after the call."""
         updated = self.results.get(UpdatedInput(index))
         return self.value(self.inputs[Primal(index)] if updated is None else updated)
 
     def output(self, index: int) -> Any:
-        """The node of an output, or the constant that it is."""
+        """The node of an output, or its constant value."""
         match self.traced.meta.outputs[index]:
             case ConstantOutput(value):
                 return self.constant(value)
@@ -166,7 +166,7 @@ class GraphWriter:
         return self.value(self.results[slot])
 
     def constant(self, value: Any) -> Any:
-        """A tensor that the function closed over becomes an attribute of the module."""
+        """A constant; a tensor that the function closed over becomes an attribute of the module."""
         if not isinstance(value, torch.Tensor):
             return value
         name = f"_constant_output_{len(self.graph.nodes)}"
@@ -185,11 +185,11 @@ class GraphWriter:
         return base
 
     def number(self, value: torch.SymInt) -> Any:
-        """A symbolic size."""
+        """The node of a symbolic size."""
         return torch_compat.write_expression(self.graph, value, self.symbol)
 
     def symbol(self, symbol: Any) -> fx.Node:
-        """The node of a symbol: where it is read, or a size of an argument."""
+        """The node of a symbol: the node that reads it, or a size of an argument."""
         for node in self.traced.joint.module.graph.nodes:
             value = node.meta.get("val")
             if torch_compat.is_symbol(value, str(symbol)):
@@ -199,10 +199,10 @@ class GraphWriter:
             for dim, size in enumerate(sizes):
                 if torch_compat.is_symbol(size, str(symbol)):
                     return self.graph.call_function(torch.ops.aten.sym_size.int, (self.value(node), dim))
-        raise AssertionError(f"{symbol} is read nowhere")
+        raise AssertionError(f"no node reads {symbol}")
 
     def gradient(self, index: int) -> fx.Node | None:
-        """The gradient of input `index`, `None` if it has none."""
+        """The gradient of input `index`; `None` if it has none."""
         slots = [slot for slot in of_kind(self.results, Gradient) if slot.of == Primal(index)]
         terms = [self.results[slot] for slot in slots if self.results[slot] is not None]
         self.copy(terms)
@@ -213,7 +213,7 @@ class GraphWriter:
 
 
 def reject_shared_memory(traced: TracedJoint) -> None:
-    """Raise if an input of the graph is not an argument of the function, or is changed by a backward.
+    """Reject synthetic bases and backwards that change tensors in place.
 
     Raises:
         ExportError
@@ -221,25 +221,25 @@ def reject_shared_memory(traced: TracedJoint) -> None:
     if traced.joint.memory:
         raise ExportError(
             "the backward changes a tensor in place (an autograd function, or a hook), which one graph of values cannot do; "
-            "do that outside of what is exported, or use export_joint"
+            "do that outside the exported function, or use export_joint"
         )
     if any(isinstance(spec, SyntheticBase) for spec in traced.capture.inputs):
         raise ExportError(
-            "an argument is changed in place that shares memory with another one, which one graph of separate inputs cannot "
+            "an argument that shares memory with another one is changed in place, which one graph of separate inputs cannot "
             "do; pass tensors with memory of their own"
         )
 
 
 def reject_moved_inputs(traced: TracedJoint, names: Sequence[str]) -> None:
-    """Raise if the function changes the size, strides or history of an argument, or starts one.
+    """Reject functions that change the size, strides, memory or autograd history of an argument.
 
     Raises:
-        ExportError: names it.
+        ExportError: names the argument.
     """
     if traced.meta.new_leaves or traced.capture.new_leaves or traced.capture.ended:
         raise ExportError(
             "requires_grad_() or detach_() is called on an argument, or requires_grad_() on a new tensor that is returned, "
-            "which a graph of values cannot do; do that outside of what is exported, or use export_joint"
+            "which a graph of values cannot do; do that outside the exported function, or use export_joint"
         )
     if traced.capture.assigned:
         raise ExportError(

@@ -1,9 +1,9 @@
-"""Joint graphs for people who change them: exported with a meaning for each input and output, and compiled again.
+"""Joint graphs to edit: `export_joint` gives each input and output a meaning, `compile_joint` compiles the edited graph.
 
 In: a function and arguments. Out: an `ExportedJoint`, whose `module` may be changed, and from that a function.
 
     joint = aotgrad.export_joint(f, (x, w))
-    print(joint)                                  the graph; every input and output says what it is
+    print(joint)                                  the graph, with the meaning of every input and output
     for node in joint.module.graph.nodes: ...
     g = aotgrad.compile_joint(joint, compiler)    called as f is
 """
@@ -47,16 +47,16 @@ class ExportedJoint:
     """The joint graph of a function: forward and backward in one. Print it.
 
     Attributes:
-        module: the graph, which may be changed in place; it keeps its placeholders, and the types of its outputs.
-        signature: what placeholder k (`signature.inputs[k]`) and output k mean: primals and tangents in; updated inputs,
-            outputs, intermediate bases and gradients out (`aotgrad.slots`).
-        names: what the user calls each primal.
+        module: the graph, which may be changed in place. It must keep its placeholders and the types of its outputs.
+        signature: the meaning of placeholder k (`signature.inputs[k]`) and output k: primals and tangents in; updated
+            inputs, outputs, intermediate bases and gradients out (`aotgrad.slots`).
+        names: the user's name for each primal.
     """
 
     module: fx.GraphModule
     signature: GraphSignature
     names: tuple[str, ...]
-    calls: BoundFunction
+    bound: BoundFunction
     plan: CachedPlan
     traced: TracedJoint
 
@@ -76,11 +76,11 @@ def export_joint(
     decompositions: Mapping[Any, Callable] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> ExportedJoint:
-    """The joint graph of a function or module, to be looked at or changed.
+    """The joint graph of a function or module, to inspect or change.
 
     Args:
         fn: as for `aot_function`.
-        args, kwargs: what it is called with; nothing runs.
+        args, kwargs: the arguments of a call; nothing runs.
         decompositions: op overload -> function, applied while tracing.
         options: see `aotgrad.Options`.
 
@@ -94,37 +94,37 @@ def export_joint(
         ['output 0', 'gradient of primal 0']
     """
     backend = FunctionBackend("export", nop, decomposition_table=decompositions or {})
-    compiler = make_tracer(backend, options_of(options))
-    calls = bind(fn, PlanCache(compiler, qualified_name(fn)))
+    compiler = make_tracer(backend, export_options(options))
+    bound = bind(fn, PlanCache(compiler, qualified_name(fn)))
     args, kwargs = tuple(args), dict(kwargs or {})
-    plan, traced = joint_plan(calls, args, kwargs)
+    plan, traced = joint_plan(bound, args, kwargs)
     joint = traced.joint
-    if calls.cache.draws_from_generators(calls.call_of(args, kwargs).arguments):
+    if bound.cache.draws_from_generators(bound.call_of(args, kwargs).arguments):
         raise ExportError(
             "the function draws from a torch.Generator of its own, which a graph cannot move; use the default generator, or "
             "pass the random numbers as an argument"
         )
     return ExportedJoint(
-        copied(joint.module, joint.signature),
+        copy_graph(joint.module, joint.signature),
         joint.signature,
-        names_of(calls, args, kwargs, plan, traced),
-        calls,
+        primal_names(bound, args, kwargs, plan, traced),
+        bound,
         plan,
         traced,
     )
 
 
-def options_of(options: Mapping[str, Any] | None) -> Options:
+def export_options(options: Mapping[str, Any] | None) -> Options:
     return Options.from_mapping({"min_graph_ops": 0, **(options or {})})
 
 
-def names_of(
-    calls: BoundFunction, args: tuple, kwargs: dict[str, Any], plan: CachedPlan, traced: TracedJoint
+def primal_names(
+    bound: BoundFunction, args: tuple, kwargs: dict[str, Any], plan: CachedPlan, traced: TracedJoint
 ) -> tuple[str, ...]:
-    """What the user calls each primal of a joint graph."""
+    """The user's name for each primal of a joint graph."""
     names = {k: spec.name for k, spec in enumerate(traced.capture.inputs)}
     order = traced.capture.convention.order
-    for position, tensor in zip(plan.guards.dedupe.positions, calls.named_tensors(args, kwargs), strict=True):
+    for position, tensor in zip(plan.guards.dedupe.positions, bound.named_tensors(args, kwargs), strict=True):
         names[order[position]] = tensor.name
     return tuple(names[k] for k in range(len(traced.joint.signature.primals)))
 
@@ -138,7 +138,7 @@ def compile_joint(
     inference_compiler: GraphCompiler | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a joint graph that was exported, and perhaps changed.
+    """Compile an exported joint graph, which may have been changed.
 
     Args:
         joint: from `export_joint`.
@@ -146,49 +146,49 @@ def compile_joint(
         options: see `aotgrad.Options`.
 
     Returns:
-        A function that is called as the exported one; its gradients are those of the graph. It is made for arguments of
-        one kind, and `create_graph=True` does not go through it.
+        A function with the parameters of the exported one, whose gradients the graph computes. It accepts arguments with
+        the properties of the example only, and does not support `create_graph=True`.
 
     Raises:
         PassError: the changed graph has other placeholders or outputs than the exported one.
-        CaptureError: at a call, if an argument is of another kind than those that the graph was exported for.
+        CaptureError: at a call, if an argument does not fulfil the guards of the exported graph.
     """
     backend = FunctionBackend("user", fw_compiler, bw_compiler, inference_compiler)
-    compiler = make_compiler(backend, options_of(options), partition_fn)
+    compiler = make_compiler(backend, export_options(options), partition_fn)
     first_order: Any = FirstOrder(CompiledBatches.of(compiler, "batched backward"))
     with COMPILING:
-        changed = CheckedPass(cast(Any, Replacement(joint.module)), "joint").apply(copy_of(joint.traced.joint))
+        changed = CheckedPass(cast(Any, Replacement(joint.module)), "joint").apply(copy_joint(joint.traced.joint))
         traced = replace(joint.traced, joint=changed)
         partition, compiled = lower(changed, compiler, observe := compiler.observer(), known=None)
         observe("compiled", compiled)
         executable = assemble(traced, partition, compiled, first_order)
         observe("executable", executable)
-    return CompiledJoint(joint.calls, replace(joint.plan, executable=executable))
+    return CompiledJoint(joint.bound, replace(joint.plan, executable=executable))
 
 
-def copy_of(joint: JointGraph) -> JointGraph:
-    return replace(joint, module=copied(joint.module, joint.signature))
+def copy_joint(joint: JointGraph) -> JointGraph:
+    return replace(joint, module=copy_graph(joint.module, joint.signature))
 
 
-def copied(module: fx.GraphModule, signature: GraphSignature) -> fx.GraphModule:
-    """A module with a graph of its own."""
+def copy_graph(module: fx.GraphModule, signature: GraphSignature) -> fx.GraphModule:
+    """A module with a copy of the graph."""
     return copy_half(GraphHalf(module, signature)).module
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """The pass that a person has done by hand."""
+    """The user's change of the graph, as a pass."""
 
     module: fx.GraphModule
     name: str = "changed by hand"
 
     def apply(self, graph: JointGraph) -> JointGraph:
-        return replace(graph, module=copied(self.module, graph.signature))
+        return replace(graph, module=copy_graph(self.module, graph.signature))
 
 
 @dataclass(frozen=True)
 class FirstOrder:
-    """What a changed joint graph has beyond a plain backward: nothing says what its second derivative would be."""
+    """Higher-order derivatives of a changed joint graph: batched backwards run, second derivatives are undefined."""
 
     batches: CompiledBatches
 
@@ -203,13 +203,13 @@ class FirstOrder:
 
 @dataclass(frozen=True)
 class CompiledJoint:
-    """A compiled joint graph, called as the function that it was exported from."""
+    """A compiled joint graph with the parameters of the original function."""
 
-    calls: BoundFunction
+    bound: BoundFunction
     plan: CachedPlan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = self.calls.call_of(args, kwargs)
+        call = self.bound.call_of(args, kwargs)
         if not self.plan.guards.check(call.tensors):
             raise CaptureError(
                 f"the joint graph was exported for other arguments: {self.plan.guards.why_not(call.tensors)}; "
@@ -229,18 +229,18 @@ def aot_export_joint_simple(
     num_params_buffers: int = 0,
     decompositions: Mapping[Any, Callable] | None = None,
 ) -> fx.GraphModule:
-    """Export a function that changes no inputs and returns new tensors, as it is called.
+    """Export a function that changes no input and returns new tensors.
 
     Args:
-        func: takes tensors, returns a list or tuple of them.
-        args: what it is called with.
-        trace_joint: export the backward as well, if an argument requires grad.
-        num_params_buffers: how many leading arguments are parameters or buffers.
+        func: takes tensors, returns a list or tuple of tensors.
+        args: the arguments of a call.
+        trace_joint: also export the backward, if an argument requires grad.
+        num_params_buffers: the number of leading arguments that are parameters or buffers.
         decompositions: op overload -> function, applied while tracing.
 
     Returns:
-        A graph module: `(*args) -> outputs`; with a backward `(primals, tangents) -> (outputs, gradients)`, all of them
-        lists, with a gradient or `None` for each primal.
+        A graph module: `(*args) -> outputs`, or with a backward `(primals, tangents) -> (outputs, gradients)`, all lists,
+        with a gradient or `None` for each primal.
 
     Raises:
         ExportError: the function changes an input, returns a view of one, or takes or returns nested values.
@@ -249,10 +249,10 @@ def aot_export_joint_simple(
     if not all(isinstance(arg, torch.Tensor) for arg in given):
         raise ExportError("aot_export_joint_simple takes tensors; flatten the arguments first")
     backend = FunctionBackend("export", nop, decomposition_table=decompositions or {})
-    cache = PlanCache(make_tracer(backend, options_of(None)), "export")
-    calls = PlainFunction(cache, func, state_of(func), num_params_buffers)
+    cache = PlanCache(make_tracer(backend, export_options(None)), "export")
+    bound = PlainFunction(cache, func, state_of(func), num_params_buffers)
     with torch.set_grad_enabled(trace_joint and torch.is_grad_enabled()):
-        plan, traced = joint_plan(calls, given, {})
+        plan, traced = joint_plan(bound, given, {})
     reject_shared_memory(traced)
     reject_moved_inputs(traced, [spec.name for spec in traced.capture.inputs])
     check_simple(plan, traced)
@@ -260,7 +260,7 @@ def aot_export_joint_simple(
 
 
 def check_simple(plan: CachedPlan, traced: TracedJoint) -> None:
-    """Raise unless the function is one of separate tensors.
+    """Reject functions that change inputs, or whose outputs are nested or share memory.
 
     Raises:
         ExportError

@@ -1,4 +1,4 @@
-"""`aot_export_module`: a module -> one functional graph, and what its inputs and outputs are.
+"""`aot_export_module`: a module -> one functional graph, and the meaning of its inputs and outputs.
 
 In: a module and arguments. Out: a graph that takes parameters, buffers and flat arguments and returns updated inputs,
 outputs and, with a loss, gradients.
@@ -32,12 +32,12 @@ from aotgrad.plan_cache.module_state import LiftedModule, slots_of
 
 @dataclass(frozen=True)
 class BackwardSignature:
-    """The gradients among the outputs of a graph, by node name.
+    """The gradients among the outputs of a graph, as node names.
 
     Attributes:
         gradients_to_parameters: output -> parameter.
         gradients_to_user_inputs: output -> placeholder.
-        loss_output: the output that is the loss.
+        loss_output: the output of the loss.
     """
 
     gradients_to_parameters: dict[str, str]
@@ -47,18 +47,18 @@ class BackwardSignature:
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """What the placeholders and outputs of an exported graph are. Nodes are named by `node.name`.
+    """The meaning of the placeholders and outputs of an exported graph. Nodes are given by `node.name`.
 
     Attributes:
         parameters, buffers: the names in the module, in the order of their placeholders, which come first.
-        user_inputs: the placeholders of the flat arguments, after them.
-        user_outputs: the outputs that are the module's own, after the updated inputs.
+        user_inputs: the placeholders of the flat arguments, which follow.
+        user_outputs: the module's own outputs, which follow the updated inputs.
         inputs_to_parameters, inputs_to_buffers: placeholder -> name in the module.
-        buffers_to_mutate, parameters_to_mutate: output -> name in the module: whoever runs the graph copies it back.
-        user_inputs_to_mutate: output -> placeholder.
+        buffers_to_mutate, parameters_to_mutate: output -> name in the module, for the caller to copy back.
+        user_inputs_to_mutate: output -> placeholder, for the caller to copy back.
         in_spec, out_spec: the structure of `((*parameters, *buffers, *args), kwargs)` and of the result.
         backward_signature: the gradients, if there is a loss.
-        input_tokens, output_tokens: empty; ops with effects are in the order of the graph.
+        input_tokens, output_tokens: empty; the graph orders ops with effects.
     """
 
     parameters: list[str]
@@ -92,21 +92,21 @@ def aot_export_module(
 
     Args:
         mod: the module.
-        args, kwargs: what it is called with; other leaves than tensors are constants of the graph, and placeholders that
-            nothing reads.
+        args, kwargs: the arguments of a call. A leaf that is not a tensor is a constant of the graph, with an unused
+            placeholder.
         decompositions: op overload -> function, applied while tracing.
-        trace_joint: also compute the gradients of the loss, of every parameter and argument that requires grad.
-        output_loss_index: which output is the loss, a scalar. The others must not require grad.
-        pre_dispatch: only `False`; graphs of ops before autograd are another thing.
+        trace_joint: also compute the gradients of the loss for every parameter and argument that requires grad.
+        output_loss_index: the position of the loss, a scalar. The other outputs must not require grad.
+        pre_dispatch: only `False` is supported.
         dynamic_shapes: `True`: the sizes of the arguments (not of parameters) are symbolic.
 
     Returns:
         The graph: `(*parameters, *buffers, *flat args) -> (*updated inputs, *outputs, *gradients)`, and its signature. A
-        parameter under two names has two placeholders, of which the first is read.
+        parameter with two names has two placeholders; the graph reads the first.
 
     Raises:
-        ExportError: what the module does has no such form.
-        CaptureError: it cannot be traced.
+        ExportError: the module has an effect that such a graph cannot express.
+        CaptureError: the module cannot be traced.
 
     Example:
         >>> graph, signature = aot_export_module(nn.Linear(2, 1), (torch.ones(3, 2),), trace_joint=False)
@@ -132,20 +132,20 @@ def traced_module(
     loss: int | None,
     dynamic: bool,
 ) -> tuple[CachedPlan, TracedJoint]:
-    """The joint graph of a module; a loss that is a view is copied, so that it is a result of its own."""
+    """The joint graph of a module. A loss that is an alias is cloned, because only a result of the graph has a tangent."""
     backend = FunctionBackend("export", nop, decomposition_table=decompositions)
     options = Options.from_mapping({"dynamic": dynamic})
     cache = PlanCache(make_tracer(backend, options), type(mod).__qualname__)
-    calls = LossCalls(cache, mod, LiftedModule(mod), loss)
-    plan, traced = joint_plan(calls, args, kwargs)
+    bound = LossModule(cache, mod, LiftedModule(mod), loss)
+    plan, traced = joint_plan(bound, args, kwargs)
     if loss is not None and not isinstance(traced.meta.outputs[loss], NonAlias):
-        plan, traced = joint_plan(replace(calls, cache=replace(cache, entries={}), copies=True), args, kwargs)
+        plan, traced = joint_plan(replace(bound, cache=replace(cache, entries={}), copies=True), args, kwargs)
     return plan, traced
 
 
 @dataclass(frozen=True)
-class LossCalls(BoundModule):
-    """Calls of a module of which only the loss is differentiated."""
+class LossModule(BoundModule):
+    """A bound module that differentiates its loss only."""
 
     loss: int | None
     copies: bool = False
@@ -154,13 +154,13 @@ class LossCalls(BoundModule):
         call = super().call_of(args, kwargs)
         if self.loss is None:
             return call
-        differentiated = Differentiated(call.function, self.loss, self.copies)
+        differentiated = LossFunction(call.function, self.loss, self.copies)
         return call._replace(function=differentiated)
 
 
 @dataclass(frozen=True)
-class Differentiated:
-    """A function whose output `loss` is checked, and returned as a tensor of its own (`copies`)."""
+class LossFunction:
+    """A function that checks its output `loss`, and clones it if `copies` is set."""
 
     function: Callable
     loss: int
@@ -176,7 +176,7 @@ class Differentiated:
 
 
 def check_outputs(outputs: list[Any], loss: int) -> None:
-    """Raise unless one output, and no other, has a backward.
+    """Reject outputs unless the loss, and no other, requires grad.
 
     Raises:
         ExportError
@@ -185,9 +185,9 @@ def check_outputs(outputs: list[Any], loss: int) -> None:
         raise ExportError(f"output_loss_index is {loss}, but the module returns {len(outputs)} values; it must be a tensor")
     value = outputs[loss]
     if not value.requires_grad:
-        raise ExportError(f"output {loss} is to be the loss, but it does not require grad")
+        raise ExportError(f"output {loss} is the loss, but it does not require grad")
     if value.numel() != 1:
-        raise ExportError(f"output {loss} is to be the loss, but its size is {list(value.size())}; it must have one element")
+        raise ExportError(f"output {loss} is the loss, but its size is {list(value.size())}; it must have one element")
     for position, other in enumerate(outputs):
         if other is not value and isinstance(other, torch.Tensor) and other.requires_grad:
             raise ExportError(
@@ -231,7 +231,7 @@ class _ModuleExport:
         return [*own, *pytree.tree_leaves((self.args, self.kwargs))]
 
     def placeholders(self, writer: GraphWriter) -> tuple[list[fx.Node], dict[fx.Node, int]]:
-        """A placeholder for each leaf, and which input of the joint graph it is."""
+        """A placeholder for each leaf, and the input of the joint graph that it is."""
         positions, order = self.plan.guards.dedupe.positions, self.traced.capture.convention.order
         placeholders: list[fx.Node] = []
         index_of: dict[fx.Node, int] = {}
@@ -247,12 +247,12 @@ class _ModuleExport:
         return placeholders, index_of
 
     def names(self, placeholders: list[fx.Node]) -> dict[fx.Node, str]:
-        """What a placeholder stands for: the name of a parameter or buffer, else its own name."""
+        """The name of each placeholder: that of its parameter or buffer, else its own."""
         own = [slot.name for slot in slots_of(self.mod)]
         return dict(zip(placeholders, [*own, *(node.name for node in placeholders[len(own) :])], strict=True))
 
     def gradients(self, writer: GraphWriter, first: dict[int, fx.Node]) -> Iterable[tuple[fx.Node, fx.Node]]:
-        """The placeholders that have a gradient, and the gradient."""
+        """The placeholders with gradients, and the gradients."""
         for index, placeholder in sorted(first.items(), key=lambda item: list(writer.graph.nodes).index(item[1])):
             if (node := writer.gradient(index)) is not None:
                 yield placeholder, node

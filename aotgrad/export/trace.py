@@ -1,7 +1,7 @@
-"""The joint graph of a function, without anything compiled: for budgets and export.
+"""The joint graph of a function, without compiling it: for budgets and export.
 
-In: a function or module and the arguments of a call. Out: a `CachedPlan` whose executable is a `TracedJoint`: the stages so
-far, with the guards and the structure of the result.
+In: a function or module, and the arguments of a call. Out: a `CachedPlan` whose executable is a `TracedJoint`: the stages up
+to the joint graph, with the guards and the structure of the result.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from aotgrad.plan_cache.binding import BoundFunction
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 
 
-def joint_plan(calls: BoundFunction, args: tuple, kwargs: dict[str, Any]) -> tuple[CachedPlan, TracedJoint]:
-    """The stages up to the joint graph of one call; `calls` are made with `make_tracer`.
+def joint_plan(bound: BoundFunction, args: tuple, kwargs: dict[str, Any]) -> tuple[CachedPlan, TracedJoint]:
+    """The stages up to the joint graph of one call; the compiler of `bound` comes from `make_tracer`.
 
     Raises:
-        CaptureError: the function is not compiled at all, since it runs under a transform or the option `enabled` is off.
-        Exception: what the function raises by itself.
+        CaptureError: the function cannot be compiled, because it runs under a transform or the option `enabled` is off.
+        Exception: the function itself raises it.
     """
-    plan = calls.plan_for(*args, **kwargs)
+    plan = bound.plan_for(*args, **kwargs)
     if isinstance(plan, NoPlan):
         raise plan.error or CaptureError(f"the function is not traced: {plan.reason}")
     assert isinstance(plan.executable, TracedJoint), "no graph is too small"

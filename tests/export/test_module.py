@@ -416,7 +416,7 @@ LOSS = {"output_loss_index": 0}
 @pytest.mark.parametrize(
     ("function", "settings", "message"),
     [
-        (lambda m, x: (x.sum(),), LOSS, "output 0 is to be the loss, but it does not require grad"),
+        (lambda m, x: (x.sum(),), LOSS, "output 0 is the loss, but it does not require grad"),
         (lambda m, x: (m.weight * 2,), LOSS, r"its size is \[3\]; it must have one element"),
         (lambda m, x: (m.weight.sum(), m.weight * 2), LOSS, "output 1 requires grad and is not the loss"),
         (lambda m, x: m.weight.sum(), {"output_loss_index": 1}, "output_loss_index is 1, but the module returns 1 values"),
