@@ -1,12 +1,12 @@
-"""Find out where a backend goes wrong.
+"""Tools that find where a backend fails.
 
     aotgrad.debug.minify(model, (x,), backend="mine", path="repro.py")    a small script that fails as the backend does
 
-`reduction` makes sets smaller (no torch), `programs` takes graphs apart, `check` runs a graph through a backend and beside
-eager, `isolation` does it in another process, `script` writes it down, `minify` puts them together.
+`reduction` minimizes sets (no torch), `programs` splits graphs, `check` compares a backend with eager on a graph,
+`isolation` runs that in another process, `script` writes a repro, `minify` combines them.
 """
 
-from aotgrad.debug.check import Failure, check, failure_of
+from aotgrad.debug.check import BackendFailure, check_backend, failure_of
 from aotgrad.debug.minify import Repro, minifier, minify
 
-__all__ = ["Failure", "Repro", "check", "failure_of", "minifier", "minify"]
+__all__ = ["BackendFailure", "Repro", "check_backend", "failure_of", "minifier", "minify"]

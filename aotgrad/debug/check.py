@@ -1,8 +1,8 @@
-"""One graph through one backend, beside eager.
+"""Compares a backend with eager on one graph.
 
-In: a module of functional ops, inputs, and a backend. Out: how it fails, or `None`.
+In: a module of functional ops, inputs, and a backend. Out: how the backend fails, or `None`.
 
-    check(module, inputs, "inductor")           raises an AssertionError that says what differs
+    check_backend(module, inputs, "inductor")           raises an AssertionError that says what differs
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from aotgrad import torch_compat
 from aotgrad.backends.base import AnyBackend, Backend
 from aotgrad.backends.registry import as_backend
-from aotgrad.debug.programs import Program, copied, copy_module, with_inputs
+from aotgrad.debug.programs import ConcreteProgram, copy_graph_module, copy_value, with_inputs
 from aotgrad.ir import BoxedCallable, GraphHalf, Partition
 from aotgrad.slots import GraphSignature, Primal, UserOutput
 
 TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 TOLERANCE = 1e-4
-"""By dtype, and for the others: how far a result may be off, relative to the largest number of it. Kernels sum in other
-orders than eager does, so a small difference is no failure."""
+"""The allowed error by dtype, and for other dtypes, relative to the largest element of a result. Kernels may sum in another
+order than eager, so a small difference is not a failure."""
 
 
 @dataclass(frozen=True)
-class Failure:
+class BackendFailure:
     """How a backend fails.
 
     Attributes:
-        kind: the name of an exception, which is `error` then; or `"differs"`; or, if it was tried in a process of its own,
-            the name of the signal that ended it, `"exits"` or `"hangs"`.
-        text: more about it.
+        kind: the name of the exception `error`, or `"differs"`. In a separate process also the name of the signal that
+            ended it, `"exits"` or `"hangs"`.
+        text: the details.
     """
 
     kind: str
@@ -44,34 +44,34 @@ class Failure:
     error: Exception | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple:
-        """Without the error, which may be of a kind that cannot go to another process."""
-        return Failure, (self.kind, self.text)
+        """Pickle without the error, which may not be picklable."""
+        return BackendFailure, (self.kind, self.text)
 
 
-def check(
+def check_backend(
     module: torch.nn.Module,
     inputs: Sequence[Any],
     backend: AnyBackend,
     tolerance: float | None = None,
     dynamic: bool = False,
 ) -> None:
-    """Raise if a backend fails for a module, or returns something else than eager: what a repro script does.
+    """Raise if a backend fails for a module, or differs from eager. Repro scripts call it.
 
     Args:
-        module: of functional ATen ops; returns a list or tuple of tensors.
-        inputs: what it is called with.
+        module: a module of functional ATen ops; returns a list or tuple of tensors.
+        inputs: its inputs.
         backend: a name, a `Backend`, or a compiler `(fx.GraphModule, example_inputs) -> callable`.
-        tolerance: how far a result may be off, relative to its largest number; by dtype, if `None`.
-        dynamic: whether it is compiled for symbolic sizes.
+        tolerance: the allowed error relative to the largest element of a result; by dtype, if `None`.
+        dynamic: compile for symbolic sizes.
 
     Raises:
-        AssertionError: says how it fails.
+        AssertionError: the backend fails; the message says how.
 
     Example:
         >>> class Double(torch.nn.Module):
         ...     def forward(self, x):
         ...         return (torch.ops.aten.mul.Tensor(x, 2),)
-        >>> check(Double(), [torch.ones(3)], "eager")
+        >>> check_backend(Double(), [torch.ones(3)], "eager")
     """
     graph = module if isinstance(module, fx.GraphModule) else fx.symbolic_trace(module)
     failure = failure_of(graph, inputs, backend, tolerance, dynamic)
@@ -85,42 +85,42 @@ def failure_of(
     backend: AnyBackend,
     tolerance: float | None = None,
     dynamic: bool = False,
-) -> Failure | None:
-    """How a backend fails for a graph, see `check`; `None` if it does not."""
-    program = Program(module, tuple(inputs))
+) -> BackendFailure | None:
+    """How a backend fails for a graph; `None` if it does not. Arguments as for `check_backend`."""
+    program = ConcreteProgram(module, tuple(inputs))
     torch.manual_seed(0)
     expected = program()
     try:
         compiled = compile_alone(program, as_backend(backend), dynamic)
         torch.manual_seed(0)
         with torch.no_grad():
-            results = compiled([copied(value) for value in inputs])
+            results = compiled([copy_value(value) for value in inputs])
     except Exception as error:
-        return Failure(type(error).__name__, str(error), error)
+        return BackendFailure(type(error).__name__, str(error), error)
     for position, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         problem = difference(result, wanted, tolerance)
         if problem is not None and not is_noise(result, wanted, program, position):
-            return Failure("differs", f"output {position} {problem}")
+            return BackendFailure("differs", f"output {position} {problem}")
     return None
 
 
-def is_noise(result: Any, expected: Any, program: Program, position: int) -> bool:
-    """Whether eager itself is about as far from what it computes in double precision, as where large numbers cancel."""
+def is_noise(result: Any, expected: Any, program: ConcreteProgram, position: int) -> bool:
+    """Whether eager has a similar error compared with double precision, for example where large numbers cancel."""
     tensors = isinstance(result, torch.Tensor) and isinstance(expected, torch.Tensor)
-    if not tensors or not expected.dtype.is_floating_point or kind_of(result) != kind_of(expected):
+    if not tensors or not expected.dtype.is_floating_point or tensor_kind(result) != tensor_kind(expected):
         return False
     exact = with_inputs(program, lambda _, value: in_double_precision(value))
     try:
         torch.manual_seed(0)
         reference = exact()[position]
-    except RuntimeError:  # an op that has no kernel for it, or a graph that fixes dtypes
+    except RuntimeError:  # an op has no kernel for double, or the graph fixes dtypes
         return False
     ours, theirs = largest(result - reference), largest(expected - reference)
     return bool(result.isfinite().all()) and ours <= NOISE * theirs
 
 
 NOISE = 10
-"""Times the error of eager: what another order of sums may make of it."""
+"""The allowed ratio to the error of eager, for another order of sums."""
 
 
 def in_double_precision(value: Any) -> Any:
@@ -128,9 +128,9 @@ def in_double_precision(value: Any) -> Any:
     return value.double() if is_float else value
 
 
-def compile_alone(program: Program, backend: Backend, dynamic: bool = False) -> BoxedCallable:
-    """What the backend makes of a graph without a backward; `dynamic`: for other sizes, too."""
-    module = copy_module(program.module)
+def compile_alone(program: ConcreteProgram, backend: Backend, dynamic: bool = False) -> BoxedCallable:
+    """The compiled graph, without a backward; `dynamic`: for symbolic sizes."""
+    module = copy_graph_module(program.module)
     mode = torch_compat.new_fake_mode()
     if dynamic:
         fakes = torch_compat.symbolic_inputs(mode, program.inputs)
@@ -148,7 +148,7 @@ def difference(result: Any, expected: Any, tolerance: float | None) -> str | Non
     if not isinstance(expected, torch.Tensor) or not isinstance(result, torch.Tensor):
         same = type(result) is type(expected) and result == expected
         return None if same else f"is {result!r} and not {expected!r}"
-    if (kind := kind_of(result)) != (wanted := kind_of(expected)):
+    if (kind := tensor_kind(result)) != (wanted := tensor_kind(expected)):
         return f"is {kind} and not {wanted}"
     if not expected.dtype.is_floating_point and not expected.dtype.is_complex:
         return None if torch.equal(result, expected) else f"differs in {int((result != expected).sum())} elements"
@@ -162,7 +162,7 @@ def difference(result: Any, expected: Any, tolerance: float | None) -> str | Non
     return f"is off by {error:.3g}, its largest number is {size:.3g}"
 
 
-def kind_of(tensor: torch.Tensor) -> str:
+def tensor_kind(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
 
 

@@ -1,9 +1,8 @@
-"""Asks a question in a process of its own: what hangs there is ended, and what crashes there is an answer.
+"""Runs a check in a separate process, which may hang or crash.
 
-In: a function that says how something fails, and seconds. Out: a `Failure`, or `None`.
+In: a function that returns how something fails, and a limit in seconds. Out: a `BackendFailure`, or `None`.
 
-The process is a fork, so nothing of what is asked about has to be picklable. A fork has no threads, and the GPU's context is
-of no use in it.
+The process is a fork, so the function need not be picklable. A fork has no threads, and cannot use the GPU's context.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from multiprocessing.connection import Connection
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.debug.check import Failure
+from aotgrad.debug.check import BackendFailure
 
 
-def failure_apart(ask: Callable[[], Failure | None], limit_s: float) -> Failure | None:
-    """What `ask` returns in another process; a failure, too, if that process dies or does not answer in time.
+def failure_apart(ask: Callable[[], BackendFailure | None], limit_s: float) -> BackendFailure | None:
+    """The result of `ask` in another process; also a failure if that process dies or exceeds the limit.
 
     Raises:
-        RuntimeError: `ask` raises; or processes cannot be forked here.
+        RuntimeError: `ask` raises, or this process cannot be forked.
 
     Example:
         >>> failure_apart(lambda: os.abort(), 10)
-        Failure(kind='SIGABRT', text='the process was killed')
+        BackendFailure(kind='SIGABRT', text='the process was killed')
     """
     reject_where_forks_fail()
     receiver, sender = multiprocessing.Pipe(duplex=False)
@@ -56,21 +55,21 @@ def failure_apart(ask: Callable[[], Failure | None], limit_s: float) -> Failure 
 
 
 def reject_where_forks_fail() -> None:
-    """Raises RuntimeError if a fork of this process is of no use."""
+    """Raise RuntimeError if this process cannot be forked."""
     if "fork" not in multiprocessing.get_all_start_methods():
         raise RuntimeError("this system cannot fork processes; leave out the time limit")
     if torch.cuda.is_initialized():
-        raise RuntimeError("CUDA is in use, which a forked process cannot go on with; leave out the time limit")
+        raise RuntimeError("CUDA is in use, which a fork cannot share; leave out the time limit")
 
 
-def answer(ask: Callable[[], Failure | None], sender: Connection) -> None:
-    """Send what `ask` returns, or the text of what it raises. Runs in the other process, silently."""
-    silence = open(os.devnull, "w")  # noqa: SIM115 - it is open as long as the process lives
+def answer(ask: Callable[[], BackendFailure | None], sender: Connection) -> None:
+    """Send the result of `ask`, or the text of its error. Runs in the other process, without output."""
+    silence = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     sys.stdout = sys.stderr = silence
     for stream in (1, 2):
         os.dup2(silence.fileno(), stream)
     faulthandler.disable()
-    torch.set_num_threads(1)  # those of the parent are not here
+    torch.set_num_threads(1)  # a fork does not have the parent's threads
     torch_compat.compile_without_workers()
     try:
         sender.send(ask())
@@ -78,10 +77,10 @@ def answer(ask: Callable[[], Failure | None], sender: Connection) -> None:
         sender.send(f"{type(error).__name__}: {error}")
 
 
-def death(status: int | None, limit_s: float) -> Failure:
-    """How a process ended that gave no answer: by a signal (`-9` is that of the time limit), or by itself."""
+def death(status: int | None, limit_s: float) -> BackendFailure:
+    """How a process ended without an answer: by a signal (`-9` comes from the time limit), or by itself."""
     if status == -signal.SIGKILL:
-        return Failure("hangs", f"takes longer than {limit_s:g} seconds, or too much memory")
+        return BackendFailure("hangs", f"takes longer than {limit_s:g} seconds, or too much memory")
     if status is not None and status < 0:
-        return Failure(signal.Signals(-status).name, "the process was killed")
-    return Failure("exits", f"ends the process with status {status}")
+        return BackendFailure(signal.Signals(-status).name, "the process was killed")
+    return BackendFailure("exits", f"ends the process with status {status}")

@@ -1,9 +1,9 @@
 """A function and a backend that fails on it -> a small script that fails in the same way.
 
-In: a function, arguments and a backend. Out: a `Repro`. The function runs in eager, forward and backward, to find what each
-of its graphs gets; the first graph on which the backend fails is reduced: ops, results, sizes, then the values of inputs.
+In: a function, arguments and a backend. Out: a `Repro`. The function runs in eager, forward and backward, to record the
+inputs of each graph. The first graph on which the backend fails is reduced: ops, results, sizes, then input values.
 
-Limits: graphs that control-flow ops call are not reduced themselves.
+Limits: the inner graphs of control-flow ops are not reduced.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch import nn
 
 from aotgrad.backends.base import AnyBackend, Backend, WrappedBackend
 from aotgrad.backends.registry import as_backend
-from aotgrad.debug.check import Failure, failure_of
+from aotgrad.debug.check import BackendFailure, failure_of
 from aotgrad.debug.isolation import failure_apart
 from aotgrad.debug.programs import (
-    Program,
-    copied,
-    copy_module,
+    ConcreteProgram,
+    copy_graph_module,
+    copy_value,
     part_of,
     sizes_of,
     units_of,
@@ -37,7 +37,7 @@ from aotgrad.debug.programs import (
     with_results,
     with_size,
 )
-from aotgrad.debug.reduction import needed
+from aotgrad.debug.reduction import minimal_subset
 from aotgrad.debug.script import needs_data, script_text
 from aotgrad.errors import NothingToMinify
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, Partition
@@ -48,21 +48,24 @@ from aotgrad.plan_cache.compiler import make_compiler
 
 log = logging.getLogger("aotgrad.debug")
 
+FailureTest = Callable[["ConcreteProgram | None"], bool]
+"""Whether a program still fails."""
+
 
 @dataclass(frozen=True)
 class Repro:
     """A small graph on which a backend fails.
 
     Attributes:
-        role: which graph of the function it is a part of: `"forward"`, `"backward"` or `"inference"`.
+        role: the graph of the function that contains it: `"forward"`, `"backward"` or `"inference"`.
         failure: how the backend fails on it.
         module: the graph; it returns a tuple.
-        inputs: what it is called with.
-        script: the source of a program that fails in this way.
+        inputs: its inputs.
+        script: the source of a program that fails in the same way.
     """
 
     role: str
-    failure: Failure
+    failure: BackendFailure
     module: fx.GraphModule
     inputs: tuple[Any, ...]
     script: str
@@ -82,23 +85,23 @@ def minify(
     dynamic: bool = False,
     limit_s: float | None = None,
 ) -> Repro:
-    """Find a small part of a function on which a backend raises, or returns something else than eager.
+    """Find a small part of a function on which a backend raises, or differs from eager.
 
     Args:
         fn: a function of tensors or a module, as for `aot_function`; it runs on copies.
-        args, kwargs: what it fails for.
+        args, kwargs: arguments for which it fails.
         backend: a name, a `Backend`, or a compiler `(fx.GraphModule, example_inputs) -> callable`.
-        path: where the script is written, if anywhere; inputs that it cannot make go into a file `<path>.pt`.
-        tolerance: how far a result may be off, relative to its largest number; by dtype (1e-4 for float32), if `None`.
-        dynamic: whether graphs are compiled for symbolic sizes.
-        limit_s: seconds that the backend may take for one graph. Each graph is tried in a process of its own then, a fork
-            of this one, so that a backend which hangs or kills the process is reduced as well. Not once CUDA is in use.
+        path: the file for the script, if any. Inputs that the script cannot create go into `<path>.pt`.
+        tolerance: the allowed error relative to the largest element of a result; by dtype (1e-4 for float32), if `None`.
+        dynamic: compile graphs for symbolic sizes.
+        limit_s: the seconds that the backend may take for one graph. With a limit, each graph runs in a fork of this
+            process, so backends that hang or crash can be reduced, too. Not possible once CUDA is in use.
 
     Returns:
-        The graph, its inputs, and a script that checks the backend on it (`aotgrad.debug.check`).
+        The graph, its inputs, and a script that checks the backend on it (`aotgrad.debug.check_backend`).
 
     Raises:
-        NothingToMinify: the backend does what eager does on each graph.
+        NothingToMinify: the backend agrees with eager on each graph.
 
     Example:
         >>> import aotgrad
@@ -117,31 +120,31 @@ def minify(
         failure = trial.failure(program)
         if failure is not None:
             log.info("the %s graph, %d ops, fails: %s: %s", role, len(program.ops), failure.kind, failure.text)
-            return reduced(role, program, failure, trial, None if path is None else Path(path))
-    raise NothingToMinify("on each graph of this function alone the backend does what eager does: nothing to minify")
+            return reduce_program(role, program, failure, trial, None if path is None else Path(path))
+    raise NothingToMinify("the backend agrees with eager on each graph of this function: nothing to minify")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How a graph is tried: see `minify`."""
+    """How a graph is checked: see `minify`."""
 
     backend: AnyBackend
     tolerance: float | None
     dynamic: bool
     limit_s: float | None
 
-    def failure(self, program: Program) -> Failure | None:
-        """How the backend fails on a graph, if it does. Raises what eager raises."""
+    def failure(self, program: ConcreteProgram) -> BackendFailure | None:
+        """How the backend fails on a graph, if it does. Raises the error of eager, if eager raises."""
         arguments = program.module, program.inputs, self.backend, self.tolerance, self.dynamic
         if self.limit_s is None:
             return failure_of(*arguments)
         return failure_apart(functools.partial(failure_of, *arguments), self.limit_s)
 
 
-def reduced(role: str, program: Program, failure: Failure, trial: Trial, path: Path | None) -> Repro:
-    """The repro of a graph on which the backend fails."""
-    fails = Fails(trial, failure.kind)
-    small = smaller(program, fails)
+def reduce_program(role: str, program: ConcreteProgram, failure: BackendFailure, trial: Trial, path: Path | None) -> Repro:
+    """A small repro for a graph on which the backend fails."""
+    fails = FailsAlike(trial, failure.kind)
+    small = smaller_program(program, fails)
     small, is_random = simple_inputs(small, fails)
     failure = trial.failure(small) or failure
     data = path.with_suffix(".pt") if path is not None else Path("inputs.pt")
@@ -154,13 +157,13 @@ def reduced(role: str, program: Program, failure: Failure, trial: Trial, path: P
 
 
 @dataclass(frozen=True)
-class Fails:
-    """Whether a program still fails in the same way; one that does not even run in eager does not."""
+class FailsAlike:
+    """Whether a program fails in the same way; `False` for a program that raises in eager."""
 
     trial: Trial
     kind: str
 
-    def __call__(self, program: Program | None) -> bool:
+    def __call__(self, program: ConcreteProgram | None) -> bool:
         if program is None:
             return False
         try:
@@ -170,14 +173,14 @@ class Fails:
         return failure is not None and failure.kind == self.kind
 
 
-# --- What the backend gets -------------------------------------------------------------------------------------------
+# --- The graphs of a function ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class GraphRecorder(WrappedBackend):
-    """Shapes graphs as a backend does, runs them in eager, and remembers each with its inputs."""
+    """Shapes graphs like a backend, runs them in eager, and records each with its inputs."""
 
-    runs: list[tuple[str, Program]] = field(default_factory=list)
+    runs: list[tuple[str, ConcreteProgram]] = field(default_factory=list)
 
     @property
     def min_graph_ops(self) -> int:
@@ -191,7 +194,7 @@ class GraphRecorder(WrappedBackend):
 
     def recorded(self, role: str, half: GraphHalf) -> BoxedCallable:
         def run(args: list) -> Any:
-            program = Program(copy_module(half.module), tuple(map(copied, args)))
+            program = ConcreteProgram(copy_graph_module(half.module), tuple(map(copy_value, args)))
             args.clear()
             self.runs.append((role, program))
             return program()
@@ -201,82 +204,82 @@ class GraphRecorder(WrappedBackend):
 
 def graphs_of(
     fn: Callable, args: tuple, kwargs: dict[str, Any], backend: Backend, dynamic: bool
-) -> list[tuple[str, Program]]:
-    """Each graph that a call and a backward through all its results run, with what it gets."""
+) -> list[tuple[str, ConcreteProgram]]:
+    """The graphs that a call and a backward through all its results run, with their inputs."""
     recorder = GraphRecorder(backend)
     options = Options.from_mapping({"enabled": True, "dynamic": dynamic})
     compiler = make_compiler(recorder, options)
     target = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
-    args, kwargs = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
+    args, kwargs = pytree.tree_map_only(torch.Tensor, copy_leaf, (args, kwargs))
     calls = bind(target, PlanCache(compiler, "minify"))
-    outputs = [leaf for leaf in pytree.tree_leaves(calls(*args, **kwargs)) if differentiable(leaf)]
+    outputs = [leaf for leaf in pytree.tree_leaves(calls(*args, **kwargs)) if is_differentiable(leaf)]
     wanted = [tensor for tensor in calls.call_of(args, kwargs).arguments.tensors if tensor.requires_grad]
     if outputs and wanted:
         torch.autograd.grad(outputs, wanted, [torch.randn_like(output) for output in outputs], allow_unused=True)
     return recorder.runs
 
 
-def fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """A leaf with the same values."""
-    return copied(tensor.detach()).requires_grad_(tensor.requires_grad)
+def copy_leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """A leaf with the same values in new memory."""
+    return copy_value(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
-def differentiable(value: Any) -> bool:
+def is_differentiable(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 # --- Reduction -------------------------------------------------------------------------------------------------------
 
 
-def smaller(program: Program, fails: Callable[[Program | None], bool], largest: int | None = None) -> Program:
-    """A program that still fails, of as few ops, results and elements as are found."""
+def smaller_program(program: ConcreteProgram, fails: FailureTest, largest: int | None = None) -> ConcreteProgram:
+    """A program that still fails, with few ops, results and elements."""
     values, units = values_of(program), units_of(program)
 
-    def of_units(kept: Sequence[tuple[fx.Node, ...]]) -> Program | None:
+    def of_units(kept: Sequence[tuple[fx.Node, ...]]) -> ConcreteProgram | None:
         return part_of(program, values, [node for unit in kept for node in unit])
 
     if fails(of_units(units)):
-        program = of_units(needed(units, lambda kept: fails(of_units(kept)), largest)) or program
+        program = of_units(minimal_subset(units, lambda kept: fails(of_units(kept)), largest)) or program
     log.info("%d ops are needed", len(program.ops))
     whole = program
-    positions = needed(range(len(program.returned)), lambda kept: bool(kept) and fails(with_results(whole, kept)))
+    positions = minimal_subset(range(len(program.returned)), lambda kept: bool(kept) and fails(with_results(whole, kept)))
     return with_smaller_sizes(with_results(program, positions), fails)
 
 
-def with_smaller_sizes(program: Program, fails: Callable[[Program | None], bool]) -> Program:
-    """The program with each size as small as it still fails."""
+def with_smaller_sizes(program: ConcreteProgram, fails: FailureTest) -> ConcreteProgram:
+    """The program with each size reduced as far as it still fails."""
     for size in sizes_of(program):
         for candidate in dict.fromkeys((1, 2, 3, 4, 8, size // 4, size // 2)):
-            tried = resized(program, size, candidate) if 0 < candidate < size else None
+            tried = try_size(program, size, candidate) if 0 < candidate < size else None
             if tried is not None and fails(tried):
                 program = tried
                 break
     return program
 
 
-def resized(program: Program, size: int, smaller: int) -> Program | None:
-    """`with_size`, where that is possible."""
+def try_size(program: ConcreteProgram, size: int, smaller: int) -> ConcreteProgram | None:
+    """The program of `with_size`; `None` if a size does not fit."""
     try:
         return with_size(program, size, smaller)
     except (RuntimeError, IndexError):
         return None
 
 
-def simple_inputs(program: Program, fails: Callable[[Program | None], bool]) -> tuple[Program, tuple[bool, ...]]:
-    """The program with random inputs wherever it still fails, and which of its inputs are random."""
-    exact = needed(range(len(program.inputs)), lambda kept: fails(with_random_inputs(program, kept)))
+def simple_inputs(program: ConcreteProgram, fails: FailureTest) -> tuple[ConcreteProgram, tuple[bool, ...]]:
+    """The program with random inputs where it still fails, and which inputs are random."""
+    exact = minimal_subset(range(len(program.inputs)), lambda kept: fails(with_random_inputs(program, kept)))
     is_random = tuple(k not in exact and isinstance(value, torch.Tensor) for k, value in enumerate(program.inputs))
     return with_random_inputs(program, exact), is_random
 
 
-def with_random_inputs(program: Program, exact: Sequence[int]) -> Program:
-    """Random numbers in each input but some, drawn as the script draws them."""
+def with_random_inputs(program: ConcreteProgram, exact: Sequence[int]) -> ConcreteProgram:
+    """The program with random inputs, except for the `exact` ones; drawn as in the script."""
     torch.manual_seed(0)
     return with_inputs(program, lambda k, value: value if k in exact else random_like(value))
 
 
 def random_like(value: Any) -> Any:
-    """As the function `random` of a script."""
+    """A random tensor like `value`, drawn as by the function `random` of the script."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     size, stride = tuple(value.shape), value.stride()
@@ -290,7 +293,7 @@ def random_like(value: Any) -> Any:
 
 
 def print_state(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Print a graph and what its inputs are."""
+    """Print a graph and the types of its inputs."""
     described = [f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else value for value in inputs]
     print(f"# inputs: {described}\n{module.code}")
 
@@ -304,15 +307,15 @@ def minifier(
     skip_sanity: bool = False,
     max_granularity: int | None = None,
 ) -> tuple[fx.GraphModule, Sequence[Any]]:
-    """Reduce a graph and its inputs, as long as `module_fails` says that it fails; see `minify` for a whole function.
+    """Reduce a graph and its inputs while `module_fails` holds. For a whole function, see `minify`.
 
     Args:
         fail_f: a graph without in-place ops.
         inps: its inputs.
-        module_fails: whether a graph fails on inputs. An exception counts as no.
+        module_fails: whether a graph fails on inputs. An exception counts as `False`.
         dump_state: called with each smaller graph that fails, and its inputs.
-        skip_sanity: whether `fail_f` itself is not tried first.
-        max_granularity: at most so many ops are tried or left out at once.
+        skip_sanity: do not check `fail_f` itself first.
+        max_granularity: the largest number of ops to try or omit at once.
 
     Returns:
         The smaller graph, which returns a tuple, and its inputs.
@@ -323,14 +326,14 @@ def minifier(
     if not skip_sanity and not module_fails(fail_f, inps):
         raise NothingToMinify("the graph does not fail on these inputs")
 
-    def fails(program: Program | None) -> bool:
+    def fails(program: ConcreteProgram | None) -> bool:
         try:
-            failed = program is not None and module_fails(copy_module(program.module), list(program.inputs))
+            failed = program is not None and module_fails(copy_graph_module(program.module), list(program.inputs))
         except Exception:
             return False
         if failed and program is not None:
             dump_state(program.module, program.inputs)
         return failed
 
-    program = smaller(Program(fail_f, tuple(inps)), fails, max_granularity)
+    program = smaller_program(ConcreteProgram(fail_f, tuple(inps)), fails, max_granularity)
     return program.module, list(program.inputs)

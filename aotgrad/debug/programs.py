@@ -1,7 +1,7 @@
-"""A graph with real inputs, and smaller programs made of parts of it.
+"""A graph with real inputs, and smaller programs from parts of it.
 
-In: an `fx.GraphModule` of functional ops, and values for its placeholders. Out: `Program`s. A part of a program gets what it
-reads from outside as inputs, with the values that they have in the whole program.
+In: an `fx.GraphModule` of functional ops, and values for its placeholders. Out: `ConcreteProgram`s. The values that a part
+reads from outside become its inputs, as computed in the whole program.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-OPS = ("call_function", "call_method", "call_module")
+OP_KINDS = ("call_function", "call_method", "call_module")
 
 
 @dataclass(frozen=True)
-class Program:
-    """A module and what to call it with. It returns a list or tuple."""
+class ConcreteProgram:
+    """A module and its inputs. The module returns a list or tuple."""
 
     module: fx.GraphModule
     inputs: tuple[Any, ...]
 
     def __call__(self) -> list[Any]:
-        """What eager returns; the inputs stay as they are."""
+        """The results in eager; the inputs stay unchanged."""
         with torch.no_grad():
-            return list(self.module(*map(copied, self.inputs)))
+            return list(self.module(*map(copy_value, self.inputs)))
 
     @property
     def ops(self) -> list[fx.Node]:
-        return [node for node in self.module.graph.nodes if node.op in OPS]
+        return [node for node in self.module.graph.nodes if node.op in OP_KINDS]
 
     @property
     def returned(self) -> list[Any]:
@@ -39,38 +39,38 @@ class Program:
         return list(output.args[0])
 
 
-def copied(value: Any) -> Any:
-    """A tensor of the same geometry and values with memory of its own; other values as they are."""
+def copy_value(value: Any) -> Any:
+    """A tensor of the same geometry and values in new memory; other values as they are."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_conj() or value.is_neg():
         return value.clone() if isinstance(value, torch.Tensor) else value
     return flat(value).clone().as_strided(value.size(), value.stride())
 
 
 def flat(value: torch.Tensor) -> torch.Tensor:
-    """The memory from the first to the last element."""
+    """The memory from the first to the last element, as a flat tensor."""
     extent = 1 + sum((n - 1) * s for n, s in zip(value.size(), value.stride(), strict=True)) if value.numel() else 0
     return value.detach().as_strided((extent,), (1,))
 
 
-class Recording(fx.Interpreter):
-    """Runs a module and remembers the value of each node."""
+class ValueRecorder(fx.Interpreter):
+    """Runs a module and records the value of each node."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
 
     def values(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
         with torch.no_grad():
-            self.run(*map(copied, inputs))
+            self.run(*map(copy_value, inputs))
         return dict(self.env)
 
 
-def values_of(program: Program) -> dict[fx.Node, Any]:
+def values_of(program: ConcreteProgram) -> dict[fx.Node, Any]:
     """The value of each node in eager."""
-    return Recording(program.module).values(program.inputs)
+    return ValueRecorder(program.module).values(program.inputs)
 
 
-def units_of(program: Program) -> list[tuple[fx.Node, ...]]:
-    """The ops, each together with the items that are taken from its result."""
+def units_of(program: ConcreteProgram) -> list[tuple[fx.Node, ...]]:
+    """The ops, each with the `getitem` nodes of its result."""
     units: dict[fx.Node, list[fx.Node]] = {}
     for node in program.ops:
         owner = node.args[0] if node.target is operator.getitem and node.args[0] in units else node
@@ -78,8 +78,8 @@ def units_of(program: Program) -> list[tuple[fx.Node, ...]]:
     return [tuple(unit) for unit in units.values()]
 
 
-def part_of(program: Program, values: Mapping[fx.Node, Any], kept: Collection[fx.Node]) -> Program | None:
-    """The program of some nodes; `None` if it would have nothing to return."""
+def part_of(program: ConcreteProgram, values: Mapping[fx.Node, Any], kept: Collection[fx.Node]) -> ConcreteProgram | None:
+    """The program of some nodes; `None` if it has no results."""
     kept = set(kept)
     outside = list(dict.fromkeys(arg for node in program.ops if node in kept for arg in node.all_input_nodes))
     given = [arg for arg in outside if arg not in kept and isinstance(values[arg], (torch.Tensor, int, float, bool))]
@@ -93,20 +93,20 @@ def part_of(program: Program, values: Mapping[fx.Node, Any], kept: Collection[fx
     if not returned:
         return None
     graph.output(tuple(returned))
-    return Program(fx.GraphModule(program.module, graph), tuple(values[node] for node in given))
+    return ConcreteProgram(fx.GraphModule(program.module, graph), tuple(values[node] for node in given))
 
 
-def results(program: Program, values: Mapping[fx.Node, Any], kept: Collection[fx.Node]) -> Iterator[fx.Node]:
-    """The tensors of a part that the rest of the program reads, or that nobody does."""
+def results(program: ConcreteProgram, values: Mapping[fx.Node, Any], kept: Collection[fx.Node]) -> Iterator[fx.Node]:
+    """The tensors of a part that the rest of the program reads, or that no node reads."""
     for node in program.ops:
         inside = bool(node.users) and all(user in kept for user in node.users)
         if node in kept and not inside and isinstance(values[node], torch.Tensor):
             yield node
 
 
-def with_results(program: Program, positions: Collection[int]) -> Program:
-    """The program with some of its results, and the ops and inputs that these need."""
-    module = copy_module(program.module)
+def with_results(program: ConcreteProgram, positions: Collection[int]) -> ConcreteProgram:
+    """The program with some of its results, and the ops and inputs that they need."""
+    module = copy_graph_module(program.module)
     (output,) = module.graph.find_nodes(op="output")
     output.args = (tuple(value for k, value in enumerate(output.args[0]) if k in positions),)
     module.graph.eliminate_dead_code()
@@ -117,11 +117,11 @@ def with_results(program: Program, positions: Collection[int]) -> Program:
         else:
             module.graph.erase_node(node)
     module.recompile()
-    return Program(module, tuple(inputs))
+    return ConcreteProgram(module, tuple(inputs))
 
 
-def copy_module(module: fx.GraphModule) -> fx.GraphModule:
-    """A module with a graph of its own."""
+def copy_graph_module(module: fx.GraphModule) -> fx.GraphModule:
+    """A module with a copy of the graph."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
@@ -129,13 +129,13 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(module, graph)
 
 
-def with_inputs(program: Program, change: Callable[[int, Any], Any]) -> Program:
+def with_inputs(program: ConcreteProgram, change: Callable[[int, Any], Any]) -> ConcreteProgram:
     """The program with other values for its inputs."""
-    return Program(program.module, tuple(change(k, value) for k, value in enumerate(program.inputs)))
+    return ConcreteProgram(program.module, tuple(change(k, value) for k, value in enumerate(program.inputs)))
 
 
-def with_size(program: Program, size: int, smaller: int) -> Program:
-    """The program with every dimension of `size` made smaller, in its inputs and in the arguments of its ops."""
+def with_size(program: ConcreteProgram, size: int, smaller: int) -> ConcreteProgram:
+    """The program with each dimension of `size` made `smaller`, in its inputs and in the arguments of its ops."""
 
     def other(number: Any) -> Any:
         return smaller if type(number) is int and number == size else number
@@ -147,21 +147,21 @@ def with_size(program: Program, size: int, smaller: int) -> Program:
             value = value.narrow(dim, 0, other(value.size(dim)))
         return value.clone(memory_format=torch.preserve_format)
 
-    module = copy_module(program.module)
+    module = copy_graph_module(program.module)
     for node in module.graph.nodes:
         if node.op == "call_function":
             node.args = tuple(map_lists(other, arg) for arg in node.args)
     module.recompile()
-    return with_inputs(Program(module, program.inputs), shrunk)
+    return with_inputs(ConcreteProgram(module, program.inputs), shrunk)
 
 
 def map_lists(change: Callable[[Any], Any], value: Any) -> Any:
-    """A list of sizes with each changed; anything else as it is, since a lone number is rarely a size."""
+    """A list of sizes with each element changed; anything else as it is, since a single number is rarely a size."""
     is_list = isinstance(value, (list, tuple)) and all(type(item) is int for item in value)
     return type(value)(map(change, value)) if is_list and value else value
 
 
-def sizes_of(program: Program) -> list[int]:
-    """The sizes of the inputs, the largest first."""
+def sizes_of(program: ConcreteProgram) -> list[int]:
+    """The distinct sizes of the inputs, the largest first."""
     tensors = [value for value in program.inputs if isinstance(value, torch.Tensor)]
     return sorted({size for tensor in tensors for size in tensor.shape if size > 1}, reverse=True)

@@ -1,6 +1,6 @@
-"""Which of many things are needed for a failure. No torch.
+"""Finds a minimal subset that still fails. No torch.
 
-    >>> needed(range(100), lambda kept: {17, 58} <= set(kept))
+    >>> minimal_subset(range(100), lambda kept: {17, 58} <= set(kept))
     [17, 58]
 
 Delta debugging: A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", TSE 2002.
@@ -14,13 +14,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def needed(items: Iterable[T], fails: Callable[[list[T]], bool], largest: int | None = None) -> list[T]:
-    """A subset that still fails, of which no single item can be left out.
+def minimal_subset(items: Iterable[T], fails: Callable[[list[T]], bool], largest: int | None = None) -> list[T]:
+    """A subset that still fails, and from which no single item can be omitted.
 
     Args:
-        items: all of them fail together.
-        fails: whether some of them do, in their order.
-        largest: at most so many items are tried or left out at once; all, if `None`.
+        items: fail together.
+        fails: whether a subset fails, in the order of `items`.
+        largest: the largest number of items to try or omit at once; all, if `None`.
     """
     kept = list(items)
     size = min(len(kept), largest or len(kept))
@@ -35,7 +35,7 @@ def needed(items: Iterable[T], fails: Callable[[list[T]], bool], largest: int | 
 
 
 def _smaller(kept: list[T], size: int, fails: Callable[[list[T]], bool]) -> list[T] | None:
-    """One part of `size` items that fails alone, or else what is left without such a part; `None` if nothing does."""
+    """`size` items that fail alone, or all items without `size` of them that still fail; `None` if there are none."""
     parts = [(start, start + size) for start in range(0, len(kept), size)]
     for start, end in parts:
         if len(parts) > 1 and fails(kept[start:end]):

@@ -1,7 +1,7 @@
-"""A program -> a Python script that fails as the backend does.
+"""A program -> a Python script on which the backend fails.
 
-In: a `Program`, the backend and how it fails. Out: source text that runs alone; large inputs that are not random go into a
-file beside it.
+In: a `ConcreteProgram`, the backend and how it fails. Out: the source of a standalone script. Large inputs that are not
+random go into a file beside it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 import torch.fx as fx
 
 from aotgrad.backends.base import AnyBackend
-from aotgrad.debug.check import Failure
-from aotgrad.debug.programs import Program
+from aotgrad.debug.check import BackendFailure
+from aotgrad.debug.programs import ConcreteProgram
 
 MOST_ELEMENTS = 64
-"""Of an input that is written into the script itself."""
+"""The size limit of an input that the script spells out."""
 
 TEMPLATE = '''"""{failure}
 
@@ -33,7 +33,7 @@ from math import inf, nan
 import torch
 from torch import device
 
-from aotgrad.debug import check
+from aotgrad.debug import check_backend
 {imports}
 
 class Repro(torch.nn.Module):
@@ -53,14 +53,14 @@ if __name__ == "__main__":
     inputs = [
 {inputs}
     ]
-    check(Repro(), inputs, backend={backend}{settings})
+    check_backend(Repro(), inputs, backend={backend}{settings})
 '''
 
 
 def script_text(
-    program: Program,
+    program: ConcreteProgram,
     backend: AnyBackend,
-    failure: Failure,
+    failure: BackendFailure,
     is_random: tuple[bool, ...],
     tolerance: float | None = None,
     data: Path | None = None,
@@ -69,13 +69,13 @@ def script_text(
     """The script.
 
     Args:
-        program: small.
-        backend: a name; or a compiler or `Backend`, which is imported from where it is defined, or whose source is copied.
+        program: a reduced program.
+        backend: a name, or a compiler or `Backend`; the script imports it, or contains a copy of its source.
         failure: how it fails.
-        is_random: which of the inputs may be made of random numbers.
-        tolerance: see `check`.
-        data: the file that large inputs were saved to.
-        dynamic: whether the graph is compiled for symbolic sizes.
+        is_random: which inputs may be random.
+        tolerance: see `check_backend`.
+        data: the file of large inputs.
+        dynamic: compile for symbolic sizes.
     """
     name, imports, note = backend_code(backend)
     return TEMPLATE.format(
@@ -100,9 +100,9 @@ def first_line(text: str) -> str:
 
 
 def backend_code(backend: AnyBackend) -> tuple[str, str, str]:
-    """The expression for the backend, what to import or define for it, and a note for the reader."""
+    """The expression for the backend, its imports or definitions, and a note for the reader."""
     if isinstance(backend, str):
-        return repr(backend), "", f"Backend {backend!r}; one that is not built in has to be registered first."
+        return repr(backend), "", f"Backend {backend!r}; register it first if it is not built in."
     name, module = getattr(backend, "__qualname__", ""), getattr(backend, "__module__", "__main__")
     if name.isidentifier() and module != "__main__":
         return name, f"from {module} import {name}\n", f"The compiler is {module}.{name}."
@@ -116,7 +116,7 @@ def backend_code(backend: AnyBackend) -> tuple[str, str, str]:
 
 
 def attribute_lines(module: fx.GraphModule) -> Iterator[str]:
-    """The constructor, if the graph reads attributes: graphs that control-flow ops call, printed as modules."""
+    """The inner graphs of control-flow ops, as modules."""
     for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, node.target)
         if isinstance(value, fx.GraphModule):
@@ -124,13 +124,13 @@ def attribute_lines(module: fx.GraphModule) -> Iterator[str]:
             yield f"{node.target} = {node.target}()\n\n"
 
 
-def input_lines(program: Program, is_random: tuple[bool, ...], data: Path | None) -> Iterator[str]:
+def input_lines(program: ConcreteProgram, is_random: tuple[bool, ...], data: Path | None) -> Iterator[str]:
     for position, (value, random) in enumerate(zip(program.inputs, is_random, strict=True)):
         yield input_text(position, value, random, data)
 
 
 def input_text(position: int, value: Any, random: bool, data: Path | None) -> str:
-    """An expression that makes one input."""
+    """The expression of one input."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     place = str(value.device)
@@ -138,11 +138,11 @@ def input_text(position: int, value: Any, random: bool, data: Path | None) -> st
         return f"random({tuple(value.shape)}, {value.stride()}, {value.dtype}, {place!r})"
     if value.numel() <= MOST_ELEMENTS and value.is_contiguous():
         return f"torch.tensor({value.tolist()}, dtype={value.dtype}, device={place!r})"
-    assert data is not None, "inputs that are neither random nor small are in a file"
+    assert data is not None, "large inputs that are not random are in a file"
     return f"torch.load({str(data)!r})[{position}]"
 
 
-def needs_data(program: Program, is_random: tuple[bool, ...]) -> bool:
+def needs_data(program: ConcreteProgram, is_random: tuple[bool, ...]) -> bool:
     """Whether an input is neither random nor small."""
     pairs = zip(program.inputs, is_random, strict=True)
     tensors = [value for value, random in pairs if isinstance(value, torch.Tensor) and not random]

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from aotgrad.debug import Failure, minify
+from aotgrad.debug import BackendFailure, minify
 from aotgrad.debug.isolation import failure_apart
 from aotgrad.errors import NothingToMinify
 from tests.numerics.against_eager import leaf
@@ -60,9 +60,9 @@ def function(x):
 @pytest.mark.parametrize(
     ("dies", "failure"),
     [
-        (abort, Failure("SIGABRT", "the process was killed")),
-        (segfault, Failure("SIGSEGV", "the process was killed")),
-        (leave, Failure("exits", "ends the process with status 3")),
+        (abort, BackendFailure("SIGABRT", "the process was killed")),
+        (segfault, BackendFailure("SIGSEGV", "the process was killed")),
+        (leave, BackendFailure("exits", "ends the process with status 3")),
     ],
 )
 def test_a_backend_that_kills_the_process(dies, failure, at_run_time):
@@ -83,7 +83,7 @@ def test_other_failures_are_the_same_ones():
         raise ValueError("no")
 
     repro = minify(function, (leaf(4),), compiler_that(refuse), limit_s=LIMIT)
-    assert repro.failure == Failure("ValueError", "no")
+    assert repro.failure == BackendFailure("ValueError", "no")
     with pytest.raises(NothingToMinify):
         minify(function, (leaf(4),), "eager", limit_s=LIMIT)
 
@@ -107,5 +107,5 @@ def test_what_a_question_prints_and_raises(capfd):
 
 def test_a_process_that_cannot_be_forked_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(RuntimeError, match="CUDA is in use, which a forked process cannot go on with"):
+    with pytest.raises(RuntimeError, match="CUDA is in use, which a fork cannot share"):
         minify(function, (leaf(4),), "eager", limit_s=LIMIT)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import aotgrad
-from aotgrad.debug import check, failure_of, minify
+from aotgrad.debug import check_backend, failure_of, minify
 from aotgrad.errors import NothingToMinify
 from tests.golden.harness import REPOSITORY
 from tests.numerics.against_eager import leaf, plain
@@ -86,7 +86,7 @@ def test_ops_that_fail_together():
 
 
 def test_a_backend_that_is_right():
-    with pytest.raises(NothingToMinify, match="the backend does what eager does: nothing to minify"):
+    with pytest.raises(NothingToMinify, match="the backend agrees with eager on each graph of this function: nothing to minify"):
         minify(Net(), (plain(5, 6),), "eager")
 
 
@@ -230,7 +230,7 @@ def test_inputs_that_matter_go_into_a_file(tmp_path):
 def test_a_registered_backend_by_name():
     aotgrad.backends.register("off", fw_compiler=exp_is_off)
     repro = minify(lambda x: x.exp().sum(), (leaf(3),), "off")
-    assert "check(Repro(), inputs, backend='off')" in repro.script
+    assert "check_backend(Repro(), inputs, backend='off')" in repro.script
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -263,7 +263,7 @@ def module_of(op):
 def test_how_a_result_differs(result, message):
     module = module_of(lambda x: aten.mul.Tensor(x, 2))
     with pytest.raises(AssertionError, match=re.escape(message)):
-        check(module, [torch.ones(3)], lambda graph, inputs: lambda x: (result(x * 2),))
+        check_backend(module, [torch.ones(3)], lambda graph, inputs: lambda x: (result(x * 2),))
 
 
 def test_small_differences_are_none_and_the_tolerance_can_be_given():
@@ -272,16 +272,16 @@ def test_small_differences_are_none_and_the_tolerance_can_be_given():
     def slightly_off(graph, example_inputs):
         return lambda x: (x * 2.0001,)
 
-    check(module, x, slightly_off)
+    check_backend(module, x, slightly_off)
     with pytest.raises(AssertionError, match="differs"):
-        check(module, x, slightly_off, tolerance=1e-6)
+        check_backend(module, x, slightly_off, tolerance=1e-6)
     assert failure_of(fx.symbolic_trace(module), x, slightly_off) is None
 
 
 def test_integers_are_exact():
     module = module_of(lambda x: aten.mul.Tensor(x, 2))
     with pytest.raises(AssertionError, match="output 0 differs in 3 elements"):
-        check(module, [torch.arange(3)], lambda graph, inputs: lambda x: (x * 2 + 1,))
+        check_backend(module, [torch.arange(3)], lambda graph, inputs: lambda x: (x * 2 + 1,))
 
 
 # --- functorch's minifier --------------------------------------------------------------------------------------------
