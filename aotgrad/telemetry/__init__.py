@@ -1,5 +1,5 @@
-"""What is told of a compilation; nothing here decides anything.
+"""Counters, logs and names of compilations. Nothing here influences a compilation, and any module may import it.
 
-`counters` counts, `logs` prints what `AOTGRAD_LOGS` asks for, `observer` is told of every stage, `graph_names` knows the
-graph that is being compiled. Anybody may import it.
+`counters` counts events, `logs` prints the artifacts of `AOTGRAD_LOGS`, `observer` is called after every stage,
+`graph_names` names the graph that is being compiled.
 """

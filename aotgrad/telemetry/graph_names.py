@@ -3,7 +3,7 @@
     with names.compiling("forward"):
         get_aot_graph_name()                    "model__3_forward_7": the 3rd function, and the 7th graph of the process
 
-Numbers start at 0. Each thread has its own graph; numbers are of the process.
+Numbers start at 0 and are unique in the process. Each thread has its own current graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aotgrad.torch_compat import disable_autocast
 MODEL = "model"
 
 _functions = itertools.count()
-_thread = threading.local()
+_compiling = threading.local()
 _lock = threading.Lock()
 _graphs = 0
 
@@ -39,24 +39,24 @@ class GraphNames:
 
     @contextlib.contextmanager
     def compiling(self, role: str) -> Iterator[None]:
-        """While a graph is compiled; the next one gets the next number.
+        """A context for compiling one graph, with autocast off: the graph contains its casts already.
 
-        Autocast is off: its casts are in the graph, and who runs ops to learn their dtypes is to get those of the trace.
+        The next graph gets the next number.
         """
         global _graphs
         outer = _names()
-        _thread.names = [f"{self.function}_{role}"]
+        _compiling.names = [f"{self.function}_{role}"]
         try:
             with disable_autocast():
                 yield
         finally:
-            _thread.names = outer
+            _compiling.names = outer
             with _lock:
                 _graphs += 1
                 counters["graphs"] += role != "joint"
 
     def of_backward(self, compiled: Compiled) -> Compiled:
-        """`compiled`, which names the backward graphs that are compiled later."""
+        """`compiled`, with a compiler that names backward graphs."""
         if compiled.compile_backward is None:
             return compiled
         return replace(compiled, compile_backward=NamedBackward(self, compiled.compile_backward))
@@ -75,13 +75,13 @@ class NamedBackward:
 
 
 def _names() -> list[str]:
-    return getattr(_thread, "names", [])
+    return getattr(_compiling, "names", [])
 
 
 def get_aot_compilation_context() -> tuple[list[str], str, int]:
     """`(["3_forward"], "model", 7)`: the function's number with the graph's role, a prefix, and the graph's number.
 
-    The list is empty where nothing is compiled.
+    The list is empty outside a compilation.
     """
     return list(_names()), MODEL, _graphs
 

@@ -1,9 +1,9 @@
-"""Which of what aotgrad knows is printed: `AOTGRAD_LOGS`, or `aotgrad.set_logs`.
+"""Selects the artifacts to print: `AOTGRAD_LOGS`, or `aotgrad.set_logs`.
 
     AOTGRAD_LOGS=joint,partition,plan,guards python train.py
     aotgrad.set_logs("joint", "guards")
 
-Each artifact is a logger of `logging`, so handlers and formatters may be set as for any other.
+Each artifact is a logger of `logging`, whose handlers and formatters may be set as usual.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ARTIFACTS: dict[str, tuple[str, int]] = {
     "passes": ("aotgrad.passes", logging.DEBUG),
     "plan": (STAGE_LOGGERS["executable"], logging.DEBUG),
 }
-"""By name: the logger, and from which level on it is printed."""
+"""The logger of each artifact, and the level from which it is printed."""
 
 FORMAT = "[%(name)s] %(message)s"
 
 
 class Printer(logging.StreamHandler):
-    """Prints what was asked for to the standard error stream. `before` is the level that its logger had."""
+    """Prints an artifact to the standard error stream. `before` is the original level of the logger."""
 
     def __init__(self, before: int) -> None:
         super().__init__()
@@ -42,12 +42,12 @@ def set_logs(*artifacts: str) -> None:
     """Print these artifacts from now on, and no others.
 
     Args:
-        *artifacts: `"capture"`, `"analysis"`, `"joint"`, `"partition"` and `"plan"` are what these stages made, with
-            the time that it took; `"guards"` says why no plan fitted, and the conditions of each new one; `"passes"` is
-            the graph after each pass; `"minify"` how `aotgrad.debug.minify` goes on.
+        *artifacts: `"capture"`, `"analysis"`, `"joint"`, `"partition"` and `"plan"` print the results of these stages, with
+            their time; `"guards"` why no plan fits, and the conditions of each new plan; `"passes"` the graph after each
+            pass; `"minify"` the progress of `aotgrad.debug.minify`.
 
     Raises:
-        OptionError: there is no such artifact; the message lists those that there are.
+        OptionError: there is no such artifact; the message lists all.
     """
     for unknown in [name for name in artifacts if name not in ARTIFACTS]:
         raise OptionError(f"there is no log {unknown!r}; the logs are {', '.join(sorted(ARTIFACTS))}")
@@ -66,7 +66,7 @@ def printers(logger: logging.Logger) -> Iterator[Printer]:
 
 
 def configure(wanted: str) -> None:
-    """`set_logs` of a list with commas; nothing for the empty string."""
+    """`set_logs` for a comma-separated list; does nothing for the empty string."""
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     if names:
         set_logs(*names)

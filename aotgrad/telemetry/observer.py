@@ -1,12 +1,12 @@
-"""The one hook between stages: verifies, logs, times and records what every stage returns. No stage knows of it.
+"""The one hook between stages: verifies, logs, times and records the result of every stage. Stages do not know it.
 
 AOTGRAD_VERIFY=1                                            each stage is checked against its contract
 AOTGRAD_LOGS=joint,partition                                stages are printed, with the time they took (`telemetry/logs.py`)
 logging.getLogger("aotgrad.stages").setLevel("DEBUG")       every stage is logged, `aotgrad.stages.joint` one of them
-logging.getLogger("aotgrad.passes").setLevel("DEBUG")       so is the graph after each pass
+logging.getLogger("aotgrad.passes").setLevel("DEBUG")       the graph after each pass is logged
 TORCH_TRACE=folder, TORCH_LOGS=aot_graphs                   the graphs go to torch's own logs, where tlparse finds them
 
-with recorded() as stages:                                  and a program can ask for the texts
+with recorded() as stages:                                  a program can read the texts
     f(x)
 stages[0]                                                   Stage(name="capture", text="def captured(...", ...)
 """
@@ -39,7 +39,7 @@ passes_log = logging.getLogger("aotgrad.passes")
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage returned, as text: later stages extend the same graph, so the result itself would not stay."""
+    """The result of one stage as text, since later stages change the same graph."""
 
     name: str
     text: str
@@ -51,7 +51,7 @@ _recordings: list[list[Stage]] = []
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Stage]]:
-    """Every stage of everything that is compiled inside, in any thread, in order."""
+    """Record every stage of every compilation inside, in any thread, in order."""
     stages: list[Stage] = []
     _recordings.append(stages)
     try:
@@ -61,9 +61,9 @@ def recorded() -> Iterator[list[Stage]]:
 
 
 def is_watched() -> bool:
-    """Whether somebody wants to see the stages of what is compiled now."""
+    """Whether a recording or a log needs the stages of a compilation."""
     wanted = (*loggers.values(), passes_log)
-    is_logged = any(map(torch_compat.artifact_is_on, ARTIFACTS.values()))
+    is_logged = any(map(torch_compat.artifact_is_on, TORCH_ARTIFACTS.values()))
     return bool(_recordings) or is_logged or any(log.isEnabledFor(logging.DEBUG) for log in wanted)
 
 
@@ -79,11 +79,11 @@ class Observer:
         if stage in COUNTED:
             counters[COUNTED[stage]] += 1
         if self.verify:
-            verify.check(stage, result)
+            verify.check_stage(stage, result)
         if _recordings or loggers[stage].isEnabledFor(logging.DEBUG):
             publish(Stage(stage, printing.text(result), elapsed_ns))
-        for name, module in graphs_of(result):
-            hand_to_torch(name, module)
+        for name, module in stage_graphs(result):
+            log_to_torch(name, module)
         self._last_ns = time.perf_counter_ns()
 
     def after_pass(self, place: str, done: Pass, graph: JointGraph | GraphHalf, elapsed_ns: int) -> None:
@@ -97,11 +97,11 @@ class Observer:
 
 LAST_STAGE = "executable"
 COUNTED = {LAST_STAGE: "compilations", "small graph": "small_graphs"}
-"""The stages that end a compilation, and what counts them."""
+"""The stages that end a compilation, and their counters."""
 
 
 def publish(stage: Stage) -> None:
-    """Log a stage and hand it to every recording that is open."""
+    """Log a stage and append it to every open recording."""
     loggers[stage.name].debug("%s, %.1f ms\n%s", stage.name, stage.elapsed_ns / 1e6, stage.text)
     for stages in _recordings:
         stages.append(stage)
@@ -109,12 +109,12 @@ def publish(stage: Stage) -> None:
 
 # --- torch's own logs ------------------------------------------------------------------------------------------------
 
-ARTIFACTS = {"joint": "aot_joint_graph", "forward": "aot_graphs", "backward": "aot_graphs", "inference": "aot_graphs"}
-"""What `TORCH_LOGS` calls the logs of a graph. For tlparse it is `aot_forward_graph` and so on."""
+TORCH_ARTIFACTS = {"joint": "aot_joint_graph", "forward": "aot_graphs", "backward": "aot_graphs", "inference": "aot_graphs"}
+"""The names of the graphs' logs in `TORCH_LOGS`. For tlparse they are `aot_forward_graph` and so on."""
 
 
-def graphs_of(result: Any) -> Iterator[tuple[str, fx.GraphModule]]:
-    """The graphs that are complete with this stage, by what they are."""
+def stage_graphs(result: Any) -> Iterator[tuple[str, fx.GraphModule]]:
+    """The graphs that are complete after this stage, by role."""
     if isinstance(result, JointGraph) and result.differentiable:
         yield "joint", result.module
     if isinstance(result, Partition):
@@ -123,10 +123,10 @@ def graphs_of(result: Any) -> Iterator[tuple[str, fx.GraphModule]]:
             yield "backward", result.backward.module
 
 
-def hand_to_torch(name: str, module: fx.GraphModule) -> None:
-    """Log a graph where torch's tools look for it, if somebody has turned that on."""
-    logger = torch_compat.artifact_logger(ARTIFACTS[name])
-    is_logged, is_traced = torch_compat.artifact_is_on(ARTIFACTS[name]), torch_compat.structured_trace_is_on()
+def log_to_torch(name: str, module: fx.GraphModule) -> None:
+    """Log a graph to torch's own logs, if they are on."""
+    logger = torch_compat.artifact_logger(TORCH_ARTIFACTS[name])
+    is_logged, is_traced = torch_compat.artifact_is_on(TORCH_ARTIFACTS[name]), torch_compat.structured_trace_is_on()
     if not is_logged and not is_traced:
         return
     text = module.print_readable(print_output=False, include_stride=True, include_device=True)

@@ -1,11 +1,11 @@
-"""One contract check a stage: raises `ContractError` and names the slot, node or step that breaks the contract.
+"""One contract per stage: a check raises `ContractError` and names the slot, node or step that breaks the contract.
 
-In: a stage's name and its result. Out: nothing. Turned on by `AOTGRAD_VERIFY=1` or the option `verify`; the tests run
-with it. A failed check is a bug in aotgrad, in a pass, or in a custom partition function, never the user's.
+In: a stage's name and its result. Out: nothing. `AOTGRAD_VERIFY=1` or the option `verify` turns the checks on; the tests run
+with them. A failed check is a bug in aotgrad, in a pass, or in a custom partition function, never in the user's program.
 
-    check("joint", joint)      ContractError: joint: gradient of primal 0 is f64[3] (mul_1), the primal is f32[3]
+    check_stage("joint", joint)      ContractError: joint: gradient of primal 0 is f64[3] (mul_1), the primal is f32[3]
 
-What a check looks at is in the stage's own result; only `executable`, the last one, sees all stages together.
+A check reads the result of its stage only; the check of `executable`, the last stage, sees all stages together.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def check_pass(place: str, name: str, graph: JointGraph | GraphHalf) -> None:
     """Check a graph after a pass.
 
     Raises:
-        ContractError: names the pass and what is wrong.
+        ContractError: names the pass and the problem.
     """
     found = check_joint(graph) if isinstance(graph, JointGraph) else check_graph(graph.module, graph.signature)
     for problem in found:
         raise ContractError(f"{place} pass {name}: {problem}")
 
 
-def check(stage: str, result: Any) -> None:
+def check_stage(stage: str, result: Any) -> None:
     """Check the result of one stage; a stage without a contract passes.
 
     Raises:
-        ContractError: names the stage and what is wrong.
+        ContractError: names the stage and the problem.
     """
     for problem in CHECKS[stage](result) if stage in CHECKS else ():
         raise ContractError(f"{stage}: {problem}")

@@ -1,4 +1,4 @@
-"""The contract of the analysis: every index is in range, every view names its base and ops that replay it."""
+"""The contract of the analysis: indices are in range; each view names its base and the ops that replay it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from aotgrad.verify.common import Problems, is_mutable
 
 
 def check_meta(meta: ViewAndMutationMeta) -> Problems:
-    """Every index is in range; every view names its base and ops that replay it."""
+    """Check that indices are in range, and that each view names its base and the ops that replay it."""
     for index, info in enumerate(meta.inputs):
         if info is not None:
             yield from (f"input {index} {problem}" for problem in check_input_alias(info))
@@ -49,10 +49,10 @@ def check_output_alias(meta: ViewAndMutationMeta, position: int, info: OutputAli
     match info:
         case IsInput(index) | AliasOfInput(index):
             if not 0 <= index < len(meta.inputs) or meta.inputs[index] is None:
-                yield f"is an alias of input {index}, which is no tensor input"
+                yield f"is an alias of input {index}, which is not a tensor"
         case IsOutput(index):
             if not 0 <= index < position or isinstance(meta.outputs[index], IsOutput):
-                yield f"is output {index}, which is not an earlier one that is made"
+                yield f"is output {index}, which is not an earlier, distinct output"
         case AliasOfIntermediate(base):
             if not 0 <= base < len(meta.bases):
                 yield f"is a view of base {base}; there are {len(meta.bases)} bases"
@@ -61,7 +61,7 @@ def check_output_alias(meta: ViewAndMutationMeta, position: int, info: OutputAli
                 yield f"is a view of output {output}, which is not returned by the graph"
         case AliasOfOutput(output):
             if not 0 <= output < len(meta.outputs) or not hasattr(meta.outputs[output], "replay"):
-                yield f"is a view of output {output}, which is no alias"
+                yield f"is a view of output {output}, which is not an alias"
         case ConstantOutput(value):
             if torch_compat.is_traced(value):
                 yield f"is a traced tensor, but constant: {type_text(value)}"

@@ -1,4 +1,4 @@
-"""The contract of a capture: flat in, flat out, one placeholder an input, and no fake tensor that escapes."""
+"""The contract of a capture: flat inputs and outputs, one placeholder per input, and no escaped fake tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotgrad.verify.common import Problems, lint, same_count
 
 
 def check_capture(capture: Capture) -> Problems:
-    """Flat in, flat out, and one placeholder an input, but for the members of synthetic bases, which come last."""
+    """Check for flat inputs and outputs, and a placeholder per input. Members of synthetic bases, which come last, have none."""
     for name in ("arguments", "before"):
         yield from same_count(name, getattr(capture, name), "inputs", capture.inputs)
     own = [spec for spec in capture.inputs if not isinstance(spec, MemberInput)]
@@ -31,7 +31,7 @@ def check_capture(capture: Capture) -> Problems:
 
 
 def check_convention(convention: CallingConvention) -> Problems:
-    """Members come last and are made of a base; every argument is an input that is no base, each once."""
+    """Check that members come last and refer to a base, and that the arguments are the inputs that are not bases."""
     count = convention.placeholder_count
     for index, spec in enumerate(convention.inputs):
         if isinstance(spec, MemberInput) != (index >= count):

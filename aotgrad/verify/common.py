@@ -1,4 +1,4 @@
-"""What several checks share: graphs against their signatures, and lists of slots."""
+"""Shared checks: graphs against their signatures, and lists of slots."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Problems = Iterator[str]
 
 
 def check_graph(module: fx.GraphModule, signature: GraphSignature) -> Problems:
-    """A well-formed graph, with one slot for each placeholder and output, each used once."""
+    """Check for a well-formed graph with one slot per placeholder and output, and no repeated input slot."""
     yield from lint(module.graph)
     yield from same_count("placeholders", placeholders_of(module), "input slots", signature.inputs)
-    yield from same_count("outputs", results_of(module), "output slots", signature.outputs)
+    yield from same_count("outputs", output_values(module), "output slots", signature.outputs)
     yield from without_repeats("input", signature.inputs)
     for node in placeholders_of(module):
         if "val" not in node.meta:
@@ -38,7 +38,7 @@ def same_count(name: str, found: Sequence[Any], of: str, expected: Sequence[Any]
 
 
 def same_slots(name: str, found: Iterable[Any], of: str, expected: Iterable[Any]) -> Problems:
-    """Equal slots; in any order, since the order is the signature's."""
+    """Check for equal slots in any order, since the signature defines the order."""
     found, expected = list(found), list(expected)
     missing = [slot for slot in expected if slot not in found]
     surplus = [slot for slot in found if slot not in expected]
@@ -64,12 +64,12 @@ def placeholder_values(module: fx.GraphModule) -> list[Any]:
     return [node.meta["val"] for node in placeholders_of(module)]
 
 
-def results_of(module: fx.GraphModule) -> Sequence[Any]:
+def output_values(module: fx.GraphModule) -> Sequence[Any]:
     (output,) = module.graph.find_nodes(op="output")
     return output.args[0]
 
 
-def value_of(result: Any) -> Any:
+def traced_value(result: Any) -> Any:
     return result.meta.get("val") if isinstance(result, fx.Node) else result
 
 

@@ -12,14 +12,14 @@ from aotgrad.ir import BackwardSegment, Compiled, GraphHalf, JointGraph, Partiti
 from aotgrad.printing import type_text
 from aotgrad.runtime.steps import Attach, Forward, MakeBase, ReturnValue
 from aotgrad.slots import Gradient, Primal, of_kind
-from aotgrad.verify.common import Problems, placeholder_values, results_of, same_slots, slot_list, value_of
+from aotgrad.verify.common import Problems, output_values, placeholder_values, same_slots, slot_list, traced_value
 
 if TYPE_CHECKING:
     from aotgrad.pipeline import Executable
 
 
 def check_compiled(compiled: Compiled) -> Problems:
-    """The forward can be called; so can what compiles backward graphs, if there is one."""
+    """Check that the forward and the compiler of backward graphs, if any, can be called."""
     if not callable(compiled.forward):
         yield f"the forward of backend {compiled.backend!r} is a {type(compiled.forward).__name__}, not callable"
     if compiled.compile_backward is not None and not callable(compiled.compile_backward):
@@ -28,11 +28,11 @@ def check_compiled(compiled: Compiled) -> Problems:
 
 
 def check_executable(executable: Executable) -> Problems:
-    """The stages fit each other, every user output is made once, and no name is used before it is bound."""
+    """Check that the stages fit each other, each user output is made once, and no name is used before it is bound."""
     yield from check_halves_against_joint(executable.joint, executable.partition)
     yield from check_sizes(executable.joint, executable.meta)
     yield from check_arity(executable.partition, executable.compiled)
-    yield from check_segments(executable.joint.segments, executable.schedule.segments)
+    yield from check_schedule_segments(executable.joint.segments, executable.schedule.segments)
     yield from check_steps(executable)
     yield from check_source(executable.source, executable.call.__globals__)
     for name, value in executable.call.__globals__.items():
@@ -53,8 +53,8 @@ def check_halves_against_joint(joint: JointGraph, partition: Partition) -> Probl
         yield from same_slots("the backward's outputs", backward.outputs, "the gradients", joint.signature.gradients)
 
 
-def check_segments(segments: Sequence[BackwardSegment], halves: Sequence[GraphHalf]) -> Problems:
-    """Each autograd node has a graph, which gets the tangents of its segment and computes its gradients."""
+def check_schedule_segments(segments: Sequence[BackwardSegment], halves: Sequence[GraphHalf]) -> Problems:
+    """Check that each segment has a graph, which takes its tangents and computes its gradients."""
     if len(segments) != len(halves):
         yield f"the backward has {len(segments)} segments and {len(halves)} graphs"
         return
@@ -67,10 +67,10 @@ def check_segments(segments: Sequence[BackwardSegment], halves: Sequence[GraphHa
 
 
 def check_sizes(joint: JointGraph, meta: ViewAndMutationMeta) -> Problems:
-    """A gradient has the size of its primal, or the one that the call left it with."""
+    """Check that each gradient has the size of its primal before or after the call."""
     primals = dict(zip(joint.signature.inputs, placeholder_values(joint.module), strict=True))
-    for gradient, node in zip(joint.signature.outputs, results_of(joint.module), strict=True):
-        value = value_of(node)
+    for gradient, node in zip(joint.signature.outputs, output_values(joint.module), strict=True):
+        value = traced_value(node)
         if not isinstance(gradient, Gradient) or not isinstance(gradient.of, Primal) or value is None:
             continue
         info = meta.inputs[gradient.of.index]
@@ -81,7 +81,7 @@ def check_sizes(joint: JointGraph, meta: ViewAndMutationMeta) -> Problems:
 
 
 def same_size(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Equal sizes; symbolic ones are not compared, since that could add a guard."""
+    """Whether two sizes are equal; symbolic sizes are not compared, since that could add a guard."""
     if len(one) != len(other):
         return False
     pairs = zip(one, other, strict=True)
@@ -89,7 +89,7 @@ def same_size(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def check_arity(partition: Partition, compiled: Compiled) -> Problems:
-    """The compiled forward returns what its graph returns, and there is a compiler for the backward if there is one."""
+    """Check that the compiled forward returns as many values as its graph, and that a backward has a compiler."""
     if (compiled.compile_backward is None) != (partition.backward is None):
         yield "one of the backward graph and its compiler is missing"
     returned, expected = getattr(compiled.forward, "expected", None), len(partition.forward.signature.outputs)
@@ -116,20 +116,20 @@ def check_steps(executable: Executable) -> Problems:
 
 
 def check_source(source: str, namespace: dict[str, Any]) -> Problems:
-    """Every name is a global of the function, or bound above the line that uses it and not deleted in between."""
+    """Check that each name is a global of the function, or bound before its use and not deleted in between."""
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)
     bound = {argument.arg for argument in function.args.args}
     local = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and is_binding(node)}
     for statement in simple_statements(function.body):
-        for name in names_in(statement, ast.Load):
+        for name in names_by_context(statement, ast.Load):
             if name not in bound and (name in local or not is_global(name, namespace)):
                 yield f"line {statement.lineno} of the source uses {name}, which is not bound there"
-        bound = (bound | names_in(statement, ast.Store)) - names_in(statement, ast.Del)
+        bound = (bound | names_by_context(statement, ast.Store)) - names_by_context(statement, ast.Del)
 
 
 def simple_statements(body: Iterable[ast.stmt]) -> Iterator[Any]:
-    """The statements in order of execution; of a `with`, what it enters and then its body."""
+    """The statements in order of execution; for a `with`, its context expressions and then its body."""
     for statement in body:
         if isinstance(statement, ast.With):
             yield from (item.context_expr for item in statement.items)
@@ -138,7 +138,7 @@ def simple_statements(body: Iterable[ast.stmt]) -> Iterator[Any]:
             yield statement
 
 
-def names_in(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
+def names_by_context(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
 
 

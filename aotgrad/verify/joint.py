@@ -25,17 +25,17 @@ from aotgrad.verify.common import (
     Problems,
     check_graph,
     is_mutable,
+    output_values,
     placeholder_values,
     placeholders_of,
-    results_of,
     slot_list,
-    value_of,
+    traced_value,
     without_repeats,
 )
 
 
 def check_joint(joint: JointGraph) -> Problems:
-    """Functional ops only; a slot for every placeholder and output; a gradient has the type of its primal."""
+    """Check for functional ops, a slot per placeholder and output, and gradients with the types of their primals."""
     signature = joint.signature
     yield from check_graph(joint.module, signature)
     yield from check_names(joint.module, signature)
@@ -46,7 +46,7 @@ def check_joint(joint: JointGraph) -> Problems:
     yield from check_functional(joint)
     yield from check_segments(joint)
     types = dict(zip(signature.inputs, placeholder_values(joint.module), strict=True))
-    for gradient, node in zip(signature.outputs, results_of(joint.module), strict=True):
+    for gradient, node in zip(signature.outputs, output_values(joint.module), strict=True):
         if isinstance(gradient, Gradient) and not is_detour(gradient, signature):
             target: Any = gradient.of
             place = joint.memory[target.index] if isinstance(target, Memory) else None
@@ -56,7 +56,7 @@ def check_joint(joint: JointGraph) -> Problems:
 
 
 def check_names(module: fx.GraphModule, signature: GraphSignature) -> Problems:
-    """Backends see `primals_1, ..., tangents_1, ...`."""
+    """Check the names of placeholders, on which backends rely: `primals_1, ..., tangents_1, ...`."""
     primals, tangents = len(signature.primals), len(signature.tangents)
     expected = [f"primals_{k + 1}" for k in range(primals)] + [f"tangents_{k + 1}" for k in range(tangents)]
     for node, slot, name in zip(placeholders_of(module), signature.inputs, expected, strict=True):
@@ -65,7 +65,7 @@ def check_names(module: fx.GraphModule, signature: GraphSignature) -> Problems:
 
 
 def check_results(signature: GraphSignature) -> Problems:
-    """Results, then gradients if there is a backward; a tangent belongs to a result or a cut."""
+    """Check that gradients, if any, follow the results, and that each tangent belongs to a result or a segment boundary."""
     expected = (*signature.forward_results, *(signature.gradients if signature.tangents else ()))
     if signature.outputs != expected:
         yield f"the outputs are {slot_list(signature.outputs)}; they must be {slot_list(expected)}"
@@ -78,9 +78,9 @@ def check_results(signature: GraphSignature) -> Problems:
 
 
 def check_segments(joint: JointGraph) -> Problems:
-    """Each tangent belongs to one segment, and gradients go to primals and to later segments.
+    """Check that each tangent belongs to one segment, and that gradients go to primals and to later segments.
 
-    A backward of one segment has one gradient a primal; some may be `None`, which are not the segment's.
+    A backward of one segment has one gradient per primal. The segment does not list gradients that are `None`.
     """
     signature, segments = joint.signature, joint.segments
     yield from same_set("tangents of segments", [t for s in segments for t in s.tangents], signature.incoming)
@@ -102,7 +102,7 @@ def check_segments(joint: JointGraph) -> Problems:
 
 
 def is_detour(gradient: Gradient, signature: GraphSignature) -> bool:
-    """Whether a gradient leaves the graph through a view that is made outside of it: a result, or a changed input."""
+    """Whether a gradient leaves the graph through a view that the plan makes: of a result, or of a changed input."""
     match gradient.of:
         case ReturnedView() | OldInput():
             return True
@@ -117,7 +117,7 @@ def same_set(what: str, found: Sequence[Any], expected: Sequence[Any]) -> Proble
 
 
 def check_functional(joint: JointGraph) -> Problems:
-    """Nothing is written, except that a graph without a backward may end in copies into its mutated inputs."""
+    """Check that no op writes. A graph without a backward may end in copies into its mutated inputs."""
     trailing = () if joint.differentiable else trailing_copies(joint.module.graph)
     for node in joint.module.graph.nodes:
         if is_mutable(node.target) and node not in trailing:
@@ -125,7 +125,7 @@ def check_functional(joint: JointGraph) -> Problems:
 
 
 def trailing_copies(graph: fx.Graph) -> list[fx.Node]:
-    """The `copy_` nodes into placeholders right before the output."""
+    """The `copy_` nodes into placeholders directly before the output."""
     copies: list[fx.Node] = []
     for node in list(reversed(graph.nodes))[1:]:
         if node.target is not torch.ops.aten.copy_.default or node.args[0].op != "placeholder" or node.users:
@@ -135,11 +135,11 @@ def trailing_copies(graph: fx.Graph) -> list[fx.Node]:
 
 
 def check_gradient(gradient: Gradient, node: Any, primal: Any) -> Problems:
-    """Equal dtype and device; the sizes are compared when it is known which inputs change theirs (`check_sizes`)."""
-    value = value_of(node)
+    """Check dtype and device; `check_sizes` compares sizes later, because it knows which inputs change theirs."""
+    value = traced_value(node)
     if value is None:
         return
     if not isinstance(primal, torch.Tensor):
-        yield f"{gradient} is {type_text(value)} ({node.name}), the primal is no tensor"
+        yield f"{gradient} is {type_text(value)} ({node.name}), the primal is not a tensor"
     elif (value.dtype, value.device) != (primal.dtype, primal.device):
         yield f"{gradient} is {type_text(value)} ({node.name}), the primal is {type_text(primal)}"

@@ -1,4 +1,4 @@
-"""The contract of a partition: each half fits its signature, and what one saves the other takes, with the same type."""
+"""The contract of a partition: each half fits its signature; the backward takes what the forward saves, with equal types."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from aotgrad.slots import FORWARD_RESULTS, Gradient, Primal, Saved, SavedSymInt,
 from aotgrad.verify.common import (
     Problems,
     check_graph,
+    output_values,
     placeholder_values,
-    results_of,
     same_slots,
-    value_of,
+    traced_value,
     without_repeats,
 )
 
 
 def check_partition(partition: Partition) -> Problems:
-    """Each half fits its signature, and what one saves the other takes, with the same type."""
+    """Check that each half fits its signature, and that the backward takes what the forward saves, with equal types."""
     yield from check_half("forward", partition.forward, inputs=Primal, outputs=(*FORWARD_RESULTS, Saved, SavedSymInt))
     given = partition.forward.signature.saved
     yield from without_repeats("saved value", given)
@@ -48,7 +48,7 @@ def check_half(name: str, half: GraphHalf, inputs: Any, outputs: Any) -> Problem
 
 
 def check_saved_types(forward: GraphHalf, backward: GraphHalf) -> Problems:
-    given = dict(zip(forward.signature.outputs, map(value_of, results_of(forward.module)), strict=True))
+    given = dict(zip(forward.signature.outputs, map(traced_value, output_values(forward.module)), strict=True))
     taken = dict(zip(backward.signature.inputs, placeholder_values(backward.module), strict=True))
     for slot in backward.signature.saved:
         if type_text(given[slot]) != type_text(taken[slot]):

@@ -74,22 +74,22 @@ def views():
 
 def assert_broken(stage: str, result: Any, message: str) -> None:
     with pytest.raises(ContractError, match=re.escape(f"{stage}: {message}")):
-        verify.check(stage, result)
+        verify.check_stage(stage, result)
 
 
 @pytest.mark.parametrize("name", ["product", "trunk", "update", "views"])
 def test_stages_that_are_right_pass(request, name):
     executable = request.getfixturevalue(name)
-    verify.check("capture", executable.capture)
-    verify.check("analysis", executable.meta)
-    verify.check("joint", executable.joint)
-    verify.check("partition", executable.partition)
-    verify.check("compiled", executable.compiled)
-    verify.check("executable", executable)
+    verify.check_stage("capture", executable.capture)
+    verify.check_stage("analysis", executable.meta)
+    verify.check_stage("joint", executable.joint)
+    verify.check_stage("partition", executable.partition)
+    verify.check_stage("compiled", executable.compiled)
+    verify.check_stage("executable", executable)
 
 
 def test_a_stage_without_a_contract_passes():
-    verify.check("unknown", object())
+    verify.check_stage("unknown", object())
 
 
 # --- capture ---------------------------------------------------------------------------------------------------------
@@ -129,13 +129,13 @@ def test_capture_outputs_are_no_fake_tensors(product):
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
-        ([IsInput(7)], "output 0 is an alias of input 7, which is no tensor input"),
-        ([AliasOfInput(-1, ViewReplay((), None, ""))], "output 0 is an alias of input -1, which is no tensor input"),
-        ([IsOutput(0)], "output 0 is output 0, which is not an earlier one that is made"),
+        ([IsInput(7)], "output 0 is an alias of input 7, which is not a tensor"),
+        ([AliasOfInput(-1, ViewReplay((), None, ""))], "output 0 is an alias of input -1, which is not a tensor"),
+        ([IsOutput(0)], "output 0 is output 0, which is not an earlier, distinct output"),
         ([AliasOfIntermediate(1, ViewReplay((), None, ""))], "output 0 is a view of base 1; there are 1 bases"),
         (
             [ConstantOutput(1), AliasOfOutput(0, ViewReplay((), None, ""))],
-            "output 1 is a view of output 0, which is no alias",
+            "output 1 is a view of output 0, which is not an alias",
         ),
         (
             [ConstantOutput(1), AliasOfIntermediateBaseIsUserOutput(0, ViewReplay((), None, ""))],
@@ -286,7 +286,7 @@ def test_an_inference_graph_may_end_in_copies_into_its_inputs(update):
     (output,) = graph.find_nodes(op="output")
     with graph.inserting_before(output):
         graph.call_function(aten.copy_.default, (node_named(joint, "primals_1"), node_named(joint, "mul")))
-    verify.check("joint", joint)
+    verify.check_stage("joint", joint)
     with graph.inserting_before(output):
         graph.call_function(aten.neg.default, (node_named(joint, "primals_1"),))
     assert_broken("joint", joint, "node copy__default (aten.copy_.default) writes to its arguments")
