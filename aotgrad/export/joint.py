@@ -105,7 +105,7 @@ def export_joint(
             "pass the random numbers as an argument"
         )
     return ExportedJoint(
-        copy_graph(joint.module, joint.signature),
+        copy_joint_module(joint.module, joint.signature),
         joint.signature,
         primal_names(bound, args, kwargs, plan, traced),
         bound,
@@ -167,10 +167,10 @@ def compile_joint(
 
 
 def copy_joint(joint: JointGraph) -> JointGraph:
-    return replace(joint, module=copy_graph(joint.module, joint.signature))
+    return replace(joint, module=copy_joint_module(joint.module, joint.signature))
 
 
-def copy_graph(module: fx.GraphModule, signature: GraphSignature) -> fx.GraphModule:
+def copy_joint_module(module: fx.GraphModule, signature: GraphSignature) -> fx.GraphModule:
     """A module with a copy of the graph."""
     return copy_half(GraphHalf(module, signature)).module
 
@@ -183,7 +183,7 @@ class Replacement:
     name: str = "changed by hand"
 
     def apply(self, graph: JointGraph) -> JointGraph:
-        return replace(graph, module=copy_graph(self.module, graph.signature))
+        return replace(graph, module=copy_joint_module(self.module, graph.signature))
 
 
 @dataclass(frozen=True)

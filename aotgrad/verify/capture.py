@@ -13,7 +13,7 @@ from aotgrad.verify.common import Problems, lint, same_count
 
 
 def check_capture(capture: Capture) -> Problems:
-    """Check for flat inputs and outputs, and a placeholder per input. Members of synthetic bases, which come last, have none."""
+    """Check for flat inputs and outputs, and placeholders for inputs. Members, which come last, have none."""
     for name in ("arguments", "before"):
         yield from same_count(name, getattr(capture, name), "inputs", capture.inputs)
     own = [spec for spec in capture.inputs if not isinstance(spec, MemberInput)]

@@ -69,7 +69,7 @@ def output_values(module: fx.GraphModule) -> Sequence[Any]:
     return output.args[0]
 
 
-def traced_value(result: Any) -> Any:
+def recorded_value(result: Any) -> Any:
     return result.meta.get("val") if isinstance(result, fx.Node) else result
 
 

@@ -12,7 +12,7 @@ from aotgrad.ir import BackwardSegment, Compiled, GraphHalf, JointGraph, Partiti
 from aotgrad.printing import type_text
 from aotgrad.runtime.steps import Attach, Forward, MakeBase, ReturnValue
 from aotgrad.slots import Gradient, Primal, of_kind
-from aotgrad.verify.common import Problems, output_values, placeholder_values, same_slots, slot_list, traced_value
+from aotgrad.verify.common import Problems, output_values, placeholder_values, same_slots, slot_list, recorded_value
 
 if TYPE_CHECKING:
     from aotgrad.pipeline import Executable
@@ -70,7 +70,7 @@ def check_sizes(joint: JointGraph, meta: ViewAndMutationMeta) -> Problems:
     """Check that each gradient has the size of its primal before or after the call."""
     primals = dict(zip(joint.signature.inputs, placeholder_values(joint.module), strict=True))
     for gradient, node in zip(joint.signature.outputs, output_values(joint.module), strict=True):
-        value = traced_value(node)
+        value = recorded_value(node)
         if not isinstance(gradient, Gradient) or not isinstance(gradient.of, Primal) or value is None:
             continue
         info = meta.inputs[gradient.of.index]

@@ -29,7 +29,7 @@ from aotgrad.verify.common import (
     placeholder_values,
     placeholders_of,
     slot_list,
-    traced_value,
+    recorded_value,
     without_repeats,
 )
 
@@ -136,7 +136,7 @@ def trailing_copies(graph: fx.Graph) -> list[fx.Node]:
 
 def check_gradient(gradient: Gradient, node: Any, primal: Any) -> Problems:
     """Check dtype and device; `check_sizes` compares sizes later, because it knows which inputs change theirs."""
-    value = traced_value(node)
+    value = recorded_value(node)
     if value is None:
         return
     if not isinstance(primal, torch.Tensor):

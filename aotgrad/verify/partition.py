@@ -13,7 +13,7 @@ from aotgrad.verify.common import (
     output_values,
     placeholder_values,
     same_slots,
-    traced_value,
+    recorded_value,
     without_repeats,
 )
 
@@ -48,7 +48,7 @@ def check_half(name: str, half: GraphHalf, inputs: Any, outputs: Any) -> Problem
 
 
 def check_saved_types(forward: GraphHalf, backward: GraphHalf) -> Problems:
-    given = dict(zip(forward.signature.outputs, map(traced_value, output_values(forward.module)), strict=True))
+    given = dict(zip(forward.signature.outputs, map(recorded_value, output_values(forward.module)), strict=True))
     taken = dict(zip(backward.signature.inputs, placeholder_values(backward.module), strict=True))
     for slot in backward.signature.saved:
         if type_text(given[slot]) != type_text(taken[slot]):
