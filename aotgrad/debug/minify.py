@@ -23,20 +23,10 @@ from torch import nn
 
 from aotgrad.backends.base import AnyBackend, Backend, WrappedBackend
 from aotgrad.backends.registry import as_backend
+from aotgrad.debug import programs
 from aotgrad.debug.check import BackendFailure, failure_of
 from aotgrad.debug.isolation import failure_apart
-from aotgrad.debug.programs import (
-    ConcreteProgram,
-    copy_graph_module,
-    copy_value,
-    part_of,
-    sizes_of,
-    units_of,
-    values_of,
-    with_inputs,
-    with_results,
-    with_size,
-)
+from aotgrad.debug.programs import ConcreteProgram
 from aotgrad.debug.reduction import minimal_subset
 from aotgrad.debug.script import needs_data, script_text
 from aotgrad.errors import NothingToMinify
@@ -194,7 +184,7 @@ class GraphRecorder(WrappedBackend):
 
     def recorded(self, role: str, half: GraphHalf) -> BoxedCallable:
         def run(args: list) -> Any:
-            program = ConcreteProgram(copy_graph_module(half.module), tuple(map(copy_value, args)))
+            program = ConcreteProgram(programs.copy_graph_module(half.module), tuple(map(programs.copy_value, args)))
             args.clear()
             self.runs.append((role, program))
             return program()
@@ -221,7 +211,7 @@ def graphs_of(
 
 def copy_leaf(tensor: torch.Tensor) -> torch.Tensor:
     """A leaf with the same values in new memory."""
-    return copy_value(tensor.detach()).requires_grad_(tensor.requires_grad)
+    return programs.copy_value(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def is_differentiable(value: Any) -> bool:
@@ -233,22 +223,24 @@ def is_differentiable(value: Any) -> bool:
 
 def smaller_program(program: ConcreteProgram, fails: FailureTest, largest: int | None = None) -> ConcreteProgram:
     """A program that still fails, with few ops, results and elements."""
-    values, units = values_of(program), units_of(program)
+    values, units = programs.values_of(program), programs.units_of(program)
 
     def of_units(kept: Sequence[tuple[fx.Node, ...]]) -> ConcreteProgram | None:
-        return part_of(program, values, [node for unit in kept for node in unit])
+        return programs.part_of(program, values, [node for unit in kept for node in unit])
 
     if fails(of_units(units)):
         program = of_units(minimal_subset(units, lambda kept: fails(of_units(kept)), largest)) or program
     log.info("%d ops are needed", len(program.ops))
     whole = program
-    positions = minimal_subset(range(len(program.returned)), lambda kept: bool(kept) and fails(with_results(whole, kept)))
-    return with_smaller_sizes(with_results(program, positions), fails)
+    positions = minimal_subset(
+        range(len(program.returned)), lambda kept: bool(kept) and fails(programs.with_results(whole, kept))
+    )
+    return with_smaller_sizes(programs.with_results(program, positions), fails)
 
 
 def with_smaller_sizes(program: ConcreteProgram, fails: FailureTest) -> ConcreteProgram:
     """The program with each size reduced as far as it still fails."""
-    for size in sizes_of(program):
+    for size in programs.sizes_of(program):
         for candidate in dict.fromkeys((1, 2, 3, 4, 8, size // 4, size // 2)):
             tried = try_size(program, size, candidate) if 0 < candidate < size else None
             if tried is not None and fails(tried):
@@ -260,7 +252,7 @@ def with_smaller_sizes(program: ConcreteProgram, fails: FailureTest) -> Concrete
 def try_size(program: ConcreteProgram, size: int, smaller: int) -> ConcreteProgram | None:
     """The program of `with_size`; `None` if a size does not fit."""
     try:
-        return with_size(program, size, smaller)
+        return programs.with_size(program, size, smaller)
     except (RuntimeError, IndexError):
         return None
 
@@ -275,7 +267,7 @@ def simple_inputs(program: ConcreteProgram, fails: FailureTest) -> tuple[Concret
 def with_random_inputs(program: ConcreteProgram, exact: Sequence[int]) -> ConcreteProgram:
     """The program with random inputs, except for the `exact` ones; drawn as in the script."""
     torch.manual_seed(0)
-    return with_inputs(program, lambda k, value: value if k in exact else random_like(value))
+    return programs.with_inputs(program, lambda k, value: value if k in exact else random_like(value))
 
 
 def random_like(value: Any) -> Any:
@@ -328,7 +320,7 @@ def minifier(
 
     def fails(program: ConcreteProgram | None) -> bool:
         try:
-            failed = program is not None and module_fails(copy_graph_module(program.module), list(program.inputs))
+            failed = program is not None and module_fails(programs.copy_graph_module(program.module), list(program.inputs))
         except Exception:
             return False
         if failed and program is not None:

@@ -12,7 +12,7 @@ from aotgrad.ir import BackwardSegment, Compiled, GraphHalf, JointGraph, Partiti
 from aotgrad.printing import type_text
 from aotgrad.runtime.steps import Attach, Forward, MakeBase, ReturnValue
 from aotgrad.slots import Gradient, Primal, of_kind
-from aotgrad.verify.common import Problems, output_values, placeholder_values, same_slots, slot_list, recorded_value
+from aotgrad.verify.common import Problems, output_values, placeholder_values, recorded_value, same_slots, slot_list
 
 if TYPE_CHECKING:
     from aotgrad.pipeline import Executable

@@ -28,8 +28,8 @@ from aotgrad.verify.common import (
     output_values,
     placeholder_values,
     placeholders_of,
-    slot_list,
     recorded_value,
+    slot_list,
     without_repeats,
 )
 

@@ -12,8 +12,8 @@ from aotgrad.verify.common import (
     check_graph,
     output_values,
     placeholder_values,
-    same_slots,
     recorded_value,
+    same_slots,
     without_repeats,
 )
 
