@@ -24,6 +24,7 @@ from aotgrad import passes, torch_compat
 from aotgrad.backends.base import Backend
 from aotgrad.cache.graphs import digest_of, text_of
 from aotgrad.cache.serialize import BUILT_IN_NAMESPACES, HIGHER_ORDER, Encoder, NotSerializable
+from aotgrad.cache.store import IS_SUPPORTED
 from aotgrad.capture.fake import make_input_specs
 from aotgrad.convention import Dedupe
 from aotgrad.ir import InputHint, TensorInput
@@ -95,6 +96,8 @@ def compilation_key(backend: Backend, partition_fn: Callable, options: Options) 
     Raises:
         NotCacheable
     """
+    if not IS_SUPPORTED:
+        raise NotCacheable("this system does not tell who owns a folder")
     build = repr(torch_compat.torch_build())
     return code_version(), build, repr(settings()), options_key(options), backend_key(backend, partition_fn)
 

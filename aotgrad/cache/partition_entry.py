@@ -20,7 +20,7 @@ from aotgrad.cache.graphs import Attributes, Origins, StoredHalf, attribute_of, 
 from aotgrad.cache.io import assume, count_bypass, plan_store, read_entry, storing_backend, write_entry
 from aotgrad.cache.key import NotCacheable, compilation_key
 from aotgrad.cache.serialize import DamagedEntry, Encoder, NotSerializable
-from aotgrad.cache.store import IS_SUPPORTED, Store, count_failure
+from aotgrad.cache.store import Store, count_failure
 from aotgrad.ir import Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Compiler, compile_forward, lower, partition_graph
@@ -80,8 +80,6 @@ class PartitionLookup:
     @classmethod
     def of(cls, joint: JointGraph, compiler: Compiler) -> PartitionLookup:
         """Raises NotCacheable, NotSerializable."""
-        if not IS_SUPPORTED:
-            raise NotCacheable("this system does not tell who owns a folder")
         graph, held = joint.module.graph, referenced_tensors(joint.module)
         origins = tuple(dict.fromkeys(node.meta.get("stack_trace") for node in graph.nodes))
         mode = fake_mode_of(graph)

@@ -1,4 +1,4 @@
-"""A cache of its own for each test, and what happened in it."""
+"""A separate cache for each test, and counters of its events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aotgrad.cache import store
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch) -> Path:
-    """Where compiled functions are kept."""
+    """The folder of the compiled functions."""
     monkeypatch.setenv("AOTGRAD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("AOTGRAD_VERIFY", "0")  # looking at the stages needs stages
     monkeypatch.setattr(store, "_warned", set())
@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def counted() -> Callable[[], dict[str, int]]:
-    """What was counted since the last call."""
+    """The counters since the last call."""
     names = ("cache_hits", "cache_misses", "cache_bypasses", "cache_failures", "compilations")
     before = Counter(aotgrad.counters)
 
@@ -39,6 +39,6 @@ def counted() -> Callable[[], dict[str, int]]:
 
 
 def compiled(function: Callable, backend: str = "aotgrad_eager", **options: Any) -> Callable:
-    """As a new process compiles it: Dynamo has forgotten what it knew."""
+    """A function compiled after a reset of Dynamo, as in a new process."""
     torch._dynamo.reset()
     return torch.compile(function, backend=backend, options=options)

@@ -1,4 +1,4 @@
-"""Small programs that are compiled twice, and what they compute: in this process, or in one of their own.
+"""Small programs that are compiled twice, in this process or in separate ones, and their results.
 
 python -m tests.cache.programs mlp aotgrad_eager FILE        runs a program and saves what it computed and counted
 """
@@ -27,7 +27,7 @@ def mlp() -> tuple[Callable, Sequence[Any]]:
 
 
 def writes() -> tuple[Callable, Sequence[Any]]:
-    """An input is changed, a view of it and a view of an intermediate are returned."""
+    """Changes an input, returns a view of it and a view of an intermediate."""
 
     def function(x, w):
         x.mul_(2)
@@ -60,11 +60,11 @@ PROGRAMS = {function.__name__: function for function in (mlp, writes, overlappin
 COMPILERS: dict[str, Callable[[Callable], Callable]] = {
     "aot_function": functools.partial(aotgrad.aot_function, fw_compiler=aotgrad.nop, options={"cache": True})
 }
-"""What compiles a program, if it is not a backend of `torch.compile`."""
+"""The compilers that are not backends of `torch.compile`."""
 
 
 def outcome(name: str, compiler: Callable[[Callable], Callable]) -> list[torch.Tensor]:
-    """Everything that a program computes, gradients included."""
+    """The results of a program, with its inputs and gradients."""
     torch.manual_seed(0)
     function, tensors = PROGRAMS[name]()
     inputs = [tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)]
@@ -77,12 +77,12 @@ def outcome(name: str, compiler: Callable[[Callable], Callable]) -> list[torch.T
 
 
 def run_in_another_process(name: str, backend: str, folder: Path) -> tuple[list[torch.Tensor], dict[str, int]]:
-    """What a program computed there, and `aotgrad.counters`."""
+    """The results of a program in another process, and its `aotgrad.counters`."""
     return run_in_processes(name, backend, [folder / "outcome.pt"])[0]
 
 
 def run_in_processes(name: str, backend: str, paths: Sequence[Path]) -> list[tuple[list[torch.Tensor], dict[str, int]]]:
-    """The same in several processes at once."""
+    """The results of a program in several processes at once."""
     commands = [[sys.executable, "-m", "tests.cache.programs", name, backend, str(path)] for path in paths]
     processes = [subprocess.Popen(command, cwd=REPOSITORY) for command in commands]
     assert [process.wait(timeout=600) for process in processes] == [0] * len(paths)

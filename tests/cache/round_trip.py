@@ -1,7 +1,7 @@
-"""Everything that is compiled goes through its form on disk: `AOTGRAD_TEST_CACHE=1 pytest tests/numerics`.
+"""Every compiled function goes through its form on disk: `AOTGRAD_TEST_CACHE=1 pytest tests/numerics`.
 
-A function runs as it would in a second process: its plan and its graphs are written, read again, and the backend compiles
-what was read. What has no such form runs as it was compiled; `totals` says how many were which.
+A function runs as in a second process: its plan and graphs are encoded and decoded, and the backend compiles the decoded
+graphs. A function without such a form runs as compiled. `totals` counts both kinds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ compile_as_ever = pipeline.compile
 
 
 def compile_and_restore(source: Source, compiler: Compiler) -> Stages:
-    """What `pipeline.compile` returns, with the function that was read again in place of its own."""
+    """The result of `pipeline.compile`, with the decoded function in place of the compiled one."""
     if source.known is not None or compiler.lower is not pipeline.lower or looks_at_graphs(compiler):
         return compile_as_ever(source, compiler)
     search = PlanLookup("key", Store(Path("/nowhere")), compiler, source.args, (), find_fake_mode(source.args), 0)
@@ -57,12 +57,12 @@ def compile_and_restore(source: Source, compiler: Compiler) -> Stages:
 
 
 def is_never_stored(made: Executable) -> bool:
-    """Whether a plan has constants, which Dynamo makes inputs, or holds for some values only, which Dynamo reads itself."""
+    """Whether a plan has constants (inputs under Dynamo) or guards on values (which Dynamo reads itself)."""
     return bool(made.capture.trace.constants()) or made.value_guard is not None
 
 
 def looks_at_graphs(compiler: Compiler) -> bool:
-    """Whether a test sees the graphs that are compiled: it would see each twice."""
+    """Whether a test records the compiled graphs; it would record each twice."""
     function = getattr(compiler.backend, "fw_compiler", backends)
     module = getattr(function, "__module__", backends.__name__)
     is_seen = not module.startswith("aotgrad.backends") or module.endswith(".interpreter")
@@ -71,7 +71,7 @@ def looks_at_graphs(compiler: Compiler) -> bool:
 
 @contextmanager
 def through_the_cache() -> Iterator[None]:
-    """Every plan that is made inside goes through its form on disk."""
+    """A context in which every plan goes through its form on disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "compile", compile_and_restore)
         yield

@@ -1,4 +1,4 @@
-"""What is kept of functions that are traced in every process: their halves, found by the joint graph."""
+"""Functions that are traced in every process: the cache stores their halves under the key of the joint graph."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def values(function, compiler=aotgrad.nop, **options):
 
 
 def check(function, compiler=aotgrad.nop, **options):
-    """It computes what eager does."""
+    """Compare the compiled function with eager."""
     x = torch.linspace(-1, 1, 8, requires_grad=True)
     expected = function(x)
     expected.sum().backward()
@@ -76,7 +76,7 @@ def test_a_tensor_that_it_closes_over_is_the_one_of_this_process(counted):
 
 
 def test_a_backward_that_python_computes(counted):
-    """It is in the joint graph, and nowhere in the forward."""
+    """It is in the joint graph only, not in the forward."""
 
     def with_backward(factor):
         class Scaled(torch.autograd.Function):
@@ -131,7 +131,7 @@ def test_a_damaged_file(folder, counted):
 
 
 def test_a_compiler_that_changes_the_graph(counted):
-    """It gets the graph as the partition made it, each time."""
+    """Every call gets the graph of the partition, unchanged."""
 
     def compiler(graph, _):
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
@@ -193,11 +193,11 @@ def test_a_module_and_its_gradients_of_gradients(counted):
     assert counted()["cache_hits"] >= 1
 
 
-# --- Operators of the user's own -------------------------------------------------------------------------------------
+# --- Custom operators ------------------------------------------------------------------------------------------------
 
 
 def operator(name, factor=2.0, changes=()):
-    """`aotgrad_tests::name`, made anew: a product, or one in place."""
+    """`aotgrad_tests::name`, redefined: a product, or one in place."""
     kind = "(Tensor(a!) x) -> ()" if changes else "(Tensor x) -> Tensor"
 
     def change(x):
@@ -220,7 +220,7 @@ def compile_with_dynamo(function, backend="aotgrad_eager"):
 
 
 def test_an_operator_of_the_users_own(counted):
-    """Its derivative is in the joint graph; what it computes, it computes when it is called."""
+    """Its derivative is in the joint graph; the operator itself runs when it is called."""
     x = torch.linspace(-1, 1, 8)
     for factor, expected in ((2.0, MISS), (2.0, HIT), (3.0, MISS)):
         twice = operator("factor", factor)
@@ -245,7 +245,7 @@ def test_an_operator_that_changes_its_argument(counted):
 
 
 def test_an_operator_with_another_signature(counted):
-    """Another type of result, and the tags that it has."""
+    """Operators that differ in their tags."""
     for tags, expected in (((), MISS), ((torch.Tag.needs_fixed_stride_order,), MISS), ((), HIT)):
         with torch.library._scoped_library("aotgrad_scoped", "FRAGMENT") as library:
             library.define("same(Tensor x) -> Tensor", tags=tags)
@@ -254,7 +254,7 @@ def test_an_operator_with_another_signature(counted):
         assert counted() == expected
 
 
-# --- Graph modules, whose graph says what they do --------------------------------------------------------------------
+# --- Graph modules: the graph is the key -----------------------------------------------------------------------------
 
 
 def network(x, w):
@@ -293,7 +293,7 @@ def test_a_function_from_the_cache_keeps_no_example(counted):
 
 
 def test_a_graph_module_that_takes_its_arguments_apart(counted):
-    """What its code does besides the nodes is no part of the graph."""
+    """Its code does more than the nodes of the graph."""
     module = fx.symbolic_trace(network)
     spec = pytree.tree_flatten(([0, 0], {}))[1]
     torch_compat.returns_pytree(module.graph, ("x", "w"), spec, pytree.tree_flatten((0, 0))[1])

@@ -1,4 +1,4 @@
-"""Whatever has become of the files: the function is compiled, and computes what it should."""
+"""Damaged files: the function is recompiled and computes the right results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def whole(path: Path, content: bytes) -> None:
 
 
 def changed_data(change):
-    """A file whose checksum is right, and whose content was changed before."""
+    """A file with changed content and the right checksum for it."""
 
     def damage(path: Path, content: bytes) -> None:
         data = json.loads(content[len(MAGIC) + 32 :])
@@ -32,7 +32,7 @@ def changed_data(change):
 
 
 def raw(change):
-    """A file that was changed, its checksum as it was."""
+    """A file with changed content and its old checksum."""
     return lambda path, content: path.write_bytes(change(content))
 
 
@@ -70,7 +70,7 @@ DAMAGES = {
     "a number": lambda path, content: whole(path, b'{"entry": 3, "storages": []}'),
     "an unknown type": changed_data(unknown_type),
     "a missing field": changed_data(missing_field),
-    "an operator of somebody's": changed_data(foreign_operator),
+    "a foreign operator": changed_data(foreign_operator),
     "no nodes": changed_data(no_graph),
     "no storages": changed_data(no_storages),
 }

@@ -1,4 +1,4 @@
-"""What a stored function depends on: a change of any of it misses, and what it does not depend on hits."""
+"""The key of a stored function: a change of a dependency misses, any other change hits."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_backend_without_a_key(counted):
 
 
 def test_a_backend_with_a_key_and_decompositions(counted):
-    """A decomposition of torch's own is a part of the key; one of the user's may change without a sign."""
+    """A decomposition of torch's own is part of the key; a user's may change unnoticed."""
     own = torch_compat.decompositions_of([torch.ops.aten.silu.default])
     for table, expected in (({}, MISS), (own, MISS), ({torch.ops.aten.sin.default: lambda x: x.cos()}, BYPASS)):
         registry.register_backend(base.FunctionBackend("known", eager.compile_eager, decomposition_table=table, key="1"))
@@ -214,7 +214,7 @@ def test_a_backend_with_a_key_and_decompositions(counted):
 
 
 def test_a_hook_that_the_function_registers():
-    """It is in the graph, and so in the key, or it is registered behind it; in neither case another one runs."""
+    """The hook is in the graph, and so in the key, or is registered after the graph; the right hook runs in both cases."""
 
     def gradient(program):
         x, y = inputs()
@@ -250,7 +250,7 @@ def test_a_subclass_of_tensor(counted):
 
 
 def test_a_mask_that_is_drawn_again(counted):
-    """Its op is one of higher order, which only the partition adds to the graph."""
+    """Its op is a higher-order operator that only the partition adds to the graph."""
 
     def network(x):
         return torch.nn.functional.dropout(x.sin(), 0.5).cos().exp()
@@ -338,7 +338,7 @@ def test_symbolic_sizes(counted):
 
 
 def test_a_condition_on_a_size_is_assumed_again(counted):
-    """Whoever compiles a graph may find that it holds for some sizes only; who reads it has to know, too."""
+    """A compiler may restrict a graph to some sizes; the reading process guards them, too."""
 
     def compile_for_small_sizes(graph, example_inputs):
         for value in example_inputs:

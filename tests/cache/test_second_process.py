@@ -1,4 +1,4 @@
-"""What one process compiled, another one only reads: the same numbers, and no stage runs."""
+"""A second process reads what the first compiled: equal results, and no stage runs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_gradients_of_gradients_are_traced_when_they_are_asked_for(counted):
 
 
 def test_gradients_of_gradients_with_a_symbolic_number(counted):
-    """The second trace is told which number an argument is, as the first one was."""
+    """The retrace knows the symbolic number of an argument, like the first trace."""
 
     def second_order(transform):
         torch.manual_seed(0)
@@ -95,7 +95,7 @@ def test_gradients_of_gradients_with_a_symbolic_number(counted):
 
 
 def test_gradients_of_gradients_while_another_kernel_of_attention_is_on(counted):
-    """The trace has the kernels that were on when the function was compiled."""
+    """The retrace uses the kernels that were on when the function was compiled."""
 
     def second_order(function):
         torch.manual_seed(0)
@@ -152,7 +152,7 @@ def test_a_backward_under_autocast_and_one_that_is_batched(counted):
 
 
 def test_anomaly_mode_names_the_line_as_it_is_now(tmp_path):
-    """The same function, moved down: its graph is found, and the message names the new line."""
+    """The same function on another line: its graph is found, and the message names the new line."""
     source = "import torch\n{}\ndef function(x):\n    y = x * 2\n    return (y.sqrt() * 0).sum()\n"
     for empty_lines in (0, 5):
         path = tmp_path / "moved.py"
@@ -195,7 +195,7 @@ def test_overlaps_that_the_entry_was_not_made_for(counted):
 
 
 def rows(x, w):
-    """Views, a changed input, sizes as results, and numbers made of sizes."""
+    """Views, a changed input, sizes as results, and arithmetic on sizes."""
     x.mul_(2)
     hidden = (x @ w).tanh() * x.shape[0]
     return hidden.view(-1)[1:], hidden.t(), hidden.sum(0) / x.shape[1], x.shape[0] + 1, x[:, None].expand(-1, 3, -1)

@@ -1,4 +1,4 @@
-"""Files that nobody else can read or write, checked, few enough, and never half of one."""
+"""Private files with checksums and a size limit, which are never partly written."""
 
 from __future__ import annotations
 

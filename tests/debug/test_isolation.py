@@ -1,4 +1,4 @@
-"""A backend that hangs or kills the process is reduced, too: each graph is tried in a process of its own."""
+"""Backends that hang or crash can be minified, too: each graph runs in a separate process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def leave():
 
 
 def compiler_that(dies, on=torch.ops.aten.cos.default, at_run_time=False):
-    """A compiler that dies of an op: when it compiles it, or when it runs it."""
+    """A compiler that crashes on an op, while compiling or running it."""
 
     def compiler(graph, example_inputs):
         is_there = any(node.target is on for node in graph.graph.nodes)

@@ -1,4 +1,4 @@
-"""A failing backend is reduced to a script that fails as it does."""
+"""A failing backend is reduced to a script with the same failure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def no_tanh_backward(graph, example_inputs):
 
 
 def exp_is_off(graph, example_inputs):
-    """A compiler that is wrong by a factor."""
+    """A compiler with results wrong by a factor."""
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default):
         node.target = torch.ops.aten.exp2.default
     graph.recompile()
@@ -155,7 +155,7 @@ def test_symbolic_sizes_that_are_right():
 
 
 def test_an_op_that_is_wrong_about_a_computed_size():
-    """What the op gets as a size is an input of the small graph, a plain number."""
+    """The size argument of the op becomes an input of the small graph, a plain number."""
 
     def too_many(graph, example_inputs):
         for node in graph.graph.find_nodes(op="call_function", target=aten.expand.default):
@@ -194,7 +194,7 @@ def test_the_script_shows_the_backends_own_error(tmp_path):
 
 
 def test_a_compiler_of_a_script_is_copied(tmp_path):
-    """What was defined in the program that ran cannot be imported."""
+    """A compiler defined in `__main__` cannot be imported."""
     program = """
     import torch, aotgrad
 

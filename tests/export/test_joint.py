@@ -1,4 +1,4 @@
-"""Joint graphs: exported, changed, compiled again; and the simple form beside torch's own."""
+"""Joint graphs: exported, changed and recompiled; the simple form is compared with torch's own."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_joint_graph_that_was_not_changed():
 
 
 def clipped(joint):
-    """Gradients of parameters are clipped inside of the graph."""
+    """Gradients of parameters are clipped inside the graph."""
     graph = joint.module.graph
     (output,) = graph.find_nodes(op="output")
     results = list(output.args[0])

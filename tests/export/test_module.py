@@ -1,4 +1,4 @@
-"""`aot_export_module`: one graph and its signature, beside torch's own."""
+"""`aot_export_module`: one graph and its signature, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def positions(graph, names):
 
 @EVERY
 def test_the_graph_and_its_signature_are_the_module(name):
-    """Outputs, gradients, and what the module changes, all found by the signature."""
+    """The signature locates outputs, gradients and changed inputs."""
     module, args, kwargs = made(name)
     graph, signature = exported(aotgrad.aot_export_module, module, args, kwargs, True)
     found = values(graph, flat_inputs(module, args, kwargs))
@@ -297,7 +297,7 @@ def test_symbolic_sizes():
 
 
 class Checked(nn.Module):
-    """Reads numbers, and checks what nothing else depends on."""
+    """Reads numbers, and checks a condition on which no result depends."""
 
     def forward(self, x, y):
         count = x.max().item()
@@ -334,7 +334,7 @@ def test_checks_of_a_module_for_one_set_of_inputs():
 
 
 def test_random_numbers_that_nobody_reads_are_drawn():
-    """So that those after them are eager's."""
+    """Later random numbers are then eager's."""
 
     class Noisy(nn.Module):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""What a function tells of what was compiled for it."""
+"""`debug_state()` of a compiled function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aotgrad.explain(fn, dynamo=True)`: each of Dynamo's graphs, and what broke them."""
+"""`aotgrad.explain(fn, dynamo=True)`: each of Dynamo's graphs, and the graph breaks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
 
 
 class Talking(nn.Module):
-    """Prints in the middle, so that Dynamo makes two graphs of it."""
+    """Prints in the middle, so Dynamo makes two graphs."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ def test_a_function_without_a_break():
 
 
 def test_a_graph_that_runs_twice_is_explained_once():
-    """Dynamo leaves a loop with a break in it to Python; the helper is one graph however often it is called."""
+    """Dynamo leaves a loop with a graph break to Python; the helper is one graph for all its calls."""
 
     def function(x):
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""`aotgrad.explain`: what it says is what was compiled."""
+"""`aotgrad.explain` describes what was compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted."""
+"""The counters."""
 
 from __future__ import annotations
 

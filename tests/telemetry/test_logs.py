@@ -1,4 +1,4 @@
-"""What is printed, and where torch's own tools find it."""
+"""Printed artifacts, and the logs for torch's own tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each contract check, against a stage that was broken on purpose."""
+"""Each contract check, with a stage that violates it."""
 
 from __future__ import annotations
 
