@@ -26,7 +26,7 @@ from torch import nn
 from aotgrad import native, pipeline, torch_compat
 from aotgrad.backends import registry
 from aotgrad.backends.base import AnyBackend, Backend, FunctionBackend, GraphCompiler
-from aotgrad.cache import Missing, Restored, StoredSmallGraph, look_up, lower_through_cache
+from aotgrad.cache import Missing, RestoredFunction, StoredSmallGraph, look_up, lower_through_cache
 from aotgrad.convention import Dedupe
 from aotgrad.errors import BackendError, CaptureError, NotPicklable
 from aotgrad.guards.memory import MemoryGuard
@@ -299,7 +299,7 @@ def compile_module(
     return FlatCallable(executable, dedupe, tuple(tensors), memory, facts, lifted, others, Dispatch(others))
 
 
-def written_with_gradients(executable: Executable | Restored) -> Iterator[int]:
+def written_with_gradients(executable: Executable | RestoredFunction) -> Iterator[int]:
     """The inputs that require grad, and that the function writes, or whose memory others share that it writes."""
     for k, (spec, info) in enumerate(executable.arguments):
         is_written = isinstance(spec, MemberInput) or (info is not None and info.version_bumps > 0)
@@ -307,7 +307,7 @@ def written_with_gradients(executable: Executable | Restored) -> Iterator[int]:
             yield k
 
 
-def is_symbolic(executable: Executable | Restored) -> bool:
+def is_symbolic(executable: Executable | RestoredFunction) -> bool:
     """Whether a function was traced with symbolic sizes or numbers."""
     specs = (spec for spec, _ in executable.arguments)
     return any(isinstance(spec, SymInput) or torch_compat.has_symbolic_shape(spec.fake) for spec in specs)
@@ -358,7 +358,7 @@ class FlatCallable(OfModule):
     finds its plan among `others`.
     """
 
-    executable: Executable | Restored
+    executable: Executable | RestoredFunction
     dedupe: Dedupe
     tensors: tuple[torch.Tensor, ...]
     memory: MemoryGuard | None

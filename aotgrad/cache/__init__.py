@@ -10,6 +10,6 @@ from __future__ import annotations
 from aotgrad.cache.io import plan_store
 from aotgrad.cache.lookup import Missing, StoredSmallGraph, look_up
 from aotgrad.cache.partition_entry import lower_through_cache
-from aotgrad.cache.restore import Restored
+from aotgrad.cache.restore import RestoredFunction
 
-__all__ = ["Missing", "Restored", "StoredSmallGraph", "look_up", "lower_through_cache", "plan_store"]
+__all__ = ["Missing", "RestoredFunction", "StoredSmallGraph", "look_up", "lower_through_cache", "plan_store"]

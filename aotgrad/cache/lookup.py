@@ -1,6 +1,6 @@
 """Looks up a function of Dynamo's in the cache on disk, and stores what this process compiles.
 
-In: Dynamo's graph, the flat function that runs it, its inputs. Out: `Restored`, or `Missing` with a compiler. Where the
+In: Dynamo's graph, the flat function that runs it, its inputs. Out: `RestoredFunction`, or `Missing` with a compiler. Where the
 cache fails, the function is compiled. `counters` and the logger `aotgrad.cache` tell what happened:
 
     cache_hits, cache_misses        functions that were found, or were not
@@ -22,7 +22,7 @@ from aotgrad.cache.graphs import Origins, encode_half
 from aotgrad.cache.io import assume, count_bypass, plan_store, read_entry, storing_backend, write_entry
 from aotgrad.cache.key import NotCacheable, plan_key, stack_traces
 from aotgrad.cache.partition_entry import lower_through_cache
-from aotgrad.cache.restore import Restored, joint_digest, restore
+from aotgrad.cache.restore import RestoredFunction, joint_digest, restore
 from aotgrad.cache.serialize import LIKE_NUMBERS, DamagedEntry, NotSerializable
 from aotgrad.cache.store import Store, count_failure
 from aotgrad.capture.fake import find_fake_mode
@@ -42,7 +42,7 @@ log = logging.getLogger("aotgrad.cache")
 
 def look_up(
     module: fx.GraphModule, dedupe: Dedupe, source: Source, compiler: Compiler
-) -> Restored | StoredSmallGraph | Missing:
+) -> RestoredFunction | StoredSmallGraph | Missing:
     """What another process compiled of a function, or how this one compiles it.
 
     Args:
@@ -55,7 +55,7 @@ def look_up(
         return Missing(compiler)
     try:
         search = PlanLookup.of(module, dedupe, source, compiler)
-        found = search.restored(source.function)
+        found = search.find(source.function)
     except NotCacheable as reason:
         log.info("a function is traced in every process: %s", reason)
         return Missing(replace(compiler, lower=lower_through_cache))
@@ -102,7 +102,7 @@ class PlanLookup:
         compiler = replace(compiler, backend=storing_backend(compiler.backend, store))
         return cls(key, store, compiler, source.args, tuple(stack_traces(module)), mode, guards_of_mode(mode))
 
-    def restored(self, function: FlatFunction) -> Restored | StoredSmallGraph | None:
+    def find(self, function: FlatFunction) -> RestoredFunction | StoredSmallGraph | None:
         """The function as another process compiled it, if a usable entry exists."""
         content = self.store.read(self.key)
         if content is None:

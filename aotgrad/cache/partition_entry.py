@@ -46,7 +46,7 @@ def lower_through_cache(
     except (NotCacheable, NotSerializable) as reason:
         count_bypass(reason)
         return lower(joint, compiler, observe, known)
-    found, names = search.found(), GraphNames()
+    found, names = search.find(), GraphNames()
     if found is not None:
         counters["cache_hits"] += 1
         return compile_forward(found, joint, search.compiler, observe, names, known_to_backend=True)
@@ -88,7 +88,7 @@ class PartitionLookup:
         compiler = replace(compiler, backend=storing_backend(compiler.backend, store))
         return cls(key, store, compiler, origins, held, mode, guards_of_mode(mode))
 
-    def found(self) -> Partition | None:
+    def find(self) -> Partition | None:
         """The partition that another process made, if a usable entry exists."""
         content = self.store.read(self.key)
         if content is None:

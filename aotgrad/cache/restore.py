@@ -1,6 +1,6 @@
 """An entry of the cache -> a compiled function, without tracing, partitioning or lowering.
 
-In: a `StoredPlan` and the function that another process compiled. Out: `Restored`, an executable without its stages.
+In: a `StoredPlan` and the function that another process compiled. Out: `RestoredFunction`, an executable without its stages.
 Gradients of gradients need the stages; the function is then retraced, once.
 """
 
@@ -34,7 +34,7 @@ from aotgrad.transforms.vmap import CompiledBatches
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoredFunction:
     """A compiled function from the cache. Call it with a list of arguments, which it clears."""
 
     stored: StoredPlan
@@ -61,7 +61,7 @@ class Restored:
 
 def restore(
     stored: StoredPlan, function: FlatFunction, compiler: Compiler, mode: FakeTensorMode, origins: Origins
-) -> Restored:
+) -> RestoredFunction:
     """The compiled function of an entry.
 
     Args:
@@ -78,10 +78,10 @@ def restore(
         compiled = names.of_backward(compiler.backend.recompile(forward, stored.static_inputs, bool(halves)))
     if compiler.options.on_error == "eager":
         compiled = with_eager_backwards(compiled)
-    again = Retrace(stored, function, compiler, mode, TraceState.now())
+    retrace = Retrace(stored, function, compiler, mode, TraceState.now())
     batches = CompiledBatches.of(compiler, "batched backward of a stored function")
-    backwards = make_backwards(schedule, compiled, stored.segments, LazyHigherOrder(again, batches))
-    return Restored(stored, backwards, build(schedule, stored.source, compiled, backwards))
+    backwards = make_backwards(schedule, compiled, stored.segments, LazyHigherOrder(retrace, batches))
+    return RestoredFunction(stored, backwards, build(schedule, stored.source, compiled, backwards))
 
 
 GLOBAL_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (

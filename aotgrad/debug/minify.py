@@ -178,11 +178,11 @@ class GraphRecorder(WrappedBackend):
 
     def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
         if partition.backward is None:
-            return Compiled(self.name, self.recorded("inference", partition.forward), None)
-        forward = self.recorded("forward", partition.forward)
-        return Compiled(self.name, forward, lambda half: self.recorded("backward", half))
+            return Compiled(self.name, self.record("inference", partition.forward), None)
+        forward = self.record("forward", partition.forward)
+        return Compiled(self.name, forward, lambda half: self.record("backward", half))
 
-    def recorded(self, role: str, half: GraphHalf) -> BoxedCallable:
+    def record(self, role: str, half: GraphHalf) -> BoxedCallable:
         def run(args: list) -> Any:
             program = ConcreteProgram(programs.copy_graph_module(half.module), tuple(map(programs.copy_value, args)))
             args.clear()

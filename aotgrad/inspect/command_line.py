@@ -47,7 +47,7 @@ from aotgrad.plan_cache.binding import bind
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.entry import NoPlan
-from aotgrad.telemetry.observer import LAST_STAGE, recorded
+from aotgrad.telemetry.observer import LAST_STAGE, record_stages
 
 STAGES = ("capture", "analysis", "joint", "partition", "compiled", LAST_STAGE)
 MEGABYTE = 1e6
@@ -161,7 +161,7 @@ def stages(target: Target, compiler: Compiler, wanted: Sequence[str]) -> Iterato
     Raises:
         UsageError: the function itself raises.
     """
-    with recorded() as found:
+    with record_stages() as found:
         plan = bind(target.function, PlanCache(compiler, "stages")).plan_for(*target.inputs)
     if isinstance(plan, NoPlan):
         cause = "" if plan.error is None else f": {type(plan.error).__name__}: {plan.error}"

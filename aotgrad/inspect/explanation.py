@@ -216,9 +216,9 @@ def explanation_of(plan: CachedPlan | NoPlan, cache: PlanCache, tensors: Sequenc
                 inputs=tuple(rows.inputs()),
                 outputs=tuple(rows.outputs()),
                 graphs=tuple(rows.graphs()),
-                saved=tuple(map(rows.saved, executable.partition.saved)),
-                recomputed=tuple(map(rows.recomputed, executable.partition.recomputed)),
-                steps=tuple(map(rows.named, steps_text(executable.schedule.steps))),
+                saved=tuple(map(rows.saved_row, executable.partition.saved)),
+                recomputed=tuple(map(rows.recomputed_row, executable.partition.recomputed)),
+                steps=tuple(map(rows.with_user_names, steps_text(executable.schedule.steps))),
                 source=executable.source,
                 variants=tuple(variant_row(*backward) for backward in compiled_backwards(executable)),
                 plans=plans,
@@ -231,7 +231,7 @@ def plan_row(plan: CachedPlan, explained: bool) -> PlanRow:
 
 
 class _Rows:
-    """The rows of one executable; `named` replaces names of placeholders by the user's names."""
+    """The rows of one executable; `with_user_names` replaces the names of placeholders in a text."""
 
     def __init__(self, executable: Executable, plan: CachedPlan, tensors: Sequence[NamedTensor]) -> None:
         self.executable, self.plan = executable, plan
@@ -251,7 +251,7 @@ class _Rows:
         """The user's name for input `index` of the graph."""
         return self.names.get(index, self.executable.capture.inputs[index].name)
 
-    def named(self, text: str) -> str:
+    def with_user_names(self, text: str) -> str:
         return re.sub(r"\b((?:primals|member)_\d+)\b", lambda found: self.placeholders.get(found[1], found[1]), text)
 
     # -- inputs and outputs
@@ -347,14 +347,14 @@ class _Rows:
         for number, half in enumerate(executable.schedule.segments):
             yield graph_row(backward_name(number, count), half)
 
-    def saved(self, value: ir.SavedValue) -> SavedRow:
+    def saved_row(self, value: ir.SavedValue) -> SavedRow:
         forward = self.executable.partition.forward
         found = dict(zip(forward.signature.outputs, graph_results(forward.module), strict=True))[value.slot]
         node, is_own = self.nodes.get(value.slot.name), value.slot.name in self.own
         name = self.placeholders.get(value.slot.name) or node_name(node, value.slot.name)
         return SavedRow(name, node_type(found), value.saved_bytes, value.reason, is_own, where(node))
 
-    def recomputed(self, value: ir.RecomputedValue) -> RecomputedRow:
+    def recomputed_row(self, value: ir.RecomputedValue) -> RecomputedRow:
         node = self.nodes.get(value.name)
         return RecomputedRow(
             node_name(node, value.name), node_type(node), value.traffic_bytes, value.flops, value.reason, where(node)

@@ -6,7 +6,7 @@ logging.getLogger("aotgrad.stages").setLevel("DEBUG")       every stage is logge
 logging.getLogger("aotgrad.passes").setLevel("DEBUG")       the graph after each pass is logged
 TORCH_TRACE=folder, TORCH_LOGS=aot_graphs                   the graphs go to torch's own logs, where tlparse finds them
 
-with recorded() as stages:                                  a program can read the texts
+with record_stages() as stages:                             a program can read the texts
     f(x)
 stages[0]                                                   Stage(name="capture", text="def captured(...", ...)
 """
@@ -50,7 +50,7 @@ _recordings: list[list[Stage]] = []
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[list[Stage]]:
+def record_stages() -> Iterator[list[Stage]]:
     """Record every stage of every compilation inside, in any thread, in order."""
     stages: list[Stage] = []
     _recordings.append(stages)

@@ -235,7 +235,7 @@ def test_a_hook_that_the_function_registers():
 def test_an_observed_compilation(counted, monkeypatch):
     start(verify=True)
     assert counted() == {"compilations": 1}
-    with aotgrad.telemetry.observer.recorded() as stages:
+    with aotgrad.telemetry.observer.record_stages() as stages:
         start()
     assert counted() == {"compilations": 1} and [stage.name for stage in stages][-1] == "executable"
 

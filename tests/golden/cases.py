@@ -29,7 +29,7 @@ from aotgrad.inspect.specs import parse_arguments
 from aotgrad.ir import JointGraph
 from aotgrad.passes import Pass
 from aotgrad.printing import text as stage_text
-from aotgrad.telemetry.observer import recorded
+from aotgrad.telemetry.observer import record_stages
 
 STAGES = {"capture": "capture", "analysis": "analysis", "joint": "joint", "partition": "partition", "runtime": "executable"}
 """The folders of expect/, and the stage whose text is there."""
@@ -71,7 +71,7 @@ class Case:
 
     def text(self, folder: str) -> str:
         """The whole golden file."""
-        with recorded() as stages:
+        with record_stages() as stages:
             self.run()
         name = STAGES[folder]
         (text,) = [stage.text for stage in stages if stage.name == name]

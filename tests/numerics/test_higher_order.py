@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
-from aotgrad.telemetry.observer import recorded
+from aotgrad.telemetry.observer import record_stages
 
 from .against_eager import ALL, COMPILERS, DYNAMO_BACKENDS, THROUGH_INDUCTOR, assert_matches, compiled
 from .conftest import EveryGraph
@@ -307,7 +307,7 @@ def test_the_first_derivative_runs_no_product_twice() -> None:
         return ((x @ a).tanh() @ b).tanh() @ c
 
     x, *weights = doubles((8, 4), (4, 4), (4, 4), (4, 1))
-    with recorded() as stages:
+    with record_stages() as stages:
         y = aotgrad.aot_function(mlp, aotgrad.nop)(x, *weights)
         torch.autograd.grad(y.sum(), x, create_graph=True)
     _, vjp = (stage.text.partition("def backward")[0] for stage in stages if stage.name == "partition")
@@ -321,7 +321,7 @@ def test_what_only_the_second_derivative_needs_is_not_computed_with_the_first() 
         return ((x @ a).relu() @ b).relu() @ c
 
     inputs = doubles((8, 4), (4, 4), (4, 4), (4, 1))
-    with recorded() as stages:
+    with record_stages() as stages:
         y = compiled(mlp, "inductor")(*inputs)
         torch.autograd.grad(y.sum(), inputs[0], create_graph=True)
     _, vjp = (stage.text.partition("def backward")[0] for stage in stages if stage.name == "partition")
@@ -335,7 +335,7 @@ def test_the_second_derivative_saves_no_masks() -> None:
         return ((x @ a).relu() @ b).relu() @ c
 
     inputs = doubles((8, 4), (4, 4), (4, 4), (4, 1))
-    with recorded() as stages:
+    with record_stages() as stages:
         y = compiled(mlp, "inductor")(*inputs)
         torch.autograd.grad(y.sum(), inputs[0], create_graph=True)
     _, vjp = (stage.text for stage in stages if stage.name == "partition")
@@ -372,7 +372,7 @@ def test_third_order_takes_values_of_both_earlier_orders(halves) -> None:
     def function(x, w):
         return ((x @ w).tanh() @ w).tanh()
 
-    with recorded() as stages:
+    with record_stages() as stages:
         actual = run(aotgrad.aot_function(function, halves))
     for one, wanted in zip(actual, run(function), strict=True):
         torch.testing.assert_close(one, wanted)
@@ -848,7 +848,7 @@ def test_random_numbers_that_a_memory_budget_draws_again(halves, budget: float) 
         (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
         return first, *torch.autograd.grad(first.sum(), x), torch.rand(2)
 
-    with recorded() as stages:
+    with record_stages() as stages:
         found = run(aotgrad.aot_function(function, halves, options={"memory_budget": budget}))
     forwards = [stage.text for stage in stages if stage.name == "partition"]
     assert ("run_and_save" in forwards[0]) == (budget == 0.0)

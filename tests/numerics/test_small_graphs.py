@@ -12,7 +12,7 @@ from torch import nn
 import aotgrad
 from aotgrad.backends.inductor.backend import InductorBackend
 from aotgrad.pipeline import SmallGraph
-from aotgrad.telemetry.observer import recorded
+from aotgrad.telemetry.observer import record_stages
 from tests.numerics.against_eager import assert_like_eager, leaf, non_leaf, plain
 
 ALONE = {"min_graph_ops": 100}
@@ -59,7 +59,7 @@ def test_the_option_says_from_how_many_ops_on(limit, compiled, counted):
 
 def test_the_log_says_why(caplog):
     function = aotgrad.aot_function(torch.sin, aotgrad.nop, options=ALONE)
-    with caplog.at_level(logging.DEBUG, logger="aotgrad.stages"), recorded() as stages:
+    with caplog.at_level(logging.DEBUG, logger="aotgrad.stages"), record_stages() as stages:
         function(torch.ones(2))
     reason = "# 1 op computes something, min_graph_ops is 100: the original function runs eagerly"
     assert [stage.name for stage in stages] == ["capture", "analysis", "small graph"]

@@ -10,7 +10,7 @@ import torch
 import aotgrad
 from aotgrad.errors import ContractError
 from aotgrad.ir import Compiled
-from aotgrad.telemetry.observer import LAST_STAGE, Observer, recorded
+from aotgrad.telemetry.observer import LAST_STAGE, Observer, record_stages
 
 STAGES = ["capture", "analysis", "joint", "partition", "compiled", LAST_STAGE]
 
@@ -20,15 +20,15 @@ def compile_and_call():
 
 
 def test_a_recording_holds_every_stage_in_order():
-    with recorded() as stages:
+    with record_stages() as stages:
         compile_and_call()
     assert [stage.name for stage in stages] == STAGES
     assert all(stage.elapsed_ns >= 0 and stage.text for stage in stages)
 
 
 def test_recordings_nest_and_end():
-    with recorded() as outer:
-        with recorded() as inner:
+    with record_stages() as outer:
+        with record_stages() as inner:
             compile_and_call()
         compile_and_call()
     compile_and_call()
@@ -36,7 +36,7 @@ def test_recordings_nest_and_end():
 
 
 def test_a_text_is_of_the_moment_when_its_stage_ended():
-    with recorded() as stages:
+    with record_stages() as stages:
         aotgrad.aot_function(torch.sin, aotgrad.nop)(torch.ones(2, requires_grad=True))
     assert "cos" not in stages[0].text, "the capture comes before the backward is appended to its graph"
 
