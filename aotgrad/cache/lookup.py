@@ -1,7 +1,7 @@
 """Looks up a function of Dynamo's in the cache on disk, and stores what this process compiles.
 
-In: Dynamo's graph, the flat function that runs it, its inputs. Out: `RestoredFunction`, or `Missing` with a compiler. Where the
-cache fails, the function is compiled. `counters` and the logger `aotgrad.cache` tell what happened:
+In: Dynamo's graph, the flat function that runs it, its inputs. Out: `RestoredFunction`, or `Missing` with a compiler.
+Where the cache fails, the function is compiled. `counters` and the logger `aotgrad.cache` tell what happened:
 
     cache_hits, cache_misses        functions that were found, or were not
     cache_bypasses                  functions that cannot be stored; the log says why
