@@ -1,9 +1,9 @@
-"""Lets `accelerate` accept our backends: it has a closed list of names, an enumeration.
+"""Lets `accelerate` accept our backends. Its list of names is closed: an enumeration.
 
     undo = accept_our_names()
     TrainingArguments(torch_compile_backend="aotgrad")
 
-Nothing is imported: if the module is not there yet, that waits until somebody imports it.
+This imports nothing: if the module is not imported yet, the extension waits for its import.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from types import ModuleType
 from typing import Any
 
 MODULE, ENUMERATION = "accelerate.utils.dataclasses", "DynamoBackend"
-NAMES = ("AOTGRAD", "AOTGRAD_EAGER")
+OUR_NAMES = ("AOTGRAD", "AOTGRAD_EAGER")
 MISSING = "_missing_"
-"""What an enumeration asks for a value that it does not have."""
+"""The method that an enumeration calls for an unknown value."""
 
 
 def accept_our_names() -> Callable[[], None]:
-    """Add `NAMES` to the list, now or when it is imported. Returns what undoes it."""
+    """Add `OUR_NAMES` to the list, now or when it is imported. Returns a function that undoes it."""
     watch = ImportWatch()
     module = sys.modules.get(MODULE)
     if module is None:
         sys.meta_path.insert(0, watch)
     else:
-        watch.imported(module)
+        watch.extend_list(module)
     return watch.stop
 
 
 class ImportWatch:
-    """Finds no module itself: when the one that it waits for has been run, its list is extended."""
+    """An import hook that finds no module itself: it extends the list when the module of the list has run."""
 
     def __init__(self) -> None:
         self.undo: Callable[[], None] = lambda: None
-        self.is_over = False
+        self.is_stopped = False
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         if name != MODULE:
@@ -47,24 +47,24 @@ class ImportWatch:
         loader: Any = None if spec is None else spec.loader
         if loader is not None:
             run = loader.exec_module
-            loader.exec_module = lambda module: (run(module), self.imported(module))[0]
+            loader.exec_module = lambda module: (run(module), self.extend_list(module))[0]
         return spec
 
-    def imported(self, module: ModuleType) -> None:
+    def extend_list(self, module: ModuleType) -> None:
         names = getattr(module, ENUMERATION, None)
-        if isinstance(names, enum.EnumMeta) and not self.is_over:
-            self.undo = extend(names)
+        if isinstance(names, enum.EnumMeta) and not self.is_stopped:
+            self.undo = extend_enumeration(names)
 
     def stop(self) -> None:
-        self.is_over = True
+        self.is_stopped = True
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         self.undo()
 
 
-def extend(names: Any) -> Callable[[], None]:
-    """Let an enumeration of strings find `NAMES`, too."""
-    members = {name: member_of(names, name) for name in NAMES}
+def extend_enumeration(names: Any) -> Callable[[], None]:
+    """Let an enumeration of strings accept `OUR_NAMES`, too. Returns a function that undoes it."""
+    members = {name: member_of(names, name) for name in OUR_NAMES}
     own, before = vars(names).get(MISSING), getattr(names, MISSING)
 
     def find(cls: Any, value: Any) -> Any:
@@ -72,14 +72,14 @@ def extend(names: Any) -> Callable[[], None]:
 
     ours = classmethod(find)
     setattr(names, MISSING, ours)
-    for name, member in members.items():  # by which Python 3.11.0 to 3.11.3 unpickles them
+    for name, member in members.items():  # Python 3.11.0 to 3.11.3 unpickles them by attribute
         setattr(names, name, member)
 
     def undo() -> None:
         for name in members.keys() & vars(names).keys():
             delattr(names, name)
         if vars(names).get(MISSING) is not ours:
-            return  # somebody else has changed it since
+            return  # other code has changed it since
         if own is None:
             delattr(names, MISSING)
         else:

@@ -1,4 +1,4 @@
-"""The `torch.compile` backends. Found by name through the `torch_dynamo_backends` entry point, without an import.
+"""The `torch.compile` backends. The entry point `torch_dynamo_backends` finds them by name, without an import.
 
 torch.compile(model, backend="aotgrad")                     Inductor compiles the halves
 torch.compile(model, backend="aotgrad_eager")               the halves run as plain FX code
@@ -27,12 +27,12 @@ from aotgrad.plan_cache.on_error import ran_eagerly
 
 
 class DynamoBackend:
-    """A backend for `torch.compile`: takes Dynamo's graph and gives back a callable. Dynamo sets attributes on it.
+    """A backend for `torch.compile`: takes Dynamo's graph and returns a callable. Dynamo sets attributes on the backend.
 
     Args:
         backend: the name of a registered backend.
-        options: see `aotgrad.Options`; those of `torch.compile` come before them. They are checked here, those of
-            `torch.compile` when the first graph is compiled: torch shows them to a backend no earlier.
+        options: see `aotgrad.Options`; the options of `torch.compile` override them. These options are checked here, those
+            of `torch.compile` when the first graph is compiled: torch does not pass them earlier.
         mode: the option of that name.
 
     Raises:
@@ -41,7 +41,7 @@ class DynamoBackend:
 
     def __init__(self, backend: str, options: Mapping[str, Any] | None = None, mode: str | None = None) -> None:
         self.backend = backend
-        self.options = {"keep_input_mutations": backend == "inductor", **with_mode(options, mode)}
+        self.options = {"keep_input_mutations": backend == "inductor", **merge_mode(options, mode)}
         self.__name__ = f"aotgrad_{backend}"
         Options.from_mapping(self.options)
 
@@ -62,7 +62,7 @@ class DynamoBackend:
         torch_compat.refuse_lost_histories(module, example_inputs)
         torch_compat.record_backwards_of_custom_functions(module)
         try:
-            compiler = make_compiler(self.backend, Options.from_mapping({**self.options, **with_mode(options, mode)}))
+            compiler = make_compiler(self.backend, Options.from_mapping({**self.options, **merge_mode(options, mode)}))
             give_lines(module.graph)
             try:
                 compiled = compile_module(module, example_inputs, compiler, is_stored(compiler))
@@ -85,7 +85,7 @@ def compile_after(
         Exception: the error, if neither helps.
     """
     if isinstance(error, CaptureError) and torch_compat.lacks_symbolic_floats(error.__cause__):
-        constant = with_constant_floats(module, example_inputs)
+        constant = specialize_floats(module, example_inputs)
         if constant is not None:
             try:
                 return compile_module(constant, example_inputs, compiler, is_stored(compiler))
@@ -102,7 +102,7 @@ def is_stored(compiler: Compiler) -> bool:
     return compiler.options.cache is not False
 
 
-def with_mode(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, Any]:
+def merge_mode(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, Any]:
     return {**({"mode": mode} if mode else {}), **(options or {})}
 
 
@@ -111,7 +111,7 @@ def breaks_graph(error: Exception) -> bool:
     return torch_compat.breaks_dynamos_graph(error) or torch_compat.breaks_dynamos_graph(error.__cause__)
 
 
-def with_constant_floats(module: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule | None:
+def specialize_floats(module: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule | None:
     """The graph with its float inputs as constants, which Dynamo then guards; `None` if it has no float inputs."""
     constant = copy.copy(module)
     constant.graph, found = copy.deepcopy(module.graph), False
@@ -119,14 +119,13 @@ def with_constant_floats(module: fx.GraphModule, example_inputs: Sequence[Any]) 
         number = torch_compat.float_of_tensor(value) if isinstance(value, torch.Tensor) else None
         for read in list(node.users) if number is not None else ():
             if read.target == "item":
-                put_in_place(read, torch_compat.assumed_value(number))
+                replace_by_constant(read, torch_compat.assumed_value(number))
                 found = True
     constant.recompile()
     return constant if found else None
 
 
-def put_in_place(node: fx.Node, value: float) -> None:
-    """Use a constant in place of a node."""
+def replace_by_constant(node: fx.Node, value: float) -> None:
     for user in list(node.users):
         user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda arg: value if arg is node else arg)
     node.graph.erase_node(node)

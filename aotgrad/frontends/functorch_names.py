@@ -1,11 +1,11 @@
-"""Ready-made compilers for `aot_function`, under the names that they have in `functorch.compile`.
+"""Compilers for `aot_function`, under their names in `functorch.compile`.
 
-    aot_function(f, print_compile)              prints each graph and runs it as it is
+    aot_function(f, print_compile)              prints each graph and runs it unchanged
     aot_function(f, draw_graph_compile("g"))    draws it to g.svg as well (needs pydot and graphviz)
     aot_function(f, ts_compile)                 TorchScript compiles it
     memory_efficient_fusion(f)                  TorchScript, and little is saved for the backward
 
-TorchScript is deprecated by torch, which warns of it; the `inductor` backend is what replaces it.
+Torch has deprecated TorchScript, and warns; the `inductor` backend replaces it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DECOMPOSED = (
     aten.tanh_backward,
     aten.threshold_backward,
 )
-"""Ops that a pointwise fuser wants taken apart. Not `detach`, by which a view says where autograd was cut off."""
+"""Ops to decompose for a pointwise fuser. Not `detach`, which marks where a view cuts autograd off."""
 
 default_decompositions: Mapping[Any, Callable] = torch_compat.decompositions_of(DECOMPOSED)
 """Op overload -> function: the decompositions of `memory_efficient_fusion`."""
@@ -58,7 +58,7 @@ default_decompositions: Mapping[Any, Callable] = torch_compat.decompositions_of(
 
 @make_boxed_compiler
 def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
-    """Print a graph's code, and run it as it is."""
+    """Print a graph's code, and run the graph unchanged."""
     print(fx_g.code)
     return fx_g
 
@@ -71,18 +71,18 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> torch.jit.ScriptMod
     """Compile a graph with TorchScript, frozen and optimized for inference.
 
     Args:
-        fx_g: a graph of ATen ops; overloads are stripped in place, since TorchScript finds them by itself.
-        inps: the graph's inputs; real ones are run once, which warms TorchScript's profiler up.
+        fx_g: a graph of ATen ops; overloads are removed in place, since TorchScript resolves them itself.
+        inps: the graph's inputs; with real inputs, it runs once to warm up TorchScript's profiler.
 
     Raises:
-        RuntimeError: from TorchScript, for ops and arguments that it does not have (symbolic sizes among them).
+        RuntimeError: from TorchScript, for ops and arguments that it does not support, such as symbolic sizes.
     """
     for node in fx_g.graph.nodes:
         node.kwargs = {name: value.type if isinstance(value, torch.device) else value for name, value in node.kwargs.items()}
         if str(node.target) == "aten._to_copy.default" and len(node.args) == 1 and list(node.kwargs) == ["dtype"]:
             node.target = aten.to.dtype
     with torch_compat.no_jit_autocast():
-        compiled = torch.jit.optimize_for_inference(scripted(fx_g))
+        compiled = torch.jit.optimize_for_inference(to_torchscript(fx_g))
         if not any(isinstance(value, torch_compat.FakeTensor) for value in inps):
             compiled(*inps)
     return compiled
@@ -91,11 +91,11 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> torch.jit.ScriptMod
 @make_boxed_compiler
 def simple_ts_compile(fx_g: fx.GraphModule, _: Any) -> torch.jit.ScriptModule:
     """Compile a graph with TorchScript, frozen."""
-    return scripted(fx_g)
+    return to_torchscript(fx_g)
 
 
-def scripted(module: fx.GraphModule) -> torch.jit.ScriptModule:
-    """The graph as TorchScript, which knows ops by their names without an overload."""
+def to_torchscript(module: fx.GraphModule) -> torch.jit.ScriptModule:
+    """The graph as TorchScript, which names ops without their overloads."""
     for node in module.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             node.target = node.target.overloadpacket
@@ -109,15 +109,15 @@ def nnc_jit(f: Callable) -> Callable:
 
 
 def memory_efficient_fusion(fn: Callable | nn.Module, **kwargs: Any) -> Callable | nn.Module:
-    """Compile a function or module with TorchScript; what is cheap to make again is not saved for the backward.
+    """Compile a function or module with TorchScript, and recompute cheap values in the backward instead of saving them.
 
     Args:
         fn: a function of tensors, or a module.
-        **kwargs: for `aot_function`, in place of these: `fw_compiler` and `bw_compiler` (`ts_compile`), `partition_fn`
+        **kwargs: for `aot_function`. They override these: `fw_compiler` and `bw_compiler` (`ts_compile`), `partition_fn`
             (`min_cut_rematerialization_partition`), `decompositions` (`default_decompositions`).
 
     Returns:
-        What `aot_function` or `aot_module` returns.
+        The result of `aot_function` or `aot_module`.
     """
     settings: dict[str, Any] = {
         "fw_compiler": ts_compile,
@@ -147,16 +147,16 @@ def draw_graph(
 
     Args:
         traced: the graph.
-        fname: the file; its ending is the format (`.svg` if it has none; `.dot` is written without graphviz).
+        fname: the file. Its ending is the format, by default `.svg`; `.dot` needs no graphviz.
         figname: the name of the drawing.
         clear_meta: leave types and shapes out.
-        prog: graphviz's program for the layout.
+        prog: graphviz's layout program.
         parse_stack_trace: write the user's lines into the nodes.
-        dot_graph_shape: the shape of a node, `"record"` if `None`.
+        dot_graph_shape: the shape of a node; `None` means `"record"`.
 
     Raises:
         RuntimeError: pydot is not installed.
-        FileNotFoundError: graphviz is not.
+        FileNotFoundError: graphviz is not installed.
     """
     from torch.fx.passes.graph_drawer import FxGraphDrawer
 

@@ -1,14 +1,14 @@
-"""Lets "inductor" mean aotgrad, for programs that can say nothing else.
+"""Lets "inductor" mean aotgrad, for programs that cannot name another backend.
 
     aotgrad.install()
     torch.compile(model)                        aotgrad, with Inductor compiling the halves
-    torch.compile(model, mode="max-autotune")   the same, with Inductor configured as that says
+    torch.compile(model, mode="max-autotune")   the same, with Inductor configured for that mode
     aotgrad.uninstall()                         "inductor" is Inductor again
 
     with aotgrad.install(options={"memory_budget": 0.5}):
-        model = torch.compile(model)            stays what it is, also outside
+        model = torch.compile(model)            stays aotgrad's, also outside
 
-What counts is the moment at which `torch.compile` is called.
+The meaning of "inductor" is fixed when `torch.compile` is called.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aotgrad.frontends.dynamo import DynamoBackend
 
 
 class Installation:
-    """One `install()`; as a context manager, it is undone at the end."""
+    """One `install()`. As a context manager, it is undone at the end."""
 
     def __init__(self, options: Mapping[str, Any] | None) -> None:
         self.backend = DynamoBackend("inductor", options)
@@ -42,7 +42,7 @@ class Installation:
 
 
 class Installations:
-    """Those that are in force, in all threads. The last one decides what "inductor" means; without any, it is Inductor."""
+    """The active installations, for all threads. The last one decides what "inductor" means; without any, it is Inductor."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -56,7 +56,7 @@ class Installations:
                 self.undo = [torch_compat.take_inductors_name(self.last), accelerate.accept_our_names()]
 
     def remove(self, installation: Installation | None = None) -> bool:
-        """Remove one, or the last one. False if it is not there any more."""
+        """Remove an installation, by default the last one. False if it is no longer active."""
         with self.lock:
             found = installation in self.active if installation else bool(self.active)
             if found:
@@ -75,14 +75,14 @@ _installations = Installations()
 def install(options: Mapping[str, Any] | None = None) -> Installation:
     """From now on, in all threads, `torch.compile(model)` and `backend="inductor"` mean aotgrad.
 
-    `mode`, `options`, `dynamic` and `fullgraph` are passed as for Inductor. `accelerate`, and what is built on it, accepts
-    the names "aotgrad" and "aotgrad_eager", whether it is imported before or after.
+    `mode`, `options`, `dynamic` and `fullgraph` are passed as for Inductor. `accelerate`, and libraries on top of it, accept
+    the names "aotgrad" and "aotgrad_eager", whether `accelerate` is imported before or after.
 
     Args:
-        options: see `aotgrad.Options`; for all that is compiled through it.
+        options: see `aotgrad.Options`; for everything that is compiled through this installation.
 
     Returns:
-        A context manager that undoes it. Without one, `uninstall()` does. Installs may be nested: the last one counts.
+        A context manager that undoes it; so does `uninstall()`. Installations may be nested: the last one counts.
 
     Raises:
         OptionError: for an unknown option or a bad value.
@@ -93,9 +93,9 @@ def install(options: Mapping[str, Any] | None = None) -> Installation:
 
 
 def uninstall() -> bool:
-    """Undo the last `install()`. What was compiled stays as it is.
+    """Undo the last `install()`. Compiled functions stay as they are.
 
     Returns:
-        Whether there was one; if there was none, nothing happens.
+        Whether there was an installation.
     """
     return _installations.remove()

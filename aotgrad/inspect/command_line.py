@@ -186,7 +186,11 @@ def run_cache(arguments: argparse.Namespace) -> int:
 
 
 def run_native(arguments: argparse.Namespace) -> int:
-    actions = {"build": lambda store: f"built in {native_build.build().folder}", "info": text_of_native, "clear": clear}
+    actions = {
+        "build": lambda store: f"built in {native_build.build_library().folder}",
+        "info": text_of_native,
+        "clear": clear,
+    }
     return run_on_files(native_build.native_store(), actions[arguments.action])
 
 

@@ -1,22 +1,22 @@
-"""Functions of our own in C++, where they were built; everywhere else the same in Python.
+"""Our C++ functions, if the user built them; otherwise the same in Python.
 
-    python -m aotgrad native build               once for each torch and Python; nothing is ever built by itself
+    python -m aotgrad native build               builds them, once per torch and Python; nothing else does
     native.offered("versions_of", in_python)     the function in C++, or `in_python`
 
-Torch answers questions about a tensor one by one, 40 to 60 ns each from Python; `library.cpp` asks a list of tensors in one
-call. What it offers, and what there is without it:
+From Python, each question about a tensor takes torch 40 to 60 ns; `library.cpp` asks a list of tensors in one call. Its
+functions, and what runs without it:
 
-    tensor_check      whether arguments are like those of the trace       torch's own `TensorGuards`
-    separation        whether arguments lie apart from changed ones       `aotgrad.guards.disjoint_storage.Separation`
+    tensor_check      whether arguments match those of the trace          torch's own `TensorGuards`
+    separation        whether arguments share no memory with changed ones `aotgrad.guards.disjoint_storage.Separation`
     sharing           how arguments share memory with changed ones        `aotgrad.guards.memory.Places`
     global_flags      global state that torch's guard leaves out          eight questions in Python
     below_autograd    run a compiled graph                                a context in Python
     versions_of       the versions of many tensors                        one by one
     attaching         make an autograd node with many inputs              `apply` of the autograd function
-    same_contents     whether a module's dictionaries are as they were    a comparison of all items
+    same_contents     whether a module's dictionaries are unchanged       a comparison of all items
     in_vmap_mode      whether a batched backward is open                  a question to torch
 
-Whoever uses one of them asks here once for each plan, and does not know what it got.
+A caller asks here once per plan, and need not know which of the two it got.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ log = logging.getLogger("aotgrad.native")
 
 
 def offered(name: str, otherwise: Any) -> Any:
-    """A function of the library, or `otherwise` where there is no library."""
+    """A function of the library, or `otherwise` if there is no library."""
     return getattr(library(), name, otherwise)
 
 
 @functools.cache
 def library() -> ModuleType | None:
-    """The C++ functions, if they were built for this torch and this Python and nobody turned them off."""
+    """The C++ functions, if they were built for this torch and Python, and are not turned off."""
     if not native_wanted():
         return None
-    from aotgrad.native.build import load  # the cache, whose folder it is in, is above what uses this
+    from aotgrad.native.build import load  # imports the cache, which imports callers of this module
 
     return load()

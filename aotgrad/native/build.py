@@ -1,10 +1,10 @@
-"""Builds `library.cpp` with the user's compiler, keeps it in the cache folder, and loads what is there.
+"""Builds `library.cpp` with the user's compiler, stores it in the cache folder, and loads it from there.
 
-    build()        compiles and keeps; the torch, Python and source that it is for are its key
-    load()         the module, or `None`: not built, for another torch, damaged, or in a folder that others can write
+    build_library()   compiles and stores; the key is the torch, the Python and the source
+    load()            the module, or `None`: not built, for another torch, damaged, or in a folder that others can write
 
-The file is checked like every other one of the cache (`aotgrad.cache.store`), and what was checked is what is loaded. The
-compiler is no part of the key: a library works whatever compiler there is when it is loaded.
+The file is checked like all files of the cache (`aotgrad.cache.store`); the bytes that were checked are those that are
+loaded. The compiler is no part of the key: a library runs without the compiler that built it.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from aotgrad.options import cache_folder
 
 SOURCE = Path(__file__).with_name("library.cpp")
 NAME = "aotgrad.native.library"
-FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+COMPILER_FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
 
 log = logging.getLogger("aotgrad.native")
 
 
 def native_store() -> Store:
-    """Where the library is kept, one file for each torch and Python."""
+    """The store of the library, with one file per torch and Python."""
     return Store(cache_folder() / "native")
 
 
 def key() -> str:
-    """What a library is for: 64 hexadecimal digits."""
+    """The key of the library for this torch, Python and source: 64 hexadecimal digits."""
     torch_is = (torch.__version__, torch.version.git_version, torch.compiled_with_cxx11_abi())
     python_is = (sysconfig.get_config_var("SOABI"), platform.system(), platform.machine())
-    return hashlib.sha256(repr((torch_is, python_is, FLAGS, SOURCE.read_text())).encode()).hexdigest()
+    return hashlib.sha256(repr((torch_is, python_is, COMPILER_FLAGS, SOURCE.read_text())).encode()).hexdigest()
 
 
 def load() -> ModuleType | None:
-    """The library as a module, if it is there and whole."""
+    """The library as a module; `None` if it is missing or damaged."""
     store = native_store()
     content = store.read(key()) if IS_SUPPORTED else None
     if content is None:
@@ -54,12 +54,12 @@ def load() -> ModuleType | None:
     try:
         return module_of(content)
     except (ImportError, OSError) as error:
-        log.warning("the C++ functions in %s are not used, Python takes their place: %s", store.folder, error)
+        log.warning("the C++ functions in %s are not used, Python functions replace them: %s", store.folder, error)
         return None
 
 
 def module_of(content: bytes) -> ModuleType:
-    """Load a library from a file that nobody else can exchange, gone afterwards. Raises ImportError or OSError."""
+    """Load a library from a temporary file that nobody else can replace. Raises ImportError or OSError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "library.so"
         path.write_bytes(content)
@@ -71,23 +71,23 @@ def module_of(content: bytes) -> ModuleType:
     return module
 
 
-def build() -> Store:
-    """Compile the library and keep it; processes that are running already do without it.
+def build_library() -> Store:
+    """Compile the library and store it. Processes that already run do not use it.
 
     Raises:
-        NativeError: there is no compiler, it fails, or the result cannot be kept.
+        NativeError: there is no compiler, it fails, or the result cannot be stored.
     """
     if not IS_SUPPORTED:
-        raise NativeError(f"this system ({platform.system()}) does not say who owns a folder, so nothing is kept")
+        raise NativeError(f"this system ({platform.system()}) does not tell who owns a folder, so nothing is stored")
     store = native_store()
-    store.write(key(), compiled())
+    store.write(key(), compile_library())
     if store.read(key()) is None:
-        raise NativeError(f"the library cannot be kept in {store.folder}")
+        raise NativeError(f"the library cannot be stored in {store.folder}")
     return store
 
 
-def compiled() -> bytes:
-    """The library, made anew.
+def compile_library() -> bytes:
+    """Compile the library.
 
     Raises:
         NativeError
@@ -104,7 +104,7 @@ def compiled() -> bytes:
 
 
 def command(path: Path) -> list[str]:
-    """How the library is compiled to `path`: with the compiler and paths that torch gives to extensions.
+    """The command that compiles the library to `path`, with the compiler and paths that torch gives to extensions.
 
     Raises:
         NativeError
@@ -119,4 +119,4 @@ def command(path: Path) -> list[str]:
     linked += ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else []
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     includes = [f"-I{folder}" for folder in headers]
-    return [cpp_extension.get_cxx_compiler(), *FLAGS, abi, *includes, str(SOURCE), "-o", str(path), *linked]
+    return [cpp_extension.get_cxx_compiler(), *COMPILER_FLAGS, abi, *includes, str(SOURCE), "-o", str(path), *linked]

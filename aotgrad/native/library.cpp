@@ -1,7 +1,7 @@
-// What aotgrad asks of every tensor at every call, of all tensors at once: __init__.py says which Python each takes the place of.
+// Questions that aotgrad asks of every tensor at every call, for all tensors at once. __init__.py lists what each one replaces.
 //
-// A question that is asked again and again comes in two parts: a function takes what stays, and returns a function of what
-// changes. None of these runs Python code, so the tensors of a list live while it is looked at. The GIL is held throughout.
+// A repeated question comes in two parts: a function takes what is constant, and returns a function of what varies. None of
+// them runs Python code, so the tensors of a list stay alive meanwhile. The GIL is held throughout.
 
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -58,7 +58,7 @@ int64_t integer_of(PyObject* value) {
   return found;
 }
 
-// Of some of the values that a function is called with: the tensors.
+// The positions of some tensors among the values that a function is called with.
 struct Positions {
   std::vector<Py_ssize_t> positions;
 
@@ -73,7 +73,7 @@ struct Positions {
   }
 };
 
-// A Python function that is called with a state of its own, which `state_of` finds.
+// A Python function with a state of its own, which `state_of` returns.
 template <class State>
 PyObject* function_with(PyMethodDef* definition, std::unique_ptr<State> state) {
   const auto destroy = [](PyObject* capsule) { delete static_cast<State*>(PyCapsule_GetPointer(capsule, nullptr)); };
@@ -90,7 +90,7 @@ State& state_of(PyObject* self) {
 
 // --- tensor_check(tensors, sizes, strides) -> check(values) -> bool
 
-// Sizes or strides of the trace; nothing for those that may be any.
+// Sizes or strides of the trace; no value where any is right.
 struct Numbers {
   std::vector<std::optional<int64_t>> numbers;
 
@@ -103,7 +103,7 @@ struct Numbers {
   }
 };
 
-// The keys that an op would see: inside of a dispatch mode, a transform or inference mode they are others.
+// The keys that an op sees: a dispatch mode, a transform and inference mode change them.
 c10::DispatchKeySet keys_of(const at::Tensor& tensor) {
   const auto local = c10::impl::tls_local_dispatch_key_set();
   return (tensor.key_set() | local.included_) - local.excluded_;
@@ -127,7 +127,7 @@ struct TensorFacts {
 
 struct TensorCheck {
   std::vector<TensorFacts> facts;
-  std::vector<PyObject*> distinct;  // the last ones that were: compared, never used
+  std::vector<PyObject*> distinct;  // the last distinct tensors: compared, never dereferenced
 
   bool are_distinct(const Items& items) {
     if (std::equal(distinct.begin(), distinct.end(), items.begin(), items.end())) return true;
@@ -149,7 +149,7 @@ PyObject* check_tensors(PyObject* self, PyObject* values) {
   END_HANDLE_TH_ERRORS
 }
 
-PyMethodDef check_definition = {"check", check_tensors, METH_O, "Whether values are tensors like those of the trace."};
+PyMethodDef check_definition = {"check", check_tensors, METH_O, "Whether values are tensors that match those of the trace."};
 
 PyObject* tensor_check(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
@@ -159,7 +159,7 @@ PyObject* tensor_check(PyObject*, PyObject* arguments) {
   auto check = std::make_unique<TensorCheck>();
   for (Py_ssize_t k = 0; k < items.size(); ++k) {
     const at::Tensor& tensor = tensor_of(items[k]);
-    if (keys_of(tensor).has(c10::DispatchKey::Python)) Py_RETURN_NONE;  // its sizes may be a question to Python code
+    if (keys_of(tensor).has(c10::DispatchKey::Python)) Py_RETURN_NONE;  // Python code may compute its sizes
     auto type = THPObjectPtr::dup(reinterpret_cast<PyObject*>(Py_TYPE(items[k])));
     check->facts.push_back({std::move(type), keys_of(tensor), tensor.scalar_type(), tensor.device(), tensor.requires_grad(),
                             Numbers(sizes[k]), Numbers(strides[k])});
@@ -176,7 +176,7 @@ struct Extent {
   bool operator<(const Extent& other) const { return start < other.start; }
 };
 
-// Where the storage of a tensor lies: one without memory at its own address, where no tensor is.
+// The memory of a tensor's storage. A storage without memory counts as one byte at its own address, where no tensor is.
 std::optional<Extent> extent_of(const at::Tensor& tensor) {
   const auto* storage = tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
   if (storage == nullptr) return std::nullopt;
@@ -186,7 +186,7 @@ std::optional<Extent> extent_of(const at::Tensor& tensor) {
   return Extent{itself, itself + 1};
 }
 
-// Whether one of several extents, sorted and apart from one another, has a byte of another one.
+// Whether an extent overlaps one of several extents, which are sorted and disjoint.
 bool meet(const std::vector<Extent>& sorted, const Extent& one) {
   const auto next = std::lower_bound(sorted.begin(), sorted.end(), Extent{one.end, one.end});
   return next != sorted.begin() && std::prev(next)->end > one.start;
@@ -217,13 +217,13 @@ PyObject* check_separation(PyObject* self, PyObject* values) {
   const auto some = written.in(items), rest = others.in(items);
   try {
     return PyBool_FromLong(are_apart(some, rest));
-  } catch (const c10::Error&) {  // one does not tell where it lies
+  } catch (const c10::Error&) {  // a tensor does not tell its address
     Py_RETURN_FALSE;
   }
   END_HANDLE_TH_ERRORS
 }
 
-PyMethodDef separation_definition = {"are_apart", check_separation, METH_O, "Whether storages are apart from written ones."};
+PyMethodDef separation_definition = {"are_apart", check_separation, METH_O, "Whether storages are disjoint from written ones."};
 
 PyObject* separation(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
@@ -235,18 +235,18 @@ PyObject* separation(PyObject*, PyObject* arguments) {
 
 // --- sharing(positions) -> pattern(values) -> bytes or None
 
-// Numbers things in the order in which they are met: the same pattern at other addresses is the same numbers.
+// Numbers objects in order of first use: the same pattern at other addresses gives the same numbers.
 struct Numbering {
   std::unordered_map<const void*, int64_t> numbers;
   const void* last = nullptr;
   int64_t last_number = -1;
 
-  // The number of a thing, and whether it is new; that of nothing is -1.
-  std::pair<int64_t, bool> operator()(const void* thing) {
-    if (thing == nullptr) return {-1, false};
-    if (thing == last) return {last_number, false};
-    const auto [found, is_new] = numbers.try_emplace(thing, static_cast<int64_t>(numbers.size()));
-    last = thing;
+  // The number of an object, and whether it is new; a null pointer has number -1.
+  std::pair<int64_t, bool> operator()(const void* object) {
+    if (object == nullptr) return {-1, false};
+    if (object == last) return {last_number, false};
+    const auto [found, is_new] = numbers.try_emplace(object, static_cast<int64_t>(numbers.size()));
+    last = object;
     last_number = found->second;
     return {last_number, is_new};
   }
@@ -260,7 +260,7 @@ const void* counter_of(const at::TensorBase& tensor) {
   return counter;
 }
 
-// How tensors lie in storages, with which version counters, and as views of what: as numbers that do not depend on addresses.
+// The storages, version counters and bases of tensors, as numbers that do not depend on addresses.
 struct Pattern {
   Numbering storages, counters, roots;
   std::vector<int64_t> text;
@@ -292,7 +292,7 @@ PyObject* find_pattern(PyObject* self, PyObject* values) {
   pattern.text.reserve(16 * tensors.size());
   try {
     for (const auto* tensor : tensors) pattern.add(*tensor);
-  } catch (const c10::Error&) {  // one does not tell
+  } catch (const c10::Error&) {  // a tensor does not tell
     Py_RETURN_NONE;
   }
   const auto* start = reinterpret_cast<const char*>(pattern.text.data());
@@ -310,15 +310,15 @@ PyObject* sharing(PyObject*, PyObject* positions) {
 
 // --- attaching(apply, leading) -> attach(*arguments) -> outputs
 //
-// Applies an autograd function to its first arguments only, and gives its node the edges to the others: torch would take each
-// of them through several lists, tuples and a table of inputs. One of the first ones has to require grad.
+// Applies an autograd function to its first arguments only, and adds the edges to the others to its node: torch would pass
+// each of them through several lists, tuples and a table of inputs. One of the first arguments must require grad.
 
 struct Attaching {
   THPObjectPtr apply;
   Py_ssize_t leading;
 };
 
-// Gives the autograd function that made a tensor more inputs, as if it had been applied to them.
+// Adds inputs to the autograd function that made a tensor, as if it had been applied to them.
 void add_inputs(PyObject* output, torch::autograd::edge_list&& edges) {
   THPObjectPtr function(PyObject_GetAttrString(output, "grad_fn"));
   if (!function) throw python_error();
@@ -412,7 +412,7 @@ PyObject* same_contents(PyObject*, PyObject* const* arguments, Py_ssize_t count)
     PyObject* table = tables[k];
     TORCH_CHECK_TYPE(PyDict_CheckExact(table), "expected a plain dictionary, got ", Py_TYPE(table)->tp_name);
     const Py_ssize_t length = integer_of(lengths[k]);
-    TORCH_CHECK_INDEX(start + length <= std::min(keys.size(), values.size()), "the lengths say more than there is");
+    TORCH_CHECK_INDEX(start + length <= std::min(keys.size(), values.size()), "the lengths exceed the keys or values");
     if (PyDict_Size(table) != length) Py_RETURN_FALSE;
     if (!same_entries(table, keys.begin() + start, values.begin() + start)) Py_RETURN_FALSE;
     start += length;

@@ -1,4 +1,4 @@
-"""Building, keeping and loading the C++ functions; whatever is wrong with the file, Python takes their place."""
+"""Building, storing and loading the C++ functions; if the file is damaged, Python functions replace them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_damaged_file_is_not_loaded(folder, content, caplog, damage):
 def test_a_whole_file_that_is_no_library_is_said_to_be_none(folder, caplog, foreign):
     keep(foreign)
     assert native.library() is None and works()
-    assert "are not used, Python takes their place" in caplog.text
+    assert "are not used, Python functions replace them" in caplog.text
 
 
 def test_a_library_of_something_else_is_not_loaded(folder, caplog):
@@ -135,7 +135,7 @@ class FakeCompiler:
 
 def test_builds_at_once_leave_one_whole_file(folder, content, monkeypatch):
     monkeypatch.setattr(build.subprocess, "run", FakeCompiler(content))
-    threads = [threading.Thread(target=build.build) for _ in range(4)]
+    threads = [threading.Thread(target=build.build_library) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -147,7 +147,7 @@ def test_builds_at_once_leave_one_whole_file(folder, content, monkeypatch):
 def test_no_compiler(folder, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(NativeError, match=r"the compiler cannot be run: .*no-such-compiler.*; set CXX"):
-        build.build()
+        build.build_library()
     assert not folder.exists()
 
 
@@ -157,7 +157,7 @@ def test_a_compiler_that_fails_says_why(folder, monkeypatch, tmp_path):
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(NativeError, match=r"the compiler fails: .*library.cpp(.|\n)*no such header"):
-        build.build()
+        build.build_library()
     assert not folder.exists()
 
 
@@ -165,9 +165,9 @@ def test_a_compiler_that_fails_says_why(folder, monkeypatch, tmp_path):
 def test_a_folder_that_cannot_be_written(folder, content, monkeypatch):
     folder.parent.mkdir()
     folder.write_text("no folder")
-    monkeypatch.setattr(build, "compiled", lambda: content)
-    with pytest.raises(NativeError, match="the library cannot be kept in"):
-        build.build()
+    monkeypatch.setattr(build, "compile_library", lambda: content)
+    with pytest.raises(NativeError, match="the library cannot be stored in"):
+        build.build_library()
 
 
 def test_the_command_line(folder, content, monkeypatch, capsys):
@@ -176,7 +176,7 @@ def test_the_command_line(folder, content, monkeypatch, capsys):
         assert main(["native", action]) == 0
         return capsys.readouterr().out
 
-    monkeypatch.setattr(build, "compiled", lambda: content)
+    monkeypatch.setattr(build, "compile_library", lambda: content)
     assert f"{folder}\n0 files" in says("info") and "python -m aotgrad native build" in capsys.readouterr().out + says(
         "info"
     )
