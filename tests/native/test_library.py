@@ -244,7 +244,7 @@ def test_contents_that_are_none(library):
         library.same_contents([[]], [0], [], [])
     with pytest.raises(TypeError, match="expected tables, lengths, keys and values, got 1 arguments"):
         library.same_contents([])
-    with pytest.raises(IndexError, match="the lengths say more than there is"):
+    with pytest.raises(IndexError, match="the lengths exceed the keys or values"):
         library.same_contents([table], [1], ["a"], [])
 
 

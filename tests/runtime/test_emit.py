@@ -135,11 +135,11 @@ def test_symbols_are_bound_once_and_before_their_use():
     assert (viewed.shape, transposed.shape) == ((16, 1), (2, 8))
 
 
-def test_a_plan_without_a_backward_makes_no_autograd_node():
+def test_a_schedule_without_a_backward_makes_no_autograd_node():
     assert "attach" not in executable_of(lambda x: x.sin(), "f32[2]").source
 
 
-def test_a_plan_that_only_runs_the_graph_hands_on_its_list():
+def test_a_schedule_that_only_runs_the_graph_hands_on_its_list():
     executable = executable_of(lambda x, y: (x * y, x + y), "f32[2]", "f32[2]")
     assert "primals_1" not in executable.source
     arguments = [torch.full((2,), 3.0), torch.full((2,), 2.0)]
@@ -148,11 +148,11 @@ def test_a_plan_that_only_runs_the_graph_hands_on_its_list():
 
 
 @pytest.mark.parametrize("function", [lambda x: (x.sin(), x.view(-1)), lambda x: (x.sin(), None), lambda x: [x.sin()] * 2])
-def test_a_plan_that_does_more_names_what_it_has(function):
+def test_a_schedule_that_does_more_names_its_arguments(function):
     assert "primals_1, = args" in executable_of(function, "f32[2]").source
 
 
-def test_the_plan_frees_inputs_that_it_does_not_need():
+def test_a_call_frees_inputs_that_no_step_reads():
     assert "del primals_1" in executable_of(lambda x: (x.sin(), 1), "f32[2]").source
     assert "del" not in executable_of(lambda x: x.add_(1), "f32[2]").source
 

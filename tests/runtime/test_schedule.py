@@ -42,7 +42,7 @@ def grad_mode_off(x):
         (grad_mode_off, ["f32[2]"], ["Forward", "ReturnValue", "RestoreGradMode"]),
     ],
 )
-def test_a_plan_has_the_steps_that_its_function_needs(function, specs, expected):
+def test_a_schedule_has_the_steps_that_its_function_needs(function, specs, expected):
     assert steps(function, *specs) == expected
 
 

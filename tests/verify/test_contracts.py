@@ -444,7 +444,7 @@ def test_names_are_bound_before_they_are_used(product, source, message):
     assert_broken("executable", replace(product, source=source), message)
 
 
-def test_no_traced_tensor_is_left_in_the_plan(product):
+def test_no_traced_tensor_is_left_in_the_function(product):
     fake = product.capture.inputs[0].fake
     namespace = {**product.call.__globals__, "constant_0": fake}
     leaky = type(product.call)(product.call.__code__, namespace)
