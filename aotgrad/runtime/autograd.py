@@ -204,7 +204,7 @@ def check_overwritten(backward: Backward, key: VariantKey) -> None:
 
 
 def check_watched(ctx: Any, key: VariantKey) -> None:
-    """Check that no value that eager saves for the nodes that run was changed in place.
+    """Check that no tensor which eager saves for a node that runs was changed in place.
 
     Raises:
         RuntimeError: as eager's.

@@ -67,7 +67,7 @@ def is_bare(schedule: Schedule) -> bool:
 
 def build(schedule: Schedule, source: str, compiled: Compiled, backwards: Sequence[Backward]) -> Callable[[list], list]:
     """The function that `source` defines, with the compiled graphs bound; `backwards` has one entry a segment."""
-    nodes = zip(schedule.attached, backwards, strict=True)
+    nodes = zip(schedule.attach_steps, backwards, strict=True)
     namespace = {
         **namespace_of_steps(),
         "forward": compiled.forward,
@@ -124,7 +124,7 @@ def make_backwards(
     """What the autograd node of each segment runs."""
     symbolic = any(torch_compat.has_symbols(value) for _, value in schedule.fakes)
     backwards = []
-    parts = zip(schedule.segments, segments, schedule.attached, schedule.saved_by, strict=bool(schedule.segments))
+    parts = zip(schedule.segments, segments, schedule.attach_steps, schedule.saved_by, strict=bool(schedule.segments))
     for number, (half, segment, step, saved_by) in enumerate(parts):
         assert compiled.compile_backward is not None, "there are segments"
         variants = VariantCache(half, compiled.compile_backward, segment.gradients)

@@ -43,7 +43,7 @@ class Schedule:
     saved_by: tuple[tuple[int, ...], ...]
 
     @property
-    def attached(self) -> tuple[Attach, ...]:
+    def attach_steps(self) -> tuple[Attach, ...]:
         """The steps that make the autograd nodes, in the order of `segments`."""
         return of_kind(self.steps, Attach)[::-1]
 

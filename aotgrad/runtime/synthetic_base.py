@@ -1,4 +1,4 @@
-"""The memory of overlapping arguments as one flat tensor, at run time. Its gradients go to what they view."""
+"""The memory of overlapping arguments as one flat tensor, at run time; gradients go to the base of the arguments."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class SourceWriter:
 
     Attributes:
         returned: the expressions that the call returns.
-        bound: the names that lines have bound so far, as far as a later step asks.
+        bound: names that the lines so far have bound, and that later steps may ask for.
     """
 
     def __init__(self, fakes: Mapping[str, Any], untracked: Collection[str] = ()) -> None:

@@ -74,7 +74,7 @@ def tangent_dependents(
 def drop_missing(graph: fx.Graph, node: fx.Node, missing: Collection[fx.Node]) -> None:
     """Replace the undefined arguments of `node`: a sum becomes its other term, other ops get zeros."""
     term = other_term(node, missing)
-    if term is not None and (copy := restrided(graph, node, term)) is not None:
+    if term is not None and (copy := restride(graph, node, term)) is not None:
         node.replace_all_uses_with(copy)
         return
     with graph.inserting_before(node):
@@ -101,7 +101,7 @@ def has_same_type(left: Any, right: Any) -> bool:
     return left.dtype == right.dtype and torch_compat.known_equal(left.size(), right.size())
 
 
-def restrided(graph: fx.Graph, node: fx.Node, term: fx.Node) -> fx.Node | None:
+def restride(graph: fx.Graph, node: fx.Node, term: fx.Node) -> fx.Node | None:
     """`term` with the strides that later ops were traced for; `None` if these are neither its own nor contiguous."""
     value = node.meta["val"]
     if torch_compat.known_equal(term.meta["val"].stride(), value.stride()):
