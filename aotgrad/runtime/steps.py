@@ -9,10 +9,9 @@ the end of a call        ReturnValue, RestoreGradMode
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,12 +25,22 @@ MOST_NAMES = 3
 """Names of a list that a description shows; a large model has hundreds."""
 
 
-class Step(ABC):
-    """One step of a call. A step is data: a frozen dataclass."""
+class Step:
+    """One step of a call. A step is data: a frozen dataclass.
+
+    Attributes:
+        READS: the fields with the names of the variables that the step uses.
+        SOURCE: the line that the step emits, with fields in braces.
+        WORDS: what the step does, with fields in braces.
+    """
+
+    READS: ClassVar[tuple[str, ...]] = ()
+    SOURCE: ClassVar[str]
+    WORDS: ClassVar[str]
 
     def reads(self) -> tuple[str, ...]:
         """The variables that the step uses."""
-        return ()
+        return tuple(getattr(self, field) for field in self.READS)
 
     def entry_versions(self) -> tuple[str, ...]:
         """The inputs whose version at entry the step uses."""
@@ -45,17 +54,17 @@ class Step(ABC):
         """Whether the step lays a tensor out by absolute size, stride and offset."""
         return False
 
-    @abstractmethod
     def emit(self, writer: SourceWriter) -> None:
         """Write the source lines of the step."""
+        writer.line(self.SOURCE.format_map(vars(self)))
 
-    @abstractmethod
     def description(self, value_text: Callable[[Any], str]) -> str:
         """What the step does, in one line.
 
         Args:
             value_text: writes constants, geometries and chains of views.
         """
+        return self.WORDS.format_map(vars(self))
 
 
 # --- Before the forward ----------------------------------------------------------------------------------------------
@@ -75,16 +84,13 @@ class MakeBase(Step):
     dtype: torch.dtype
     root: str | None
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.member,)
+    READS = ("member",)
+    WORDS = "make {name}: {nbytes} bytes of memory from {start_bytes} after the start of {member}"
 
     def emit(self, writer: SourceWriter) -> None:
         writer.line(f"{self.name} = synthetic_base({self.member}, {self.start_bytes}, {self.nbytes}, {self.dtype})")
         if self.root is not None:
             writer.line(f"{self.name} = attached_base({self.root}, {self.name})")
-
-    def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"make {self.name}: {self.nbytes} bytes of memory from {self.start_bytes} after the start of {self.member}"
 
 
 @dataclass(frozen=True)
@@ -189,11 +195,10 @@ class MakeBoundary(Step):
     dtype: torch.dtype
     device: torch.device
 
+    WORDS = "make {name}, which carries a gradient from one backward to the next"
+
     def emit(self, writer: SourceWriter) -> None:
         writer.line(f"{self.name} = stand_in({writer.value(self.size)}, {self.dtype}, {str(self.device)!r})")
-
-    def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"make {self.name}, which carries a gradient from one backward to the next"
 
 
 @dataclass(frozen=True)
@@ -272,15 +277,12 @@ class KeepHistory(Step):
     target: str
     grad_mode: bool | None
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.target,)
+    READS = ("target",)
+    WORDS = "make {name}, a stand-in for {target} before its history changes"
 
     def emit(self, writer: SourceWriter) -> None:
         with writer.grad_mode(self.grad_mode):
             writer.line(f"{self.name} = history_of({self.target})")
-
-    def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"make {self.name}, a stand-in for {self.target} before its history changes"
 
 
 @dataclass(frozen=True)
@@ -291,17 +293,14 @@ class CallMethod(Step):
     method: str
     arguments: tuple[Any, ...]
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.name,)
+    READS = ("name",)
+    WORDS = "call {name}.{method}()"
 
     def objects(self) -> Sequence[tuple[str, Any]]:
         return [("hook", argument) for argument in self.arguments]
 
     def emit(self, writer: SourceWriter) -> None:
         writer.line(f"{self.name}.{self.method}({', '.join(writer.names.next(kind) for kind, _ in self.objects())})")
-
-    def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"call {self.name}.{self.method}()"
 
 
 # --- Tensors of one memory -------------------------------------------------------------------------------------------
@@ -314,14 +313,9 @@ class MakeAlias(Step):
     name: str
     target: str
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.target,)
-
-    def emit(self, writer: SourceWriter) -> None:
-        writer.line(f"{self.name} = {self.target}.detach()")
-
-    def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"make {self.name}, an alias of {self.target} as it is now"
+    READS = ("target",)
+    SOURCE = "{name} = {target}.detach()"
+    WORDS = "make {name}, an alias of {target} as it is now"
 
 
 @dataclass(frozen=True)
@@ -333,14 +327,9 @@ class AliasBase(Step):
     start_bytes: int
     numel: int
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.member,)
-
-    def emit(self, writer: SourceWriter) -> None:
-        writer.line(f"{self.name} = memory_alias({self.member}, {self.start_bytes}, {self.numel})")
-
-    def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"make {self.name}, an alias of the memory around {self.member}"
+    READS = ("member",)
+    SOURCE = "{name} = memory_alias({member}, {start_bytes}, {numel})"
+    WORDS = "make {name}, an alias of the memory around {member}"
 
 
 @dataclass(frozen=True)
@@ -349,14 +338,9 @@ class ConvertToInference(Step):
 
     name: str
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    def emit(self, writer: SourceWriter) -> None:
-        writer.line(f"{self.name} = as_inference({self.name})")
-
-    def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"make {self.name} an inference tensor"
+    READS = ("name",)
+    SOURCE = "{name} = as_inference({name})"
+    WORDS = "make {name} an inference tensor"
 
 
 @dataclass(frozen=True)
@@ -380,8 +364,7 @@ class MakeView(Step):
     pieces: Pieces | None = None
     is_leaf: bool = False
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.base,)
+    READS = ("base",)
 
     def depends_on_offset(self) -> bool:
         return any(step.op is torch.ops.aten.as_strided.default for step in self.replay.steps)
@@ -422,8 +405,7 @@ class UpdateGeometry(Step):
     geometry: Geometry
     grad_mode: bool | None
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.target,)
+    READS = ("target",)
 
     def depends_on_offset(self) -> bool:
         return True
@@ -446,8 +428,7 @@ class CopyBack(Step):
     through: str
     grad_mode: bool | None
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.target, self.source)
+    READS = ("target", "source")
 
     def emit(self, writer: SourceWriter) -> None:
         with writer.grad_mode(self.grad_mode):
@@ -464,14 +445,9 @@ class AssignData(Step):
     target: str
     source: str
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.target, self.source)
-
-    def emit(self, writer: SourceWriter) -> None:
-        writer.line(f"{self.target}.data = {self.source}")
-
-    def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"give {self.target} the memory of {self.source}"
+    READS = ("target", "source")
+    SOURCE = "{target}.data = {source}"
+    WORDS = "give {target} the memory of {source}"
 
 
 @dataclass(frozen=True)
@@ -481,14 +457,9 @@ class ShareVersion(Step):
     name: str
     saved: str
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.name, self.saved)
-
-    def emit(self, writer: SourceWriter) -> None:
-        writer.line(f"{self.name} = sharing_version({self.name}, {self.saved})")
-
-    def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"let {self.name} share the version counter of {self.saved}, whose memory it shares"
+    READS = ("name", "saved")
+    SOURCE = "{name} = sharing_version({name}, {saved})"
+    WORDS = "let {name} share the version counter of {saved}, whose memory it shares"
 
 
 @dataclass(frozen=True)
@@ -498,17 +469,12 @@ class SetVersion(Step):
     target: str
     bumps: int
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.target,)
+    READS = ("target",)
+    SOURCE = "raise_version({target}, version_{target}, {bumps})"
+    WORDS = "set the version of {target} to its version at entry + {bumps}"
 
     def entry_versions(self) -> tuple[str, ...]:
         return (self.target,)
-
-    def emit(self, writer: SourceWriter) -> None:
-        writer.line(f"raise_version({self.target}, version_{self.target}, {self.bumps})")
-
-    def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"set the version of {self.target} to its version at entry + {self.bumps}"
 
 
 @dataclass(frozen=True)
@@ -518,14 +484,9 @@ class StartVersion(Step):
     name: str
     version: int
 
-    def reads(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    def emit(self, writer: SourceWriter) -> None:
-        writer.line(f"raise_version({self.name}, 0, {self.version})")
-
-    def description(self, value_text: Callable[[Any], str]) -> str:
-        return f"set the version of {self.name} to {self.version}"
+    READS = ("name",)
+    SOURCE = "raise_version({name}, 0, {version})"
+    WORDS = "set the version of {name} to {version}"
 
 
 # --- The end of a call -----------------------------------------------------------------------------------------------
@@ -561,8 +522,7 @@ class RestoreGradMode(Step):
 
     enabled: bool
 
-    def emit(self, writer: SourceWriter) -> None:
-        writer.line(f"set_grad_enabled({self.enabled})")
+    SOURCE = "set_grad_enabled({enabled})"
 
     def description(self, value_text: Callable[[Any], str]) -> str:
         return f"leave grad mode {'on' if self.enabled else 'off'}"

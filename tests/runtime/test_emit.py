@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from aotgrad.runtime.steps import (
     RestoreGradMode,
     ReturnValue,
     SetVersion,
+    Step,
     UpdateGeometry,
 )
 from aotgrad.runtime.writer import MANY, SourceWriter, op_expression, size_expressions, tuple_of, versions_text
@@ -95,6 +98,13 @@ def test_versions_of_many_tensors_are_read_together():
 )
 def test_steps(step, text):
     assert body(step) == text
+
+
+@pytest.mark.parametrize("kind", Step.__subclasses__())
+def test_a_step_says_what_it_reads_emits_and_does(kind):
+    assert "emit" in vars(kind) or kind.SOURCE
+    assert "description" in vars(kind) or kind.WORDS
+    assert {*kind.READS} <= {field.name for field in fields(kind)}
 
 
 def test_versions_are_read_before_anything_runs():
