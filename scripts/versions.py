@@ -29,7 +29,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from aotgrad.frontends.supported_versions import TESTED, Version, written
+from aotgrad.frontends.supported_versions import TESTED, Version, version_text
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "versions.md"
@@ -80,7 +80,7 @@ def interpreters() -> dict[str, Path]:
 
 def versions_of_torch() -> list[str]:
     (major, first), (_, last) = TESTED["torch"]
-    return [written((major, minor)) for minor in range(first, last + 1)]
+    return [version_text((major, minor)) for minor in range(first, last + 1)]
 
 
 def combinations(pythons: Sequence[str], torches: Sequence[str]) -> Iterator[Combination]:
