@@ -377,7 +377,7 @@ class FlatCallable(OfModule):
         if self.tensors or self.memory is not None or not self.dedupe.is_identity:
             return self
         in_vmap_mode = native.offered("in_vmap_mode", torch_compat.in_vmap_mode)
-        return torch_compat.unless_transformed(self.executable.call, self, in_vmap_mode)
+        return torch_compat.dispatch_transformed(self.executable.call, self, in_vmap_mode)
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         values = [*self.tensors, *args]

@@ -273,19 +273,19 @@ CORRECTIONS: Mapping[str, Correction] = {
         "oneDNN writes past the end of its memory (on AVX2, for channels-last tensors, which Inductor prefers)",
     ),
     "conversions of complex numbers": Amendment(
-        torch_compat.conversions_called_by_aten,
+        torch_compat.use_aten_conversions,
         "the result of a conversion requires grad if the operand does, even under no_grad",
     ),
     "offsets in memory": Amendment(
-        torch_compat.traced_storage_offsets,
+        torch_compat.use_traced_offsets,
         "Inductor calls the op with its own buffer, whose offset is not the one that as_strided counts from",
     ),
     "offsets of inputs": Amendment(
-        torch_compat.input_offsets_counted,
+        torch_compat.count_input_offsets,
         "as_strided of an input that is a slice counts from the slice (torch < 2.13)",
     ),
     "reads between two writes": Amendment(
-        torch_compat.reads_of_overwritten_values_checked,
+        torch_compat.check_reads_of_overwritten_values,
         "a read of what one write left in a buffer is fused with the next write to it, though they access other elements",
     ),
     "constants that are expanded": Amendment(
@@ -297,19 +297,19 @@ CORRECTIONS: Mapping[str, Correction] = {
         "clones are removed, so two results are the same tensor, or a result is an argument that is written in place",
     ),
     "writes over what they read": Amendment(
-        torch_compat.reads_of_targets_checked,
+        torch_compat.check_reads_of_targets,
         "an index_put or an op on a list writes in place to what its other arguments view, or are computed from",
     ),
     "index_put into a view as another dtype": Amendment(
-        torch_compat.writes_to_converted_views_kept,
+        torch_compat.keep_writes_to_converted_views,
         "it writes to the base in place, and converts the numbers to the dtype of the base",
     ),
     "writes of what they move": Amendment(
-        torch_compat.values_that_are_written_kept_apart,
+        torch_compat.buffer_written_values,
         "copy_ of a view of values computed from other elements of the target reads what it has already written",
     ),
     "reads after a write": Amendment(
-        torch_compat.reads_of_written_values_kept,
+        torch_compat.keep_reads_of_written_values,
         "a read of what a write leaves in a buffer moves before it if its loops are regenerated for a fusion",
     ),
 }

@@ -45,7 +45,7 @@ def keep_output_layouts(graph: fx.Graph) -> Iterator[None]:
     for k, (node, layout) in enumerate(zip(outputs, layouts, strict=True)):
         if layout is not None and "val" in node.meta and differ(*layout, torch_compat.hints(node.meta["val"].stride())):
             with graph.inserting_before(end):
-                outputs[k] = dense_copy(node, layout)
+                outputs[k] = copy_in_layout(node, layout)
                 torch_compat.tell_output_stride(end, k, outputs[k].meta["val"].stride())
     replace_outputs(graph, outputs)
 
@@ -61,7 +61,7 @@ def layout_of(output: Any) -> Layout | None:
     return layout if torch_compat.is_dense_layout(*layout) else None
 
 
-def dense_copy(node: fx.Node, layout: Layout) -> fx.Node:
+def copy_in_layout(node: fx.Node, layout: Layout) -> fx.Node:
     """A dense copy in the order of dimensions that `layout` has."""
     _, strides = layout
     order = sorted(range(len(strides)), key=lambda dim: -strides[dim])

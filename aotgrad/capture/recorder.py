@@ -79,7 +79,7 @@ class Recorder(PythonKeyTracer):
     def _attribute(self, node: fx.Node) -> None:
         """Mark a node as the backward of an op. A node that recomputes a checkpoint's value is not `own_backward`."""
         node.meta.update(self._attributed or {}, autograd_backward=True)
-        if node.meta.get("own_backward") and torch_compat.saves_in_another_way():
+        if node.meta.get("own_backward") and torch_compat.has_saved_tensor_hooks():
             del node.meta["own_backward"]
 
     def graphs(self) -> list[fx.Graph]:

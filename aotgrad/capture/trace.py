@@ -58,7 +58,7 @@ class KeptRegion:
 
 def run_checkpointed(_: Any, region: fx.GraphModule, args: Sequence[Any], settings: dict[str, Any]) -> Any:
     """Run a region that Dynamo keeps, inside a region that is traced a second time in the backward."""
-    return torch_compat.checkpointed(region, args, settings, range(len(args)))
+    return torch_compat.run_checkpointed(region, args, settings, range(len(args)))
 
 
 class Trace:
@@ -105,7 +105,7 @@ class Trace:
     @property
     def asks_for_offsets(self) -> bool:
         """Whether an op ran whose behaviour depends on the storage offset of a tensor."""
-        return torch_compat.asked_for_offsets(self._functional_mode)
+        return torch_compat.depends_on_offsets(self._functional_mode)
 
     def watch_draws(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the function runs, and its use of the random generator is followed."""
@@ -114,8 +114,8 @@ class Trace:
     def checkpoints(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, the function runs. Records its checkpointed regions, and what the regions do that Dynamo keeps."""
         stack = contextlib.ExitStack()
-        stack.enter_context(torch_compat.regions_noted(self.begin_region))
-        stack.enter_context(torch_compat.kept_regions_run_by(self.run_kept))
+        stack.enter_context(torch_compat.report_regions(self.begin_region))
+        stack.enter_context(torch_compat.run_kept_regions(self.run_kept))
         return stack
 
     def begin_region(self, function: Callable, keeps_state: bool) -> tuple[Callable, Callable[[], None]]:
@@ -144,8 +144,8 @@ class Trace:
                     "tensor in place, or draws other random numbers then; leave out context_fn, or checkpoint outside of "
                     "the compiled function"
                 )
-            with reentered(lambda: torch_compat.kept_regions_run_by(run_checkpointed)):
-                return torch_compat.checkpointed(region, args, settings, self._retraced[region])
+            with reentered(lambda: torch_compat.run_kept_regions(run_checkpointed)):
+                return torch_compat.run_checkpointed(region, args, settings, self._retraced[region])
         if not torch.is_grad_enabled():
             return run(region, *args, **settings)
         tensors = {k: (value, self.node_of(value)) for k, value in enumerate(args) if torch_compat.any_functional([value])}
@@ -196,7 +196,7 @@ class Trace:
             with (
                 torch.autograd.set_detect_anomaly(False),
                 torch_compat.normal_mode(),
-                torch_compat.compiled_functions_inlined(),
+                torch_compat.inline_compiled_functions(),
                 torch_compat.hidden_saved_tensor_hooks(),
                 self._fake_mode,
                 torch_compat.answered_by(self._fake_mode, self._values.answer),

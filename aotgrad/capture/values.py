@@ -130,7 +130,7 @@ class ValueReads:
             copy, _ = prologue.call(op, (node,), {})
             told = self._require(prologue.named(copy, "value"))
         if op is torch_compat.is_coalesced:
-            torch_compat.say_coalesced(fake, told)
+            torch_compat.set_coalesced(fake, told)
         return told
 
     def _recorded(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Any) -> Any:

@@ -72,7 +72,7 @@ class DynamoBackend:
             cause = error.__cause__
             if isinstance(error, CaptureError) and cause is not None and torch_compat.breaks_dynamos_graph(cause):
                 raise cause from None
-            raise torch_compat.passed_on_by_dynamo(error, inspect.currentframe()) from cause
+            raise torch_compat.unwrapped_by_dynamo(error, inspect.currentframe()) from cause
         return torch_compat.disable_dynamo(compiled.fastest)
 
 

@@ -76,12 +76,12 @@ class DynamoExplainer:
         Raises:
             CaptureError: or any other error of a call that cannot be compiled.
         """
-        function = torch_compat.without_dynamo(self.function)
+        function = torch_compat.uncompiled_function(self.function)
         name = qualified_name(function)
         function = copy.deepcopy(function) if isinstance(function, nn.Module) else function
         args, kwargs = pytree.tree_map_only(torch.Tensor, copy_tensor, (args, kwargs))
         explaining = ExplainingBackend(name, self.compiler)
-        with torch_compat.dynamo_forgets(), torch_compat.graph_breaks() as breaks:
+        with torch_compat.reset_dynamo(), torch_compat.graph_breaks() as breaks:
             torch.compile(function, backend=explaining)(*args, **kwargs)
         return DynamoExplanation(
             name, tuple(explaining.graphs), tuple(GraphBreak(source_line_of(frame), why) for frame, why in breaks)

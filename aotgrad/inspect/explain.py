@@ -78,7 +78,7 @@ def explain(
         return DynamoExplainer(fn, compiler)
     bound = getattr(fn, "calls", None)
     if bound is None:
-        original = torch_compat.without_dynamo(fn)
+        original = torch_compat.uncompiled_function(fn)
         bound = bind(fn, PlanCache(compiler, qualified_name(original)))
     return Explainer(bound)
 

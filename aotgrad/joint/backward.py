@@ -232,7 +232,7 @@ def passed_over(failing: dict[Any, str]) -> dict[Any, str]:
     """
     for node, message in failing.items():
         try:
-            torch_compat.pass_over(node)
+            torch_compat.disable_node(node)
         except RuntimeError as error:
             reject_changed_argument(error)
             raise untraceable(message) from error

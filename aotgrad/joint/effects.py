@@ -176,7 +176,7 @@ class Effects:
 
     def note_seen(self, held: Iterable[Any]) -> None:
         for tensor in held:
-            if torch_compat.is_functional(tensor) and (whole := torch_compat.whole(tensor)) is not None:
+            if torch_compat.is_functional(tensor) and (whole := torch_compat.view_root(tensor)) is not None:
                 self.seen.setdefault(id(whole), self.look_at(whole))
 
     def go_on_with(self, group: Any) -> None:

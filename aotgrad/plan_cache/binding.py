@@ -104,7 +104,7 @@ class BoundModule(BoundFunction):
 
 def bind(function: Callable, cache: PlanCache) -> BoundFunction:
     """The calls of a function or module as it stands: of what `torch.compile` returned, those of what it was given."""
-    function = torch_compat.without_dynamo(function)
+    function = torch_compat.uncompiled_function(function)
     if isinstance(function, nn.Module):
         return BoundModule(cache, function, LiftedModule(function))
     return PlainFunction(cache, function, state_of(function))

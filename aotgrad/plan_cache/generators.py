@@ -118,7 +118,7 @@ class Drawing:
         if not torch_compat.any_functional(states):
             return self.op_by_op(generators, states, args, kwargs)
         traced = torch_compat.GeneratorStates(generators, states)
-        with unmoved(generators), torch_compat.traced_states(traced):
+        with unmoved(generators), torch_compat.trace_states(traced):
             result = self.function(*args, **kwargs)
         return result, traced.now()
 

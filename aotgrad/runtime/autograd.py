@@ -72,7 +72,7 @@ class Segment(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @torch_compat.hidden_from_dynamo
+    @torch_compat.hide_from_dynamo
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         backward: Backward = ctx.backward
         layouts = ctx.layouts or backward.layouts

@@ -120,7 +120,7 @@ def edges_of_running_node() -> tuple[Any, ...]:
     return tuple(function for function, _ in torch._C._current_autograd_node().next_functions)
 
 
-def applied(function: type[torch.autograd.Function]) -> Callable:
+def plain_apply(function: type[torch.autograd.Function]) -> Callable:
     """`function.apply` for calls outside of `torch.func` transforms: skips the check for open ones."""
     return super(torch.autograd.Function, function).apply
 
@@ -264,7 +264,7 @@ def error_of_saved(node: Any) -> str | None:
     return None
 
 
-def pass_over(node: Any) -> None:
+def disable_node(node: Any) -> None:
     """Disable a node: it no longer checks what it saved, and all its gradients are undefined."""
     for name in _saved_attributes(type(node)):
         for saved in pytree.tree_leaves(getattr(node, f"_raw{name}")):
@@ -358,7 +358,7 @@ def release_saved_tensors(ctx: Any) -> None:
         ctx.maybe_clear_saved_tensors()
 
 
-def saves_in_another_way() -> bool:
+def has_saved_tensor_hooks() -> bool:
     """Whether saved-tensor hooks are on, as they are while a checkpointed region is recomputed."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 

@@ -32,7 +32,7 @@ _RunKept = Callable[[Callable[..., Any], torch.fx.GraphModule, Sequence[Any], di
 
 
 @contextlib.contextmanager
-def kept_regions_run_by(run: _RunKept) -> Iterator[None]:
+def run_kept_regions(run: _RunKept) -> Iterator[None]:
     """In this thread, let `run` execute the checkpointed regions that Dynamo keeps."""
     with _regions_run_by(run):
         yield
@@ -43,7 +43,7 @@ def has_own_policy(region: torch.fx.GraphModule) -> bool:
     return "_checkpoint_context_fn" in region.meta
 
 
-def checkpointed(
+def run_checkpointed(
     region: torch.fx.GraphModule, args: Sequence[Any], settings: dict[str, Any], closed_over: Collection[int]
 ) -> Any:
     """Run a region that Dynamo keeps under an ordinary checkpoint, so that the backward recomputes it.
@@ -119,7 +119,7 @@ def _requires_grad(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def regions_noted(note: Callable[[_Rerun, bool], tuple[_Rerun, Callable[[], None]]]) -> Iterator[None]:
+def report_regions(note: Callable[[_Rerun, bool], tuple[_Rerun, Callable[[], None]]]) -> Iterator[None]:
     """In this thread, report checkpointed regions.
 
     `note(function, keeps_random_state)` is called when one begins. It returns what the backward recomputes in place of the

@@ -31,7 +31,7 @@ def new_dynamos_lock() -> Any:
     return convert_frame.compile_lock
 
 
-def hidden_from_dynamo(function: Callable) -> Callable:
+def hide_from_dynamo(function: Callable) -> Callable:
     """Make Dynamo skip a function's frames and all frames below them, at no cost per call.
 
     Otherwise Dynamo would compile parts of them when `autograd.grad` is called at a graph break of `torch.compile`.
@@ -69,13 +69,13 @@ def float_of_tensor(tensor: Any) -> torch.SymFloat | None:
     return number if isinstance(number, torch.SymFloat) else None
 
 
-def passed_on_by_dynamo(error: Exception, frame: Any) -> Exception:
+def unwrapped_by_dynamo(error: Exception, frame: Any) -> Exception:
     """`error` in a form that a backend can raise without Dynamo wrapping it in an error of its own.
 
     It has the same class and the same text. Its traceback starts at `frame`.
     """
-    passed_on = _passed_on(type(error))
-    raised = passed_on.__new__(passed_on, *error.args)
+    kind = _unwrapped_class(type(error))
+    raised = kind.__new__(kind, *error.args)
     ShortenTraceback.__init__(raised, *error.args, first_useful_frame=frame)
     vars(raised).update(vars(error), text=str(error))
     raised.__cause__ = error.__cause__
@@ -83,7 +83,7 @@ def passed_on_by_dynamo(error: Exception, frame: Any) -> Exception:
 
 
 @functools.cache
-def _passed_on(kind: type) -> Any:
+def _unwrapped_class(kind: type) -> Any:
     members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda self: self.text}
     return type(kind.__name__, (kind, ShortenTraceback), members)
 
@@ -173,7 +173,7 @@ class _Tracing:
 
 
 @contextlib.contextmanager
-def compiled_functions_inlined() -> Iterator[None]:
+def inline_compiled_functions() -> Iterator[None]:
     """Inside, functions that `torch.compile` returned run uncompiled, as in a trace of `torch.fx`.
 
     Dynamo would compile them for traced tensors, and code that it compiled before would run kernels on these. Other threads
@@ -189,7 +189,7 @@ def compiled_functions_inlined() -> Iterator[None]:
             tracing.end()
 
 
-def without_dynamo(function: Callable) -> Callable:
+def uncompiled_function(function: Callable) -> Callable:
     """The function or module behind what `torch.compile` returned; any other function itself."""
     while True:
         name = "_orig_mod" if isinstance(function, torch.nn.Module) else "_torchdynamo_orig_callable"
@@ -200,7 +200,7 @@ def without_dynamo(function: Callable) -> Callable:
 
 
 @contextlib.contextmanager
-def dynamo_forgets() -> Iterator[None]:
+def reset_dynamo() -> Iterator[None]:
     """Reset Dynamo before and after: nothing it has compiled is used across the boundary."""
     torch._dynamo.reset()
     try:

@@ -53,7 +53,7 @@ def replace_value(tensor: torch.Tensor, fake: torch.Tensor) -> None:
     torch._sync(tensor)
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor | None:
+def view_root(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor itself or its base, whichever is no view for functionalization; `None` if both are."""
     candidates = (tensor, tensor._base)
     return next((each for each in candidates if each is not None and not recorded_views(each)), None)

@@ -1,6 +1,6 @@
 """Functionalization as a mode, corrected where eager behaves differently.
 
-`guarded_dispatch` handles each op: `REWRITES` and `VALUES_TO_WRITE` record other ops in its place, `_check` refuses what
+`guarded_dispatch` handles each op: `REWRITES` and `VALUES_TO_WRITE` record other ops in its place, `_check_op` refuses what
 eager refuses, `_recorded_at_once` is the fast path for ordinary ops.
 """
 
@@ -19,8 +19,8 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from aotgrad.torch_compat.contexts import normal_mode
 from aotgrad.torch_compat.functional_tensors import wrapped_result
-from aotgrad.torch_compat.generators import drawn, generator_of, is_default_generator, with_generator
-from aotgrad.torch_compat.layouts import AbsoluteGeometry, UnsafePieces, keep_lazy_bits, kept_layouts
+from aotgrad.torch_compat.generators import draw_from, generator_of, is_default_generator, with_generator
+from aotgrad.torch_compat.layouts import AbsoluteGeometry, UnsafePieces, keep_layouts, keep_lazy_bits
 from aotgrad.torch_compat.memory import is_dense
 from aotgrad.torch_compat.ops import READS_VALUES, OpKind, is_foreach, kind_of_op, unsafe_view, written_arguments
 from aotgrad.torch_compat.recording import DEVICE_OF, is_outside_of_kernels, settle
@@ -138,7 +138,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     mode._writes += op._schema.is_mutable
     mode._has_reshaped |= reshapes
     with torch._C.DisableTorchFunction():  # the user's function does not ask what the checks ask
-        _check(mode, op, args, kwargs)
+        _check_op(mode, op, args, kwargs)
         if mode._reads is not None and op in READS_VALUES:
             # Also of what the function closed over: another call reads it again.
             args = pytree.tree_map_only(torch.Tensor, functools.partial(_traced, mode), args)
@@ -153,7 +153,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     return _functional_result(mode, op, classes, args, kwargs)
 
 
-def _check(mode: FunctionalTensorMode, op: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
+def _check_op(mode: FunctionalTensorMode, op: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
     """Raise where eager does and functionalization would not, or where the graph could not follow eager."""
     keep_lazy_bits(args)
     refuse_stale_views(args)
@@ -194,7 +194,7 @@ def _resize(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs
     return guarded_dispatch(mode, torch.ops.aten.resize_.default, classes, (args[0], args[1].size()), kwargs)
 
 
-def computed_and_written(
+def compute_and_write(
     mode: FunctionalTensorMode, op: Any, classes: Any, args: tuple, kwargs: Mapping[str, Any]
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """The `out` of an op of `COMPUTED_BEFORE_WRITTEN`, with the sizes and values that the other op computes."""
@@ -210,7 +210,7 @@ def computed_and_written(
 
 
 REWRITES: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys(COMPUTED_BEFORE_WRITTEN, computed_and_written),  # a graph cannot resize `out` by values
+    **dict.fromkeys(COMPUTED_BEFORE_WRITTEN, compute_and_write),  # a graph cannot resize `out` by values
     **dict.fromkeys(REPLACES_STORAGE, _assign_or_refuse),  # functionalization keeps the storage
     torch.ops.aten._to_copy.default: _tensor_of_symbol,  # a formula takes a symbolic number for a tensor
     torch.ops.aten.expand.default: _view_for_expand,  # a write through it is recorded as old + difference, which rounds
@@ -232,7 +232,7 @@ def _functional_write(
     """Record a write that does not reshape; the tensors written to keep their layouts."""
     refuse_unrecordable_write(op, args, kwargs)
     refuse_lossy_cast(op, args)
-    with kept_layouts(written_arguments(op, args, kwargs)):
+    with keep_layouts(written_arguments(op, args, kwargs)):
         if is_foreach(op):
             return _foreach_in_place(mode, op, classes, args, kwargs)
         value = VALUES_TO_WRITE[op](mode, op, classes, args, kwargs) if op in VALUES_TO_WRITE else NotImplemented
@@ -269,7 +269,7 @@ def _drawn_from(
     written = list(written_arguments(op, args, kwargs))
     if written:
         refuse_unrecordable_write(op, args, kwargs)
-    results = drawn(generator, op, args, kwargs, lambda twin, *given: _functional_result(mode, twin, classes, *given))
+    results = draw_from(generator, op, args, kwargs, lambda twin, *given: _functional_result(mode, twin, classes, *given))
     for target, value in zip(written, results, strict=False):
         guarded_dispatch(mode, torch.ops.aten.copy_.default, classes, (target, value))
     results = written or results

@@ -57,7 +57,7 @@ class GeneratorStates:
 
 
 @contextlib.contextmanager
-def traced_states(states: GeneratorStates) -> Iterator[None]:
+def trace_states(states: GeneratorStates) -> Iterator[None]:
     """Inside, a traced function may draw from these generators."""
     token = _states.set(states)
     try:
@@ -85,7 +85,7 @@ def generator_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping
     return args[position] if position < len(args) else kwargs.get(op._schema.arguments[position].name)
 
 
-def drawn(generator: torch.Generator, op: Any, args: Any, kwargs: Any, compute: Callable[..., Any]) -> list[Any]:
+def draw_from(generator: torch.Generator, op: Any, args: Any, kwargs: Any, compute: Callable[..., Any]) -> list[Any]:
     """The values that a random op returns or writes when it draws from a generator; `compute` runs the op's twin.
 
     Raises:

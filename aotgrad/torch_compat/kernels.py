@@ -27,17 +27,17 @@ def symbolic_kernels() -> Iterator[None]:
     do not write to `out` under a dispatch mode.
     """
     with (
-        replaced_kernels(torch.ops.aten.dropout.default, eager_dropout),
-        replaced_kernels(torch.ops.aten.matmul.default, eager_matmul),
+        replace_kernels(torch.ops.aten.dropout.default, eager_dropout),
+        replace_kernels(torch.ops.aten.matmul.default, eager_matmul),
         contextlib.ExitStack() as stack,
     ):
         for op in DECOMPOSED_OTHERWISE:
-            stack.enter_context(replaced_kernels(op, functools.partial(eager_op, op)))
+            stack.enter_context(replace_kernels(op, functools.partial(eager_op, op)))
         for op in ROUNDED_OTHERWISE:
-            stack.enter_context(replaced_kernels(op, functools.partial(eager_composite, op)))
-        stack.enter_context(given_kernel(torch.ops.aten.ctc_loss.IntList, ctc_loss_of_lists))
+            stack.enter_context(replace_kernels(op, functools.partial(eager_composite, op)))
+        stack.enter_context(add_kernel(torch.ops.aten.ctc_loss.IntList, ctc_loss_of_lists))
         for op, functional in OUT_IS_LOST:
-            stack.enter_context(given_kernel(op, functools.partial(written_result, functional)))
+            stack.enter_context(add_kernel(op, functools.partial(write_result, functional)))
         stack.enter_context(enable_python_dispatcher())
         yield
 
@@ -72,7 +72,7 @@ OUT_IS_LOST = (
 """Composite ops whose kernels forget `out` under a dispatch mode, and the ops that compute its value."""
 
 
-def written_result(functional: Callable, *args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+def write_result(functional: Callable, *args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """`out`, with the size and the value of the result of `functional`."""
     result = functional(*args, **kwargs)
     if out.size() != result.size():
@@ -81,7 +81,7 @@ def written_result(functional: Callable, *args: Any, out: torch.Tensor, **kwargs
 
 
 @contextlib.contextmanager
-def given_kernel(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[None]:
+def add_kernel(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[None]:
     """Inside, `kernel` is the Python kernel of a composite op that has none."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     op.py_kernels[key] = kernel
@@ -94,7 +94,7 @@ def given_kernel(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replaced_kernels(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[None]:
+def replace_kernels(op: torch._ops.OpOverload, kernel: Callable) -> Iterator[None]:
     """Inside, `kernel` replaces the Python kernels of an op; its first argument is the kernel that it replaces."""
     kernels = dict(op.py_kernels)
     op.py_kernels.update({key: functools.partial(kernel, replaced) for key, replaced in kernels.items()})

@@ -25,14 +25,14 @@ class AbsoluteGeometry:
     ALIGNED = (torch.ops.aten.view_as_complex.default, torch.ops.aten.view.dtype)
 
     def __init__(self) -> None:
-        self.asked_for_offsets = self.makes_arguments = False
+        self.depends_on_offsets = self.makes_arguments = False
         self.strided: dict[int, torch.UntypedStorage] = {}
         self.written: dict[int, torch.UntypedStorage] = {}
 
     def check(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise if an op would use geometry that the graph does not keep; note an op that depends on storage offsets."""
         says_where = op in self.STRIDED and len(args) > 3 and args[3] is not None  # perhaps read from the tensor
-        self.asked_for_offsets |= op in self.ALIGNED or (says_where and not self.makes_arguments)
+        self.depends_on_offsets |= op in self.ALIGNED or (says_where and not self.makes_arguments)
         if op is torch.ops.aten.view_as_complex.default and args[0].storage_offset() % 2:  # eager's offset
             raise RuntimeError("Tensor must have a storage_offset divisible by 2")
         if op in self.STRIDED and isinstance(args[0], FunctionalTensor):
@@ -99,9 +99,9 @@ def check_pieces(mode: FunctionalTensorMode, values: Sequence[Any]) -> None:
     mode._pieces.check(values)
 
 
-def asked_for_offsets(mode: FunctionalTensorMode) -> bool:
+def depends_on_offsets(mode: FunctionalTensorMode) -> bool:
     """Whether an op that ran in a `functional_mode` depends on the storage offset of a tensor."""
-    return mode._geometry.asked_for_offsets
+    return mode._geometry.depends_on_offsets
 
 
 @contextlib.contextmanager
@@ -120,10 +120,10 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def kept_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
+def keep_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
     """Keep the strides of tensors that are written inside: the out-of-place form of many ops is contiguous."""
     functional = [tensor for tensor in written if isinstance(tensor, FunctionalTensor)]
-    before = [(tensor, tensor.stride()) for tensor in functional if is_in_another_order(tensor)]
+    before = [(tensor, tensor.stride()) for tensor in functional if is_not_contiguous(tensor)]
     yield
     with disable_functional_mode():
         for tensor, stride in before:
@@ -165,7 +165,7 @@ def _replace_value(tensor: FunctionalTensor, value: torch.Tensor) -> None:
     torch._functionalize_sync(tensor.elem)
 
 
-def is_in_another_order(tensor: torch.Tensor) -> bool:
+def is_not_contiguous(tensor: torch.Tensor) -> bool:
     """Whether a traced tensor is not contiguous; one with a data-dependent size counts as contiguous."""
     if not has_symbolic_shape(tensor):
         return not tensor.is_contiguous()

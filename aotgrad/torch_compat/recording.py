@@ -181,7 +181,7 @@ def hidden_tracing_modes() -> Iterator[None]:
         yield
 
 
-def say_coalesced(fake: torch.Tensor, is_coalesced: bool) -> None:
+def set_coalesced(fake: torch.Tensor, is_coalesced: bool) -> None:
     """Set whether a fake sparse tensor is coalesced; many shape functions claim that it is."""
     with hidden_tracing_modes():
         torch.ops.aten._coalesced_.default(fake, is_coalesced)

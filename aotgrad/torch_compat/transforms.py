@@ -51,7 +51,7 @@ def is_transformed(values: Sequence[Any]) -> bool:
     return any(isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in values)
 
 
-def unless_transformed(
+def dispatch_transformed(
     usual: Callable[[list], Any], otherwise: Callable[..., Any], in_vmap_mode: Callable[[], bool]
 ) -> Callable[..., Any]:
     """A function of values: `usual` of their list, or `otherwise(*values)` if they may be transformed."""

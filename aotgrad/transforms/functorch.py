@@ -342,7 +342,7 @@ class Transformed(torch.autograd.Function):
         ctx.mark_non_differentiable(*(tensor for tensor, is_differentiable in pairs if not is_differentiable))
 
     @staticmethod
-    @torch_compat.hidden_from_dynamo
+    @torch_compat.hide_from_dynamo
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
         call, (primals, is_stale) = ctx.call, saved_arguments(ctx)
         wanted = tuple(k for k, needed in enumerate(ctx.needs_input_grad[1:]) if needed)

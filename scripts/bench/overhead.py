@@ -31,7 +31,7 @@ from torch._dynamo.eval_frame import innermost_fn
 
 import aotgrad
 from aotgrad.frontends.dynamo import DynamoBackend
-from aotgrad.torch_compat import applied
+from aotgrad.torch_compat import plain_apply
 
 Function = Callable[..., Any]
 ROUNDS = 21
@@ -285,7 +285,7 @@ def parts_of_many(count: int) -> dict[str, Callable[[], object]]:
     sentinel, *inputs = (torch.randn(4, 4, requires_grad=True) for _ in range(count + 1))
     library = libraries()["with C++"]
     assert library is not None, "it was built"
-    gradients, attach = (None, *(TANGENT.clone() for _ in inputs)), library.attaching(applied(Ready), 3)
+    gradients, attach = (None, *(TANGENT.clone() for _ in inputs)), library.attaching(plain_apply(Ready), 3)
     return {
         "nothing": list,
         "`apply` of an autograd function": lambda: Ready.apply(gradients, TANGENT.clone(), sentinel, *inputs),

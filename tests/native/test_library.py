@@ -309,7 +309,7 @@ def edges_of(node) -> list:
 
 
 def test_a_node_gets_its_inputs_afterwards_as_if_it_was_applied_to_them(library):
-    apply = torch_compat.applied(Scaled)
+    apply = torch_compat.plain_apply(Scaled)
     start = torch.ones(2, requires_grad=True)
     results = []
     for attach in (apply, library.attaching(apply, 2)):
@@ -326,7 +326,7 @@ def test_a_node_gets_its_inputs_afterwards_as_if_it_was_applied_to_them(library)
 
 
 def test_a_node_that_is_not_made_gets_no_inputs(library):
-    attach = library.attaching(torch_compat.applied(Scaled), 2)
+    attach = library.attaching(torch_compat.plain_apply(Scaled), 2)
     with torch.no_grad():
         (result,) = attach((torch.ones(2),), torch.ones(2, requires_grad=True), *inputs_of_every_kind())
     assert result.grad_fn is None

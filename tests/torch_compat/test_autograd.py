@@ -212,7 +212,7 @@ def test_the_engine_says_which_gradients_of_sparse_leaves_it_wants():
 
 def test_a_custom_node_is_made_without_a_look_at_transforms():
     x, y = torch.ones(1, requires_grad=True), torch.ones(1)
-    result = compat.applied(Saving)(x, y)
+    result = compat.plain_apply(Saving)(x, y)
     assert result.grad_fn.name() == Saving.apply(x, y).grad_fn.name()
 
 
@@ -246,12 +246,12 @@ def test_a_node_whose_saved_value_was_overwritten_is_seen_and_passed_over():
     assert compat.error_of_saved(node) is None
     y.add_(1)
     assert "modified by an inplace operation" in compat.error_of_saved(node)
-    compat.pass_over(node)
+    compat.disable_node(node)
     first, second = torch.autograd.grad((y + w).sum(), [x, w], allow_unused=True)
     assert first is None
     assert second.tolist() == [1, 1]
     product = torch.ones(2) * x  # saves one of its factors only
-    compat.pass_over(product.grad_fn)
+    compat.disable_node(product.grad_fn)
     assert torch.autograd.grad(product.sum(), x, allow_unused=True) == (None,)
 
 
@@ -262,7 +262,7 @@ def test_a_write_to_a_view_that_overwrote_its_own_value_is_passed_over():
     view.mul_(view)
     assert type(y.grad_fn).__name__ == "CopySlices"
     assert compat.error_of_saved(y.grad_fn) is None
-    compat.pass_over(y.grad_fn)
+    compat.disable_node(y.grad_fn)
     assert torch.autograd.grad(y.sum(), x, allow_unused=True) == (None,)
 
 
@@ -423,9 +423,9 @@ def test_what_dynamo_makes_of_a_custom_function_tells_the_same():
 
 
 def test_saved_tensor_hooks_are_seen():
-    assert not compat.saves_in_another_way()
+    assert not compat.has_saved_tensor_hooks()
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-        assert compat.saves_in_another_way()
+        assert compat.has_saved_tensor_hooks()
 
 
 def test_what_is_a_parameter():

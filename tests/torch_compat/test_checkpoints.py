@@ -40,7 +40,7 @@ def test_it_runs_as_one_is_told_to():
         seen.append((settings, compat.has_own_policy(region)))
         return of_torch(region, *args, **settings)
 
-    with compat.kept_regions_run_by(run):
+    with compat.run_kept_regions(run):
         assert torch.equal(kept(region, x, preserve_rng_state=False), x.exp().sin())
     assert seen == [({"preserve_rng_state": False}, False)]
     region.meta["_checkpoint_context_fn"] = None
@@ -55,8 +55,8 @@ def test_it_runs_again_in_the_backward_and_may_change_what_it_closes_over(use_re
 
     region, count, x = torch.fx.symbolic_trace(counted), torch.zeros(()), leaf()
     settings = {"preserve_rng_state": True, "use_reentrant": use_reentrant}
-    with compat.regions_noted(lambda function, keeps: (function, lambda: None)):
-        y = compat.checkpointed(region, [x, count], settings, {1})
+    with compat.report_regions(lambda function, keeps: (function, lambda: None)):
+        y = compat.run_checkpointed(region, [x, count], settings, {1})
     assert count == 1
     torch.autograd.grad(y.sum(), x)
     assert count == 2
@@ -73,7 +73,7 @@ def test_a_region_is_noted_and_what_it_runs_again():
         events.append("again")
         return function(*args)
 
-    with compat.regions_noted(note):
+    with compat.report_regions(note):
         y = checkpoint(lambda x: x.exp(), x, use_reentrant=False, preserve_rng_state=False)
         assert compat.saves_packed_values(y.grad_fn)
         checkpoint(lambda x: x.exp(), x, use_reentrant=False)
@@ -87,7 +87,7 @@ def test_a_region_is_noted_and_what_it_runs_again():
 
 def test_a_reentrant_region_is_one_node():
     x = leaf()
-    with compat.regions_noted(lambda function, keeps: (function, lambda: None)):
+    with compat.report_regions(lambda function, keeps: (function, lambda: None)):
         first, second = checkpoint(lambda x: (x.exp(), x.sin()), x, use_reentrant=True)
         with pytest.raises(RuntimeError, match=compat.REENTRANT_WITHOUT_GRADIENT):
             checkpoint(lambda x: x.detach(), x, use_reentrant=True)

@@ -39,7 +39,7 @@ def test_an_error_that_dynamo_passes_on():
         pass
 
     def backend(graph, inputs):
-        raise compat.passed_on_by_dynamo(OwnError("our text"), inspect.currentframe())
+        raise compat.unwrapped_by_dynamo(OwnError("our text"), inspect.currentframe())
 
     torch._dynamo.reset()
     with pytest.raises(OwnError) as raised:
@@ -63,7 +63,7 @@ def test_a_parallel_module_awaits_gradients_unless_dynamo_cuts_its_graph():
     assert not compat.ddp_awaits_gradients()
     with Active()._inside_ddp_forward():
         assert compat.ddp_awaits_gradients()
-        with compat.dynamo_forgets(), torch._dynamo.config.patch(optimize_ddp=False):
+        with compat.reset_dynamo(), torch._dynamo.config.patch(optimize_ddp=False):
             torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
     assert seen == [True]
 
@@ -80,7 +80,7 @@ def test_where_dynamo_breaks_graphs_and_what_it_passes():
         torch._dynamo.graph_break()
         return x * 2
 
-    with compat.dynamo_forgets(), compat.graph_breaks() as breaks:
+    with compat.reset_dynamo(), compat.graph_breaks() as breaks:
         torch.compile(function, backend=backend)(torch.ones(1), {"w": torch.ones(1)})
     assert sources == [["L['x']", "L['more']['w']"], ["L['x']"]]
     ((frame, reason),) = breaks
@@ -92,7 +92,7 @@ def test_dynamo_forgets():
     compiled = []
     function = torch.compile(lambda x: x + 1, backend=lambda module, _: compiled.append(module) or module.forward)
     for _ in range(2):
-        with compat.dynamo_forgets():
+        with compat.reset_dynamo():
             function(torch.ones(1))
     assert len(compiled) == 2
 
@@ -149,8 +149,8 @@ def test_a_tracing_context_can_be_opened(fake_mode):
 
 def test_what_torch_compile_was_given():
     model = nn.Linear(2, 2)
-    assert compat.without_dynamo(torch.compile(model, backend="eager")) is compat.without_dynamo(model) is model
-    assert compat.without_dynamo(torch.compile(three, backend="eager")) is three
+    assert compat.uncompiled_function(torch.compile(model, backend="eager")) is compat.uncompiled_function(model) is model
+    assert compat.uncompiled_function(torch.compile(three, backend="eager")) is three
 
 
 def three():
@@ -175,7 +175,7 @@ def test_frames_that_dynamo_leaves_alone():
     def hidden(gradient):
         return seen(gradient)
 
-    assert "sin" in compiled_graphs(seen) and "sin" not in compiled_graphs(compat.hidden_from_dynamo(hidden))
+    assert "sin" in compiled_graphs(seen) and "sin" not in compiled_graphs(compat.hide_from_dynamo(hidden))
 
 
 def test_a_float_that_dynamo_passes_as_a_tensor():
@@ -225,7 +225,7 @@ def test_a_history_that_nobody_needs_may_be_lost(transforms, requires_grad):
 def test_compiled_functions_are_inlined():
     graphs = []
     function = torch.compile(torch.sin, backend=lambda graph, inputs: graphs.append(graph) or graph)
-    with compat.compiled_functions_inlined():
+    with compat.inline_compiled_functions():
         function(torch.ones(1))
     assert not graphs and not fx._symbolic_trace.is_fx_tracing()
     function(torch.ones(1))
@@ -235,7 +235,7 @@ def test_compiled_functions_are_inlined():
 def test_compiled_functions_of_other_threads_are_compiled():
     graphs = []
     function = torch.compile(torch.sin, backend=lambda graph, inputs: graphs.append(graph) or graph)
-    with compat.compiled_functions_inlined(), ThreadPoolExecutor(1) as pool:
+    with compat.inline_compiled_functions(), ThreadPoolExecutor(1) as pool:
         pool.submit(function, torch.ones(1)).result()
         assert len(graphs) == 1
 

@@ -47,5 +47,5 @@ def test_memory_holds_another_value(fake_mode):
         compat.replace_value(x, compat.from_functional(other))
         assert compat.from_functional(x) is compat.from_functional(alias) is compat.from_functional(other)
         assert compat.storage_id(view) == compat.storage_id(alias) == compat.storage_id(x)
-        assert compat.whole(view) is x is compat.whole(x)
+        assert compat.view_root(view) is x is compat.view_root(x)
         assert compat.is_functional(x) and not compat.is_functional(compat.from_functional(x))

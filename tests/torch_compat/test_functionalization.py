@@ -123,8 +123,8 @@ def test_what_values_decide_the_size_of_is_computed_before_it_is_written(fake_mo
     tracing = Tracing(fake_mode, torch.ones(3))
     with tracing.active() as x, compat.answered_by(fake_mode, lambda _: False):
         out = torch.zeros(3, 1, dtype=torch.int64)
-        written = torch.nonzero(x, out=out)  # dispatched to `compat.computed_and_written`
+        written = torch.nonzero(x, out=out)  # dispatched to `compat.compute_and_write`
     assert written is out
     assert compat.COMPUTED_BEFORE_WRITTEN[aten.nonzero.out] is aten.nonzero.default
-    assert compat.REWRITES[aten.nonzero.out] is compat.computed_and_written
+    assert compat.REWRITES[aten.nonzero.out] is compat.compute_and_write
     assert "aten.nonzero.default" in tracing.recorded()

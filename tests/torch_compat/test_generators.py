@@ -13,8 +13,8 @@ aten = torch.ops.aten
 def twin(op, args, kwargs, generator, state):
     """Runs the twin of an op; returns its results, and the states that were noted."""
     states = compat.GeneratorStates([generator], [state])
-    with compat.traced_states(states):
-        results = compat.drawn(generator, op, args, kwargs, lambda op, args, kwargs: op(*args, **kwargs))
+    with compat.trace_states(states):
+        results = compat.draw_from(generator, op, args, kwargs, lambda op, args, kwargs: op(*args, **kwargs))
     assert states.drawn == {compat.generator_key(generator)}
     return results, *states.now()
 
@@ -79,7 +79,7 @@ def test_another_generator_takes_the_place_of_one():
 def test_an_unknown_generator_is_refused():
     generator = torch.Generator()
     with pytest.raises(compat.OwnGenerator) as caught:
-        compat.drawn(generator, aten.rand.generator, ([3],), {"generator": generator}, None)
+        compat.draw_from(generator, aten.rand.generator, ([3],), {"generator": generator}, None)
     assert caught.value.generator is generator and caught.value.drawn == frozenset()
 
 

@@ -41,7 +41,7 @@ def test_a_product_of_known_sizes_is_no_view(fake_mode):
 
 def test_replaced_kernels_are_back_after_an_error(fake_mode):
     kernels = dict(aten.dropout.default.py_kernels)
-    with pytest.raises(ZeroDivisionError), compat.replaced_kernels(aten.dropout.default, lambda *_: 1 / 0):
+    with pytest.raises(ZeroDivisionError), compat.replace_kernels(aten.dropout.default, lambda *_: 1 / 0):
         assert aten.dropout.default.py_kernels != kernels
         with fake_mode, compat.enable_python_dispatcher():
             torch.dropout(torch.ones(2), 0.5, train=True)
@@ -56,7 +56,7 @@ def test_out_is_written_to_under_a_dispatch_mode(op, functional):
     with IgnoreResults():
         op(torch.eye(3), *given, out=out)
     assert out == 0
-    compat.written_result(functional, torch.eye(3), *given, out=out)
+    compat.write_result(functional, torch.eye(3), *given, out=out)
     assert out == 3
 
 
@@ -67,7 +67,7 @@ class IgnoreResults(TorchDispatchMode):
 
 def test_a_given_kernel_is_gone_afterwards(fake_mode):
     op = aten.linalg_matrix_rank.out
-    with compat.given_kernel(op, lambda *_, out: out.add_(1)), compat.enable_python_dispatcher():
+    with compat.add_kernel(op, lambda *_, out: out.add_(1)), compat.enable_python_dispatcher():
         assert op(torch.eye(3), 0.1, out=torch.zeros((), dtype=torch.int64)) == 1
     assert not op.py_kernels
 
@@ -79,7 +79,7 @@ def test_the_python_dispatcher_is_left():
         called.append(p)
         return input
 
-    with compat.replaced_kernels(aten.dropout.default, lambda python_kernel, *args: kernel(*args)):
+    with compat.replace_kernels(aten.dropout.default, lambda python_kernel, *args: kernel(*args)):
         with compat.enable_python_dispatcher():
             torch.dropout(torch.ones(2), 0.5, True)
         with compat.enable_python_dispatcher(), compat.no_python_dispatcher():

@@ -32,16 +32,16 @@ def test_as_strided_and_writes_exclude_one_another_unless_the_tensor_is_plain(fa
 
 def test_ops_that_ask_where_a_tensor_starts_are_noted(fake_mode):
     mode = compat.functional_mode(lambda: None)
-    assert not compat.asked_for_offsets(mode)
+    assert not compat.depends_on_offsets(mode)
     mode._geometry.check(aten.as_strided.default, (torch.ones(2), (2,), (1,)), {})
     with compat.making_arguments(mode):
         mode._geometry.check(aten.as_strided.default, (torch.ones(2), (2,), (1,), 0), {})
-    assert not compat.asked_for_offsets(mode)
+    assert not compat.depends_on_offsets(mode)
     mode._geometry.check(aten.view.dtype, (), {})
-    assert compat.asked_for_offsets(mode)
+    assert compat.depends_on_offsets(mode)
     mode = compat.functional_mode(lambda: None)
     mode._geometry.check(aten.as_strided.default, (torch.ones(2), (2,), (1,), 0), {})
-    assert compat.asked_for_offsets(mode)
+    assert compat.depends_on_offsets(mode)
 
 
 def test_a_write_keeps_the_layout(fake_mode):
@@ -52,9 +52,9 @@ def test_a_write_keeps_the_layout(fake_mode):
         view = x.clone().t()
         view.cumsum_(0)
         assert compat.from_functional(view).stride() == (1, 3)
-        with compat.kept_layouts([x]):
+        with compat.keep_layouts([x]):
             pass
-        assert compat.is_in_another_order(view) and not compat.is_in_another_order(x)
+        assert compat.is_not_contiguous(view) and not compat.is_not_contiguous(x)
 
 
 def test_a_write_to_a_part_keeps_the_conjugate_bit(fake_mode):

@@ -123,7 +123,7 @@ def test_what_a_fake_knows_of_the_entries_that_it_is_made_of():
         with compat.new_fake_mode() as mode:
             fake = op(*arguments(mode.from_tensor(INDICES), mode.from_tensor(VALUES), (4, 4)), **settings)
             told = entries(fake)
-            compat.say_coalesced(fake, True)
+            compat.set_coalesced(fake, True)
             assert compat.is_coalesced(fake)
         assert told == entries(op(*arguments(*given), **settings))
 

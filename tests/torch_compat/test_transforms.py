@@ -23,7 +23,9 @@ def test_open_transforms_are_seen_from_inside():
 
 
 def test_what_is_not_transformed_takes_the_usual_way():
-    call = compat.unless_transformed(lambda values: ("usual", len(values)), lambda *values: len(values), compat.in_vmap_mode)
+    call = compat.dispatch_transformed(
+        lambda values: ("usual", len(values)), lambda *values: len(values), compat.in_vmap_mode
+    )
     x, seen = torch.ones(2, requires_grad=True), []
     assert call() == ("usual", 0) and call(x, x) == ("usual", 2)
     with torch.autograd.forward_ad.dual_level():

@@ -60,7 +60,7 @@ class InductorBackend:
 
     def configured(self, **more: Any) -> contextlib.AbstractContextManager[None]:
         """Inside, Inductor has this backend's configuration."""
-        return torch_compat.inductor_configured(self.mode, **{**dict(self.settings), **more})
+        return torch_compat.inductor_config(self.mode, **{**dict(self.settings), **more})
 
     def context(self, module: fx.GraphModule, **more: Any) -> contextlib.AbstractContextManager[None]:
         """The context that Inductor compiles in."""
@@ -141,7 +141,7 @@ class InductorBackend:
 
     def _make(self, job: Job, shared: Shared) -> Callable:
         module = job.half.module
-        apart = torch_compat.apart_in_inductors_cache(repr((job.strides, *CORRECTIONS)))
+        apart = torch_compat.inductor_cache_tag(repr((job.strides, *CORRECTIONS)))
         settings = {**job.configuration, **apart}
         with self.context(module, **settings), lift_closed_over(module):
             (output,) = module.graph.find_nodes(op="output")
@@ -221,7 +221,7 @@ class InductorBackward:
 
 def compile_kernels_together() -> contextlib.AbstractContextManager[None]:
     """Inside, Inductor's C++ kernels are compiled together, which takes a fifth of the time."""
-    return torch_compat.cpp_kernels_through(compile_together, CppKernel)
+    return torch_compat.compile_cpp_kernels_with(compile_together, CppKernel)
 
 
 def serialize(compiled: Any) -> bytes | None:

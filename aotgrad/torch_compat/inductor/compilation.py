@@ -87,7 +87,7 @@ def call_in_inductor(ops: Iterable[Any]) -> None:
 
 
 @contextlib.contextmanager
-def traced_storage_offsets() -> Iterator[None]:
+def use_traced_offsets() -> Iterator[None]:
     """Inside, Inductor takes the storage offset of a tensor from the trace, as it does with sizes."""
     from torch._inductor.lowering import lowerings
     from torch._inductor.virtualized import V
@@ -101,7 +101,7 @@ def traced_storage_offsets() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def conversions_called_by_aten() -> Iterator[None]:
+def use_aten_conversions() -> Iterator[None]:
     """Inside, Inductor converts dtypes with ATen's kernel where it calls one; that of `prims` copies `requires_grad`."""
     from torch._inductor import graph, lowering
 
@@ -118,7 +118,7 @@ def conversions_called_by_aten() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def input_offsets_counted() -> Iterator[None]:
+def count_input_offsets() -> Iterator[None]:
     """Inside, `as_strided` of an input counts from the start of its storage, as in eager.
 
     Inductor of torch < 2.13 counts from the first element of the input.
@@ -254,7 +254,7 @@ def inductor_context(fake_mode: FakeTensorMode, mode: str, /, **settings: Any) -
 
 
 @contextlib.contextmanager
-def inductor_configured(mode: str, /, **settings: Any) -> Iterator[None]:
+def inductor_config(mode: str, /, **settings: Any) -> Iterator[None]:
     """Inside, Inductor is configured for a mode, with additional settings."""
     from torch._inductor import config, list_mode_options
 
@@ -262,7 +262,7 @@ def inductor_configured(mode: str, /, **settings: Any) -> Iterator[None]:
         yield
 
 
-def apart_in_inductors_cache(text: str) -> dict[str, Any]:
+def inductor_cache_tag(text: str) -> dict[str, Any]:
     """Settings that make Inductor's cache distinguish equal graphs by `text`."""
     from torch._inductor import config
 

@@ -28,7 +28,9 @@ def kernel_in(module: str, path: str, name: str) -> Callable:
 
 
 @contextlib.contextmanager
-def cpp_kernels_through(compile_all: Callable[[list[Any]], list[Callable]], kernel: Callable[..., Any]) -> Iterator[None]:
+def compile_cpp_kernels_with(
+    compile_all: Callable[[list[Any]], list[Callable]], kernel: Callable[..., Any]
+) -> Iterator[None]:
     """Inside and in this thread, `compile_all` compiles the C++ kernels of each graph that Inductor compiles.
 
     Args:

@@ -13,7 +13,7 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 
 
-def reads_of_targets_checked() -> contextlib.AbstractContextManager[None]:
+def check_reads_of_targets() -> contextlib.AbstractContextManager[None]:
     """Inside, a write stays functional if its other arguments are read from what it would write to.
 
     Torch checks what reads the target after the write, but not what the write itself reads: views of the target, and values
@@ -22,7 +22,7 @@ def reads_of_targets_checked() -> contextlib.AbstractContextManager[None]:
     return _kept_functional(_reads_what_it_writes)
 
 
-def writes_to_converted_views_kept() -> contextlib.AbstractContextManager[None]:
+def keep_writes_to_converted_views() -> contextlib.AbstractContextManager[None]:
     """Inside, an indexed write to a view with another dtype than its base stays functional.
 
     Torch would convert the numbers to the dtype of the base and write them there.
@@ -31,7 +31,7 @@ def writes_to_converted_views_kept() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def values_that_are_written_kept_apart() -> Iterator[None]:
+def buffer_written_values() -> Iterator[None]:
     """Inside, a value written in place is first computed into a separate buffer if it reads other elements of the target.
 
     Torch does this for some ops, but not if there are views between the op and the write.

@@ -9,7 +9,7 @@ from unittest import mock
 
 
 @contextlib.contextmanager
-def reads_of_overwritten_values_checked() -> Iterator[None]:
+def check_reads_of_overwritten_values() -> Iterator[None]:
     """Inside, a write to a buffer is fused with a read of what it overwrites only if both access the same element.
 
     Torch checks this for reads of a buffer's first value, but not for reads of what an earlier write has left in it.
@@ -26,7 +26,7 @@ def reads_of_overwritten_values_checked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reads_of_written_values_kept() -> Iterator[None]:
+def keep_reads_of_written_values() -> Iterator[None]:
     """Inside, a node whose loops are regenerated keeps its dependencies on the writes that its reads wait for.
 
     Torch before 2.14 takes the dependencies from the new loops, which name the first version of a buffer.

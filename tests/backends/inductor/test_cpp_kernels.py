@@ -66,7 +66,7 @@ def test_how_many_libraries(count, compilers, expected, monkeypatch):
 def test_what_kernels_compute_and_raise(together, threads, monkeypatch):
     if not together:
         monkeypatch.setattr(cpp_kernels, "library_source", lambda kernels: "#error none of it compiles")
-    with torch_compat.inductor_configured("default", compile_threads=threads):
+    with torch_compat.inductor_config("default", compile_threads=threads):
         twice, fill = compile_together(KERNELS)
     assert (torch_compat.library_of(twice)[1] == torch_compat.library_of(fill)[1]) is together
     x, y = torch.rand(5), torch.zeros(5)
@@ -105,6 +105,6 @@ def test_numbers_are_those_of_kernels_that_are_compiled_one_by_one(dynamic, monk
 def test_a_graph_has_few_libraries(monkeypatch):
     seen = []
     monkeypatch.setattr(cpp_kernels, "start_library", lambda kernels: seen.append(len(kernels)) or start_library(kernels))
-    with torch_compat.inductor_configured("default", compile_threads=1):
+    with torch_compat.inductor_config("default", compile_threads=1):
         step(False, 3)
     assert len(seen) == 2 and min(seen) > 1, "the forward's and the backward's, of several kernels each"

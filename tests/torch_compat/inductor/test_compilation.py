@@ -63,7 +63,7 @@ def test_equal_graphs_are_apart_in_inductors_cache():
             mode = compat.new_fake_mode()
             module, fake = graph_of_sin_cos(mode)
             before = inductor_counters["inductor"]["fxgraph_cache_hit"]
-            with compat.inductor_context(mode, "default", **compat.apart_in_inductors_cache(text)):
+            with compat.inductor_context(mode, "default", **compat.inductor_cache_tag(text)):
                 compat.inductor_compile(module, [fake], static_input_idxs=[], **compat.inductor_graph_settings(False))
             counts.append(inductor_counters["inductor"]["fxgraph_cache_hit"] - before)
     assert counts == [0, 0, 1]
@@ -98,13 +98,13 @@ def test_a_mode_configures_inductor(fake_mode):
 def test_inductors_key_is_that_of_its_configuration():
     before = compat.inductor_key()
     assert before is not None and compat.inductor_key() == before
-    with compat.inductor_configured("max-autotune-no-cudagraphs"):
+    with compat.inductor_config("max-autotune-no-cudagraphs"):
         assert compat.inductor_key() not in (before, None)
-    with compat.inductor_configured("default", layout_optimization=False):
+    with compat.inductor_config("default", layout_optimization=False):
         assert compat.inductor_key() not in (before, None)
     for name in ("post_grad_custom_post_pass", "joint_custom_pre_pass"):
         assert name.startswith(compat.INDUCTOR_PASSES)
-        with compat.inductor_configured("default", **{name: lambda graph: None}):
+        with compat.inductor_config("default", **{name: lambda graph: None}):
             assert compat.inductor_key() is None
 
 
@@ -180,7 +180,7 @@ def test_inductor_knows_offsets_in_memory_from_the_trace():
 
     op, graph = aten.sym_storage_offset.default, types.SimpleNamespace(current_node=types.SimpleNamespace(meta={"val": 6}))
     before = lowerings.get(op)
-    with compat.traced_storage_offsets(), V.set_graph_handler(graph):
+    with compat.use_traced_offsets(), V.set_graph_handler(graph):
         assert lowerings[op](None) == 6
     assert lowerings.get(op) is before
 
@@ -194,7 +194,7 @@ def test_inductor_converts_complex_numbers_by_a_kernel_of_aten():
     x = torch.tensor(1j, requires_grad=True)
     with torch.no_grad():
         assert op(x, torch.complex128).requires_grad and not aten._to_copy(x, dtype=torch.complex128).requires_grad
-    with compat.conversions_called_by_aten():
+    with compat.use_aten_conversions():
         assert lowering.fallback_handler is graph.fallback_handler is not before
     assert lowering.fallback_handler is graph.fallback_handler is before
 
@@ -240,7 +240,7 @@ def test_as_strided_of_an_input_counts_from_its_storage(fake_mode):
             args = fx.node.map_arg(node.args, lambda arg: arg.meta["val"])
             node.meta["val"] = fake if node is x else node.target(*args)
     settings = compat.inductor_graph_settings(cudagraphs=False)
-    with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.input_offsets_counted():
+    with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.count_input_offsets():
         module = fx.GraphModule({}, graph)
         compiled = compat.inductor_compile(module, [fake], static_input_idxs=[], is_inference=True, **settings)
     found = compiled([torch.arange(8.0)[2:]])

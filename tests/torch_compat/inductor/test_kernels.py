@@ -22,7 +22,7 @@ def test_cpp_kernels_go_through_a_compiler_of_ours(fake_mode):
 
     module, fake = graph_of_sin_cos(fake_mode)
     settings = compat.inductor_graph_settings(False)
-    through = compat.cpp_kernels_through(compile_all, lambda types, source: (types, source))
+    through = compat.compile_cpp_kernels_with(compile_all, lambda types, source: (types, source))
     with fresh_cache(), compat.inductor_context(fake_mode, "default"), through:
         made = compat.inductor_compile(module, [fake], static_input_idxs=[], **settings)
     ((types, source),) = seen
@@ -39,7 +39,7 @@ def test_cpp_libraries_are_modules(threads):
     static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "kernel", nullptr, -1, nullptr};
     PyMODINIT_FUNC PyInit_kernel(void) { return PyModule_Create(&definition); }
     """
-    with compat.inductor_configured("default", compile_threads=threads):
+    with compat.inductor_config("default", compile_threads=threads):
         assert compat.cpp_compilers() == threads and (compat.submit_cpp() is None) is (threads == 1)
         module = compat.start_cpp_library(f"{source}// {threads}")()
     assert isinstance(module, types.ModuleType)

@@ -39,7 +39,7 @@ def adds_flipped(x, y, swapped):
 )
 def test_only_writes_that_read_elsewhere_are_made_in_place(function, in_place: bool) -> None:
     graph: fx.Graph = make_fx(function, tracing_mode="fake")(torch.ones(3), torch.ones(3), torch.tensor([1, 0])).graph
-    with compat.reads_of_targets_checked():
+    with compat.check_reads_of_targets():
         reinplace.reinplace_inplaceable_ops_core(graph)
     targets = {str(node.target) for node in graph.nodes}
     assert (
@@ -56,7 +56,7 @@ def puts_into(view):
 @pytest.mark.parametrize(("view", "in_place"), [(lambda x: x.t()[0], True), (lambda x: x.view(torch.int32)[0], False)])
 def test_writes_into_views_as_another_dtype_are_not_made_in_place(view, in_place: bool) -> None:
     graph: fx.Graph = make_fx(puts_into(view), tracing_mode="fake")(torch.ones(2, 2), torch.tensor([1, 0])).graph
-    with compat.writes_to_converted_views_kept():
+    with compat.keep_writes_to_converted_views():
         reinplace.reinplace_inplaceable_ops_core(graph)
     assert ("aten.index_put_.default" in {str(node.target) for node in graph.nodes}) == in_place
 
@@ -72,7 +72,7 @@ def writes_doubled(x):
 @pytest.mark.parametrize(("function", "is_apart"), [(writes_flipped, True), (writes_doubled, False)])
 def test_what_is_written_is_computed_first_if_it_is_read_elsewhere(function, is_apart: bool) -> None:
     graph = make_fx(function, dict(compat.inductor_decompositions()), tracing_mode="fake")(torch.ones(3))
-    with compat.values_that_are_written_kept_apart(), fresh_cache():
+    with compat.buffer_written_values(), fresh_cache():
         call, (code,) = run_and_get_code(compile_fx_inner, graph, [torch.ones(3)])
     x = torch.arange(3.0)
     call([x])

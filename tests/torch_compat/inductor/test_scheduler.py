@@ -24,7 +24,7 @@ def test_a_read_between_two_writes_is_of_what_the_first_one_left(fake_mode):
     module = torch.fx.experimental.proxy_tensor.make_fx(function, compat.inductor_decompositions(), tracing_mode="fake")(x)
     inputs = [fake_mode.from_tensor(x)]
     settings = compat.inductor_graph_settings(False)
-    with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.reads_of_overwritten_values_checked():
+    with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.check_reads_of_overwritten_values():
         compiled = compat.inductor_compile(module, inputs, static_input_idxs=[], is_inference=True, **settings)
     assert torch.equal(compiled([x.clone()])[0], function(x)[0])
 
@@ -46,6 +46,6 @@ class Node(SchedulerNode):
 
 def test_a_node_whose_loops_are_made_anew_reads_what_was_written():
     node = Node()
-    with compat.reads_of_written_values_kept():
+    with compat.keep_reads_of_written_values():
         node.recompute_size_and_body()
     assert [read.name for read in node.read_writes.reads] == ["buf1"]
