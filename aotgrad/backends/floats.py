@@ -75,8 +75,8 @@ def value_in_trace(node: fx.Node) -> Any:
     except Exception as error:
         lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip(" ^~")]
         raise CaptureError(
-            "a number depends on the values of a tensor, and Inductor has to know it, for a size, a condition or an op that "
-            f"takes no tensor in its place, at {lines[-1] if lines else node.name}; "
+            "Inductor needs a number that depends on the values of a tensor, for a size, a condition or an op that "
+            f"takes no tensor, at {lines[-1] if lines else node.name}; "
             "compute with the tensor, or use the backend aotgrad_eager"
         ) from error
 

@@ -2,9 +2,9 @@
 
     t = x.t(); a, b = t.split(1); c = a.sin()        memory_owner(b): x        memory_owner(c): c
 
-A view has the memory of its first argument; an item of several views, that of the op that returns them (`op_table.is_view`
-decides what a view is). Graphs of the stages are functional: each write returns memory of its own there, until the last
-ones, to inputs. Inductor's passes also write in the middle, and `owner_across_writes` follows them.
+A view lies in the memory of its first argument; `op_table.is_view` decides which ops are views. An item of several views
+lies in the memory that the views share. The stages have functional graphs, so all other ops return new memory. Inductor's
+passes introduce writes in place, whose results lie in the memory written to: `owner_across_writes` follows them, too.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def viewed_node(node: fx.Node) -> fx.Node | None:
 
 
 def memory_owner(node: Any) -> Any:
-    """The node whose memory the value of `node` lies in; what is no node is returned as it is."""
+    """The node whose memory the value of `node` lies in; anything but a node itself."""
     while isinstance(node, fx.Node) and (viewed := viewed_node(node)) is not None:
         node = viewed
     return node
 
 
 def memory_owners(nodes: Iterable[fx.Node], separate: Collection[fx.Node] = ()) -> dict[fx.Node, fx.Node]:
-    """The owner of the memory of each node, arguments first; views in `separate` count as owners."""
+    """The owner of the memory of each node; views in `separate` count as owners. Arguments must precede their users."""
     owners: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         viewed = None if node in separate else viewed_node(node)
@@ -43,7 +43,7 @@ def memory_owners(nodes: Iterable[fx.Node], separate: Collection[fx.Node] = ()) 
 
 
 def owner_across_writes(value: Any) -> fx.Node | None:
-    """The node that allocates the memory of a tensor, or the input that has it, in a graph that may write in place."""
+    """The node or input that owns the memory of a tensor, in a graph with writes in place; `None` if it is no tensor."""
     if not isinstance(value, fx.Node) or not isinstance(value.meta.get("val"), torch.Tensor):
         return None
     while (source := _viewed_or_written(value)) is not None:
@@ -52,7 +52,7 @@ def owner_across_writes(value: Any) -> fx.Node | None:
 
 
 def _viewed_or_written(node: fx.Node) -> fx.Node | None:
-    """The value that a node is a view or an item of, or has written to."""
+    """The value that a node is a view or an item of, or writes to."""
     is_item = op_table.is_getitem(node.target)
     op: Any = node.args[0] if is_item else node
     if not op.args or not _returns_argument(op.target):
@@ -65,7 +65,7 @@ def _viewed_or_written(node: fx.Node) -> fx.Node | None:
 
 
 def _returns_argument(target: Any) -> bool:
-    """Whether an op returns views or what it writes to; a write to a list returns nothing, but stands for the list."""
+    """Whether an op returns views or what it writes to; a write to a list returns nothing, but its items are the list's."""
     if op_table.is_view(target):
         return True
     if not isinstance(target, torch._ops.OpOverload):

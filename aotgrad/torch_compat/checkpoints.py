@@ -156,7 +156,7 @@ def _regions_run_by(run: Callable[..., Any]) -> Iterator[None]:
     from unittest import mock
 
     thread, checkpoint = threading.get_ident(), getattr(wrapped_regions, "tag_activation_checkpoint_impl", None)
-    if checkpoint is None:  # torch 2.11 runs it like any code
+    if checkpoint is None:  # torch 2.11 runs it as ordinary code
         yield
         return
 
