@@ -1,4 +1,4 @@
-"""Results share memory with arguments and with each other as in eager, though Inductor takes out clones."""
+"""Results share memory with arguments and with each other as in eager, although Inductor removes clones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each correction of Inductor: without it a result is wrong or cannot be compiled, with it all are right."""
+"""Each correction of Inductor: without it a result is wrong or cannot be compiled, with it every result is right."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def add_into_a_view(x, out):
 
 
 class Upsampling(torch.nn.Module):
-    """What is left of a U-Net's block. The upsampling's backward writes into zeros, which are read before that."""
+    """A reduced block of a U-Net. The upsampling's backward writes into zeros that are read before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def call(function, *args):
 
 @dataclass(frozen=True)
 class Case:
-    """A function that is wrong, or cannot be compiled, without a correction. `show` calls it, for a result to compare."""
+    """A function that is wrong, or cannot be compiled, without a correction. `show` returns a result to compare."""
 
     function: Callable
     make_args: Callable[[], tuple[torch.Tensor, ...]]
@@ -115,7 +115,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Refused:
-    """A function that eager refuses, and that would return something without a correction."""
+    """A function that eager refuses, and that returns something without a correction."""
 
     function: Callable
     make_args: Callable[[], tuple[torch.Tensor, ...]]
@@ -180,9 +180,9 @@ def ones_summed(x):
 
 @dataclass(frozen=True)
 class Checked:
-    """A program that is right if it ends: the C library stops one that has written behind a block of memory.
+    """A program that is right if it ends: the C library stops it after a write past a block of memory.
 
-    With vectors of AVX2, which are those that it goes wrong with. It is given the correction to leave out.
+    It runs with vectors of AVX2, where the error occurs. Its argument is the correction to leave out.
     """
 
     program: str
@@ -324,7 +324,7 @@ OF_OLDER_TORCHES = {"offsets of inputs"}
 @pytest.mark.skipif(torch.__version__[:4] != "2.13", reason="each torch has its own defects, and these are that one's")
 @pytest.mark.parametrize("name", sorted(CASES.keys() - OF_OLDER_TORCHES))
 def test_a_correction_is_needed(name: str, monkeypatch) -> None:
-    """If this fails, torch does it right now, and the correction is to go."""
+    """If this fails, torch has fixed the error: remove the correction."""
     others = {other: correction for other, correction in corrected.CORRECTIONS.items() if other != name}
     monkeypatch.setattr(corrected, "CORRECTIONS", others)
     assert not CASES[name].is_right()

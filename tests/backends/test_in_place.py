@@ -1,4 +1,4 @@
-"""Reuse of dead buffers: which results are written in place, and that no value changes, against the graph as it was."""
+"""Reuse of dead buffers: which results are written in place; values are compared with the original graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def calls(module: fx.GraphModule) -> list[fx.Node]:
 
 
 def written(function: Callable, *args: torch.Tensor) -> list[str]:
-    """The nodes that write into an argument, after a check that the results are those of the graph as it was."""
+    """The nodes that write into an argument; checks the results against the original graph."""
     module = traced(function, *args)
     given = [arg.clone() for arg in args]
     expected = copy.deepcopy(module)(*[arg.clone() for arg in args])

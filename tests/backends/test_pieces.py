@@ -1,4 +1,4 @@
-"""Graphs with sparse values: which nodes are compiled, in what order the pieces run, and what they keep alive."""
+"""Graphs with ops that are not compiled: which nodes are, in what order the pieces run, and what they keep alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`LazyGraphModule`: a graph module like any other, whose code is made when it is needed."""
+"""`LazyGraphModule`: a graph module like any other, except that it generates its code on demand."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Facts about ops: what schemas and tags say, and what only the tables know."""
+"""Facts about ops, from schemas, tags and tables."""
 
 from __future__ import annotations
 

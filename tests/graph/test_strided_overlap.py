@@ -1,4 +1,4 @@
-"""Shared elements, against the sets of bytes themselves."""
+"""Shared elements, compared with sets of bytes."""
 
 from __future__ import annotations
 

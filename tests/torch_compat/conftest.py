@@ -1,4 +1,4 @@
-"""What the feature tests share."""
+"""Fixtures of the feature tests."""
 
 from __future__ import annotations
 

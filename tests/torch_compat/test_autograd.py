@@ -91,7 +91,7 @@ def test_sequence_numbers_tell_which_op_made_a_node():
 
 
 class Watching(torch.autograd.Function):
-    """Records what the engine says while its backward runs."""
+    """Records the engine's answers while its backward runs."""
 
     seen: dict
 
@@ -114,7 +114,7 @@ class Watching(torch.autograd.Function):
 
 
 class Saving(torch.autograd.Function):
-    """Saves its two inputs, and notes what it finds of them in the backward, one by one."""
+    """Saves its two inputs, and records them one by one in the backward."""
 
     found: ClassVar[list] = []
 

@@ -1,4 +1,4 @@
-"""What is used of `torch.utils.checkpoint`, and of the op that Dynamo makes of it."""
+"""Feature tests of `aotgrad/torch_compat/checkpoints.py`."""
 
 import contextlib
 import functools

@@ -106,7 +106,7 @@ def test_marked_dimensions():
 
 
 def test_dynamo_compiles_under_a_lock(monkeypatch):
-    """Re-entrant, and read at each compilation, so that it can be another one in a child process."""
+    """It is re-entrant, and read at each compilation, so a child process can replace it."""
     monkeypatch.setattr(convert_frame, "compile_lock", compat.dynamos_lock())
 
     def can_be_had():
@@ -158,7 +158,7 @@ def three():
 
 
 def test_frames_that_dynamo_leaves_alone():
-    """A hook is called where Dynamo is active; `autograd.grad` is no part of a graph."""
+    """Dynamo is active when the hook is called, because `autograd.grad` breaks the graph."""
 
     def compiled_graphs(hook):
         graphs = []
@@ -198,7 +198,7 @@ def body() -> fx.GraphModule:
 
 
 def with_custom_function(transforms: int) -> fx.GraphModule:
-    """A graph with a custom function inside of transforms, and another one behind them."""
+    """A graph with a custom function inside transforms, and another one after them."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     for _ in range(transforms):
@@ -241,7 +241,7 @@ def test_compiled_functions_of_other_threads_are_compiled():
 
 
 def switched(*steps):
-    """A graph that is the backward of a custom function of Dynamo's, and applies one."""
+    """A graph that applies a custom function of Dynamo's with this backward."""
     body = fx.Graph()
     gradient = body.placeholder("gradient")
     for step in steps:

@@ -1,4 +1,4 @@
-"""That the package gathers what its modules define, and that each of its names is tested."""
+"""The package exports what its modules define, and each of its names is tested."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def defined_names(module: ast.Module) -> Iterator[str]:
 
 
 def imported_names(module: ast.Module, package: str) -> Iterator[str]:
-    """What is imported from a package or module, or from what is in it."""
+    """The names imported from a package, or from a module in it."""
     for node in module.body:
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
             yield from (alias.asname or alias.name for alias in node.names)

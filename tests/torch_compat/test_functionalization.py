@@ -77,7 +77,7 @@ def test_a_view_of_a_normal_tensor_is_a_normal_one_in_inference_mode(fake_mode):
 
 
 def test_ops_without_a_functional_form():
-    """Functionalization refuses them as they are; one that it takes can go from the table."""
+    """Functionalization refuses them; remove one from the table that it accepts."""
     x = torch.rand(3)
     for op, functional in compat.WITHOUT_FUNCTIONAL_FORM.items():
         assert op in compat.VALUES_TO_WRITE

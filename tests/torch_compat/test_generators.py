@@ -11,7 +11,7 @@ aten = torch.ops.aten
 
 
 def twin(op, args, kwargs, generator, state):
-    """Runs the twin of an op; returns its results, and the states that were noted."""
+    """Runs the twin of an op; returns its results, and the recorded states."""
     states = compat.GeneratorStates([generator], [state])
     with compat.trace_states(states):
         results = compat.draw_from(generator, op, args, kwargs, lambda op, args, kwargs: op(*args, **kwargs))
@@ -84,7 +84,7 @@ def test_an_unknown_generator_is_refused():
 
 
 def test_a_generator_may_have_a_subclass():
-    """Which a trace is given in its place."""
+    """A trace gets an object of the subclass in place of the generator."""
 
     class Special(torch.Generator):
         pass

@@ -50,7 +50,7 @@ def test_replaced_kernels_are_back_after_an_error(fake_mode):
 
 @pytest.mark.parametrize(("op", "functional"), compat.OUT_IS_LOST, ids=lambda op: op._overloadname)
 def test_out_is_written_to_under_a_dispatch_mode(op, functional):
-    """Torch's own kernel forgets it; an entry whose kernel writes can go."""
+    """Torch's own kernel forgets it; remove an entry whose kernel writes."""
     given = {"out": (0.1,), "out_tol_tensor": (torch.tensor(0.1),)}.get(op._overloadname, ())
     out = torch.zeros((), dtype=torch.int64)
     with IgnoreResults():
@@ -108,7 +108,7 @@ def test_istft_is_the_kernel_of_eager():
 
 
 def test_some_ops_are_not_taken_apart():
-    """Each has a Python kernel in this version of torch, or else it needs no mention."""
+    """Each has a Python kernel in this version of torch; otherwise remove it from the table."""
     for op in (*compat.DECOMPOSED_OTHERWISE, *compat.ROUNDED_OTHERWISE):
         assert op.py_kernels, op
     x, target = torch.randn(1, 4), torch.tensor([[3, 0, -1, 1]])

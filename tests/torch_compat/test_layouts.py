@@ -58,7 +58,7 @@ def test_a_write_keeps_the_layout(fake_mode):
 
 
 def test_a_write_to_a_part_keeps_the_conjugate_bit(fake_mode):
-    """Without it, torch's functionalization gives a view of the whole that is conjugated twice."""
+    """Otherwise functionalization returns a view of the whole that is conjugated twice."""
     with Tracing(fake_mode, torch.ones(2, 3)).active() as x, torch.no_grad():
         whole = torch.complex(x, x).conj()
         whole[0].mul_(2)
@@ -69,7 +69,7 @@ def test_a_write_to_a_part_keeps_the_conjugate_bit(fake_mode):
 
 
 def test_pieces_that_are_the_same_memory_in_eager(fake_mode):
-    """Which of the wholes, pieces and pieces of pieces are stale once one of them is written to."""
+    """The wholes, pieces and pieces of pieces that are stale after a write to one of them."""
     expected = {"whole": [1, 2, 3, 4], "first": [0, 3, 4], "second": [0], "part": [0, 1], "other part": [0, 1]}
     for written, name in enumerate(expected):
         trace = Tracing(fake_mode, torch.ones(8))

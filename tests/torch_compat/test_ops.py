@@ -69,7 +69,7 @@ def test_ordinary_ops_write_nothing_and_are_no_composites():
 
 
 def test_decompositions_for_inference_only():
-    """One that gives the same results as the op can go from the table."""
+    """Remove one from the table whose results are those of the op."""
     (attention,) = compat.FOR_INFERENCE_ONLY
     x = torch.rand(1, 2, 4, 8)
     result, logarithms = attention(x, x, x)

@@ -30,7 +30,7 @@ def test_subgraphs_are_traced(fake_mode):
 
 
 def test_a_subgraph_has_the_fake_mode_that_is_active(fake_mode):
-    """Dynamo has one of its own, and calls ops that trace subgraphs."""
+    """Dynamo has its own mode, and calls ops that trace subgraphs."""
     with compat.subgraphs_are_traced(fake_mode, {}):
         tracer = torch.fx.experimental.proxy_tensor._CURRENT_MAKE_FX_TRACER
         assert isinstance(tracer, compat.SubgraphTracer) and tracer.fake_tensor_mode is fake_mode

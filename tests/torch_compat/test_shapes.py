@@ -123,7 +123,7 @@ def test_what_cannot_be_computed_of_a_symbolic_float():
 
 @pytest.mark.parametrize("padding", [{}, {"padding_idx": 1}])
 def test_whether_no_row_has_a_gradient_does_not_matter(fake_mode, padding):
-    """Dynamo's shape environment answers nothing; the sparse gradient of a padded table asks whether it is empty."""
+    """The sparse gradient of a padded table asks whether it is empty, which Dynamo's shape environment does not answer."""
     fake_mode.shape_env = ShapeEnv()
     with compat.answered_by(fake_mode, lambda _: None), fake_mode:
         table = torch.empty(4, 2, requires_grad=True)

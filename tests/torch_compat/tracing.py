@@ -1,4 +1,4 @@
-"""What the feature tests trace with."""
+"""Helpers of the feature tests for tracing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def symbolic(fake_mode, *sizes: int) -> torch.Tensor:
-    """A fake tensor all of whose sizes are symbolic."""
+    """A fake tensor with symbolic sizes in all dimensions."""
     return compat.dynamic_fake(fake_mode, torch.ones(sizes), dims=range(len(sizes)), index=0)
 
 

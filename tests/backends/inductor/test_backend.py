@@ -15,7 +15,7 @@ from tests.fuzz.ways import by_inductor
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 def test_views_of_a_result_lie_as_in_eager() -> None:
-    """The graph returns what they are views of, which Inductor would lay out by itself."""
+    """The graph returns their base, whose layout Inductor would choose."""
     module = torch.nn.ConvTranspose2d(4, 5, 3)
     x = torch.randn(4, 3, 4)  # without a batch: the result is a view of one with a batch
     torch._dynamo.reset()
@@ -31,7 +31,7 @@ def two_convolutions(x, first, second):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="Inductor lays out weights anew for oneDNN")
 def test_a_weight_that_the_forward_lays_out_anew_is_saved_as_it_lies_then() -> None:
-    """And watched, as eager watches it: its copy does not change with it."""
+    """And its version is checked, as in eager: the copy does not change with it."""
 
     def step(function, changes: bool) -> list[torch.Tensor] | str:
         torch.manual_seed(0)
@@ -58,7 +58,7 @@ def test_a_weight_that_the_forward_lays_out_anew_is_saved_as_it_lies_then() -> N
 
 
 def test_every_op_that_inductor_expects_taken_apart_is() -> None:
-    """Or Inductor can compile it: it raises for what it has a decomposition of and no lowering."""
+    """Or Inductor has a lowering: it raises for an op with only a decomposition."""
     from torch._inductor.lowering import lowerings
 
     ours = backends.get("inductor").decompositions()
@@ -73,7 +73,7 @@ MODES = {"bilinear": 4, "bicubic": 4, "trilinear": 5}
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("mode", MODES)
 def test_inductor_takes_what_is_not_taken_apart_as_it_is(mode: str, dynamic: bool) -> None:
-    """Resizing is left to eager's kernels, which round otherwise than torch's decompositions."""
+    """Eager's kernels do the resizing, because torch's decompositions round differently."""
 
     def resized(x):
         return F.interpolate(x, scale_factor=2.0, mode=mode) * 2

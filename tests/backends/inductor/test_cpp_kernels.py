@@ -1,4 +1,4 @@
-"""Inductor's C++ kernels, several in one library: what each computes and raises is what it does alone."""
+"""Several of Inductor's C++ kernels in one library: each computes and raises the same as alone."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_kernels_compute_and_raise(together, threads, monkeypatch):
 
 
 def step(dynamic: bool, *sizes: int) -> list[torch.Tensor]:
-    """Results and gradients of what is compiled anew, in training steps of these sizes."""
+    """Results and gradients of a fresh compilation, in training steps of these sizes."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     w, found = torch.rand(8, 8, requires_grad=True), []

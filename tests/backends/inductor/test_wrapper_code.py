@@ -1,4 +1,4 @@
-"""Inductor's wrapper code, without what a first start needs: the same results, or Inductor makes it ready."""
+"""Inductor's wrapper code without compilation: the same results, or Inductor loads the graph."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_passes_before_code_is_made_run_inside_of_a_context(fake_mode):
 
 @inductor
 def test_equal_graphs_are_apart_in_inductors_cache():
-    """As where one's results are seen by a user and the other's are not: that is no part of its key."""
+    """For example if only one's results are visible to a user, which is not part of the key."""
     counts = []
     with fresh_cache():
         for text in ("seen", "unseen", "seen"):
@@ -156,7 +156,7 @@ def test_settings_of_inductors():
 
 
 def test_settings_that_are_for_what_stands_before_inductor():
-    """Each of them is there, so that a name which changes is seen."""
+    """Each of them exists, so the test detects a name that changes."""
     names = config.get_config_copy()
     assert [start for start in compat.READ_ELSEWHERE if not any(name.startswith(start) for name in names)] == []
     assert compat.why_no_inductor_setting("freezing", config.freezing) is None
@@ -201,7 +201,7 @@ def test_inductor_converts_complex_numbers_by_a_kernel_of_aten():
 
 @inductor
 def test_inductor_hears_of_the_strides_of_an_output_that_it_did_not_note(fake_mode):
-    """A transposed copy takes the place of what an op returned, before code is made."""
+    """A transposed copy replaces the result of an op before the code is generated."""
 
     @contextlib.contextmanager
     def transposed(graph):
@@ -226,7 +226,7 @@ def test_inductor_hears_of_the_strides_of_an_output_that_it_did_not_note(fake_mo
 
 @inductor
 def test_as_strided_of_an_input_counts_from_its_storage(fake_mode):
-    """Of a slice with and without an offset, and of a slice of it."""
+    """For a slice with and without an offset, and for a slice of it."""
     fake = fake_mode.from_tensor(torch.arange(8.0)[2:], static_shapes=True)
     graph = fx.Graph()
     x = graph.placeholder("x")
