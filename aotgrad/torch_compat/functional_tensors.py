@@ -47,7 +47,7 @@ def from_functional(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def replace_value(tensor: torch.Tensor, fake: torch.Tensor) -> None:
-    """Replace the value in the whole memory of a functional tensor that is no view, also for its views."""
+    """Replace the value of a functional tensor, also for the tensors that share its memory."""
     torch._functionalize_replace(tensor.elem, fake)
     torch._functionalize_commit_update(tensor.elem)
     torch._sync(tensor)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 
-from aotgrad.torch_compat.functional_tensors import from_functional, recorded_views
+from aotgrad.torch_compat.functional_tensors import from_functional, recorded_views, replace_value
 from aotgrad.torch_compat.memory import contiguous_in_order, is_dense_layout, storage_id, storage_key
 from aotgrad.torch_compat.ops import written_arguments
 from aotgrad.torch_compat.shapes import has_symbolic_shape, hints, known_contiguous, known_equal
@@ -129,7 +129,7 @@ def keep_layouts(written: Iterable[torch.Tensor]) -> Iterator[None]:
         for tensor, stride in before:
             value = from_functional(tensor)
             if not known_equal(value.stride(), stride) and is_dense_layout(hints(tensor.size()), hints(stride)):
-                _replace_value(tensor, contiguous_in_order(value, stride))
+                replace_value(tensor, contiguous_in_order(value, stride))
 
 
 def keep_lazy_bits(values: Iterable[Any]) -> None:
@@ -145,7 +145,6 @@ def keep_lazy_bits(values: Iterable[Any]) -> None:
 
 
 def _keep_lazy_bits(tensor: FunctionalTensor) -> None:
-    torch._functionalize_sync(tensor.elem)
     value = from_functional(tensor)
     if (tensor.is_conj(), tensor.is_neg()) == (value.is_conj(), value.is_neg()):
         return
@@ -155,14 +154,7 @@ def _keep_lazy_bits(tensor: FunctionalTensor) -> None:
     if tensor.is_neg():
         value = torch.neg(value)
     value = value.conj() if tensor.is_conj() else value
-    _replace_value(tensor, value._neg_view() if tensor.is_neg() else value)
-
-
-def _replace_value(tensor: FunctionalTensor, value: torch.Tensor) -> None:
-    """Replace the value of a functional tensor, and of what shares its memory, by another form of the same value."""
-    torch._functionalize_replace(tensor.elem, value)
-    torch._functionalize_commit_update(tensor.elem)
-    torch._functionalize_sync(tensor.elem)
+    replace_value(tensor, value._neg_view() if tensor.is_neg() else value)
 
 
 def is_not_contiguous(tensor: torch.Tensor) -> bool:
