@@ -1,7 +1,7 @@
 """Functionalization as a mode, corrected where eager behaves differently.
 
 `guarded_dispatch` handles each op: `REWRITES` and `VALUES_TO_WRITE` record other ops in its place, `_check_op` refuses what
-eager refuses, `_recorded_at_once` is the fast path for ordinary ops.
+eager refuses, `_record_ordinary_op` is the fast path for ordinary ops.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
         return _functional_result(mode, op, classes, args, kwargs)
     if op in REWRITES and (result := REWRITES[op](mode, op, classes, args, kwargs)) is not NotImplemented:
         return result
-    if (result := _recorded_at_once(mode, op, args, kwargs)) is not NotImplemented:
+    if (result := _record_ordinary_op(mode, op, args, kwargs)) is not NotImplemented:
         return result
     if (generator := generator_of(op, args, kwargs)) is not None:
-        return _drawn_from(generator, mode, op, classes, args, kwargs)
+        return _run_with_generator(generator, mode, op, classes, args, kwargs)
     reshapes = torch.Tag.inplace_view in op.tags
     mode._writes += op._schema.is_mutable
     mode._has_reshaped |= reshapes
@@ -141,7 +141,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
         _check_op(mode, op, args, kwargs)
         if mode._reads is not None and op in READS_VALUES:
             # Also of what the function closed over: another call reads it again.
-            args = pytree.tree_map_only(torch.Tensor, functools.partial(_traced, mode), args)
+            args = pytree.tree_map_only(torch.Tensor, functools.partial(_as_traced, mode), args)
             if not is_view_by_schema(op) and mode._reads.wants(op, args):  # the mode below handles a view
                 wrap = functools.partial(wrapped_result, mode)
                 return pytree.tree_map_only(FakeTensor, wrap, mode._reads.result(op, args, kwargs))
@@ -241,11 +241,11 @@ def _functional_write(
         return _functional_result(mode, op, classes, args, kwargs)
 
 
-def _swapped(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def _compute_swapped(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     return _functional_result(mode, WITHOUT_FUNCTIONAL_FORM[op], classes, (args[1], args[0]), kwargs)
 
 
-def _drawn_densely(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def _draw_densely(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if has_symbolic_shape(args[0]) or is_dense(args[0]):
         return NotImplemented
     dense = _functional_result(mode, torch.ops.aten.clone.default, classes, (args[0],), {})
@@ -253,13 +253,13 @@ def _drawn_densely(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any,
 
 
 VALUES_TO_WRITE: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys(WITHOUT_FUNCTIONAL_FORM, _swapped),
-    torch.ops.aten.uniform_.default: _drawn_densely,  # with gaps, the shape function's strides are not the kernel's
+    **dict.fromkeys(WITHOUT_FUNCTIONAL_FORM, _compute_swapped),
+    torch.ops.aten.uniform_.default: _draw_densely,  # with gaps, the shape function's strides are not the kernel's
 }
 """In-place ops whose value another op computes, for a `copy_`. `NotImplemented`: not for these arguments."""
 
 
-def _drawn_from(
+def _run_with_generator(
     generator: torch.Generator, mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]
 ) -> Any:
     """The result of a random op that draws from a given generator."""
@@ -355,14 +355,14 @@ def _functional_result(mode: FunctionalTensorMode, op: Any, classes: Any, args: 
     return pytree.tree_map_only(FakeTensor, functools.partial(wrapped_result, mode), result)
 
 
-def _traced(mode: FunctionalTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+def _as_traced(mode: FunctionalTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the graph: the tensor itself, or a copy of a real one."""
     if isinstance(tensor, FunctionalTensor):
         return tensor
     return _functional_result(mode, torch.ops.aten.clone.default, (), (tensor,), {})
 
 
-def _recorded_at_once(mode: FunctionalTensorMode, op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def _record_ordinary_op(mode: FunctionalTensorMode, op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """The fast path of `guarded_dispatch` for most ops that neither write nor are refused; `NotImplemented` for others.
 
     It wraps results, as functionalization does; for an op that is neither a write nor a view it does nothing else.
