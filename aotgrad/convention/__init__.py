@@ -1,7 +1,7 @@
-"""Changes to the calling convention: what the graph gets is not always what the caller passes.
+"""Changes to the calling convention, where the graph's inputs differ from the caller's arguments.
 
-`dedupe` passes a tensor once that the caller passes twice, `synthetic_base` passes one tensor for several that share memory
-and of which one is changed. `sharing` finds such tensors, `geometry` says how they lie in their memory.
+`dedupe` passes a tensor once that the caller passes twice. `synthetic_base` passes one tensor for several that share memory,
+if one of them is changed. `sharing` finds these tensors; `geometry` makes each of them from the shared memory.
 """
 
 from __future__ import annotations

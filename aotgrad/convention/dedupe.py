@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class Dedupe:
-    """`positions[k]` is where argument k stands among the distinct ones; `kept` are the first of each.
+    """`positions[k]` is the position of argument k among the distinct ones; `kept` has the first argument of each.
 
     >>> Dedupe((0, 1), (0, 1, 0)).exit(["x", "y"])
     ['x', 'y', 'x']
@@ -43,7 +43,7 @@ class Dedupe:
         return len(self.kept) == len(self.positions)
 
     def matches(self, args: Sequence[Any]) -> bool:
-        """Whether the same arguments are the same tensor, and no others."""
+        """Whether the same arguments are duplicates, and no others."""
         return len(args) == len(self.positions) and Dedupe.of(args) == self
 
     def enter(self, args: Sequence[Any]) -> list[Any]:

@@ -1,8 +1,8 @@
-"""How a tensor is made of the flat memory that it lies in: the view ops, decided from integers.
+"""The view ops that make a tensor from the flat memory that it lies in, decided from integers.
 
-`as_strided` does it in one step where the dtypes are equal. Where they differ, the memory is viewed as the other dtype
-first, and functionalization refuses writes through an `as_strided` that comes second in a chain. Then rows are cut out of
-rows: slices and views of a grid, which exist for every geometry whose strides are nested.
+If the dtypes are equal, one `as_strided` does. If they differ, the memory is first viewed as the other dtype, and
+functionalization refuses writes through an `as_strided` that is not first in its chain. Slices and views of a grid are used
+then, which exist for every geometry with nested strides.
 
     size (2, 3), stride (8, 1), offset 9     flat[8:24].view(2, 8)[:, 1:4]
 """
@@ -23,12 +23,12 @@ def step(op: torch._ops.OpOverload, *args: object) -> ViewStep:
 
 
 def strided_steps(size: Sequence[int], stride: Sequence[int], offset: int) -> tuple[ViewStep, ...]:
-    """The geometry in one step."""
+    """The geometry by one `as_strided`."""
     return (step(aten.as_strided.default, tuple(size), tuple(stride), offset),)
 
 
 def reinterpret_steps(base: torch.dtype, dtype: torch.dtype, differentiable: bool) -> tuple[ViewStep, ...]:
-    """The whole flat memory of dtype `base` as flat memory of `dtype`; by a view that carries gradients, if there is one."""
+    """The flat memory of dtype `base` as flat memory of `dtype`, by a view that carries gradients if there is one."""
     if differentiable and base.is_complex and dtype is base.to_real():
         return (step(aten.view_as_real.default), step(aten.view.default, (-1,)))
     if differentiable and dtype.is_complex and base is dtype.to_real():
@@ -37,7 +37,7 @@ def reinterpret_steps(base: torch.dtype, dtype: torch.dtype, differentiable: boo
 
 
 def nested_steps(size: Sequence[int], stride: Sequence[int], offset: int, length: int) -> tuple[ViewStep, ...] | None:
-    """The geometry within `length` flat elements as slices of rows of rows, or `None` if its strides are not nested."""
+    """The geometry in `length` flat elements by nested slices of rows, or `None` if its strides are not nested."""
     dims = sorted((d for d in range(len(size)) if size[d] > 1 and stride[d] > 0), key=lambda d: -stride[d])
     steps: list[ViewStep] = []
     for k, dim in enumerate(dims):
@@ -53,7 +53,7 @@ def nested_steps(size: Sequence[int], stride: Sequence[int], offset: int, length
 
 
 def arrange_steps(size: Sequence[int], dims: Sequence[int]) -> tuple[ViewStep, ...]:
-    """From dimensions in the order of `dims` to the order of `size`, with those of size 1 or stride 0 put in."""
+    """From dimensions in the order of `dims` to the order of `size`. Inserts dimensions of size 1 or stride 0."""
     kept = sorted(dims)
     steps = [step(aten.permute.default, tuple(dims.index(d) for d in kept))]
     steps += [step(aten.unsqueeze.default, d) for d in range(len(size)) if d not in kept]

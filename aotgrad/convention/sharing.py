@@ -1,11 +1,10 @@
-"""Which arguments share memory or a version counter with one that is mutated: what a trace must know of.
+"""Finds arguments that share memory or a version counter with a mutated argument.
 
     t = torch.zeros(4); f(t[:3], t[1:], t[3:])      with f mutating its first argument
     MemorySharing(groups=(Group(nbytes=16, starts=((0, 0), (1, 4)), ...),), counters=((0, 1, 2),))
 
-The third argument shares no element with the first, so it is not of the group; its version rises all the same. Whether two
-arguments overlap is decided exactly (`graph/strided_overlap.py`). In: real or fake tensors, and
-what the function does to them.
+The third argument shares no element with the first, so it is not in the group, but its version rises, too. Overlap is
+decided exactly (`graph/strided_overlap.py`). In: real or fake tensors, and what the function does to them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Family:
-    """Arguments that are views of one tensor, which is one of them unless `through_base`; `root` is the one to ask."""
+    """Arguments that are views of one tensor. `root` is the tensor itself, or a view of it if `through_base`."""
 
     members: tuple[int, ...]
     root: int
@@ -37,9 +36,9 @@ class Family:
 
 @dataclass(frozen=True)
 class Group:
-    """Arguments that overlap, directly or through one another, within `nbytes` of memory; or one view with two histories.
+    """Arguments that overlap, directly or transitively, within `nbytes` of memory; or one view with two histories.
 
-    `starts`: (argument, its first byte from the start of that memory).
+    `starts`: (argument, offset of its first byte in that memory).
     """
 
     nbytes: int
@@ -49,10 +48,10 @@ class Group:
 
 @dataclass(frozen=True)
 class MemorySharing:
-    """What of the arguments' memory a trace depends on, given which of them are mutated.
+    """The memory sharing that a trace depends on, given which arguments are mutated.
 
-    `mutated`: arguments whose data changes, `hidden`: where autograd does not see it. `bumped`: those whose version rises.
-    `counters`: arguments of which one is bumped and that have one version counter.
+    `mutated`: arguments whose data changes. `hidden`: those whose change autograd does not see. `bumped`: those whose
+    version rises. `counters`: sets of arguments with one version counter, if one of them is bumped.
     """
 
     mutated: tuple[int, ...] = ()
@@ -63,7 +62,7 @@ class MemorySharing:
 
     @classmethod
     def of(cls, args: Sequence[Any], infos: Sequence[InputAliasInfo | None]) -> MemorySharing:
-        """The sharing that matters to a function which does to `args` what `infos` say."""
+        """The sharing that matters to a function that does to `args` what `infos` say."""
         tensors = [(index, info) for index, info in enumerate(infos) if info is not None]
         mutated = tuple(index for index, info in tensors if info.mutation.data or info.changed_later)
         hidden = tuple(index for index, info in tensors if info.mutation.data and info.hidden_from_autograd)
@@ -74,7 +73,7 @@ class MemorySharing:
     def among(
         cls, args: Sequence[Any], mutated: Collection[int], hidden: Collection[int], bumped: Collection[int]
     ) -> MemorySharing:
-        """The sharing of `args`, of which `mutated`, `hidden` and `bumped` change."""
+        """The sharing of `args`, given the positions that change."""
         groups: list[Group] = []
         counters: list[tuple[int, ...]] = []
         for sharers in same_storage(args, {*mutated, *bumped}):
@@ -94,7 +93,7 @@ class MemorySharing:
 
 
 def same_storage(args: Sequence[Any], wanted: Collection[int]) -> list[list[int]]:
-    """The strided arguments that lie in the storage of a wanted one, for each storage with several of them."""
+    """For each storage of a wanted argument that several strided arguments share: these arguments."""
     if not wanted:
         return []
     sharers: dict[int, list[int]] = {torch_compat.storage_key(args[index]): [] for index in wanted}
@@ -105,7 +104,7 @@ def same_storage(args: Sequence[Any], wanted: Collection[int]) -> list[list[int]
 
 
 def overlapping_groups(args: Sequence[Any], sharers: Sequence[int], mutated: Collection[int]) -> list[list[int]]:
-    """The sharers of one storage that are connected to a mutated one by common elements, or by a common history."""
+    """The sharers of one storage that common elements, or a common history, connect to a mutated one."""
     layouts = {index: ByteLayout.of(args[index]) for index in sharers}
     roots = {index: root_of(args[index]) for index in sharers}
 
@@ -117,31 +116,31 @@ def overlapping_groups(args: Sequence[Any], sharers: Sequence[int], mutated: Col
 
 
 def has_history(root: torch.Tensor) -> bool:
-    """Whether a write to a view of a tensor gives all its views another history: their gradients enter the new `root`."""
+    """Whether a write to one view of a tensor gives all its views a new history, through the new `root`."""
     return root.requires_grad and not root.is_leaf
 
 
 def has_two_histories(written: torch.Tensor) -> bool:
-    """Whether a tensor has another history after a write: a view of what requires grad has, and its old one stays behind.
+    """Whether a write gives a tensor a second history: it does so for a view of a tensor that requires grad.
 
-    One that nobody may use then is refused by the analysis.
+    The analysis refuses a view that autograd forbids after a write.
     """
     is_view = written._base is not None and written._base.requires_grad
     return is_view and not torch_compat.is_forbidden_after_a_write(written)
 
 
 def shows_two_histories(written: torch.Tensor, is_hidden: bool) -> bool:
-    """Whether somebody can tell them apart: after a write that autograd sees, only hooks from before can."""
+    """Whether the two histories are observable. After a write that autograd sees, only earlier hooks show the old one."""
     return has_two_histories(written) and (is_hidden or torch_compat.is_hooked_view(written))
 
 
 def root_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that a view is a view of, or the tensor itself."""
+    """The base of a view, or the tensor itself."""
     return tensor if tensor._base is None else tensor._base
 
 
 def families_of(args: Sequence[Any], members: Sequence[int]) -> list[Family]:
-    """The members grouped by what they are views of. A member that is alone counts as its own root."""
+    """The members, grouped by the tensor that they are views of. A lone member is its own root."""
     by_root: dict[int, list[int]] = {}
     for index in members:
         by_root.setdefault(id(root_of(args[index])), []).append(index)
@@ -157,7 +156,7 @@ def make_family(args: Sequence[Any], members: Sequence[int]) -> Family:
 
 
 def make_group(args: Sequence[Any], members: Sequence[int]) -> Group:
-    """The memory that the members, and the tensor that gets their gradient, lie in."""
+    """The group of the members: its memory includes the tensor that gets their gradient."""
     families = tuple(families_of(args, members))
     reject_several_histories(families)
     roots = [args[family.root] for family in families if family.requires_grad]
@@ -185,7 +184,7 @@ def reject_several_histories(families: Sequence[Family]) -> None:
 
 
 def same_counter(args: Sequence[Any], families: Sequence[Family], bumped: Collection[int]) -> list[tuple[int, ...]]:
-    """The members that have one version counter with a bumped one."""
+    """Sets of members that share a version counter with a bumped one."""
     seeds = [family for family in families if set(family.members) & set(bumped)]
     classes = linked_groups(families, seeds, lambda one, other: have_one_counter(args[one.root], args[other.root]))
     counters = [tuple(sorted(index for family in merged for index in family.members)) for merged in classes]
@@ -193,7 +192,7 @@ def same_counter(args: Sequence[Any], families: Sequence[Family], bumped: Collec
 
 
 def have_one_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two real tensors have one version counter; fake ones do not tell."""
+    """Whether two real tensors have one version counter. False for fakes, which do not show it."""
     if isinstance(one, torch_compat.FakeTensor) or one.is_inference() or other.is_inference():
         return False
     return one._version == other._version and torch_compat.share_version(one, other)

@@ -1,10 +1,10 @@
-"""Overlapping inputs of which one is mutated: the graph gets the memory that they share, and makes each of them from it.
+"""Overlapping inputs, one of them mutated: the graph gets the memory that they share, and makes each of them from it.
 
     t = torch.zeros(4); f(t[:3], t[1:])         graph inputs: a flat base of 4 elements
                                                 arguments: as_strided(base, [3], [1], 0), as_strided(base, [3], [1], 1)
 
-A write to one argument is then a write to the others, as functionalization sees it. Where gradients flow, the base is a
-function of the tensor that the arguments are views of, so the right one gets them.
+Functionalization then sees that a write to one argument is a write to the others. If gradients flow, the base is a function
+of the tensor that the arguments are views of, so that tensor gets the gradients.
 
 Known limits: one dtype per group, or nested strides; one differentiable tensor per group; sizes in a group are static.
 The name is that of PyTorch's AOTAutograd (synthetic bases, pytorch#84535).
@@ -29,7 +29,7 @@ from aotgrad.torch_compat import FakeTensorMode
 def share_memory(
     convention: CallingConvention, args: Sequence[Any], sharing: MemorySharing, mode: FakeTensorMode
 ) -> CallingConvention:
-    """The convention under which the trace sees what `args` share.
+    """The convention under which the trace sees the memory that `args` share.
 
     Args:
         convention: a plain one, with an input per argument.
@@ -38,7 +38,7 @@ def share_memory(
         mode: the mode of the inputs' fake tensors.
 
     Raises:
-        UnsupportedAliasingError: an argument cannot be made of the memory that it shares.
+        UnsupportedAliasingError: an argument cannot be made from the memory that it shares.
     """
     grouped = [index for group in sharing.groups for index, _ in group.starts]
     alone = [index for index in range(len(args)) if index not in grouped]
@@ -63,7 +63,7 @@ def attached_family(group: Group) -> Family:
 def make_synthetic_base(
     name: str, group: Group, args: Sequence[Any], position: Mapping[int, int], mode: FakeTensorMode
 ) -> SyntheticBase:
-    """The base of a group, made of a member at run time."""
+    """The base of a group. At run time it is made from a member."""
     family = attached_family(group)
     root = root_of(args[family.root]) if family.through_base else args[family.root]
     if group.nbytes % root.element_size() or (family.requires_grad and (root.is_conj() or root.is_neg())):
@@ -71,7 +71,7 @@ def make_synthetic_base(
     with mode:
         fake = torch.empty(group.nbytes // root.element_size(), dtype=root.dtype, device=root.device)
     start = -dict(group.starts)[family.root]
-    is_leaf = root_of(root).is_leaf  # a view of a leaf may not be written to either
+    is_leaf = root_of(root).is_leaf  # autograd forbids writes to a view of a leaf, too
     return SyntheticBase(name, fake, family.requires_grad, is_leaf, False, position[family.root], start, family.through_base)
 
 
@@ -86,11 +86,11 @@ def make_members(
         is_attached = base.requires_grad and index in attached.members
         views = views_of(args[index], start, base.fake, is_attached)
         if views is None:
-            refuse(group, f"input {index} cannot be made of it by views")
+            refuse(group, f"input {index} cannot be made from that memory by views")
         if torch_compat.is_forbidden_after_a_write(args[index]):
             refuse(
                 group,
-                f"autograd does not let anybody use input {index} then: it is a view made under no_grad, or with others",
+                f"autograd forbids the use of input {index} then: it is a view made under no_grad, or one of several views",
             )
         spec, family = inputs[index], family_of[index]
         assert not isinstance(spec, SymInput), "it has memory"
@@ -99,7 +99,7 @@ def make_members(
 
 
 def views_of(member: torch.Tensor, start: int, base: torch.Tensor, attached: bool) -> tuple[ViewStep, ...] | None:
-    """The view ops from the flat base to a member that starts at byte `start` of it; `None` if there are none."""
+    """The view ops that make a member from the flat base, where it starts at byte `start`; `None` if there are none."""
     size, stride = tuple(map(int, member.size())), tuple(map(int, member.stride()))
     offset, misaligned = divmod(start, member.element_size())
     lazy = (step(torch_compat.CONJUGATE),) if member.is_conj() else ()
@@ -114,7 +114,7 @@ def views_of(member: torch.Tensor, start: int, base: torch.Tensor, attached: boo
 
 
 def refuse(group: Group, why: str) -> NoReturn:
-    """Raises UnsupportedAliasingError: names the arguments of the group."""
+    """Raise UnsupportedAliasingError, with the arguments of the group."""
     indices = ", ".join(str(index) for index, _ in group.starts)
     raise UnsupportedAliasingError(
         f"inputs {indices} share memory and one of them is mutated, but {why}; pass clones of the others"

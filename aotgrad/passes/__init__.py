@@ -1,6 +1,6 @@
 """Passes over graphs: each takes a graph with its signature and returns one that computes the same.
 
-JOINT            what every joint graph goes through before it is partitioned
+JOINT            the passes that every joint graph goes through before it is partitioned
 register(...)    passes of your own, on joint, forward or backward graphs
 """
 
@@ -37,7 +37,7 @@ JOINT: tuple[Pass, ...] = (
 """The built-in passes of a joint graph, in order."""
 
 TIDY: tuple[Pass, ...] = (DeadCodeElimination(), CheckFunctional())
-"""What runs after passes that a user added to a joint graph."""
+"""The passes that run after a user's passes on a joint graph."""
 
 __all__ = [
     "JOINT",

@@ -1,4 +1,4 @@
-"""What a pass is, and how a tuple of them runs over a graph.
+"""The interface of a pass, and the pipeline that runs several passes over a graph.
 
     @dataclass(frozen=True)
     class Rename:
@@ -8,8 +8,8 @@
             for node in graph.module.graph.nodes: ...
             return graph
 
-A pass may change the graph in place or return a new one. It keeps the placeholders and outputs, what they mean (`signature`)
-and their types. Between two passes a hook is called: it verifies, prints and times them.
+A pass may change the graph in place or return a new one. It keeps the placeholders and outputs, their meaning (`signature`)
+and their types. After each pass a hook is called, which verifies, prints and times it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AnyGraph = TypeVar("AnyGraph", bound=Union[JointGraph, GraphHalf])
 
 
 class Pass(Protocol):
-    """One transformation of a graph. Frozen and compared by its options, since plans are kept by them."""
+    """One transformation of a graph. Frozen and compared by its options, since it is part of the key of a plan."""
 
     @property
     def name(self) -> str: ...

@@ -1,17 +1,18 @@
-"""Batches small matrix products: one call of the library in place of many.
+"""Batches small matrix products: one library call replaces many.
 
     a = mm(x, w1); b = mm(y, w2)  (equal shapes)     ->      p = bmm(stack([x, y]), stack([w1, w2])); a, b = p[0], p[1]
     a = mm(x, w); b = mm(y, w)                       ->      p = mm(cat([x, y]), w); a, b = the rows of p
 
-The same for `addmm` with a bias of one dimension, which is shared too where rows are, and for `bmm`s of equal shapes.
+The same holds for `addmm` with a bias of one dimension, which must be shared too where rows are batched, and for `bmm`s of
+equal shapes.
 
-Not among the passes that always run: the library may sum a larger product in another order, so results can differ from
-eager's in the last bits. Ask for it where that is fine:
+The pass is off by default: the library may sum a larger product in another order, so results can differ from eager's in the
+last bits. Enable it where that is acceptable:
 
     options={"joint_passes": [aotgrad.passes.BatchMM()]}
 
-Products are batched if none needs another, which is read off their *level*: how many products are on the longest way to
-one. All operands must be there at the first product of a batch, but for views, which are made earlier then.
+Products are batched if none needs another. Their *level* shows that: the number of products on the longest path to one. At
+the first product of a batch, all operands must exist, except views, which are moved before it.
 
 Source: TorchScript's `BatchMM` (torch/csrc/jit/passes/batch_mm.cpp); DyNet's on-the-fly batching (Neubig et al., 2017).
 """
@@ -41,7 +42,7 @@ MATRIX_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 
 @dataclass(frozen=True)
 class BatchMM:
-    """Batches products of at most `max_flops` multiplications each, where at least `min_batch` fit together."""
+    """Batches products of at most `max_flops` multiplications each, if at least `min_batch` fit together."""
 
     max_flops: int = 1 << 18
     min_batch: int = 2
@@ -55,7 +56,7 @@ class BatchMM:
         return graph
 
     def products(self, graph: JointGraph | GraphHalf) -> list[fx.Node]:
-        """The small products in memory that nobody outside sees, in order."""
+        """The small products whose memory is not visible outside, in order."""
         memory = MemoryOwnership.of(graph)
         seen = memory.fixed | memory.absolute
         found = [node for node in graph.module.graph.nodes if is_product(node)]
@@ -70,7 +71,7 @@ def is_product(node: fx.Node) -> bool:
 
 
 def flops_of(node: fx.Node) -> float:
-    """Multiplications of a product; infinite for symbolic sizes."""
+    """The number of multiplications of a product; infinite for symbolic sizes."""
     *_, left, right = (arg.meta["val"] for arg in ops.args_of(node))
     if torch_compat.has_symbolic_shape(left) or torch_compat.has_symbolic_shape(right):
         return float("inf")
@@ -78,7 +79,7 @@ def flops_of(node: fx.Node) -> float:
 
 
 def shared_operands(node: fx.Node) -> Any:
-    """What products have in common whose rows can be put together; a batched one has no rows of its own."""
+    """Equal for products whose rows can be concatenated. A batched product has no such rows."""
     return node if node.target is aten.bmm.default else (*node.args[:-2], node.args[-1])
 
 
@@ -90,8 +91,8 @@ def shapes(node: fx.Node) -> Any:
 class Batching:
     """One run over a graph.
 
-    `position`: the order of nodes; what is written for a batch stands where its first product was. `tangents`: which
-    tangents a node depends on, as bits. Products of different tangents are not batched: one may be undefined alone.
+    `position`: the order of nodes; a batch is written where its first product was. `tangents`: the tangents that a node
+    depends on, as bits. Products of different tangents are not batched: one tangent may be undefined.
     """
 
     graph: fx.Graph
@@ -109,7 +110,7 @@ class Batching:
         return cls(graph.module.graph, min_batch, {node: index for index, node in enumerate(nodes)}, tangents)
 
     def run(self, products: Sequence[fx.Node], key: Callable, write: Callable) -> list[fx.Node]:
-        """Batch independent products with equal keys; returns those that are left."""
+        """Batch independent products with equal keys. Returns the remaining products."""
         level = product_levels(self.graph)
         groups: dict[Hashable, list[fx.Node]] = {}
         for node in products:
@@ -118,7 +119,7 @@ class Batching:
             groups.setdefault(together, []).append(node)
         left: list[fx.Node] = []
         for group in groups.values():
-            batch = [node for node in group if all(self.is_there(arg, group[0]) for arg in node.args)]
+            batch = [node for node in group if all(self.can_precede(arg, group[0]) for arg in node.args)]
             if len(batch) < self.min_batch:
                 left += group
                 continue
@@ -136,10 +137,10 @@ class Batching:
             node.replace_all_uses_with(result)
             self.graph.erase_node(node)
 
-    # -- having the operands in time
+    # -- moving operands before the batch
 
-    def is_there(self, node: Any, reader: fx.Node) -> bool:
-        """Whether `node` stands before `reader`, or is a view of what does."""
+    def can_precede(self, node: Any, reader: fx.Node) -> bool:
+        """Whether `node` stands before `reader`, or is a view of a node that does."""
         while self.position[node] > self.position[reader]:
             viewed = viewed_node(node)
             if viewed is None or len(node.all_input_nodes) > 1:
@@ -148,7 +149,7 @@ class Batching:
         return True
 
     def hoist(self, node: Any, reader: fx.Node) -> None:
-        """Move `node`, and the views that it is made of, before `reader`."""
+        """Move `node`, and the views that it is made from, before `reader`."""
         late: list[fx.Node] = []
         while self.position[node] > self.position[reader]:
             late.append(node)
@@ -160,7 +161,7 @@ class Batching:
     # -- writing a batch
 
     def write_rows(self, batch: Sequence[fx.Node]) -> list[fx.Node]:
-        """One product of all the rows; each result is a block of rows, laid out as its own product was."""
+        """One product of all rows. Each result is a block of rows, with the layout of its own product."""
         rows = [node.meta["val"].size(0) for node in batch]
         *bias, _, right = ops.args_of(batch[0])
         stacked = self.call(batch[0], aten.cat.default, [node.args[-2] for node in batch])
@@ -188,7 +189,7 @@ class Batching:
         return [self.call(node, operator.getitem, pieces, index) for index, node in enumerate(batch)]
 
     def call(self, like: fx.Node, target: Any, *args: Any) -> fx.Node:
-        """A call with its traced value, where the graph is being written, with the origin of `like`."""
+        """Insert a call with its traced value and the origin of `like`."""
         name = "getitem" if target is operator.getitem else str(target).split(".")[1]
         new = self.graph.create_node("call_function", target, args, name=name)
         values = fx.map_arg(args, lambda arg: arg.meta["val"])
@@ -204,7 +205,7 @@ def operands(batch: Sequence[fx.Node]) -> Iterator[tuple[Any, ...]]:
 
 
 def product_levels(graph: fx.Graph) -> dict[fx.Node, int]:
-    """For each node, how many products are on the longest way to it, itself included."""
+    """For each node, the number of products on the longest path to it, itself included."""
     level: dict[fx.Node, int] = {}
     for node in graph.nodes:
         before = max((level[arg] for arg in node.all_input_nodes), default=0)

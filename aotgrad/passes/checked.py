@@ -1,6 +1,6 @@
-"""Passes that somebody else wrote: what one returns is checked, and an error names it.
+"""Runs a user's pass and checks the result; an error names the pass.
 
-A pass keeps the signature, the placeholders, the types of the outputs, and which inputs and outputs share memory.
+A pass must keep the signature, the placeholders, the types of the outputs, and which inputs and outputs share memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aotgrad.slots import GraphSignature
 
 @dataclass(frozen=True)
 class CheckedPass:
-    """`inner`, and a check of what it returns. `place` is where it runs."""
+    """Runs `inner` and checks its result. `place` is where it runs."""
 
     inner: Pass
     place: str
@@ -37,7 +37,7 @@ class CheckedPass:
         """The result of the pass.
 
         Raises:
-            PassError: the pass raised, or what it returned cannot take the place of the graph.
+            PassError: the pass raised, or its result cannot replace the graph.
         """
         before = Interface.of(graph)
         graph.module.recompile()
@@ -55,7 +55,7 @@ class CheckedPass:
 
 @dataclass(frozen=True)
 class Interface:
-    """What of a graph its surroundings rely on; `memory[k]` is the input or first output whose memory output k is in."""
+    """What a pass must keep of a graph. `memory[k]` is the input or first output whose memory output k is in."""
 
     signature: GraphSignature
     placeholders: tuple[str, ...]
@@ -74,7 +74,7 @@ class Interface:
 
 
 def sharing(nodes: list[fx.Node], results: Any) -> tuple[int | None, ...]:
-    """For each result a number that two share if their memory is the same; inputs come first. `None` for no tensor."""
+    """For each result, a number that is equal for results in the same memory; inputs come first. `None` for non-tensors."""
     owner = memory_owners(nodes)
     first: dict[fx.Node, int] = {}
     for node in nodes:
@@ -87,7 +87,7 @@ def sharing(nodes: list[fx.Node], results: Any) -> tuple[int | None, ...]:
 
 
 def problems(graph: JointGraph | GraphHalf, before: Interface) -> Iterator[str]:
-    """A sentence for everything that a pass must not change and did."""
+    """A sentence for each change that a pass must not make."""
     try:
         graph.module.graph.lint()
         fill_in_values(graph.module)

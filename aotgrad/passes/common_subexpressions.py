@@ -2,10 +2,10 @@
 
     a = cos(x); b = cos(x); return (a * b,)      ->      a = cos(x); return (a * a,)
 
-Two calls are equal if op and arguments are, numbers with their types and bits: `1`, `1.0` and `True` differ, and so do `0.0`
-and `-0.0`. Not merged are random ops, unless they draw the same (`meta["draw"]`), writing and effectful ones, uninitialized
-memory, ops that make a new symbolic size, what an output is (see `memory`), and what selective checkpointing treats
-differently.
+Two calls are equal if op and arguments are equal. Numbers are compared with their types and bits: `1`, `1.0` and `True`
+differ, and so do `0.0` and `-0.0`. Not merged are random ops, unless they draw the same numbers (`meta["draw"]`), ops that
+write or have effects, uninitialized memory, ops that make a new symbolic size, outputs (see `memory`), and nodes that
+selective checkpointing treats differently.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class CommonSubexpressionElimination:
 
 
 def expression(node: fx.Node) -> Hashable | None:
-    """Equal for two nodes that compute the same; `None` for a node that stands for itself only."""
+    """A key that is equal for nodes that compute the same; `None` for a node that equals no other."""
     draw = node.meta.get("draw")
     if draw is None and not ops.is_pure(node):
         return None
     key = (node.target, argument(node.args), argument(node.kwargs), rewrite.recompute_policy(node), draw)
     try:
         hash(key)
-    except TypeError:  # An argument that cannot be compared by value.
+    except TypeError:  # an argument cannot be compared by value
         return None
     return key
 
 
 def argument(value: Any) -> Any:
-    """Equal for equal arguments. Nodes stand for themselves."""
+    """A key that is equal for equal arguments. Nodes are their own keys."""
     match value:
         case list() | tuple():
             return tuple(map(argument, value))

@@ -1,13 +1,13 @@
-"""Computes at compile time what depends on numbers alone, and keeps equal constants once.
+"""Constant propagation: evaluates nodes that depend on numbers alone, and keeps equal constants once.
 
     ones = ones([3, 3]); tril = tril(ones)          ->      _folded_0 = constant
-    zeros = zeros_like(primals_1)                   ->      zeros = full([3], 0)            reads nothing of the input
+    zeros = zeros_like(primals_1)                   ->      zeros = full([3], 0)            does not read the input
 
-A constant is what the op itself returns when it is run, once, so it has the bits that eager's has. Large ones are not made,
-and one whose elements are all equal is a `full`. An output is never a constant: the caller may write to it. Tensors that the
-function closes over are not constants, for the same reason; those that it makes from numbers (`torch.tensor([1, 2])`) are.
+A constant is the result of the op itself, so its bits are eager's. Large constants are not made, and a constant of equal
+elements becomes a `full`. An output is never a constant, since the caller may write to it. For the same reason, tensors that
+the function closes over are no constants; tensors that it makes from numbers (`torch.tensor([1, 2])`) are.
 
-`zeros_like` of something that depends on a tangent stays: without the tangent it is no tensor but `None`.
+`zeros_like` of a value that depends on a tangent stays: without the tangent it is `None`, no tensor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ aten = ops.aten
 
 @dataclass(frozen=True)
 class ConstantPropagation:
-    """Computes constants; `max_elements` is the largest that is kept, in elements."""
+    """Computes constants of at most `max_elements` elements."""
 
     max_elements: int = 1 << 16
     name: str = "constants"
@@ -45,7 +45,7 @@ class ConstantPropagation:
 
 @dataclass
 class Folding:
-    """One run over a graph: `known` are the values that were computed, `pool` the constants by their bits."""
+    """One run over a graph. `known`: the computed values. `pool`: the constants by their bits."""
 
     module: fx.GraphModule
     memory: MemoryOwnership
@@ -64,7 +64,7 @@ class Folding:
         return cls(graph.module, MemoryOwnership.of(graph), tangents, max_elements)
 
     def visit(self, node: fx.Node) -> None:
-        """Compute a node that is made of constants, or hand constants to one that is not."""
+        """Evaluate a node of constants, or replace the constant arguments of another node."""
         if node.target is torch_compat.zero_without_memory:
             give_memory(node)
         if node.target in ops.CREATION_LIKE and node not in self.tangent_dependent:
@@ -78,7 +78,7 @@ class Folding:
             node.kwargs = fx.map_arg(node.kwargs, lambda arg: self.constant_for(arg, node))
 
     def forget_input(self, node: fx.Node) -> None:
-        """Make `zeros_like(x)` and its kin a `full`, so that `x` need not be there."""
+        """Turn `zeros_like(x)` and similar ops into a `full`, so that `x` is not needed."""
         traced, value = node.meta["val"], filled_with(node)
         pinned = node.kwargs.get("pin_memory")
         if isinstance(value, fx.Node) or pinned or not is_small(traced, torch.inf) or not traced.is_contiguous():
@@ -86,7 +86,7 @@ class Folding:
         node.target, node.args, node.kwargs = aten.full.default, (list(traced.size()), value), settings_of(traced)
 
     def is_foldable(self, node: fx.Node) -> bool:
-        """Whether the node is computed from numbers and from constants known already, and is small."""
+        """Whether the node is small and computed from numbers and known constants."""
         if not is_small(node.meta.get("val"), self.max_elements):
             return False
         if is_own_constant(node, self.module):
@@ -97,14 +97,14 @@ class Folding:
         return bool(sources) and all(arg in self.known or self.is_made_of_numbers(arg) for arg in sources)
 
     def is_made_of_numbers(self, node: fx.Node) -> bool:
-        """`ones([3])` and its kin: cheap to make, so kept as they are unless something is computed from them."""
+        """Whether a node is `ones([3])` or similar: cheap, so evaluated only if something is computed from it."""
         is_creation = node.target in ops.CREATION_FROM_NUMBERS and not node.all_input_nodes
         return is_creation and is_small(node.meta.get("val"), self.max_elements)
 
     def evaluate(self, node: fx.Node) -> torch.Tensor | None:
-        """What the node computes, or `None` if running it gives something else than was traced, or an error.
+        """The value of the node, or `None` if the op raises or its result differs from the traced one.
 
-        Eager raises that when the op runs, and so does the graph.
+        Such an op stays in the graph, which then raises what eager raises.
         """
         if is_own_constant(node, self.module):
             return getattr(self.module, ops.args_of(node)[0].target)
@@ -122,7 +122,7 @@ class Folding:
         return self.known[node] if node in self.known else ops.run(node, node.args, node.kwargs)
 
     def constant_for(self, arg: fx.Node, reader: fx.Node) -> fx.Node:
-        """The node of a constant in place of `arg`, one for all that have equal bits; `arg` itself if it must stay."""
+        """The node of the constant that replaces `arg`, one for all equal constants; `arg` itself if it must stay."""
         memory = self.memory
         if arg not in self.known or memory.owner[arg] in memory.fixed or memory.owner[arg] in memory.absolute:
             return arg
@@ -137,7 +137,7 @@ class Folding:
         if value.numel() < 2 or not value.is_contiguous() or value.dtype.is_complex or not has_equal_elements(value):
             return None
         number = value.reshape(-1)[0].item()
-        if number != number:  # There are many NaNs, and a number does not say which.
+        if number != number:  # a number does not tell which of the many NaNs it is
             return None
         with node.graph.inserting_before(reader):
             new = node.graph.call_function(aten.full.default, (list(value.size()), number), settings_of(value))
@@ -154,9 +154,9 @@ class Folding:
 
 
 def give_memory(node: fx.Node) -> None:
-    """Make zeros of a zero without memory, an undefined tangent of forward mode: compiled kernels would read its memory.
+    """Replace a zero without memory, an undefined tangent of forward mode, by zeros: compiled kernels read its memory.
 
-    What it makes of other ops is in the graph already: `zero * x` was traced as another zero.
+    Ops on it need no change: `zero * x` was traced as another zero.
     """
     traced = node.meta["val"]
     node.target, node.args, node.kwargs = aten.full.default, (node.args[0], 0), settings_of(traced)
@@ -164,12 +164,12 @@ def give_memory(node: fx.Node) -> None:
 
 
 def settings_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """What a creation op is told besides sizes."""
+    """The keyword arguments of a creation op."""
     return {"dtype": tensor.dtype, "layout": tensor.layout, "device": tensor.device, "pin_memory": False}
 
 
 def filled_with(node: fx.Node) -> Any:
-    """The number that every element is, of a node in `CREATION_LIKE`."""
+    """The value of all elements of a node in `CREATION_LIKE`."""
     if node.target in (aten.zeros_like.default, aten.new_zeros.default):
         return 0
     if node.target in (aten.ones_like.default, aten.new_ones.default):
@@ -178,7 +178,7 @@ def filled_with(node: fx.Node) -> Any:
 
 
 def is_small(value: Any, max_elements: float) -> bool:
-    """Whether a traced value is a plain tensor of known size with no more elements than that."""
+    """Whether a traced value is a plain tensor of known size with at most `max_elements` elements."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or torch_compat.has_symbolic_shape(value):
         return False
     is_plain = not value.is_conj() and not value.is_neg() and value.device.type != "meta"
@@ -203,6 +203,6 @@ def has_equal_elements(value: torch.Tensor) -> bool:
 
 
 def element_bytes(value: torch.Tensor) -> bytes:
-    """The elements' bits, in the order of their indices."""
+    """The bits of the elements, in index order."""
     dense = value.detach().cpu().contiguous()
     return ctypes.string_at(dense.data_ptr(), dense.nbytes) if dense.numel() else b""

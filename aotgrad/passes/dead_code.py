@@ -1,4 +1,4 @@
-"""Removes what no output needs. Random ops stay: eager runs them, and the generator's state is visible. So do effects.
+"""Removes nodes that no output needs. Effects and random ops stay: the state of the generator is visible.
 
 exp = exp(primals_1); sin = sin(primals_1); return (sin,)      ->      sin = sin(primals_1); return (sin,)
 """
@@ -27,5 +27,5 @@ class DeadCodeElimination:
 
 
 def must_stay(node: fx.Node) -> bool:
-    """Placeholders, the output, and ops with an effect: a write, a check, or the random generator moved on."""
+    """Whether a node is a placeholder, the output, or an op with an effect: a write, a check, or a random draw."""
     return node.op in ("placeholder", "output") or ops.node_has_effect(node)

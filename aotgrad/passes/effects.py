@@ -1,4 +1,4 @@
-"""Takes effectful ops (print, assert, error checks) out of their token wrappers: the order of nodes keeps their order.
+"""Unwraps effectful ops (print, assert, error checks): the order of nodes replaces the tokens.
 
 with_effects(token, print, "x")        ->      print("x")
 """
@@ -42,7 +42,7 @@ def unwrap(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def take_item(item: fx.Node, plain: fx.Node, count: int) -> None:
-    """Take an item of `(token, *results)` from the plain call; a token becomes None."""
+    """Read an item of `(token, *results)` from the plain call instead; a token becomes None."""
     position = item.args[1]
     assert isinstance(position, int)
     if position and count > 1:

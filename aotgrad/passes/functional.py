@@ -1,4 +1,4 @@
-"""Checks that a graph which should be functional is: nothing in it writes to its arguments."""
+"""Checks that a graph is functional: no op writes to its arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotgrad.passes.base import AnyGraph
 
 @dataclass(frozen=True)
 class CheckFunctional:
-    """Raises for a graph with an op that writes; changes nothing."""
+    """Raises if an op of the graph writes to its arguments; changes nothing."""
 
     name: str = "functional"
 

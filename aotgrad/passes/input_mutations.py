@@ -12,7 +12,7 @@ from aotgrad.slots import GraphSignature, UpdatedInput
 
 
 def keep_input_mutations(joint: JointGraph, meta: ViewAndMutationMeta) -> JointGraph:
-    """End the graph with `copy_(primal, updated)` in place of returning `updated`, where only data was mutated."""
+    """End the graph with `copy_(primal, updated)` instead of returning `updated`, if only data was mutated."""
     graph = joint.module.graph
     (output,) = graph.find_nodes(op="output")
     placeholders = dict(enumerate(graph.find_nodes(op="placeholder")))

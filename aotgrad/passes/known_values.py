@@ -1,12 +1,12 @@
-"""Takes values that were computed before from inputs of the graph, in place of computing them again.
+"""Replaces computations whose values an earlier graph computed by inputs that hold these values.
 
     first   forward(x, w):        h = mm(x, w); y = tanh(h)                      saves y
     second  vjp(x, w, t, saved):  h = mm(x, w); y = tanh(h); g = t * (1 - y * y)
     becomes                       g = t * (1 - saved * saved)                    with the derivatives that were traced for y
 
-Two nodes compute the same if they apply the same op to the same values: the two graphs are numbered together (value
-numbering). A random op is the same as the one with the same place among the random ops of the other graph. Calls of an op
-with an effect are the same if as many others like them went before.
+Two nodes compute the same value if they apply the same op to the same values: both graphs are numbered together (value
+numbering). A random op equals the op at the same position among the random ops of the other graph. Equal calls of an op with
+an effect are matched in order.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from aotgrad.slots import FORWARD_RESULTS
 
 @dataclass(frozen=True)
 class KnownValues:
-    """Inputs of a graph that hold values of another one, `source`.
+    """Inputs of a graph that hold values of another graph, `source`.
 
-    `inputs[i]` is which input of the graph is input i of the source; `nodes` maps an input to the name of the node of the
-    source whose value it holds. `earlier` is what the source itself took from its inputs.
+    `inputs[i]` is the input of the graph that is input i of the source. `nodes` maps an input to the name of the node of the
+    source whose value it holds. `earlier` has the known values of the source itself.
     """
 
     source: JointGraph
@@ -41,14 +41,14 @@ class KnownValues:
     earlier: KnownValues | None
 
     def at(self, positions: Sequence[int]) -> KnownValues:
-        """The same, for a graph in which input k stands at `positions[k]`."""
+        """The known values of a graph whose input `positions[k]` is input k of this one."""
         inputs = tuple(positions[k] for k in self.inputs)
         nodes = {positions[k]: name for k, name in self.nodes.items()}
         return KnownValues(self.source, inputs, nodes, self.earlier and self.earlier.at(positions))
 
 
 def take_known_values(joint: JointGraph, known: KnownValues | None) -> JointGraph:
-    """`joint` with known values taken from its inputs; it is changed in place."""
+    """`joint` with known values taken from its inputs. Changes `joint` in place."""
     if known is None:
         return joint
     take_known_values(joint, known.earlier)
@@ -67,9 +67,9 @@ def take_known_values(joint: JointGraph, known: KnownValues | None) -> JointGrap
 
 
 def held_by_others(joint: JointGraph, known: KnownValues | None) -> JointGraph:
-    """`joint` with known values, and what they were computed from, as inputs that are alive anyway.
+    """`joint` with known values, and the inputs that they were computed from, marked as inputs that are alive anyway.
 
-    Whoever saved them holds them, and the node of the call holds its inputs: saving them is free.
+    The earlier node holds the saved values and the inputs of the call, so saving them is free.
     """
     if known is None:
         return joint
@@ -101,7 +101,7 @@ class Numbering:
 def number_nodes(joint: JointGraph, numbers: Numbering, inputs: Sequence[int]) -> dict[str, int]:
     """The number of each node by its name; `inputs[i]` identifies placeholder i.
 
-    A copy has the value of what it is a copy of. Constants are equal to nothing.
+    A copy has the number of its original. A constant equals no other node.
     """
     found: dict[str, int] = {}
     random_ops = 0
@@ -126,7 +126,7 @@ def number_nodes(joint: JointGraph, numbers: Numbering, inputs: Sequence[int]) -
 
 @dataclass(frozen=True)
 class Number:
-    """Stands for a node among the arguments of another one."""
+    """Represents a node among the arguments of another node."""
 
     number: int
 

@@ -1,8 +1,8 @@
-"""Removes what functionalization and the tape leave behind: calls that copy or wrap a value, and nothing else.
+"""Removes leftovers of functionalization and the tape: calls that only copy or wrap a value.
 
 detach(x)                             ->  x       a graph below autograd has no history to cut
-clone(x), copy(new_empty(...), x)     ->  x       where x is laid out like the copy, and nobody else can see either
-slice_scatter(y, x) of all of y       ->  x       what `y[:] = x` becomes
+clone(x), copy(new_empty(...), x)     ->  x       if x has the layout of the copy, and the difference is unobservable
+slice_scatter(y, x) of all of y       ->  x       from `y[:] = x`
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ aten = ops.aten
 
 @dataclass(frozen=True)
 class RemoveLeftovers:
-    """Removes `detach`, and copies that nobody can tell from the original."""
+    """Removes `detach`, and copies that cannot be told from their original."""
 
     name: str = "leftovers"
 
@@ -35,7 +35,7 @@ class RemoveLeftovers:
 
 
 def original(node: fx.Node, memory: MemoryOwnership) -> Any:
-    """What a copy was made of, if it can stand for the copy."""
+    """The original of a copy, if it can replace the copy."""
     if node.target is aten.detach.default:
         return node.args[0]
     copied = COPIES.get(node.target)

@@ -1,7 +1,7 @@
-"""Facts about the nodes of a graph that passes ask for.
+"""Facts about nodes, for passes.
 
-In: a node or its target. Out: yes or no. What holds of ops everywhere is in `aotgrad.graph.op_table`; the tables here say
-which ops the passes know how to compute or to merge.
+In: a node or its target. Out: yes or no. Facts for every stage are in `aotgrad.graph.op_table`; the tables here list the ops
+that passes can compute or merge.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ CREATION_LIKE = frozenset(
         aten.zeros_like.default,
     }
 )
-"""The same, with sizes and dtype of a tensor whose values do not matter."""
+"""Ops whose values follow from numbers, with the sizes and dtype of an argument."""
 
 ABSOLUTE_VIEWS = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})
-"""Ops that count from the start of the storage that their argument lies in."""
+"""Ops whose offset counts from the start of the storage, not of the argument."""
 
 GEOMETRIC_VIEWS = frozenset(
     {
@@ -67,9 +67,9 @@ GEOMETRIC_VIEWS = frozenset(
         aten.view.default,
     }
 )
-"""Views that keep every element as it is: two of one tensor with equal sizes, strides and offset are the same value.
+"""Views that keep every element: two views of one tensor with equal sizes, strides and offset are the same value.
 
-Not `as_strided`, whose offset is absolute, nor the views that read the same bytes as other numbers.
+Not `as_strided`, whose offset is absolute, nor views as another dtype.
 """
 
 DATA_DEPENDENT_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -77,12 +77,12 @@ MASKS = (torch.bool, torch.uint8)
 
 
 def args_of(node: fx.Node) -> Any:
-    """The arguments of a call; what types they have, its op knows."""
+    """The arguments of a call, untyped."""
     return node.args
 
 
 def run(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """What the op of a node returns for these arguments."""
+    """The result of the op of a node for these arguments."""
     assert callable(node.target), f"{node} is no call of a function"
     return node.target(*args, **kwargs)
 
@@ -92,7 +92,7 @@ def is_aten(target: Any) -> bool:
 
 
 def node_is_opaque(node: fx.Node) -> bool:
-    """Whether the node runs a graph or module of its own, about which nothing is known here."""
+    """Whether the node runs an unknown graph or module of its own."""
     return node.op in ("call_module", "call_method") or op_table.is_opaque(node.target)
 
 
@@ -101,7 +101,7 @@ def is_absolute(target: Any) -> bool:
 
 
 def node_has_effect(node: fx.Node) -> bool:
-    """Whether running the node does more than compute its result: a write, a check, a random draw, a message."""
+    """Whether the node does more than compute its result: a write, a check, a random draw, a message."""
     if node.op == "call_function" and op_table.is_kept_when_dead(node.target):
         return True
     if node.is_impure():
@@ -123,7 +123,7 @@ def branches(node: fx.Node) -> list[fx.GraphModule]:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether the result depends on nothing but the arguments, so that two equal calls are one."""
+    """Whether the result depends on the arguments alone, so that equal calls can be merged."""
     if node.op != "call_function" or node_is_opaque(node):
         return False
     if not is_aten(node.target):
@@ -132,9 +132,9 @@ def is_pure(node: fx.Node) -> bool:
 
 
 def has_size_of_its_own(node: fx.Node) -> bool:
-    """Whether the result is a number read from a tensor, or may have such a size, which no other node has.
+    """Whether the result is a number read from a tensor, or may have such a number as size: no other node has it.
 
-    What is indexed by positions has the size of these; only a mask makes a new one.
+    An index by positions has their size; only a mask makes a new size.
     """
     if node.target is aten.index.Tensor and all(map(has_known_size, (node, *node.all_input_nodes))):
         return any(index is not None and index.meta["val"].dtype in MASKS for index in args_of(node)[1])
@@ -147,7 +147,7 @@ def has_known_size(node: fx.Node) -> bool:
 
 
 def computes(node: fx.Node) -> bool:
-    """Whether the node is work for a backend: no view, no item of a tuple, no number, no tensor of equal values."""
+    """Whether the node is work for a backend: no view, tuple item, number, or tensor of equal values."""
     if node.op != "call_function" or op_table.is_getitem(node.target) or op_table.is_symbolic_value(node):
         return False
     return not op_table.is_view(node.target) and not op_table.is_creation(node.target)

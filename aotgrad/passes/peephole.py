@@ -1,4 +1,4 @@
-"""Small rewrites that look at one node and its arguments.
+"""Small rewrites of one node and its arguments.
 
     t(t(x)), view(x, its own size), expand(x, its own size), alias(x)     ->  x
     view(view(x, a), b)                                                   ->  view(x, b)
@@ -7,11 +7,11 @@
     x * 1, x / 1, x ** 1, x - 0, x + 0 (integers), x + -0.0               ->  x
     f16 -> f32 -> f16, and every cast of a widening cast                  ->  one cast, or none
 
-Bit for bit what eager computes: `x + 0` stays for floating point, since it turns -0.0 into 0.0, and `x * 1` for complex
-numbers, where an infinite part makes the other one NaN. What stands in has the same dtype, sizes and strides. A value is not
-replaced by one in other memory where the caller could notice (`memory`).
+The bits are eager's: `x + 0` stays for floating point, since it turns -0.0 into 0.0, and `x * 1` stays for complex numbers,
+where an infinite part makes the other one NaN. A replacement has the same dtype, sizes and strides. A value is not replaced
+by one in other memory if the caller could notice (`memory`).
 
-Two views of one tensor with equal sizes, strides and offset are the same value, however they were made: one table finds all.
+Views of one tensor with equal sizes, strides and offset are the same value, however they were made: one table finds them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Peephole:
 
 
 def return_originals(graph: JointGraph | GraphHalf, replaced: Mapping[fx.Node, fx.Node]) -> None:
-    """Return gradients by the nodes that stand for theirs, each node once, and no input: `t(t(mm))` is returned as `mm`."""
+    """Return the replacements of gradients, each node once, and no input: `mm` instead of `t(t(mm))`."""
     (output,) = graph.module.graph.find_nodes(op="output")
     results = list(output.args[0])
     taken = set(results)
@@ -71,7 +71,7 @@ def return_originals(graph: JointGraph | GraphHalf, replaced: Mapping[fx.Node, f
 
 @dataclass
 class Views:
-    """`root`: the tensor that a chain of views starts from. `first`: the first node of each root with a geometry."""
+    """`root`: the tensor that a chain of views starts from. `first`: the first node for each root and geometry."""
 
     root: dict[fx.Node, fx.Node] = field(default_factory=dict)
     first: dict[tuple, fx.Node] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def is_geometric_view(node: fx.Node) -> bool:
 
 
 def geometry_key(value: Any) -> tuple | None:
-    """What tells two views of one tensor apart; symbolic numbers count by their expressions."""
+    """A key that is equal for equal views of one tensor. Symbolic numbers are compared by their expressions."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     numbers = (*value.size(), *value.stride(), value.storage_offset())
@@ -153,7 +153,7 @@ JOINED: dict[Any, Callable[[fx.Node], None]] = {
     aten.transpose.int: join_permutations,
     aten.view.default: join_reshapes,
 }
-"""What makes one call of a node and the one before it."""
+"""Op -> how a node is joined with its first argument into one call."""
 
 
 # --- Casts -----------------------------------------------------------------------------------------------------------
@@ -163,23 +163,23 @@ WIDENING = {
     torch.float16: {torch.float32, torch.float64},
     torch.float32: {torch.float64},
 }
-"""The dtypes that hold every value of a dtype."""
+"""Dtype -> the dtypes that hold all its values."""
 
 
 def join_casts(node: fx.Node) -> None:
-    """Cast what was widened before from its own dtype: rounding happens once in both."""
+    """Cast a widened value from its original dtype: it is rounded once either way."""
     inner = ops.args_of(node)[0]
     if not is_plain_cast(node) or inner.target is not torch_compat.cast or not is_plain_cast(inner):
         return
     source = inner.args[0]
     narrow, wide, last = (each.meta["val"].dtype for each in (source, inner, node))
-    if wide in WIDENING.get(narrow, ()) and last in EXACT_DTYPES and rewrite_keeps_layout(source, inner):
+    if wide in WIDENING.get(narrow, ()) and last in EXACT_DTYPES and cast_keeps_strides(source, inner):
         node.args = (source,)
         node.kwargs = {"dtype": last, **node.kwargs}
 
 
 def is_plain_cast(node: fx.Node) -> bool:
-    """Whether the node changes the dtype of a tensor and nothing else; `vmap` casts numbers, too."""
+    """Whether the node only changes the dtype of a tensor. (`vmap` casts numbers, too.)"""
     if not isinstance(node.args[0], fx.Node):
         return False
     source, value = node.args[0].meta["val"], node.meta["val"]
@@ -187,8 +187,8 @@ def is_plain_cast(node: fx.Node) -> bool:
     return plain and not source.is_conj() and not source.is_neg()
 
 
-def rewrite_keeps_layout(source: fx.Node, inner: fx.Node) -> bool:
-    """A cast keeps the strides of a dense tensor; what it read must be laid out like what it reads now."""
+def cast_keeps_strides(source: fx.Node, inner: fx.Node) -> bool:
+    """Whether the source has the strides of its cast, which it has if it is dense."""
     return torch_compat.known_equal(source.meta["val"].stride(), inner.meta["val"].stride())
 
 
@@ -198,7 +198,7 @@ EXACT_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.fl
 
 
 def operand(node: fx.Node, memory: MemoryOwnership) -> fx.Node | None:
-    """The operand that the node's result equals bit for bit, if it can stand for the result."""
+    """The operand that equals the node's result bit for bit, if it can replace the result."""
     rule = OPERANDS.get(node.target)
     source = rule(node) if rule is not None else None
     if not isinstance(source, fx.Node) or not rewrite.alike(node, source):
@@ -236,7 +236,7 @@ def difference_operand(node: fx.Node) -> Any:
 
 
 def adds_nothing(term: Any, node: fx.Node) -> bool:
-    """Zero for integers; for floating point only -0.0, since -0.0 + 0.0 is 0.0."""
+    """Whether a term is zero; for floating point only -0.0, since -0.0 + 0.0 is 0.0."""
     number = number_in(term)
     if number is None or number != 0:
         return False
@@ -251,7 +251,7 @@ def is_negative(number: Any) -> bool:
 
 
 def number_in(value: Any) -> Any:
-    """The number that an operand is, or that all its elements are; `None` if that is not known."""
+    """The number that an operand is, or that all its elements equal; `None` if it is not known."""
     if isinstance(value, (bool, int, float)):
         return value
     if not isinstance(value, fx.Node):
@@ -276,4 +276,4 @@ OPERANDS: dict[Any, Callable[[fx.Node], Any]] = {
     aten.pow.Tensor_Scalar: power_operand,
     aten.sub.Tensor: difference_operand,
 }
-"""The operand that a call may return unchanged. Its type is compared with the result's afterwards."""
+"""Op -> the operand that a call may return unchanged. Its type is compared with the result's afterwards."""

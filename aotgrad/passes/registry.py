@@ -1,6 +1,6 @@
-"""Passes that users add: for every compilation (`register`), or by the options of one.
+"""Passes of users: for every compilation (`register`), or by the options of one compilation.
 
-aotgrad.passes.register(MyPass())                                  on every joint graph from now on
+aotgrad.passes.register(MyPass())                                  for every later joint graph
 aotgrad.passes.register(MyPass(), place="backward")
 aotgrad.aot_function(f, compiler, options={"joint_passes": [MyPass()]})
 """
@@ -18,14 +18,14 @@ _generations = [0]
 
 
 def register(new: Pass, *, place: str = "joint") -> Pass:
-    """Run a pass in every later compilation; another one with its name in that place is replaced.
+    """Run a pass in every later compilation. Replaces a pass of the same name in that place.
 
-    Plans that exist are not used again: the next call compiles with the pass. What `torch.compile` has compiled stays until
+    Existing plans are not reused: the next call recompiles. What `torch.compile` has compiled stays until
     `torch.compiler.reset()`.
 
     Args:
         new: a frozen dataclass with a `name` and `apply(graph) -> graph`.
-        place: `"joint"`: before the joint graph is partitioned; `"forward"`, `"backward"`: before the backend compiles it.
+        place: `"joint"`: before the joint graph is partitioned; `"forward"`, `"backward"`: before the backend compiles.
 
     Raises:
         OptionError: `place` is none of the three, or `new` is no pass.
@@ -60,7 +60,7 @@ def registered(place: str = "joint") -> tuple[Pass, ...]:
 
 
 def generation() -> int:
-    """A number that is another one after every `register` and `unregister`: plans belong to one of them."""
+    """The number of changes by `register` and `unregister`. A plan belongs to one generation."""
     return _generations[-1]
 
 
@@ -70,7 +70,7 @@ def check_place(place: str) -> None:
 
 
 def why_no_pass(value: object) -> str | None:
-    """What keeps `value` from being a pass; `None` if it is one."""
+    """Why `value` is no pass; `None` if it is one."""
     if isinstance(value, type):
         return f"{value.__name__} is a class; a pass is an instance of it"
     if not isinstance(getattr(value, "name", None), str) or not callable(getattr(value, "apply", None)):
@@ -79,6 +79,6 @@ def why_no_pass(value: object) -> str | None:
 
 
 def pipeline(place: str, built_in: Iterable[Pass], given: Iterable[Pass], afterwards: Iterable[Pass] = ()) -> Pipeline:
-    """The built-in passes of a place, then the registered and the given ones, checked, and what tidies up after them."""
+    """The built-in passes of a place, then registered and given passes, checked. If there are any, `afterwards` follow."""
     added = tuple(CheckedPass(each, place) for each in (*registered(place), *given))
     return Pipeline(place, (*built_in, *added, *(afterwards if added else ())))

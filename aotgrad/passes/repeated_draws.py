@@ -1,9 +1,9 @@
-"""Random ops that draw numbers which another one has drawn: both have one number in `meta["draw"]`.
+"""Merges random ops that draw the same numbers: they have the same `meta["draw"]`.
 
 mask = bernoulli(x); again = bernoulli(x); y = x * again     ->     mask = bernoulli(x); y = x * mask
 
-A trace of a checkpointed region has them. Equal calls are one by now, see `common_subexpressions`. So are those that read
-the size of their argument only. Others run again, from the state that the generator had before the first one:
+The trace of a checkpointed region has such ops. Equal calls are already merged (`common_subexpressions`). An op that reads
+only the size of its argument is replaced by the first op. Other ops run from the generator's state before the first op:
 
 mask = bernoulli(x); again = bernoulli(z)     ->     state, mask = run_and_save_rng_state(bernoulli, x)
                                                      again = run_with_rng_state(state, bernoulli, z)
@@ -28,15 +28,15 @@ from aotgrad.passes.base import AnyGraph
 
 @dataclass(frozen=True)
 class RemoveRepeatedDraws:
-    """Leaves one op for each draw, or lets others start from its state."""
+    """Keeps one op for each draw. Other ops are replaced by it or start from its state."""
 
     name: str = "repeated draws"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
-        """`graph` where no numbers are drawn anew that were drawn.
+        """`graph` without ops that repeat a draw.
 
         Raises:
-            CaptureError: one draws the same numbers in another way.
+            CaptureError: an op uses the same state to draw something else.
         """
         drawn: dict[int, Draw] = {}
         for node in graph.module.graph.nodes:
@@ -51,7 +51,7 @@ class RemoveRepeatedDraws:
 
 @dataclass
 class Draw:
-    """A random op; `state`: that of the generator before it, once it is recorded."""
+    """A random op. `state`: the node of the generator's state before it, once that is recorded."""
 
     node: fx.Node
     state: fx.Node | None = field(default=None)
@@ -60,25 +60,25 @@ class Draw:
         """Replace another op that draws the same numbers.
 
         Raises:
-            CaptureError: it draws them in another way.
+            CaptureError: it draws something else.
         """
         if node.target is not self.node.target or draw_signature(node) != draw_signature(self.node):
             raise CaptureError(
-                f"{node.target} runs again, from the state that the random generator had before, and draws in another way "
-                "than the op before; set the state outside of the compiled function"
+                f"{node.target} starts from a state of the random generator that another op has used, and draws in another "
+                "way than that op; set the state outside of the compiled function"
             )
         if self.state is None and op_table.draws_by_size(node.target):
             node.replace_all_uses_with(self.node)
             return
-        state = self.recorded()
+        state = self.record_state()
         with node.graph.inserting_before(node):
             args: Any = (state, node.target, *node.args)
             again = node.graph.call_function(torch_compat.run_with_rng_state, args, dict(node.kwargs))
         again.meta = {key: value for key, value in node.meta.items() if key != "draw"}
         node.replace_all_uses_with(again)
 
-    def recorded(self) -> fx.Node:
-        """The state before this op, which hands it out from now on."""
+    def record_state(self) -> fx.Node:
+        """The node of the state before this op. The op is replaced by one that also returns the state."""
         if self.state is not None:
             return self.state
         graph, node = self.node.graph, self.node
@@ -99,7 +99,7 @@ class Draw:
 
 
 def draw_signature(node: fx.Node) -> Any:
-    """What a random op draws, without the values that it reads."""
+    """What a random op draws: its arguments, with the type of each tensor in place of the tensor."""
 
     def of_argument(value: Any) -> Any:
         value = value.meta.get("val") if isinstance(value, fx.Node) else value
@@ -109,7 +109,7 @@ def draw_signature(node: fx.Node) -> Any:
 
 
 def fake_random_state(node: fx.Node) -> torch.Tensor:
-    """A state of the generator that an op draws from, fake as its result is: bytes in CPU memory."""
+    """A fake state of the generator that an op draws from: bytes in CPU memory."""
     like = next(value for value in pytree.tree_leaves(node.meta["val"]) if isinstance(value, torch.Tensor))
     with getattr(like, "fake_mode", contextlib.nullcontext()):
         return torch.empty(torch_compat.RANDOM_STATE_BYTES.get(like.device.type, 0), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Removes effects that happened before: a second-order function computes the original one again, but prints nothing again.
+"""Removes repeated effects: a second-order function reruns the original function, whose prints have already happened.
 
 first   forward(x):           print("x"); y = sin(x)                     prints
 second  vjp(x, t):            print("x"); g = t * cos(x)                 the first node is marked as repeated
@@ -19,7 +19,7 @@ from aotgrad.passes.dead_code import must_stay
 
 
 def remove_repeated_effects(joint: JointGraph) -> JointGraph:
-    """`joint` without effects that are marked as repeated; it is changed in place.
+    """`joint` without effects that are marked as repeated. Changes `joint` in place.
 
     Raises:
         HigherOrderError: the result of a custom op with an effect is needed.

@@ -1,9 +1,9 @@
-"""Rewriting a graph in one sweep: each node is visited once, after its arguments were replaced.
+"""Rewrites a graph in one sweep: each node is visited once, after its arguments were replaced.
 
     replace(graph, visit)        visit(node) returns the earlier node that `node` equals, or None
 
-The results of the graph keep their nodes: a node that is returned goes on being returned, whatever stands in elsewhere.
-That way an output never becomes the same tensor as an input or another output.
+The outputs of the graph keep their nodes, even where other uses of these nodes are replaced. So an output never becomes the
+same tensor as an input or another output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aotgrad.passes import ops
 
 
 def replace(graph: fx.Graph, visit: Callable[[fx.Node], fx.Node | None]) -> dict[fx.Node, fx.Node]:
-    """Visit each node in order; where `visit` returns another node, later nodes read that one. Returns what was replaced."""
+    """Visit each node in order. If `visit` returns another node, later nodes read that one. Returns the replacements."""
     replaced: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "output":
@@ -38,14 +38,14 @@ def replace(graph: fx.Graph, visit: Callable[[fx.Node], fx.Node | None]) -> dict
 
 
 def copy_half(half: GraphHalf) -> GraphHalf:
-    """The same half with a graph of its own."""
+    """The same half with a copy of the graph."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(half.module.graph, {}))
     return dataclasses.replace(half, module=LazyGraphModule(half.module, graph))
 
 
 def fill_in_values(module: fx.GraphModule) -> None:
-    """Give nodes that were added without a traced value (`meta["val"]`) the one that their arguments lead to."""
+    """Compute the traced value (`meta["val"]`) of nodes that lack one, from their arguments."""
     for node in module.graph.nodes:
         if "val" in node.meta:
             continue
@@ -56,14 +56,14 @@ def fill_in_values(module: fx.GraphModule) -> None:
 
 
 def traced_value(node: fx.Node) -> Any:
-    """What the node returns for the traced values of its arguments."""
+    """The result of the node for the traced values of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta.get("val"))
     with torch_compat.bare_evaluation(), torch_compat.fake_mode_of(node.graph):
         return ops.run(node, args, kwargs)
 
 
 RECOMPUTE_TAGS = ("recompute", "ac_graph_id")
-"""What selective activation checkpointing writes into `meta`."""
+"""The keys that selective activation checkpointing writes into `meta`."""
 
 
 def recompute_policy(node: fx.Node) -> tuple[Any, ...]:
@@ -72,7 +72,7 @@ def recompute_policy(node: fx.Node) -> tuple[Any, ...]:
 
 
 def alike(one: fx.Node, other: fx.Node) -> bool:
-    """Whether two nodes differ in nothing but their values and where these lie."""
+    """Whether two nodes differ only in their values and the memory of these."""
     return recompute_policy(one) == recompute_policy(other) and same_value_type(one, other)
 
 
