@@ -32,7 +32,7 @@ TYPED = frozenset({bool, float, complex})
 _cache: dict[tuple, Any] = {}
 
 
-def clear_cache() -> None:
+def clear_results() -> None:
     _cache.clear()
 
 
@@ -164,7 +164,7 @@ class FastRecorder:
             result = compute()
             found = recipe_of(result, node_args)
             if len(_cache) >= MAX_CACHED:
-                clear_cache()
+                clear_results()
             if found is not None:
                 _cache[whole] = found
             return result

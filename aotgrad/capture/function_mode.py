@@ -4,7 +4,7 @@
         x.unsqueeze_(0)                    ReshapedViews.handle(torch.Tensor.unsqueeze_, call, x, 0)
         x.sin()                            no handler takes it
 
-Nested modes would pass every call, and every property that a mode reads, through each of them.
+With nested modes instead, every call, and every property that a mode reads, would pass through each mode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Handler(Protocol):
         """The functions whose calls it handles; `None`: all."""
 
     def handle(self, function: Any, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """The result of a call of `function`. `call` has the further handlers, and in the end `function` itself, run."""
+        """The result of a call of `function`. `call` runs the remaining handlers and then `function` itself."""
 
 
 class FunctionHandlers(TorchFunctionMode):

@@ -30,12 +30,12 @@ class HookRecords:
 
     functions = (torch.Tensor.register_hook, torch_compat.GRAD_FN)
 
-    def __init__(self, arguments: Sequence[Any], entered: Callable[[Any, Any], None]) -> None:
+    def __init__(self, arguments: Sequence[Any], announce: Callable[[Any, Any], None]) -> None:
         self.asked_for_nodes = False
         self.arguments = {id(argument) for argument in arguments}
         self.nodes: set[Any] = set()
         self.node_of = WeakIdKeyDictionary()
-        self.entered = entered
+        self.announce = announce
 
     def handle(self, function: Any, call: Callable[..., Any], /, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if function is torch.Tensor.register_hook and id(tensor) not in self.arguments:
@@ -47,10 +47,10 @@ class HookRecords:
         if not torch_compat.was_hooked(tensor):  # reading the history could otherwise create a new one
             self.node_of[tensor] = tensor.grad_fn
             self.nodes.add(tensor.grad_fn)
-        return call(tensor, OnGradients(hook, functools.partial(self.entered, self.node_of[tensor])))
+        return call(tensor, TensorHook(hook, functools.partial(self.announce, self.node_of[tensor])))
 
     def hooked_nodes(self, live: Iterable[Any]) -> frozenset[Any]:
-        """The autograd nodes behind live tensors that have own hooks. Wraps these hooks: each tells `entered` first."""
+        """The autograd nodes behind live tensors that have hooks of their own. Wraps these hooks in `NodeHook`."""
         if not self.asked_for_nodes:
             return frozenset()
         stack: list[Any] = [value.grad_fn for value in live if isinstance(value, torch.Tensor)]
@@ -58,38 +58,38 @@ class HookRecords:
         while stack:
             node = stack.pop()
             if node is not None and node not in found:
-                wrap = functools.partial(OnNode, functools.partial(self.entered, node))
+                wrap = functools.partial(NodeHook, functools.partial(self.announce, node))
                 found[node] = torch_compat.wrap_node_hooks(node, wrap)
                 stack += [successor for successor, _ in node.next_functions]
         return frozenset(node for node, is_hooked in found.items() if is_hooked)
 
 
 @dataclass(frozen=True)
-class OnNode:
-    """A hook of an autograd node, called only if a gradient arrives. Before that, `entered` gets what the hook holds."""
+class NodeHook:
+    """A hook of an autograd node, called only if a gradient arrives. First, `announce` gets the values that it holds."""
 
-    entered: Callable[[Any], None]
+    announce: Callable[[Any], None]
     hook: Callable
 
     def __call__(self, *gradients: Sequence[torch.Tensor | None]) -> Any:
         arrived = [gradient for gradient in gradients[-1] if gradient is not None]
         if not arrived:
             return None
-        self.entered([*pytree.tree_leaves(gradients), *held_by(self.hook)])
+        self.announce([*pytree.tree_leaves(gradients), *held_by(self.hook)])
         return self.hook(*gradients)
 
 
 @dataclass(frozen=True)
-class OnGradients:
-    """A hook of a tensor, called only if a gradient arrives. Before that, `entered` gets what the hook holds."""
+class TensorHook:
+    """A hook of a tensor, called only if a gradient arrives. First, `announce` gets the values that it holds."""
 
     hook: Callable
-    entered: Callable[[Any], None]
+    announce: Callable[[Any], None]
 
     def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if gradient is None:
             return None
-        self.entered([gradient, *held_by(self.hook)])
+        self.announce([gradient, *held_by(self.hook)])
         return self.hook(gradient)
 
 
@@ -129,7 +129,7 @@ def hooks_of_view(view: torch.Tensor) -> list[Callable]:
         view.grad_fn  # noqa: B018  (creates a new history, without hooks, if its base was changed)
     except (RuntimeError, IndexError, ValueError):
         return []  # the analysis refuses such a view
-    return [hook.hook if isinstance(hook, OnGradients) else hook for hook in torch_compat.pop_hooks(view)]
+    return [hook.hook if isinstance(hook, TensorHook) else hook for hook in torch_compat.pop_hooks(view)]
 
 
 def hooks_of(tensor: torch.Tensor) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -229,7 +229,7 @@ def called_line(filename: str, line_number: int, function: str, path: str = "", 
 
 
 def give_lines(graph: fx.Graph) -> None:
-    """Give nodes of a frontend's graph without a line the line that calls the function now, and their module."""
+    """Give nodes of a frontend's graph that lack a line the line of the current call, and their module."""
     call = calling_frame(sys._getframe(1))
     if call is None:
         return

@@ -48,7 +48,7 @@ class CheckpointedRegion:
     last: int | None = None
 
     @classmethod
-    def begun(cls, function: Callable[..., Any], keeps_state: bool) -> CheckpointedRegion:
+    def begin(cls, function: Callable[..., Any], keeps_state: bool) -> CheckpointedRegion:
         return cls(function, keeps_state, torch_compat.sequence_nr(), _contexts.get())
 
     def end(self) -> None:
@@ -61,7 +61,7 @@ class CheckpointedRegion:
     def is_within(self, other: CheckpointedRegion) -> bool:
         return other is not self and other.first <= self.first and (self.last or 0) <= (other.last or 0)
 
-    def run_again(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def rerun(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         with contextlib.ExitStack() as stack:
             for make_context in self.around:
                 stack.enter_context(make_context())

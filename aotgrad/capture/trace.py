@@ -119,17 +119,17 @@ class Trace:
         return stack
 
     def begin_region(self, function: Callable, keeps_state: bool) -> tuple[Callable, Callable[[], None]]:
-        region = CheckpointedRegion.begun(function, keeps_state)
-        return functools.partial(self.run_again, region), region.end
+        region = CheckpointedRegion.begin(function, keeps_state)
+        return functools.partial(self.rerun, region), region.end
 
-    def run_again(self, region: CheckpointedRegion, *args: Any, **kwargs: Any) -> Any:
+    def rerun(self, region: CheckpointedRegion, *args: Any, **kwargs: Any) -> Any:
         """Rerun a region in the backward, within `on_region`. A region that changes something reruns at no other time."""
         if self.on_region is not None:
             with self.on_region(region, [*args, *kwargs.values(), *held_by(region.function)]):
-                return region.run_again(args, kwargs)
+                return region.rerun(args, kwargs)
         if region in self.changing:
             raise RuntimeError("a checkpointed region that changes something reruns in the backward only")
-        return region.run_again(args, kwargs)
+        return region.rerun(args, kwargs)
 
     def run_kept(self, run: Callable, region: fx.GraphModule, args: Sequence[Any], settings: dict[str, Any]) -> Any:
         """Run a region that Dynamo keeps. The backward's trace reruns it only if a second run does something else.
@@ -160,7 +160,7 @@ class Trace:
         return result
 
     def regions_to_retrace(self) -> dict[fx.GraphModule, Collection[int]]:
-        """The regions kept by Dynamo whose second run would not just recompute the first, or that read changed tensors.
+        """The regions kept by Dynamo whose second run would do more than recompute, or that read changed tensors.
 
         Each comes with the arguments that change. An argument that requires grad may not change, in eager. For the others,
         Dynamo does not tell whether the region got them or closes over them.
@@ -237,7 +237,7 @@ class Trace:
                 self._track(fake, self.graph.placeholder(name))
         return fake
 
-    def entered(self, node: Any, held: Sequence[Any]) -> None:
+    def announce_hook(self, node: Any, held: Sequence[Any]) -> None:
         """Tell `on_hook` that a hook of an autograd node is about to run, and what the hook holds."""
         if self.on_hook is not None:
             self.on_hook(node, held)
@@ -366,7 +366,7 @@ def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any
     """Inside, the function runs, with handlers for the calls that no op shows."""
     assignments = trace.assignments(arguments)
     reshapes = torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments))
-    hooks = HookRecords(arguments, trace.entered)
+    hooks = HookRecords(arguments, trace.announce_hook)
     views = views_before_mutation.view_versions(convention.inputs)
     versions = shared_versions(convention, arguments)
     index_marks = IndexMarks(trace.recorder) if has_symbolic_inputs(convention) else None

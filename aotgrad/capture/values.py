@@ -59,7 +59,7 @@ class ValueReads:
         """The guard of the answers, `None` if there were none. Ends answering, and frees the values."""
         prologue, self._prologue, self._arguments = self._prologue, None, ()
         if prologue is not None and self._conditions:
-            self._guard = ValueGuard(self.level, *prologue.finished(), tuple(self._conditions.values()), prologue.draws)
+            self._guard = ValueGuard(self.level, *prologue.finish(), tuple(self._conditions.values()), prologue.draws)
         return self._guard
 
     # -- questions of torch
@@ -111,11 +111,11 @@ class ValueReads:
         assert self._prologue is not None
         node, value = self._prologue.call(op, args, kwargs)
         if torch_compat.READS_VALUES[op] is not Read.SIZES:
-            return self._require(self._prologue.named(node, "value"))
-        name = self._prologue.named(node, "results")
+            return self._require(self._prologue.name_result(node, "value"))
+        name = self._prologue.name_result(node, "results")
         one = isinstance(value, torch.Tensor)
         self._require(f"tuple({name}.size())" if one else f"[tuple(each.size()) for each in {name}]")
-        return self._recorded(op, args, kwargs, value)
+        return self._record(op, args, kwargs, value)
 
     def _fact_of_entries(self, op: Any, fake: torch.Tensor) -> Any:
         """The result of an op that reads facts about the entries of a sparse tensor, from the tensor that they come from."""
@@ -128,12 +128,12 @@ class ValueReads:
         else:
             prologue = self._ask_for_entries()
             copy, _ = prologue.call(op, (node,), {})
-            told = self._require(prologue.named(copy, "value"))
+            told = self._require(prologue.name_result(copy, "value"))
         if op is torch_compat.is_coalesced:
             torch_compat.set_coalesced(fake, told)
         return told
 
-    def _recorded(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Any) -> Any:
+    def _record(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Any) -> Any:
         """Record the op in the trace; returns fakes of its results."""
         recorder = self._recorder
         with torch_compat.hidden_tracing_modes():
@@ -196,7 +196,7 @@ class Prologue:
             self._values[self.graph.placeholder(f"argument_{position}")] = argument
         self._arguments = tuple(self._values)
 
-    def named(self, node: fx.Node, name: str) -> str:
+    def name_result(self, node: fx.Node, name: str) -> str:
         """Give the result of a node of this graph a name by which conditions read it."""
         name = f"{name}_{len(self._outputs)}"
         self._outputs[name], self.read[name] = node, self._values[node]
@@ -291,8 +291,8 @@ class Prologue:
         """Whether random numbers are drawn."""
         return any(op_table.is_random(node.target) for node in self.graph.nodes)
 
-    def finished(self) -> tuple[fx.GraphModule, tuple[str, ...], tuple[int, ...]]:
-        """The graph as a module, the names of its results, and the arguments that it needs."""
+    def finish(self) -> tuple[fx.GraphModule, tuple[str, ...], tuple[int, ...]]:
+        """End the graph. Returns it as a module, the names of its results, and the arguments that it needs."""
         self.graph.output(tuple(self._outputs.values()))
         inputs = tuple(position for position, node in enumerate(self._arguments) if node.users)
         return LazyGraphModule(self._recorder.root, self.graph), tuple(self._outputs), inputs

@@ -1,4 +1,4 @@
-"""Replaces computations whose values an earlier graph computed by inputs that hold these values.
+"""Reuses values that an earlier graph computed: the graph's inputs hold them, and replace their computation.
 
     first   forward(x, w):        h = mm(x, w); y = tanh(h)                      saves y
     second  vjp(x, w, t, saved):  h = mm(x, w); y = tanh(h); g = t * (1 - y * y)

@@ -85,7 +85,7 @@ def test_nodes_are_those_of_the_general_recorder(program, decomposed, monkeypatc
 
 
 def test_results_are_computed_once_for_equal_metadata(monkeypatch):
-    fast_recorder.clear_cache()
+    fast_recorder.clear_results()
     computed = []
     recipe_of = fast_recorder.recipe_of
     monkeypatch.setattr(fast_recorder, "recipe_of", lambda *given: computed.append(given) or recipe_of(*given))
@@ -135,6 +135,6 @@ def test_an_op_that_is_refused_is_refused_again():
 
 def test_the_cache_is_bounded(monkeypatch):
     monkeypatch.setattr(fast_recorder, "MAX_CACHED", 5)
-    fast_recorder.clear_cache()
+    fast_recorder.clear_results()
     joint_of(attention, torch.ones(2, 5, 8), torch.ones(8, 24, requires_grad=True))
     assert 0 < fast_recorder.cached_count() <= 5
