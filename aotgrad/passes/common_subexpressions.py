@@ -2,21 +2,19 @@
 
     a = cos(x); b = cos(x); return (a * b,)      ->      a = cos(x); return (a * a,)
 
-Two calls are equal if op and arguments are equal. Numbers are compared with their types and bits: `1`, `1.0` and `True`
-differ, and so do `0.0` and `-0.0`. Not merged are random ops, unless they draw the same numbers (`meta["draw"]`), ops that
-write or have effects, uninitialized memory, ops that make a new symbolic size, outputs (see `memory`), and nodes that
-selective checkpointing treats differently.
+`graph/equality.py` says which calls are equal. Not merged are random ops, unless they draw the same numbers
+(`meta["draw"]`), ops that write or have effects, uninitialized memory, ops that make a new symbolic size, outputs (see
+`memory`), and nodes that selective checkpointing treats differently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 import torch.fx as fx
 
+from aotgrad.graph.equality import call_key
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
 from aotgrad.passes.memory import MemoryOwnership
@@ -46,27 +44,5 @@ def expression(node: fx.Node) -> Hashable | None:
     draw = node.meta.get("draw")
     if draw is None and not ops.is_pure(node):
         return None
-    key = (node.target, argument(node.args), argument(node.kwargs), rewrite.recompute_policy(node), draw)
-    try:
-        hash(key)
-    except TypeError:  # an argument cannot be compared by value
-        return None
-    return key
-
-
-def argument(value: Any) -> Any:
-    """A key that is equal for equal arguments. Nodes are their own keys."""
-    match value:
-        case list() | tuple():
-            return tuple(map(argument, value))
-        case dict():
-            return tuple((name, argument(value[name])) for name in sorted(value))
-        case slice():
-            return (slice, argument((value.start, value.stop, value.step)))
-        case float():
-            return (float, value.hex())
-        case complex():
-            return (complex, value.real.hex(), value.imag.hex())
-        case fx.Node() | torch.SymInt() | torch.SymFloat() | torch.SymBool():
-            return value
-    return (type(value), value)
+    call = call_key(node)
+    return None if call is None else (call, rewrite.recompute_policy(node), draw)

@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
+from aotgrad.graph.equality import call_key
 from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.ir import JointGraph
 from aotgrad.passes.dead_code import DeadCodeElimination
@@ -114,21 +115,14 @@ def number_nodes(joint: JointGraph, numbers: Numbering, inputs: Sequence[int]) -
         elif node.op == "call_function":
             is_random = op_table.is_random(node.target)
             random_ops += is_random
-            arguments = fx.map_arg((node.args, node.kwargs), lambda argument: cast(Any, Number(found[argument.name])))
-            key = (node.target, repr(arguments), random_ops if is_random else None)
+            call = call_key(node, lambda argument: found[argument.name])
+            key = key if call is None else (call, random_ops if is_random else None)
             if op_table.has_effect(node.target):
                 with_effects[key] += 1
                 key = (*key, with_effects[key])
         is_copy = node.target is torch.ops.aten.clone.default
         found[node.name] = found[node.args[0].name] if is_copy else numbers.of(key)
     return found
-
-
-@dataclass(frozen=True)
-class Number:
-    """Represents a node among the arguments of another node."""
-
-    number: int
 
 
 def same_layout(node: fx.Node, source: fx.Node) -> bool:
