@@ -1,9 +1,9 @@
 """Partition: a joint graph -> a forward graph, a backward graph, and the list of what is saved between them.
 
-`adapt.partition` is the stage. `graphs` says which half must run what; a chooser (`save_all`, `min_cut`) decides what to
-save for an `Objective`; `split` extracts the two graphs.
-What is known of ops is in `op_table`, what the user wants of values in `tags`, what may be saved or run again in `policy`,
-what it costs in `costs` and `fusion`. `problem`, `frontier` and `maxflow` find the best choice; they know ints, not ops.
+`adapt.partition` is the stage. `graphs` assigns ops to the halves; a chooser (`save_all`, `min_cut`) decides what to save
+for an `Objective`; `split` extracts the two graphs.
+Facts about ops are in `op_table`, the user's tags in `tags`, what may be saved or recomputed in `policy`, and costs in
+`costs` and `fusion`. `problem`, `frontier` and `maxflow` find the best choice; they handle ints, not ops.
 """
 
 from aotgrad.partition.adapt import (

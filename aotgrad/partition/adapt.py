@@ -10,8 +10,7 @@ first `num_fwd_outputs` outputs are the forward's. It returns two modules: the f
 tensors and saved sizes; the backward takes the saved sizes, the saved tensors and the tangents, and returns the
 gradients.
 
-Limits: that a user's two halves compute the joint graph is checked for the number, names and types of values, not for
-the ops.
+Limits: a user's two halves are checked against the joint graph by number, names and types of values, not by ops.
 """
 
 from __future__ import annotations
@@ -63,13 +62,13 @@ def min_cut_rematerialization_partition(
     memory_budget: Budget = None,
     **_ignored: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split a joint module so that few bytes are saved: cheap ops run again in the backward.
+    """Split a joint module so that few bytes are saved: the backward recomputes cheap ops.
 
     Args:
         joint_module: placeholders `primals_*` and `tangents_*`; outputs are forward results, then gradients.
         num_fwd_outputs: how many of the outputs are forward results.
         static_lifetime_input_indices: the inputs that cost nothing to save, because they outlive the step.
-        memory_budget: at most so many bytes are saved (int), or this share of what is saved without a budget (float).
+        memory_budget: the most bytes to save (int), or a fraction of the bytes saved without a budget (float).
 
     Returns:
         The forward and the backward module.
@@ -107,15 +106,15 @@ CHOOSERS: tuple[tuple[PartitionFn, Chooser], ...] = (
     (min_cut_rematerialization_partition, min_cut),
     (recompute_all_partition, recompute_all),
 )
-"""Our partition functions with what they do, so that a typed caller gets reasons, which two modules do not have."""
+"""Our partition functions and their choosers. A typed caller gets reasons, which two modules cannot carry."""
 
 
 def partition(joint: JointGraph, partition_fn: PartitionFn, objective: Objective | None = None) -> Partition:
     """Split a joint graph with one of our partition functions or a user's.
 
     Raises:
-        PartitionError: if the halves that a user's function returned do not fit the joint graph or each other, or if a
-            memory budget is given for a function that does not know of it.
+        PartitionError: if the halves of a user's function do not fit the joint graph or each other, or if a memory budget
+            is given for a function that does not support one.
     """
     objective = objective or Objective()
     if not joint.differentiable:
@@ -133,12 +132,12 @@ def partition(joint: JointGraph, partition_fn: PartitionFn, objective: Objective
 
 
 def is_typed(partition_fn: PartitionFn) -> bool:
-    """Whether a partition function is one of ours, which say why they save what they save."""
+    """Whether a partition function is one of ours: those give a reason for each saved value."""
     return any(_unwrapped(partition_fn, Objective())[0] is ours for ours, _ in CHOOSERS)
 
 
 def _unwrapped(partition_fn: PartitionFn, objective: Objective) -> tuple[PartitionFn, Objective]:
-    """The function within a `functools.partial`, and the objective with the budget that the partial gives."""
+    """The function inside a `functools.partial`, and the objective with the budget of the partial."""
     if not isinstance(partition_fn, functools.partial):
         return partition_fn, objective
     budget = partition_fn.keywords.get("memory_budget", objective.memory_budget)
@@ -146,7 +145,7 @@ def _unwrapped(partition_fn: PartitionFn, objective: Objective) -> tuple[Partiti
 
 
 def read_joint_module(module: fx.GraphModule, num_fwd_outputs: int, static_inputs: Sequence[int]) -> JointGraph:
-    """The joint graph that a module in the drop-in convention is.
+    """A module in the drop-in convention as a joint graph.
 
     Raises:
         PartitionError: if the module returns fewer values than `num_fwd_outputs`.
@@ -178,7 +177,7 @@ def _split_module(
     chooser: Chooser,
     objective: Objective | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """What our partition functions do with a joint module in the drop-in convention."""
+    """Run one of our choosers on a joint module in the drop-in convention."""
     joint = read_joint_module(module, num_fwd_outputs, static_inputs or ())
     halves = _choose_and_split(joint, chooser, objective or Objective())
     assert halves.backward is not None, "split returns both halves"
@@ -206,7 +205,7 @@ def _accepts(fn: Callable, keyword: str) -> bool:
 
 
 def _tagged_copy(joint: JointGraph) -> fx.GraphModule:
-    """A copy of the joint module in which `partitioner_tag` says what the forward was traced with, as some expect."""
+    """A copy of the joint module whose `partitioner_tag`s mark what the forward traced; some functions expect them."""
     analysis = analyze(joint)
     first = min((analysis.position[node] for node in analysis.backward), default=len(analysis.nodes))
     traced = {node.name for node in analysis.forward if analysis.position[node] < first}
@@ -227,7 +226,7 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def read_halves(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule) -> Partition:
-    """The `Partition` that two modules in the drop-in convention are.
+    """Two modules in the drop-in convention as a `Partition`.
 
     Raises:
         PartitionError: if they do not fit the joint graph or each other; the message names the value.
@@ -305,7 +304,7 @@ def _check_saved(saved: Sequence[Any]) -> None:
 
 
 def _check_values(half: str, what: str, given: Sequence[Any], expected: Sequence[Any], meanings: Sequence[object]) -> None:
-    """Compare the inputs or results of a half with what they are in the joint graph or the other half."""
+    """Compare the inputs or results of a half with those of the joint graph or the other half."""
     if len(given) != len(expected):
         listed = ", ".join(str(meaning) for meaning in meanings) or "nothing"
         raise PartitionError(f"the {half} has {len(given)} {what}s where {len(expected)} are expected: {listed}")
@@ -319,7 +318,7 @@ def _check_values(half: str, what: str, given: Sequence[Any], expected: Sequence
 
 
 def _drop_dead_copies(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-    """Remove what the backward repeats of the forward without use; a random op would advance the generator twice."""
+    """Remove unused ops of the backward that the forward runs, too: a random op would advance the generator twice."""
     ran = {node.name for node in forward.graph.nodes}
     for node in reversed(backward.graph.nodes):
         if node.op == "call_function" and not node.users and node.name in ran and not op_table.has_effect(node.target):
@@ -352,7 +351,7 @@ def _type(value: Any) -> str | None:
 
 
 def _describe(joint: JointGraph, forward: fx.GraphModule, saved: list[fx.Node], slots) -> Iterator[SavedValue]:
-    """Each storage counts once; those of parameters and of the forward's results are alive anyway."""
+    """Count each storage once. Those of parameters and of the forward's results are alive anyway."""
     base = memory_owners(forward.graph.nodes)
     results = _returned(forward)[: len(joint.signature.forward_results)]
     counted = {base[value] for value in results if isinstance(value, fx.Node)}
@@ -366,7 +365,7 @@ def _describe(joint: JointGraph, forward: fx.GraphModule, saved: list[fx.Node], 
 def _copy_overwritten(
     joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule, saved: list[fx.Node]
 ) -> list[fx.Node]:
-    """Save copies of what lies in the memory of a primal that the epilogue overwrites."""
+    """Replace saved values by copies where the epilogue overwrites their memory."""
     base = memory_owners(forward.graph.nodes)
     inputs = _placeholders(forward)
     overwritten = {node for index, node in enumerate(inputs) if index in joint.mutated_inputs}
@@ -380,7 +379,7 @@ def _copy_overwritten(
 
 
 def _check_no_absolute_views(backward: fx.GraphModule, copied: set[str]) -> None:
-    """`as_strided` reads its argument's storage, of which a copy has only the part that the argument shows."""
+    """Raise for `as_strided` of a copied value: it reads the whole storage, and a copy has only the visible part."""
     base = memory_owners(backward.graph.nodes)
     for node in backward.graph.nodes:
         if op_table.op_name(node.target) == "aten.as_strided" and base[node].name in copied:
@@ -389,7 +388,7 @@ def _check_no_absolute_views(backward: fx.GraphModule, copied: set[str]) -> None
 
 
 def _replace_outputs(module: fx.GraphModule, count: int, copies: Mapping[fx.Node, fx.Node]) -> None:
-    """Return copies in place of the last `count` outputs."""
+    """Replace the last `count` outputs by their copies."""
     output = next(iter(reversed(module.graph.nodes)))
     values = list(output.args[0])
     kept, last = values[: len(values) - count], values[len(values) - count :]

@@ -1,13 +1,13 @@
-"""How many floating point operations a device does while it moves a byte: measured, not looked up.
+"""Measures how many floating point operations a device does in the time that it takes to move a byte.
 
-In: a device and a dtype. Out: an int, as `costs.time_alone` takes it.
+In: a device and a dtype. Out: an int for `costs.time_alone`.
 
     >>> measured_flops_per_byte(torch.device("cpu"), torch.float32) > 0
     True
 
-It is the speed of a large matrix product over that of a large copy, each the best of a few runs: about a twentieth of a
-second, once for each device, dtype and number of threads. Processes of one user share what was measured through a file, so
-that all of them choose the same plans.
+The figure is the speed of a large matrix product divided by that of a large copy, each the best of a few runs. Measuring
+takes about a twentieth of a second, once for each device, dtype and number of threads. The processes of one user share the
+results in a file, so that all of them choose the same plans.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from aotgrad.options import cache_folder
 from aotgrad.partition import costs
 
 RUNS = 5
-ROWS = {"cpu": 512}  # of the square matrices that are multiplied
+ROWS = {"cpu": 512}  # of the square matrices to multiply
 ROWS_ELSEWHERE = 4096
-COPIED_BYTES = {"cpu": 1 << 25}  # more than caches hold
+COPIED_BYTES = {"cpu": 1 << 25}  # larger than the caches
 COPIED_BYTES_ELSEWHERE = 1 << 28
 MOST = 1 << 16
 
@@ -50,7 +50,7 @@ def _flops(node: fx.Node) -> int:
 
 @functools.cache
 def measured_flops_per_byte(device: torch.device, dtype: torch.dtype) -> int:
-    """From the file, or measured and written there; a file that cannot be read or written does no harm."""
+    """The figure from the file, or else measured and written there. An unreadable or read-only file is ignored."""
     key = f"{_name(device)}, {dtype}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     known = _read()
     if key not in known:
@@ -60,7 +60,7 @@ def measured_flops_per_byte(device: torch.device, dtype: torch.dtype) -> int:
 
 
 def measure(device: torch.device, dtype: torch.dtype) -> int:
-    """Floating point operations of a matrix product in the time in which a copy moves a byte."""
+    """Floating point operations of a matrix product in the time that a copy takes to move a byte."""
     with torch_compat.bare_evaluation():
         rows = ROWS.get(device.type, ROWS_ELSEWHERE)
         matrix = torch.ones(rows, rows, device=device, dtype=dtype)
@@ -96,7 +96,7 @@ def _read() -> dict[str, int]:
 
 
 def _write(known: dict[str, int]) -> None:
-    """Beside the file and then in its place, so that nobody reads half of it."""
+    """Write a new file and move it into place, so that no process reads half of it."""
     try:
         _file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile("w", dir=_file().parent, delete=False) as new:

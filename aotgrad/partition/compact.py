@@ -1,14 +1,14 @@
-"""Copies of slices in place of the whole tensor that they are cut from, where the backward reads no more than them.
+"""Saves copies of slices instead of the whole tensor, where the backward reads only the slices.
 
 In: a `Decision`. Out: a `Decision` that saves less.
 
     h = x @ w; y = h[:, :8].sin()      the backward reads cos(h[:, :8])
     saved: h[:, :8], copied, and not h
 
-A view keeps the whole storage alive. Where the slices that the backward reads are less than `SHARE` of it, copying them in
-the forward frees the rest.
+A view keeps the whole storage alive. If the slices that the backward reads are less than `SHARE` of it, the forward copies
+them, which frees the rest.
 
-Limits: not for inputs and outputs, which the caller holds anyway, nor with symbolic sizes.
+Limits: not for inputs and outputs, which the caller holds anyway, and not with symbolic sizes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Read = tuple[fx.Node, fx.Node]
 
 
 def compacted(analysis: JointAnalysis, decision: Decision, runs: Collection[fx.Node]) -> Decision:
-    """Save copies of slices where that is smaller. `runs` are the nodes that run in the backward."""
+    """Save copies of slices where they are smaller. `runs` are the nodes that run in the backward."""
     reads = _reads_by_base(analysis, decision, runs)
     saved, compact = {}, set()
     for node, reason in decision.saved.items():
@@ -44,7 +44,7 @@ def compacted(analysis: JointAnalysis, decision: Decision, runs: Collection[fx.N
 
 
 def retrace(node: fx.Node, given: Mapping[Any, Any] | None = None) -> Any:
-    """The traced value of a node whose arguments have other strides now, or the values in `given`."""
+    """The traced value of a node after its arguments got other strides, or the values in `given`."""
     replaced = given or {}
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: replaced.get(arg, arg.meta["val"]))
     op: Any = node.target
@@ -81,7 +81,7 @@ def _is_static(value: torch.Tensor) -> bool:
 
 
 def _slices(analysis: JointAnalysis, base: fx.Node, reads: list[Read]) -> set[fx.Node]:
-    """The views of `base` to copy, or nothing if that is not smaller or does not give what `base` would."""
+    """The views of `base` to copy; none if they are not smaller or would give other results than `base`."""
     slices = {_slice_of(base, arg) for _, arg in reads}
     if not slices or None in slices:
         return set()
@@ -92,7 +92,7 @@ def _slices(analysis: JointAnalysis, base: fx.Node, reads: list[Read]) -> set[fx
 
 
 def _slice_of(base: fx.Node, view: fx.Node) -> fx.Node | None:
-    """On the chain of views from `base` to `view` the one with the fewest bytes; `None` where that is not a part."""
+    """The smallest view on the chain from `base` to `view`; `None` if none of them is a dense part."""
     parts = [node for node in chain(base, view) if _is_copyable(node)]
     if not parts or any(op_table.op_name(node.target) == "aten.as_strided" for node in chain(base, view)):
         return None
@@ -100,7 +100,7 @@ def _slice_of(base: fx.Node, view: fx.Node) -> fx.Node | None:
 
 
 def chain(base: fx.Node, view: fx.Node) -> Iterator[fx.Node]:
-    """The views between `base` and `view`, which is the first; without `base`."""
+    """The chain of views from `view` back to `base`, without `base`."""
     while view is not base:
         yield view
         view = view.args[0]  # type: ignore[assignment]
@@ -114,7 +114,7 @@ def _is_copyable(node: fx.Node) -> bool:
 
 
 def _gives_the_same(base: fx.Node, reader: fx.Node, arg: fx.Node) -> bool:
-    """Whether the reader's result has the same strides if the slice is dense."""
+    """Whether the reader's result keeps its strides if the slice is dense."""
     part = _slice_of(base, arg)
     assert part is not None, "asked for slices only"
     value = dense_copy(part.meta["val"])
@@ -123,7 +123,7 @@ def _gives_the_same(base: fx.Node, reader: fx.Node, arg: fx.Node) -> bool:
         for view in reversed(list(chain(part, arg))):
             at, value = view, retrace(view, {at: value})
         result = retrace(reader, {at: value})
-    except RuntimeError:  # a view that the dense tensor does not have
+    except RuntimeError:  # the dense tensor does not allow this view
         return False
     return _layouts(result) == _layouts(reader.meta["val"])
 

@@ -1,14 +1,13 @@
-"""A smaller problem with the same answers. No torch.
+"""Contracts a problem to a smaller one with the same optimal solutions. No torch.
 
-In: a `Problem`. Out: a `Contraction`: a problem of fewer values, and what a solution of it is in the given one.
+In: a `Problem`. Out: a `Contraction`: a problem of fewer values, and the translation of its solutions.
 
     h saved or not, a = h + 1, b = sin(a), c = cos(b); the backward reads c
     a and b are read once and are no smaller than c, so saving c beats saving them: {a, b, c} is one value
 
-Three kinds of values are no choice. What costs nothing to save is saved. What nothing needs is left out. And a value with
-one reader is *merged* into it where saving the reader is at least as good, or where it may not be saved anyway: then both
-run again, or neither. No solution that is lost is smaller or faster than each that is left, at any exchange rate and any
-limit.
+Three kinds of values leave no choice. A value that costs nothing to save is saved. A value that nothing needs is left out.
+A value with one reader is *merged* into it if saving the reader is at least as good, or if the value may not be saved: then
+both are recomputed, or neither. At any exchange rate and any limit, an optimal solution remains.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from aotgrad.partition.problem import NEVER, Problem, Solution
 
 @dataclass(frozen=True)
 class Contraction:
-    """`values[k]` is the value of the `original` problem that is saved where value k of the `problem` is."""
+    """Value k of `problem` stands for value `values[k]` of `original`; those in `free` are always saved."""
 
     original: Problem
     problem: Problem
@@ -37,16 +36,16 @@ class Contraction:
         return cls(problem, merging.problem_of(values), values, free)
 
     def expand(self, solution: Solution) -> Solution:
-        """A solution of the contracted problem as one of the original problem: as many bytes, as much time."""
+        """A solution of the contracted problem as one of the original problem, with equal bytes and time."""
         return self.original.solution(self.saved(solution))
 
     def saved(self, solution: Solution) -> set[int]:
-        """The values of the original problem that it saves, and those that cost nothing, needed or not."""
+        """The values of the original problem that a solution saves, and all that cost nothing."""
         return {self.values[k] for k in solution.saved} | self.free
 
 
 class _Merging:
-    """A problem while values of it are merged; `users` are kept for values that are left, `parents` without free ones."""
+    """A problem during merging. `users` is right for the values that remain; `parents` leaves out free ones."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -61,7 +60,7 @@ class _Merging:
         self.merged: set[int] = set()
 
     def _needed(self) -> set[int]:
-        """What the backward may need. What may not run again needs nothing."""
+        """The values that the backward may need. Values that may not be recomputed need no parents."""
         needed, stack = set(self.wanted), list(self.wanted)
         while stack:
             value = stack.pop()
@@ -74,7 +73,7 @@ class _Merging:
         return needed
 
     def visit(self, value: int) -> None:
-        """Merge the value into its only reader, if that loses nothing."""
+        """Merge the value into its only reader if an optimal solution remains."""
         if value in self.wanted or len(self.users[value]) != 1:
             return
         (user,) = self.users[value]
@@ -94,13 +93,13 @@ class _Merging:
             self._detach(user)
 
     def _detach(self, value: int) -> None:
-        """Forget what a value is made of that may not run again."""
+        """Remove the parents of a value that may not be recomputed."""
         for parent in self.parents[value]:
             self.users[parent].discard(value)
         self.parents[value] = []
 
     def _is_worse(self, value: int, user: int) -> bool:
-        """Whether saving `value` is never better than saving `user`, for which alone it is needed."""
+        """Whether saving `value` is never better than saving `user`, its only reader."""
         problem = self.problem
         if not problem.savable[value]:
             return True

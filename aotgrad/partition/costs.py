@@ -1,17 +1,17 @@
-"""What values cost: bytes held in memory between the halves, and the time to make a value again.
+"""What values cost: bytes held in memory between the halves, and the time to recompute a value.
 
-In: a node, of which the traced value (`meta["val"]`) is read, and the `JointAnalysis`. Out: ints.
+In: a node with its traced value (`meta["val"]`), and the `JointAnalysis`. Out: ints.
 
     >>> storage_bytes(torch.empty(4, 8).t())
     128
 
-A value costs the memory that it keeps alive, which is its whole storage: a column of a matrix costs the matrix. What is
-alive anyway costs nothing: parameters and buffers, and tensors that the caller gets. A size that is symbolic counts
-with its hint, the value that it had when the function was traced; one that has no hint counts as `UNKNOWN_SIZE`.
+A value costs the memory that it keeps alive, which is its whole storage: a column of a matrix costs the matrix. Memory
+that is alive anyway costs nothing: parameters, buffers, and tensors that the caller gets. A symbolic size counts with its
+hint, the value from the trace; a size without a hint counts as `UNKNOWN_SIZE`.
 
-Time is counted in bytes of memory traffic. An op by itself takes the bytes that it reads and writes, or, if that is
-more, its floating point operations divided by how many of them a device does while it moves a byte. What is different
-for a backend that fuses ops into kernels is in `fusion`.
+Time is counted in bytes of memory traffic. An op by itself costs the larger of two figures: the bytes that it reads and
+writes, and its floating point operations divided by how many of them a device does while it moves a byte. `fusion` has the
+costs for backends that fuse ops into kernels.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch.utils.flop_counter import flop_registry
 from aotgrad.graph import op_table
 from aotgrad.partition.graphs import JointAnalysis
 
-UNKNOWN_SIZE = 4096  # elements along a size that depends on data; large enough that saving such a value is not free
+UNKNOWN_SIZE = 4096  # elements along a data-dependent size; large enough that saving such a value is not free
 SYMBOLIC_VALUE_BYTES = 8  # one Python int
 
 TIME_PER_BYTE = 64  # units of time for one byte moved: times are ints, and a fused op costs a fraction of its bytes
 FLOPS_PER_BYTE = {"cpu": 10, "cuda": 100}  # done while one byte is moved; large float32 products, by device type
 FLOPS_PER_BYTE_ELSEWHERE = 100
-PASSES_OF_UNKNOWN_OPS = 4  # sorts, scans, transforms: nothing is known of them but that they do more than read and write
+PASSES_OF_UNKNOWN_OPS = 4  # sorts, scans, transforms: they do more than read and write once
 
 
 # --- Bytes -----------------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def extent_bytes(value: torch.Tensor) -> int:
 
 
 def storage_bytes(value: torch.Tensor) -> int:
-    """Bytes that stay allocated while the tensor lives: its storage, also what it does not read of it."""
+    """Bytes that stay allocated while the tensor lives: its whole storage, read or not."""
     if value.layout is not torch.strided:
         return dense_bytes(value)
     return max(size_hint(value.untyped_storage().nbytes()), extent_bytes(value))
@@ -84,7 +84,7 @@ def tensors_of(node: fx.Node) -> list[torch.Tensor]:
 
 
 def bytes_kept_alive(node: fx.Node) -> int:
-    """Bytes that saving the node's value keeps alive, if nobody else does."""
+    """Bytes that saving the node's value keeps alive, if nothing else does."""
     if op_table.is_symbolic_value(node):
         return SYMBOLIC_VALUE_BYTES
     measure = storage_bytes if node.op == "placeholder" else extent_bytes
@@ -92,7 +92,7 @@ def bytes_kept_alive(node: fx.Node) -> int:
 
 
 def held_bytes(analysis: JointAnalysis, node: fx.Node) -> int:
-    """Bytes that are alive between the halves only because `node` is saved; for an overwritten input, of its copy."""
+    """Bytes alive between the halves only because `node` is saved. For an overwritten input, those of its copy."""
     if node in analysis.held or node.op == "get_attr":
         return 0
     if node in analysis.copied:
@@ -110,11 +110,10 @@ def bytes_written(node: fx.Node) -> int:
 
 
 def bytes_moved(node: fx.Node) -> int:
-    """Bytes as which a value counts that a fused kernel reads or writes.
+    """The bytes that count for a value that a fused kernel reads or writes.
 
-    On a CPU, Inductor writes a mask 20 times as slowly as a float, and reads it 6 times as slowly. It counts as less than
-    what it was made of by two bytes an element: so it is made again where that is held anyway, and it is still saved where
-    that would be held for it.
+    On a CPU, Inductor writes a mask 20 times as slowly as a float, and reads it 6 times as slowly. A mask counts as two
+    bytes an element less than its source. So it is recomputed if the source is held anyway, and still saved otherwise.
     """
     return sum(extent_bytes(tensor) * mask_weight(node, tensor) for tensor in tensors_of(node))
 
@@ -127,7 +126,7 @@ def mask_weight(node: fx.Node, tensor: torch.Tensor) -> int:
 
 
 def bytes_read(node: fx.Node) -> int:
-    """Bytes of memory that an op reads of this argument: of an expanded tensor, each byte once."""
+    """Bytes of memory that an op reads from this argument; for an expanded tensor, each byte counts once."""
     return sum(min(dense_bytes(tensor), extent_bytes(tensor)) for tensor in tensors_of(node))
 
 
@@ -142,12 +141,12 @@ def flops(node: fx.Node) -> int:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: _shape(arg.meta.get("val")))
     try:
         return int(formula(*args, **kwargs, out_val=_shape(node.meta.get("val"))))
-    except (AssertionError, IndexError, TypeError):  # a call that the formula does not know: it is traffic that counts
+    except (AssertionError, IndexError, TypeError):  # the formula does not support this call: count traffic only
         return 0
 
 
 def _shape(value: Any) -> Any:
-    """What a formula of `flop_registry` takes in place of a tensor: its shape. Hints, so that no guard is added."""
+    """A tensor's shape, which formulas of `flop_registry` take instead of the tensor. Uses hints, to add no guard."""
     if isinstance(value, torch.Tensor):
         return tuple(size_hint(size) for size in value.shape)
     if isinstance(value, (tuple, list)):

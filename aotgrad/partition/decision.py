@@ -1,6 +1,6 @@
-"""What a choice of saved values is asked for, and what it answers.
+"""The input and output of a choice of saved values.
 
-Objective(memory_budget=0.5, fuses=True)     half of the bytes that would be saved without a budget
+Objective(memory_budget=0.5, fuses=True)     half of the bytes saved without a budget
 Decision(saved={mm: "..."}, again={sin: "..."})
 """
 
@@ -15,7 +15,7 @@ import torch.fx as fx
 from aotgrad.partition.graphs import JointAnalysis
 
 Budget = Union[int, float, None]
-"""Bytes, or a fraction of what is saved without a budget, or no limit."""
+"""Bytes, a fraction of the bytes saved without a budget, or no limit."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Objective:
 
     Attributes:
         memory_budget: a limit on what is saved, or on the peak. An int is in bytes, a float a fraction (from 0 to 1) of
-            what the plan without a budget takes. `None`: fast, and of what is equally fast the smallest.
-        budget_of: what is limited: `"saved"` bytes, or the simulated `"peak"` of memory in forward and backward.
+            what the plan without a budget takes. `None`: the fastest plan, and among equally fast ones the smallest.
+        budget_of: what the budget limits: `"saved"` bytes, or the simulated `"peak"` of memory in forward and backward.
         fuses: whether the backend fuses ops into kernels.
         flops_per_byte: floating point operations that the device does while it moves a byte; `None`: by device type;
             `"measured"`: see `calibration`.
-        collectives_first: start the backward's collectives as soon as what they read is there, see `schedule`.
+        collectives_first: start the backward's collectives as soon as their inputs are ready, see `schedule`.
     """
 
     memory_budget: Budget = None
@@ -41,9 +41,9 @@ class Objective:
 
 @dataclass(frozen=True)
 class Decision:
-    """The nodes that are saved, and the ops that run again in the backward, each with the reason.
+    """The saved nodes, and the ops that the backward recomputes, each with the reason.
 
-    Of `compact` ones, which are views of a small part of their memory, a dense copy is saved; `None`: not chosen yet.
+    `compact` are views of a small part of their memory: dense copies of them are saved. `None`: not chosen yet.
     """
 
     saved: dict[fx.Node, str]
@@ -55,5 +55,5 @@ Chooser = Callable[[JointAnalysis, Objective], Decision]
 
 
 def needed_by(reader: fx.Node | None) -> str:
-    """The start of a reason: who reads the value in the backward."""
+    """The start of a reason: the reader of the value in the backward."""
     return "is itself a gradient" if reader is None else f"needed by {reader.name} in the backward"

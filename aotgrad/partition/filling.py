@@ -1,11 +1,11 @@
-"""A limit met step by step: save more of what runs again while there is room, or less of what is saved until it fits.
+"""Meets a limit step by step: saves more values while there is room, or fewer until they fit.
 
-In: a `Problem`, a `Solution` and a limit in bytes. Out: a `Solution` within the limit, no cut needed.
+In: a `Problem`, a `Solution` and a limit in bytes. Out: a `Solution` within the limit, without a cut.
 
     fill(problem, solution, limit)        the best gain of time per byte first
     empty(problem, solution, limit, ...)  the least loss of time per byte first
 
-The order in which values are taken does not depend on the limit, so a higher limit never takes more time.
+The order of values does not depend on the limit, so a higher limit never takes more time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable, Collection, Iterator
 from aotgrad.partition.problem import NEVER, Problem, Solution
 
 FILL_SIZES = (1 << 62, *(4**k for k in range(18, 5, -1)))
-"""Largest values that filling considers, in bytes, one attempt each: where a big one does not fit, small ones may."""
+"""The largest values to consider, in bytes, one attempt each: small values may fit where a big one does not."""
 
 
 def fill(problem: Problem, start: Solution, limit: int, fastest: int = 0) -> Solution:
-    """Save more of what `start` runs again, as far as `limit` bytes allow, and in no less time than `fastest`."""
+    """Save more of what `start` recomputes, within `limit` bytes and in no less time than `fastest`."""
     room = limit - start.kept_bytes
     gains = Gains(problem, start)
     sizes = [size for size in FILL_SIZES if any(problem.held[value] <= min(size, room) for value in gains.candidates)]
@@ -29,7 +29,7 @@ def fill(problem: Problem, start: Solution, limit: int, fastest: int = 0) -> Sol
 
 
 def _fill_with(problem: Problem, start: Solution, room: int, largest: int, fastest: int) -> Solution:
-    """Save the value of at most `largest` bytes with the best gain per byte, again and again, until one does not fit."""
+    """Repeatedly save the value with the best gain per byte, of at most `largest` bytes, until one does not fit."""
     gains = Gains(problem, start)
     saved, time = set(start.saved), start.time
     for value in gains.best_first(lambda value: problem.held[value] <= largest):
@@ -43,7 +43,7 @@ def _fill_with(problem: Problem, start: Solution, room: int, largest: int, faste
 
 
 def empty(problem: Problem, start: Solution, limit: int, otherwise: Solution) -> Solution:
-    """Run more of what `start` saves again, least loss of time per byte first, until it fits; `otherwise` if it cannot."""
+    """Recompute more of what `start` saves, least loss of time per byte first, until it fits; `otherwise` if it cannot."""
     solution = start
     heap = [(*loss(problem, solution, value), value) for value in sorted(start.saved)]
     heapq.heapify(heap)
@@ -58,12 +58,12 @@ def empty(problem: Problem, start: Solution, limit: int, otherwise: Solution) ->
 
 
 def loss(problem: Problem, solution: Solution, value: int) -> tuple[float, int]:
-    """Time lost per byte if `value` runs again, and minus the bytes freed; infinite where that is not legal."""
+    """Time lost per byte if `value` is recomputed, and minus the bytes freed; infinite if that is not legal."""
     return _loss_of(problem, value, _chain(problem, solution, value))
 
 
 def _chain(problem: Problem, solution: Solution, value: int) -> dict[int, None]:
-    """What must run again with `value`, itself included: what it is made of that is neither saved nor runs anyway."""
+    """The values to recompute for `value`, itself included: its ancestors that are neither saved nor recomputed anyway."""
     chain, stack = {value: None}, [value]
     while stack:
         for parent in problem.parents[stack.pop()]:
@@ -82,13 +82,13 @@ def _loss_of(problem: Problem, value: int, chain: Collection[int]) -> tuple[floa
 
 
 class Losses:
-    """`loss` in one solution after another: only what is near a change is worked out again."""
+    """`loss` in a sequence of solutions. Only losses near a change are updated."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.solution = Solution(frozenset(), frozenset(), 0, 0)
         self.known: dict[int, tuple[float, int]] = {}
-        self.depending: dict[int, set[int]] = {}  # on what is done with each value, the known losses of these
+        self.depending: dict[int, set[int]] = {}  # for each value, those whose known loss depends on it
 
     def move_to(self, solution: Solution) -> None:
         old, self.solution = self.solution, solution
@@ -108,7 +108,7 @@ class Losses:
 
 
 class Gains:
-    """What saving a value that runs again would spare: its own time, and that of what only it needs."""
+    """The gain of saving a recomputed value: its own time, and that of values that only it needs."""
 
     def __init__(self, problem: Problem, solution: Solution) -> None:
         self.problem = problem
@@ -147,11 +147,11 @@ class Gains:
         return spared - self.problem.saving[value]
 
     def growth(self, value: int) -> int:
-        """Bytes that saving the value adds, less the recorded states that are not needed any more."""
+        """Bytes that saving the value adds, minus recorded states that it makes unnecessary."""
         return self.problem.held[value] - sum(self.problem.state[other] for other in self.spared(value))
 
     def spared(self, value: int) -> list[int]:
-        """The values that would not run again any more: `value`, and what only it needs."""
+        """The values that need no recomputation then: `value`, and those that only it needs."""
         missing: dict[int, int] = {}
         spared = [value]
         for other in spared:

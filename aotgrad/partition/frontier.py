@@ -1,33 +1,33 @@
-"""The trade of memory for time: for any exchange rate, and for any number of bytes, which values to save.
+"""The trade of memory for time: which values to save, for an exchange rate or a number of bytes.
 
 In: a `Problem`. Out: `Solution`s. No torch.
 
     frontier = Frontier(problem)
     frontier.at(Rate(1, 4))         the exact minimum of  1 x bytes + 4 x time
-    frontier.within(10_000_000)     the fastest that is found with at most so many bytes
+    frontier.within(10_000_000)     the fastest solution found within so many bytes
 
-One rate, one minimum cut. A value v is two nodes, v_in and v_out; the sink side means "available in the backward":
+Each rate is one minimum cut. A value v is two nodes, v_in and v_out; the sink side means "available in the backward":
 
-    source -> v_in   rate.time x rerun(v) + rate.bytes x state(v)     cut: v runs again
+    source -> v_in   rate.time x rerun(v) + rate.bytes x state(v)     cut: v is recomputed
     v_in -> v_out    rate.bytes x held(v) + rate.time x saving(v)     cut: v is saved
-    p_out -> v_in    infinite, for each parent p                      v runs again only where its parents are available
+    p_out -> v_in    infinite, for each parent p                      recomputing v needs its parents
     v_out -> sink    infinite                                         the backward reads v
 
 Over all rates the solutions are the corners of the lower convex hull of (bytes, time). A limit in bytes is met in three
 steps. A search along the hull (M. J. Eisner and D. G. Severance, "Mathematical Techniques for Efficient Record
-Segmentation", JACM 1976) ends at the two neighbouring corners around the limit. Between them lie further optimal
-solutions of their common rate: the *sweep* takes that in which values before a position run again as far as possible and
-those after it as little as possible, and finds the position by bisection. Early values are the ones to run again, since
-the backward needs them last. Two solutions of the sweep are left, one that fits and one that does not quite: the first is
-*filled* with the values that spare most time per byte, or the second *emptied* of those that spare least.
+Segmentation", JACM 1976) ends at the two neighbouring corners around the limit. Their common rate has further optimal
+solutions between them. The *sweep* recomputes as much as possible before a position and as little as possible after it,
+and finds the position by bisection. It recomputes early values, since the backward needs them last. It ends with two
+solutions: the last that fits and the first that does not. The first is *filled* with the values that save most time per
+byte, or the second is *emptied* of those that save least.
 
-Where the two are far apart, more is tried. *Mixtures* take one for early values and the other for late ones, off the hull.
-And the two often differ by one large value: the search *branches* into one that always saves it and one that never does,
-each with a hull of its own. A branch without a solution below a line proves that there is none (`bound`).
+If the two are far apart, the search tries more. *Mixtures* use one solution for early values and the other for late ones,
+off the hull. Often the two differ by one large value: the search *branches* into always and never saving it, each with a
+hull of its own. A branch without a solution below a line proves that there is none (`bound`).
 
-More bytes never cost more time: all solutions of a sweep lie on the hull, so each is at least as fast as anything that
-fits into fewer bytes. Between two of them, what is tried depends on the two and not on the limit, and each attempt is of
-that kind: the fastest that fits of a few, a branch, or a sequence of fillings.
+More bytes never cost more time. All solutions of a sweep lie on the hull, so each is at least as fast as any solution with
+fewer bytes. Between two of them, the attempts depend on the two and not on the limit, and each has this property, too: the
+fastest that fits of a few, a branch, or a sequence of fillings.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from aotgrad.partition.filling import empty, fill
 from aotgrad.partition.problem import NEVER, Problem, Solution
 
 SOURCE, SINK = 0, 1
-BRANCHES = 1  # how often in a row a value is decided on before the search along the hull
+BRANCHES = 1  # values to branch on, one after another, before the search along the hull
 BRANCHES_UP_TO = 600  # values of a problem; in a larger one no single value matters much
-MOST_MIXTURES = 64  # positions at which one solution goes over into another
-TALL = 0.02  # of the time of the smallest solution: steps of the hull beyond which more is tried
+MOST_MIXTURES = 64  # positions at which a mixture changes from one solution to the other
+TALL = 0.02  # of the time of the smallest solution: for taller steps of the hull, the search tries more
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What is minimized: `bytes` x bytes kept + `time` x time."""
+    """The weights of the objective: `bytes` x bytes kept + `time` x time."""
 
     bytes: int
     time: int
@@ -78,14 +78,14 @@ class Frontier:
         """The exact minimum at one exchange rate.
 
         Raises:
-            Unsolvable: if the backward needs a value that may be neither saved nor run again.
+            Unsolvable: if the backward needs a value that may be neither saved nor recomputed.
         """
         if rate not in self.found:
             self.found[rate] = self._cut(rate, [rate.time] * len(self.problem))
         return self.found[rate]
 
     def is_solvable(self) -> bool:
-        """Whether each value that the backward needs can be saved or run again."""
+        """Whether each value that the backward needs can be saved or recomputed."""
         try:
             self.smallest()
         except Unsolvable:
@@ -131,7 +131,7 @@ class Frontier:
         return corners
 
     def bound(self, limit: int, branches: int = 0) -> float:
-        """No solution with at most `limit` bytes takes less time: the hull's height there, or the least of its branches."""
+        """A lower bound of the time within `limit` bytes: the height of the hull there, or the least of the branches."""
         above, below = self.fastest(), self.smallest()
         if above.kept_bytes <= limit or below.kept_bytes >= limit:
             reachable = below.kept_bytes <= limit
@@ -145,11 +145,11 @@ class Frontier:
     # -- the search along the hull
 
     def _around(self, below: Solution, above: Solution, limit: int) -> tuple[Solution, Solution]:
-        """Two solutions on one line of the hull, of which the first fits `limit` and the second does not."""
+        """Two solutions on one line of the hull: the first fits `limit`, the second does not."""
         return self._sweep(*self._neighbours(below, above, limit), limit)
 
     def _neighbours(self, below: Solution, above: Solution, limit: int) -> tuple[Solution, Solution, Rate]:
-        """The corners next to each other of which the first fits `limit` and the second does not, and their rate."""
+        """Neighbouring corners, the first of which fits `limit` while the second does not, and their rate."""
         while True:
             middle = self._between(below, above)
             if middle is None:
@@ -166,7 +166,7 @@ class Frontier:
         return middle if rate.cost(middle) < rate.cost(below) else None
 
     def _sweep(self, below: Solution, above: Solution, rate: Rate, limit: int) -> tuple[Solution, Solution]:
-        """Where values before some position run again and later ones do not: the last that fits, the one after it."""
+        """Recompute before a position and save after it: the last solution that fits, and the next one."""
         first, last = 0, len(self.problem)  # leaning at `first` gives `above`, at `last` it gives `below`
         while last - first > 1:
             middle = (first + last) // 2
@@ -178,7 +178,7 @@ class Frontier:
         return below, above
 
     def _leaning(self, rate: Rate, position: int) -> Solution:
-        """Of the solutions that are best at `rate`, the one that runs most before `position` again and least after it."""
+        """Of the solutions optimal at `rate`, the one that recomputes most before `position` and least after it."""
         scale = 2 * sum(time for time in self.problem.rerun if time > 0) + 1
         times = [scale * rate.time + (-1 if value < position else 1) for value in range(len(self.problem))]
         return self._cut(Rate(scale * rate.bytes, scale * rate.time), times)
@@ -186,14 +186,14 @@ class Frontier:
     # -- off the hull
 
     def _mixed(self, below: Solution, above: Solution, limit: int) -> Solution:
-        """The fastest mixture that fits, filled as long as it is no faster than the next larger one that does not."""
+        """The fastest mixture that fits, filled while it is no faster than the next larger one that does not fit."""
         mixtures = [below, *self._mixtures(below, above)]
         fastest = min((s for s in mixtures if s.kept_bytes <= limit), key=lambda s: s.rank)
         next_ones = (s for s in mixtures if s.kept_bytes > limit and s.time < fastest.time)
         return fill(self.problem, fastest, limit, min(next_ones, key=lambda s: s.kept_bytes, default=above).time)
 
     def _mixtures(self, below: Solution, above: Solution) -> Iterator[Solution]:
-        """The solutions that are one of the two for early values and the other for late ones."""
+        """The legal solutions that combine early values of one with late values of the other."""
         positions = sorted(below.saved ^ above.saved)
         for position in positions[:: 1 + len(positions) // MOST_MIXTURES]:
             for first, then in ((below, above), (above, below)):
@@ -203,7 +203,7 @@ class Frontier:
                     yield solution
 
     def _branches(self, below: Solution, above: Solution, branches: int) -> list[Frontier]:
-        """Two problems that together are this one: the largest value that the solutions differ in is saved, or is not."""
+        """Two problems that cover this one: the largest value in which the solutions differ is always saved, or never."""
         different = sorted(below.saved ^ above.saved)
         if not branches or not different or len(self.problem) > BRANCHES_UP_TO:
             return []
@@ -215,7 +215,7 @@ class Frontier:
     # -- one cut
 
     def _cut(self, rate: Rate, rerun_rates: list[int]) -> Solution:
-        """Minimize at `rate`, but with a rate of its own for the time of running each value again."""
+        """Minimize at `rate`, with a separate rate for the recomputation time of each value."""
         value, side = self.network.min_cut(self._capacities(rate, rerun_rates), SOURCE, SINK)
         if value >= maxflow.INFINITE:
             raise Unsolvable
@@ -233,7 +233,7 @@ class Frontier:
 
 
 class Unsolvable(Exception):
-    """The backward needs a value that may be neither saved nor run again."""
+    """The backward needs a value that may be neither saved nor recomputed."""
 
 
 def _entry(value: int) -> int:

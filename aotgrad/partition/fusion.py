@@ -1,19 +1,19 @@
-"""What running values again costs on a backend that fuses ops into kernels, in bytes of memory traffic.
+"""The cost of recomputing values on a backend that fuses ops into kernels, in bytes of memory traffic.
 
-In: the ops of a joint graph as ints, an `Op` each. Out: for each value of the forward, the traffic that the backward
-gains if the value runs again in it, and that the forward gains if the value is saved. No torch.
+In: the ops of a joint graph as ints, an `Op` each. Out: for each value of the forward, the additional traffic of the
+backward if it recomputes the value, and of the forward if it saves the value. No torch.
 
-A value is *materialized* when it runs again if its kernel must write it to memory: results of contractions and
-reductions, what a contraction reads, what several kernels read and would read too many tensors for (`MAX_READS`), and what
-costs less to write once than in each kernel. Other values are *transparent*: each kernel that reads one computes it on the
-fly, and reads its *leaves* in place of it, which are the materialized values that it is made of.
+A recomputed value is *materialized* if its kernel must write it to memory: results and arguments of contractions, results
+of reductions, values for which several kernels would each read too many tensors (`MAX_READS`), and values that cost less
+to write once than to compute in each kernel. Other values are *transparent*: each kernel that reads one computes it on the
+fly. It reads the *leaves* instead: the materialized values that the transparent one is computed from.
 
     materialized    reads its leaves once and is written          leaves + bytes
-    transparent     k kernels read leaves in place of the value   k x (leaves - bytes), less what its parents are charged
+    transparent     k kernels read leaves in place of the value   k x (leaves - bytes), minus what its parents are charged
     both            work within kernels                           a share of the traffic of the op by itself, never nothing
 
-Which kernels the backward will have is not known before it is compiled. Two of its ops count as one kernel if they run
-over the same number of elements and have the same depth, the number of materialized steps before them.
+The kernels of the backward are not known before it is compiled. Two of its ops count as one kernel if they run over the
+same number of elements and have the same depth, which is the number of materialized steps before them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-MAX_READS = 8  # tensors that a kernel of Inductor's computes a value from before it stores it
+MAX_READS = 8  # the most tensors that an Inductor kernel reads for one value before it stores the value
 MAX_READS_IF_SHARED = 4  # the same, for a value with several readers
-SHARE_WITHIN_KERNELS = 50  # of its own traffic, an op within a kernel costs one part in so many
+SHARE_WITHIN_KERNELS = 50  # an op within a kernel costs this fraction (1/50) of its own traffic
 
 
 class Kind(Enum):
@@ -45,8 +45,8 @@ class Op:
         reads: the ops whose results it reads, looked up through views.
         bytes: of its result.
         alone: bytes that it moves in a kernel of its own.
-        elements: that its kernel runs over.
-        is_backward: whether it depends on what only the backward has.
+        elements: the number that its kernel runs over.
+        is_backward: whether it depends on values that only the backward has.
         is_returned: whether its result is one of the graph's.
     """
 
@@ -61,14 +61,14 @@ class Op:
 
 @dataclass(frozen=True)
 class Traffic:
-    """In bytes: `rerun`, if the value runs again in the backward; `saving`, if the forward saves it."""
+    """Bytes: `rerun` if the backward recomputes the value, `saving` if the forward saves it."""
 
     rerun: int
     saving: int
 
 
 def traffic_of_each(ops: Sequence[Op]) -> list[Traffic]:
-    """What each op of the forward costs to run again and to save; ops are numbered so that what an op reads comes first."""
+    """The cost of recomputing and of saving each op of the forward. Ops are in topological order."""
     users = _users(ops)
     kernels = _kernels(ops)
     materialized = _materialized(ops, users, kernels)
@@ -96,9 +96,9 @@ def _kernels(ops: Sequence[Op]) -> list[tuple[int, int]]:
 
 
 def _materialized(ops: Sequence[Op], users: Sequence[Sequence[int]], kernels: Sequence[tuple[int, int]]) -> list[bool]:
-    """Whether a value is written to memory when it runs again; only what the backward does with it counts.
+    """Whether each value is written to memory when it is recomputed; only its use in the backward counts.
 
-    One that reads too many tensors stays within a kernel that all of its readers are in.
+    A value that reads too many tensors is not written if all of its readers are in one kernel.
     """
     stored = [
         op.kind in (Kind.ALONE, Kind.REDUCTION, Kind.FREE) or _is_read_alone(ops, users[k]) for k, op in enumerate(ops)
@@ -114,7 +114,7 @@ def _materialized(ops: Sequence[Op], users: Sequence[Sequence[int]], kernels: Se
 
 
 def _is_read_alone(ops: Sequence[Op], users: Sequence[int]) -> bool:
-    """Whether an op of the backward reads a value that shares no kernel."""
+    """Whether an op of the backward that shares no kernel reads a value."""
     return any(ops[user].is_backward and ops[user].kind is Kind.ALONE for user in users)
 
 
@@ -124,7 +124,7 @@ def _reading_kernels(
     kernels: Sequence[tuple[int, int]],
     materialized: Sequence[bool],
 ) -> list[set[tuple[int, int]]]:
-    """The backward's kernels that read each value, itself or through transparent values that run again."""
+    """The backward's kernels that read each value, directly or through recomputed transparent values."""
     readers: list[set[tuple[int, int]]] = [set() for _ in ops]
     for number in range(len(ops) - 1, -1, -1):
         for user in users[number]:
@@ -136,10 +136,10 @@ def _reading_kernels(
 
 
 def _rerun(ops: Sequence[Op], materialized: Sequence[bool], readers: Sequence[set[tuple[int, int]]]) -> list[int]:
-    """What each op costs to run again. A value that costs less to write once than in each kernel is a leaf, too."""
+    """The cost of recomputing each op. A value that costs less to write once than in each kernel is a leaf, too."""
     rerun: list[int] = []
     charged: list[int] = []
-    made_of: list[frozenset[int]] = []  # what a kernel reads that computes the value
+    made_of: list[frozenset[int]] = []  # what a kernel reads to compute the value
     for number, op in enumerate(ops):
         leaves = frozenset().union(*(made_of[read] for read in op.reads))
         leaf_bytes = sum(ops[leaf].bytes for leaf in leaves)
@@ -155,7 +155,7 @@ def _rerun(ops: Sequence[Op], materialized: Sequence[bool], readers: Sequence[se
 
 
 def _written_anyway(ops: Sequence[Op], users: Sequence[Sequence[int]]) -> list[bool]:
-    """Whether the forward writes a value to memory whatever is saved."""
+    """Whether the forward writes each value to memory even if it is not saved."""
     written = []
     for number, op in enumerate(ops):
         forward = [ops[user] for user in users[number] if not ops[user].is_backward]

@@ -1,16 +1,16 @@
-"""Which half of the joint graph runs each node, and which nodes share memory.
+"""Assigns each node of the joint graph to a half, and finds which nodes share memory.
 
-In: a `JointGraph`. Out: a `JointAnalysis`, which the policy, the flow network and the extraction read.
+In: a `JointGraph`. Out: a `JointAnalysis` for the policy, the flow network and the extraction.
 
     primals_1, tangents_1 -> a = sin(primals_1); c = cos(primals_1); g = mul(tangents_1, c) -> [a, g]
 
-Here `a` runs in the forward, `g` depends on a tangent and runs in the backward, and `c` is *unclaimed*: only the
-backward needs it, but it could run in either half. The node lists keep the order of the joint graph.
+Here `a` runs in the forward. `g` depends on a tangent and runs in the backward. `c` is *unclaimed*: only the backward
+needs it, but either half could run it. The node lists keep the order of the joint graph.
 
-Every node has a *base*: for a view the node that owns its memory, for other nodes the node itself.
+Every node has a *base*: the node that owns its memory. For nodes other than views, this is the node itself.
 
 Limits: a node counts as traced by the backward if its `partitioner_tag` says so or if it comes after the first op that
-depends on a tangent. That only matters for random and effectful ops that depend on no tangent.
+depends on a tangent. This matters only for random and effectful ops that depend on no tangent.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class JointAnalysis:
     """The nodes of a joint graph by role; all sets hold live nodes only.
 
     Attributes:
-        forward: nodes that the forward runs whatever is saved, primals included.
-        backward: nodes that depend on a tangent, and effects and random ops that the backward was traced with.
+        forward: nodes that the forward always runs, primals included.
+        backward: nodes that depend on a tangent, and effects and random ops from the trace of the backward.
         unclaimed: nodes that only the backward needs but that depend on no tangent.
         base: the owner of the memory of each node.
-        copied: primals whose data does not survive the forward, and views of them that a copy of the whole primal
-            cannot stand in for. What is saved of them is a copy.
-        held: nodes whose memory the caller holds after the forward: outputs, and primals that outlive the call.
+        copied: primals whose data does not survive the forward, and views of them that cannot be taken of a copy. If
+            they are saved, a copy is.
+        held: nodes whose memory stays alive after the forward anyway: outputs, and primals that outlive the call.
     """
 
     joint: JointGraph
@@ -66,7 +66,7 @@ class JointAnalysis:
 
     @functools.cached_property
     def support(self) -> dict[fx.Node, tuple[fx.Node, ...]]:
-        """What each value is made of when views cost nothing: its base, and the sizes that its views are given."""
+        """What each value consists of if views are free: its base, and the sizes that its views take."""
         support: dict[fx.Node, tuple[fx.Node, ...]] = {}
         for node in self.nodes:
             if self.is_view(node):
@@ -77,7 +77,7 @@ class JointAnalysis:
 
     @functools.cached_property
     def tagged(self) -> dict[fx.Node, Tag]:
-        """What the user wants of values. What only the backward needs of a value to be recomputed is not saved either."""
+        """The user's tags. An unclaimed value that reads a value tagged RECOMPUTE has that tag, too."""
         tagged: dict[fx.Node, Tag] = {}
         for node in self.nodes:
             tag = verdict_of(node)
@@ -89,7 +89,7 @@ class JointAnalysis:
 
     @functools.cached_property
     def made_of_nothing(self) -> frozenset[fx.Node]:
-        """What only the backward needs and no input leads to: eager makes it there, and saves nothing."""
+        """Unclaimed values that no input leads to: eager makes them in the backward, and saves nothing."""
         found: set[fx.Node] = set()
         for node in self.in_order(self.unclaimed):
             if found.issuperset(node.all_input_nodes):
@@ -98,14 +98,14 @@ class JointAnalysis:
 
     @functools.cached_property
     def read_by_checkpoints(self) -> frozenset[fx.Node]:
-        """What running tagged values again reads: a checkpoint keeps it in eager too."""
+        """What recomputing tagged values reads: a checkpoint keeps it in eager, too."""
         again = [node for node, tag in self.tagged.items() if tag is RECOMPUTE]
         return frozenset(item for node in again for arg in node.all_input_nodes for item in self.support[arg])
 
     def reads(self, readers: Collection[fx.Node], outside: Collection[fx.Node]) -> dict[fx.Node, fx.Node | None]:
-        """The supports, within `outside`, of what `readers` and the gradients read, each with its first reader.
+        """The supports within `outside` of the values that `readers` and the gradients read, each with its first reader.
 
-        The reader of a value that is returned as a gradient is `None`.
+        If a value is returned as a gradient, its reader is `None`.
         """
         pairs = [(arg, node) for node in self.in_order(readers) for arg in node.all_input_nodes]
         pairs += [(gradient, None) for gradient in _nodes_in(self.gradients)]
@@ -117,16 +117,16 @@ class JointAnalysis:
 
     @functools.cached_property
     def crossing(self) -> dict[fx.Node, fx.Node | None]:
-        """What the halves exchange if the forward runs only what it must, each value with its first reader.
+        """The values that the halves exchange if the forward runs only its own nodes, each with its first reader.
 
-        These are the values that eager saves, up to the choice of each op's backward formula.
+        Eager saves these, except where its backward formula of an op is another one.
         """
         items = self.reads(self.backward | self.unclaimed, self.forward)
         return {node: reader for node, reader in items.items() if node.op != "get_attr"}
 
     @functools.cached_property
     def saved_in_eager(self) -> frozenset[fx.Node]:
-        """The inputs and results in whose memory eager's nodes save something, whatever their formulas here read."""
+        """The inputs and results in whose memory eager saves a value, even if formulas here do not read it."""
         groups = (nodes.values for segment in self.joint.segments for nodes in segment.saving)
         slots = frozenset().union(*groups)
         inputs = (node for node, slot in self.primals.items() if slot in slots)
@@ -176,7 +176,7 @@ def analyze(joint: JointGraph) -> JointAnalysis:
 
 
 def inputs_closure(roots: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> set[fx.Node]:
-    """`roots` and everything they are computed from, as far as the nodes in `stop`, which are left out."""
+    """`roots` and all their ancestors, up to the nodes in `stop`, which are left out."""
     stack, closure = list(roots), set()
     while stack:
         node = stack.pop()
@@ -219,7 +219,7 @@ def _users_closure(nodes, start: set[fx.Node]) -> set[fx.Node]:
 
 
 def _is_pinned(node: fx.Node) -> bool:
-    """Whether the node must run exactly once, in the half that it was traced in."""
+    """Whether the node must run exactly once, in the half that traced it."""
     if node.op != "call_function":
         return node.op in ("call_module", "call_method")
     return op_table.runs_once(node.target)
@@ -242,7 +242,7 @@ def _check_no_tangents(nodes: set[fx.Node]) -> None:
 
 
 def _claim_numbers_and_items(nodes, forward: set[fx.Node], movable: set[fx.Node]) -> None:
-    """Add to `forward` what only it can hand over: items of its tuples, and numbers, cheaper than their tensors."""
+    """Add to `forward` the items of its tuples, and numbers, which are cheaper to save than their tensors."""
     for node in nodes:
         if node not in movable or node in forward or node.op != "call_function":
             continue
@@ -259,7 +259,7 @@ def _claim_number(node: fx.Node, forward: set[fx.Node]) -> None:
 
 
 def _bases(joint: JointGraph, nodes, primals, forward) -> tuple[dict[fx.Node, fx.Node], frozenset[fx.Node]]:
-    """The base of each node, and the nodes of which a copy is saved.
+    """The base of each node, and the nodes that are copied if they are saved.
 
     `as_strided` counts from the start of the storage, where the copy of a primal may not start, so such a view of an
     overwritten primal is copied by itself.

@@ -1,9 +1,9 @@
-"""A joint graph as a `Problem`: which values the backward may need, what each costs, and what may be done with it.
+"""A joint graph as a `Problem`: the values that the backward may need, their costs, and what may be done with each.
 
 In: a `JointAnalysis`, the rules of the choice and the cost model. Out: `Items`: the values, a verdict on each, and the
 problem on ints, in which value k is `nodes[k]`.
 
-Views are not values of their own: they cost nothing, so a view stands for its base and the sizes that it is given.
+Views are no values of their own: they cost nothing, so a view stands for its base and the sizes that it takes.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Items:
 
     @functools.cached_property
     def contraction(self) -> Contraction:
-        """The problem without what is no choice; it is what is solved."""
+        """The smaller problem that is solved; see `contraction`."""
         return Contraction.of(self.problem)
 
 
 @dataclass(frozen=True, eq=False)
 class Costed:
-    """The values that the backward may need with what they cost, whatever may be done with them."""
+    """The values that the backward may need and their costs, before any rule."""
 
     analysis: JointAnalysis
     nodes: list[fx.Node]
@@ -86,7 +86,7 @@ class Costed:
         )
 
     def items(self, rules: Rules) -> Items:
-        """The problem that `rules` leave."""
+        """The problem under `rules`."""
         verdicts = [judge(self.analysis, node, rules) for node in self.nodes]
         problem = Problem(
             held=self.held,
@@ -101,12 +101,12 @@ class Costed:
 
 
 def read_by_backward(analysis: JointAnalysis) -> dict[fx.Node, fx.Node | None]:
-    """What the backward reads whatever is saved, each with its first reader."""
+    """The values that the backward reads, whichever are saved, each with its first reader."""
     return analysis.reads(analysis.backward, analysis.forward | analysis.unclaimed)
 
 
 def parents(analysis: JointAnalysis, node: fx.Node) -> list[fx.Node]:
-    """What must be available so that the node can run again."""
+    """The values that recomputing the node needs."""
     if node in analysis.copied:
         return []
     return list(dict.fromkeys(item for arg in node.all_input_nodes for item in analysis.support[arg]))
@@ -132,7 +132,7 @@ def _state_bytes(node: fx.Node, verdict: Verdict) -> int:
 
 
 def _times(analysis: JointAnalysis, nodes: list[fx.Node], model: CostModel) -> tuple[list[int], list[int]]:
-    """For each node, the time of running it again, and of saving it."""
+    """For each node, the time of recomputing it, and of saving it."""
     times = _fused_times if model.fuses else _unfused_times
     rerun, saving = times(analysis, nodes, model)
     adjusted = [_adjusted(analysis, *pair) for pair in zip(nodes, rerun, strict=True)]
@@ -157,7 +157,7 @@ def _time_of_copy(analysis: JointAnalysis, node: fx.Node) -> int:
 
 
 def _adjusted(analysis: JointAnalysis, node: fx.Node, time: int) -> int:
-    """An op that only the backward needs runs once in any case; a size that is read again keeps a tensor alive."""
+    """The time to rerun a node. An unclaimed op runs once in any case; reading a size later keeps a tensor alive."""
     if node in analysis.unclaimed:
         return 0
     if node.op == "call_function" and op_table.reads_size(node.target):
@@ -173,7 +173,7 @@ def is_free(analysis: JointAnalysis, node: fx.Node) -> bool:
 
 
 def _ops(analysis: JointAnalysis, model: CostModel) -> tuple[list[Op], dict[fx.Node, int]]:
-    """Everything that runs in either half, for `fusion`; views are looked through."""
+    """The ops of both halves for `fusion`, without views."""
     live = analysis.forward | analysis.unclaimed | analysis.backward | analysis.tangents.keys()
     runs = [node for node in analysis.nodes if node in live and not analysis.is_view(node)]
     number = {node: k for k, node in enumerate(runs)}
@@ -209,7 +209,7 @@ def _tensors_read(analysis: JointAnalysis, node: fx.Node) -> Iterable[fx.Node]:
 
 
 def _elements(node: fx.Node) -> int:
-    """Of a reduction those that it reads, of other ops those that it writes."""
+    """The elements that a reduction reads, or that another op writes."""
     of = node.all_input_nodes if node.op == "call_function" and op_table.is_reduction(node.target) else [node]
     counts = [costs.dense_bytes(t) // t.element_size() for arg in of for t in costs.tensors_of(arg)]
     return max(counts, default=0)

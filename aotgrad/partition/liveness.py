@@ -1,18 +1,18 @@
-"""How much memory the two halves take at each step, for a choice of saved values. No torch.
+"""Simulates the memory of the two halves at each step, for a choice of saved values. No torch.
 
-In: a `Program`, the values of a joint graph as ints in the order in which they run, and the saved ones. Out: a `Profile`.
+In: a `Program`, which is a joint graph of ints in execution order, and the saved values. Out: a `Profile`.
 
     forward 0 1 2, backward 3 4, 3 reads 2, 4 reads 1
     simulate(program, saved={1, 2})      both are alive from the forward to their last use in the backward
-    simulate(program, saved={1})         2 runs again just before 3, and takes its memory from there to its last use
+    simulate(program, saved={1})         2 is recomputed just before 3, and is alive from there to its last use
 
-A `Simulator` answers for many choices: what does not depend on the choice is added up once, and one choice takes time in
-the values that it saves or runs again.
+A `Simulator` answers for many choices: it adds up once what does not depend on the choice, and the time for one choice
+depends on the number of values that it saves or recomputes.
 
-A value is allocated when it runs and freed after its last use; what is saved stays from the forward to its last use in
-the backward. What is not saved runs again just before its first use there, once. An op may write its result into memory
-that it is the last to read, and may need more than its result while it runs. Not counted: what takes no memory of the
-halves' own, such as parameters and the arguments of the call (their size is 0).
+A value is allocated when it runs and freed after its last use. A saved value is alive from the forward to its last use in
+the backward. A value that is not saved is recomputed once, just before its first use in the backward. An op may write its
+result into memory that it is the last to read, and may need workspace while it runs. Memory that the halves do not
+allocate, such as parameters and arguments of the call, has size 0.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Program:
 
     Attributes:
         sizes: bytes of each value.
-        reads: the values that making each one reads.
-        forward: the values that the forward makes whatever is saved, in order.
-        backward: those that only the backward can make, in order.
+        reads: the values that computing each one reads.
+        forward: the values that the forward always computes, in order.
+        backward: the values that only the backward can compute, in order.
         results: values that the caller holds from the forward on.
-        tangents: values that the backward is given.
+        tangents: values that are inputs of the backward.
         gradients: values that the backward returns.
-        workspace: bytes that making a value takes besides it, where it takes any.
-        overwrites: the values whose memory a value takes over if it is the last to read them and they were made in the same
-            half; of several the first.
+        workspace: bytes that computing a value takes besides its result, if any.
+        overwrites: the values whose memory a value takes over if it reads them last and they were computed in the same
+            half; of several, the first.
     """
 
     sizes: list[int]
@@ -54,11 +54,11 @@ class Program:
 
 @dataclass(frozen=True)
 class Profile:
-    """Bytes alive in both halves at their worst, and in the backward while each of `Program.backward` runs.
+    """The most bytes alive in the forward, and in the backward while each op of `Program.backward` runs.
 
     Attributes:
-        first: for each value the first step of `Program.backward` that needs it, more than there are if none does.
-        last_moment: when it was needed last; `last` is the step.
+        first: for each value the first step of `Program.backward` that needs it; beyond the last step if none does.
+        last_moment: the moment when it is needed last; `last` is the step.
     """
 
     forward: int
@@ -76,7 +76,7 @@ class Profile:
 
 
 def _moments_per_step(values: Sequence[int]) -> int:
-    """A moment is a number: in each step, what runs again comes first, by number, and then the step's own op."""
+    """Moments are numbered: in each step, recomputed values run first, by number, and then the step's own op."""
     return len(values) + 1
 
 
@@ -100,7 +100,7 @@ class Simulator:
 
 
 class _Forward:
-    """Bytes alive while each value runs if nothing is saved, and when each dies; numbers are positions."""
+    """Bytes alive while each value runs, and when each value dies, if nothing is saved; indexed by value."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -119,7 +119,7 @@ class _Forward:
         return changes
 
     def peak(self, saved: Collection[int]) -> int:
-        """The most bytes alive. What is saved does not die; what runs only to be saved lets live what it reads."""
+        """The most bytes alive. Saved values do not die; values that run only to be saved keep their inputs alive longer."""
         sizes, results, death = self.program.sizes, self.program.results, self.death
         changes = [0] * (len(sizes) + 1)
         extra = self._only_saved(saved)
@@ -143,14 +143,14 @@ class _Forward:
         return max(map(operator.add, self.alive, itertools.accumulate(changes)))
 
     def _taken_over(self, kept: set[int], extra: set[int], later: dict[int, int]) -> Iterator[tuple[int, int]]:
-        """The values that are written into memory of another one that dies, and those."""
+        """The values that are written into the memory of a dying value, and the dying ones."""
         for value, candidates in self.program.overwrites.items():
             if value in self.made or value in extra:
                 dying = (v for v in candidates if max(self.death.get(v, 0), later.get(v, 0)) == value and v not in kept)
                 yield from ((value, v) for v in itertools.islice(dying, 1))
 
     def _only_saved(self, saved: Collection[int]) -> list[int]:
-        """What the forward runs only because it is saved, or because something is made of it that is."""
+        """The values that the forward computes only because they, or values computed from them, are saved."""
         found: set[int] = set()
         stack = [value for value in saved if value not in self.made]
         while stack:
@@ -162,7 +162,7 @@ class _Forward:
 
 
 def _last_readers(program: Program, running: list[int]) -> dict[int, int]:
-    """The last of `running` that reads each value; itself for those of them that nobody reads."""
+    """The last of `running` that reads each value; a value in `running` without readers is its own last one."""
     last = {value: value for value in running}
     for value in running:
         for read in program.reads[value]:
@@ -174,7 +174,7 @@ def _last_readers(program: Program, running: list[int]) -> dict[int, int]:
 
 
 class _Backward:
-    """What the backward holds whatever is saved, and which values of the forward its own ops read."""
+    """The memory that the backward holds for any choice, and the values of the forward that its own ops read."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -192,7 +192,7 @@ class _Backward:
         self.overwriting = list(self._overwriting())
 
     def _read(self) -> None:
-        """The first step, and the moment of the last one, that read each value whatever runs again."""
+        """Find the first step and the last moment at which the backward's own ops read each value."""
         for step, value in enumerate(self.program.backward):
             for read in (value, *self.program.reads[value]):
                 self.first_read[read] = min(self.first_read[read], step)
@@ -205,19 +205,19 @@ class _Backward:
         return (step + 1) * self.per_step - 1
 
     def _needed(self, step: int) -> int:
-        """Bytes that the step's own op takes, if it takes over nothing of the forward's."""
+        """Bytes that the step's own op takes, if it takes over no memory of a recomputed value."""
         value = self.program.backward[step]
         return self.program.workspace.get(value, 0) + (0 if self._reuses(step) else self.program.sizes[value])
 
     def _reuses(self, step: int) -> bool:
-        """Whether the step's own op writes into memory of another one of the backward's."""
+        """Whether the step's own op writes into the memory of another value of the backward."""
         program = self.program
         candidates = self.inside.intersection(program.overwrites.get(program.backward[step], ()))
         dying = (v for v in candidates if self.last_moment[v] == self._end_of(step))
         return any(v not in program.gradients and v not in program.results for v in dying)
 
     def _overwriting(self) -> Iterator[tuple[int, list[int]]]:
-        """What may take over memory of values of the forward that run again, and those."""
+        """The values that may take over memory of recomputed values, and those values."""
         reuse = {value for step, value in enumerate(self.program.backward) if self._reuses(step)}
         for value, candidates in self.program.overwrites.items():
             outside = [v for v in candidates if v not in self.inside]
@@ -225,7 +225,7 @@ class _Backward:
                 yield value, outside
 
     def _held(self) -> list[int]:
-        """Bytes alive just before each step's own op, without values of the forward that are saved or run again."""
+        """Bytes alive just before each step's own op, without saved and recomputed values of the forward."""
         sizes = self.program.sizes
         changes = [0] * (self.steps + 1)
         changes[0] = sum(sizes[value] for value in {*self.program.tangents, *self.program.results})
@@ -242,7 +242,7 @@ class _Backward:
         return Profile(forward, self._alive(saved, again, first, last), first, last)
 
     def _again(self, saved: Collection[int]) -> tuple[list[int], list[int]]:
-        """The first step that needs each value, and what runs again, the last value first."""
+        """The first step that needs each value, and the recomputed values in reverse order."""
         first, again, reads, never = list(self.first_read), [], self.program.reads, self.steps
         for value in self.outside:
             step = first[value]
@@ -263,39 +263,43 @@ class _Backward:
         return last
 
     def _alive(self, saved: Collection[int], again: list[int], first: list[int], last: list[int]) -> list[int]:
-        """The most bytes alive in each step. After the last one, what is returned may still have to run again."""
-        sizes, kept, per_step = self.program.sizes, self.program.gradients, self.per_step
-        given = [value for value in saved if sizes[value] and value not in self.program.results]
-        remade = [value for value in again if sizes[value]]
-        changes = [0] * (self.steps + 2)
-        changes[0] = sum([sizes[value] for value in given])
-        for value in remade:
-            changes[first[value]] += sizes[value]
-        early: dict[int, dict[int, int]] = {}  # for each step, bytes that die when a value has run again before its own op
-        for value in given + remade:
-            moment = last[value]
-            if moment >= 0 and value not in kept:
-                step, at = divmod(moment + 1, per_step)  # after its own op is at the start of the next step
-                changes[step] -= sizes[value]
-                if at:
-                    died = early.setdefault(step, {})
-                    died[at - 1] = died.get(at - 1, 0) + sizes[value]
-        for value in self.program.workspace:
-            if value not in self.inside and value not in saved and first[value] <= self.steps:
-                early.setdefault(first[value], {})
+        """The most bytes alive in each step, and after the last one if a returned value is recomputed there."""
+        deaths = self._deaths(saved, again, last)
+        changes = self._changes(saved, again, first, deaths)
         alive = list(map(operator.add, self.with_own, itertools.accumulate(changes)))
         taken_over = self._taken_over(saved, first, last)
-        before = self._before_own_ops(alive, early, again, first, taken_over)
+        before = self._before_own_ops(alive, deaths, again, first, taken_over)
         for moment, size in taken_over.items():
-            step, at = divmod(moment + 1, per_step)
+            step, at = divmod(moment + 1, self.per_step)
             alive[step - 1] -= size if not at else 0
         for step, most in before.items():
             alive[step] = max(alive[step], most)
         runs_after = any(first[value] == self.steps for value in self.program.gradients)
         return alive if runs_after else alive[:-1]
 
+    def _deaths(self, saved: Collection[int], again: list[int], last: list[int]) -> dict[int, int]:
+        """For each moment, the bytes of saved and recomputed values that are needed last then."""
+        sizes, gradients, results = self.program.sizes, self.program.gradients, self.program.results
+        deaths: dict[int, int] = {}
+        for value in itertools.chain((value for value in saved if value not in results), again):
+            if sizes[value] and last[value] >= 0 and value not in gradients:
+                deaths[last[value]] = deaths.get(last[value], 0) + sizes[value]
+        return deaths
+
+    def _changes(self, saved: Collection[int], again: list[int], first: list[int], deaths: dict[int, int]) -> list[int]:
+        """By how much the bytes of saved and recomputed values alive at each step's own op differ from the step before."""
+        sizes, results = self.program.sizes, self.program.results
+        changes = [0] * (self.steps + 2)
+        changes[0] = sum([sizes[value] for value in saved if value not in results])
+        for value in again:
+            if sizes[value]:
+                changes[first[value]] += sizes[value]
+        for moment, size in deaths.items():
+            changes[(moment + 1) // self.per_step] -= size  # a death after the own op counts for the next step
+        return changes
+
     def _taken_over(self, saved: Collection[int], first: list[int], last: list[int]) -> dict[int, int]:
-        """For each moment, the bytes of a value of the forward that runs again and is overwritten then."""
+        """For each moment, the bytes of a recomputed value that is overwritten then."""
         taken_over = {}
         for value, candidates in self.overwriting:
             moment = self.own_moments.get(value, first[value] * self.per_step + value)
@@ -304,25 +308,23 @@ class _Backward:
         return taken_over
 
     def _before_own_ops(
-        self,
-        alive: list[int],
-        early: dict[int, dict[int, int]],
-        again: list[int],
-        first: list[int],
-        taken_over: dict[int, int],
+        self, alive: list[int], deaths: dict[int, int], again: list[int], first: list[int], taken_over: dict[int, int]
     ) -> dict[int, int]:
-        """The most bytes alive while values run again before the own ops of the steps in `early`."""
-        sizes, workspace, found = self.program.sizes, self.program.workspace, {}
-        chains: dict[int, list[int]] = {step: [] for step in early}
+        """The most bytes alive while values are recomputed, in steps where that may be more than at the own op."""
+        sizes, workspace, per_step, found = self.program.sizes, self.program.workspace, self.per_step, {}
+        steps = {moment // per_step for moment in deaths if (moment + 1) % per_step}
+        recomputed = set(again).intersection(workspace)
+        chains: dict[int, list[int]] = {step: [] for step in steps.union(first[value] for value in recomputed)}
         for value in reversed(again):
             if first[value] in chains:
                 chains[first[value]].append(value)
         for step, chain in chains.items():
-            died = early[step]
-            most = now = alive[step] - self.own[step] - sum([sizes[value] for value in chain]) + sum(died.values())
-            for value in sorted({*chain, *died}):
-                now += sizes[value] - taken_over.get(step * self.per_step + value, 0)
+            died = [deaths.get(step * per_step + value, 0) for value in chain]
+            most = now = alive[step] - self.own[step] - sum([sizes[value] for value in chain]) + sum(died)
+            for value, dying in zip(chain, died, strict=True):
+                overwritten = taken_over.get(step * per_step + value, 0)
+                now += sizes[value] - overwritten
                 most = max(most, now + workspace.get(value, 0))
-                now -= died.get(value, 0) - taken_over.get(step * self.per_step + value, 0)
+                now -= dying - overwritten
             found[step] = most
         return found

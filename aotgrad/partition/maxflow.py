@@ -1,16 +1,16 @@
-"""Minimum s-t cut of a directed graph with integer capacities. Knows nothing of torch.
+"""Minimum s-t cut of a directed graph with integer capacities. No torch.
 
 In: a `Network` of edges `(tail, head)`, their capacities, source and sink. Out: the value of the cut and its source side.
 
     >>> min_cut(3, [(0, 1, 5), (1, 2, 3)], 0, 2)
     (3, frozenset({0, 1}))
 
-A network is made once and cut many times, with other capacities each time.
+A network is built once and cut many times, with different capacities.
 
-Dinic's algorithm (E. A. Dinic, 1970): phases of a breadth-first search, which labels each node with its distance to the
-sink, and a depth-first search along edges that go one step nearer, which saturates all shortest paths.
-Iterative, on flat lists: edge `e` and its reverse `e ^ 1` are neighbours. Of all minimum cuts it returns the one with
-the smallest source side. The result depends on the input only, not on the order of a set or a hash.
+Dinic's algorithm (E. A. Dinic, 1970). Each phase labels the nodes with their distance to the sink, by breadth-first search,
+and saturates all shortest paths, by depth-first search along edges that lead one step nearer. It is iterative and uses flat
+lists: edge `e` and its reverse `e ^ 1` are neighbours. Of all minimum cuts, it returns the one with the smallest source
+side. The result depends only on the input, not on the order of a set or a hash.
 
 Limits: O(V^2 E) at worst; graphs of tensor programs need a few phases. Capacities must be Python ints, or `INFINITE`.
 """
@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-INFINITE = 1 << 200  # larger than any weighted sum of bytes and times; a cut of this value cuts what must not be cut
+INFINITE = 1 << 200  # larger than any weighted sum of bytes and times: a cut of this value is not allowed
 
 Edge = tuple[int, int, int]
 
 
 def min_cut(num_nodes: int, edges: Iterable[Edge], source: int, sink: int) -> tuple[int, frozenset[int]]:
-    """The value of a minimum cut, and the nodes on its source side: `Network.min_cut` for a graph that is cut once."""
+    """The value of a minimum cut, and its source side: `Network.min_cut` for a graph that is cut once."""
     edges = list(edges)
     network = Network(num_nodes, [(tail, head) for tail, head, _ in edges])
     return network.min_cut([capacity for _, _, capacity in edges], source, sink)
@@ -70,9 +70,9 @@ class _Flow:
 
 
 def _distances(flow: _Flow, source: int, sink: int) -> list[int]:
-    """How far each node is from the sink along edges with residual capacity; -1 where there is no path.
+    """The distance of each node to the sink along edges with residual capacity; -1 without a path.
 
-    Nodes farther than the source need no label. Counted from the sink, a step nearer never is a dead end at first.
+    Nodes farther than the source need no label. With distances to the sink, no shorter step is a dead end at first.
     """
     heads, residual, out = flow.heads, flow.residual, flow.out
     distance = [-1] * len(out)
@@ -131,7 +131,7 @@ def _blocking_flow(flow: _Flow, distance: list[int], source: int, sink: int) -> 
 
 
 def _augment(residual: list[int], path: list[int]) -> tuple[int, int]:
-    """Push what fits along `path`; return it, and how many edges come before the first that is now full."""
+    """Push as much as fits along `path`; return it, and the number of edges before the first full one."""
     pushed = min([residual[edge] for edge in path])
     first = -1
     for index, edge in enumerate(path):

@@ -1,16 +1,16 @@
-"""The choice with the least cost: for each value that the backward needs, save it, or run it again from saved ones.
+"""The choice with the least cost: saves or recomputes each value that the backward needs.
 
 In: a `JointAnalysis` and an `Objective`. Out: a `Decision`, for `split`.
 
     h = mm(x, w); s = sin(h); c = cos(s)   and the backward reads s and c in pointwise ops
-    saves h, since mm is expensive, and runs sin and cos again: one value is held instead of two
+    saves h, since mm is expensive, and recomputes sin and cos: one value is held instead of two
 
-What may be done with each value is in `policy`, what it costs in `costs` and `fusion`, the algorithm in `frontier`.
-Without a budget a byte held is worth a byte moved, and only cheap ops run again. With a budget anything may that is
-correct, and the fastest choice within the budget is taken.
+`policy` says what may be done with each value, `costs` and `fusion` what it costs, and `frontier` has the algorithm.
+Without a budget, a byte held is worth a byte moved, and only cheap ops are recomputed. With a budget, every correct choice
+is allowed, and the fastest one within the budget is taken.
 
 Minimum cuts for this purpose: H. He and S. Yu, "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion
-Aware" (MLSys 2023), where running a value again costs nothing or is forbidden; finite costs keep the cut exact.
+Aware" (MLSys 2023), where recomputing a value is free or forbidden; with finite costs, the cut is still exact.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ BALANCED = Rate(costs.TIME_PER_BYTE, 1)
 
 
 def min_cut(analysis: JointAnalysis, objective: Objective) -> Decision:
-    """The values to save and to run again, each with its reason.
+    """The values to save and to recompute, each with its reason.
 
     Raises:
-        PartitionError: if the backward needs a value that can be neither saved nor made again.
+        PartitionError: if the backward needs a value that can be neither saved nor recomputed.
     """
     costed = Costed.of(analysis, cost_model(analysis, objective))
     budget, in_peak = objective.memory_budget, objective.budget_of == "peak"
@@ -56,18 +56,18 @@ def min_cut(analysis: JointAnalysis, objective: Objective) -> Decision:
 
 
 def _reference(plain: Items, in_peak: bool) -> int:
-    """The bytes of which a budget is a fraction."""
+    """The bytes that a fractional budget refers to."""
     solution = _solved(plain, without_budget)
     return simulated(plain, solution).peak if in_peak else solution.kept_bytes
 
 
 def recompute_all(analysis: JointAnalysis, objective: Objective) -> Decision:
-    """The fewest bytes that the halves can exchange, whatever it takes to make the rest again."""
+    """Save the fewest bytes possible, at any cost of recomputation."""
     return cut_at(analysis, objective, FREE_HAND, Frontier.smallest)
 
 
 def cut_at(analysis: JointAnalysis, objective: Objective, rules: Rules, choose: Callable[[Frontier], Solution]) -> Decision:
-    """The decision of a solution of the problem that `rules` leave open."""
+    """The decision of the chosen solution of the problem under `rules`."""
     items = Costed.of(analysis, cost_model(analysis, objective)).items(rules)
     return _decision(items, _solved(items, lambda items: _expanded(items, choose)))
 
@@ -83,7 +83,7 @@ def cost_model(analysis: JointAnalysis, objective: Objective) -> CostModel:
 
 
 def without_budget(items: Items) -> Solution:
-    """The balanced solution; never more bytes than if everything that crosses is saved."""
+    """The balanced solution, with no more bytes than if all values in `analysis.crossing` are saved."""
     everything = sum(costs.held_bytes(items.analysis, node) for node in items.analysis.crossing)
 
     def balanced(frontier: Frontier) -> Solution:
@@ -107,7 +107,7 @@ def _solved(items: Items, choose: Callable[[Items], Solution]) -> Solution:
 
 
 def peak_frontier(items: Items) -> PeakFrontier:
-    """What can be traded of peak memory for time."""
+    """The trade of peak memory for time."""
     program, number = program_of(items.analysis, items.fuses)
     return PeakFrontier(items.contraction, program, [number[node] for node in items.nodes])
 

@@ -1,23 +1,22 @@
-"""A limit on the peak of memory, rather than on what is saved. No torch.
+"""Limits the peak of memory rather than the saved bytes. No torch.
 
-In: a contracted problem, the `Program` that it is about and a limit. Out: a `Solution` of the former whose simulated peak is
-within the limit.
+In: a contracted problem, its `Program` and a limit. Out: a `Solution` of the problem with a simulated peak within the
+limit.
 
-Saved bytes are not the peak: the backward holds its own values beside them, and what it makes again takes memory too. But
-at each step of the backward the bytes alive are a sum over the values of the forward, so a minimum cut can weigh them: a
-saved value is alive until its last use, one that runs again from its first use to its last. With a weight on each step,
-the cut minimizes the weighted sum of the bytes alive at all steps. A weight on the steps near the peak lowers the peak;
-the weights are moved there round by round (the method of multiplicative weights: S. Arora, E. Hazan and S. Kale, "The
-Multiplicative Weights Update Method", 2012).
+Saved bytes are not the peak: the backward also holds its own values and recomputed ones. But the bytes alive at each step
+of the backward are a sum over the values of the forward, so a minimum cut can weigh them. A saved value is alive until its
+last use, a recomputed one from its first use to its last. With a weight for each step, the cut minimizes the weighted sum
+of the bytes alive at all steps. Weights on the steps near the peak lower the peak; each round moves the weights there (the
+method of multiplicative weights: S. Arora, E. Hazan and S. Kale, "The Multiplicative Weights Update Method", 2012).
 
-The rounds at each of a few exchange rates give a pool of solutions, of which each that is neither slower nor higher than
-another is on the *staircase*. From each of its steps a *descent* runs more again of what is held across the peak, as long as
-that finds new steps.
+The rounds at a few exchange rates give a pool of solutions. Those that no other solution beats in both time and peak form
+the *staircase*. From each of its steps, a *descent* recomputes more of the values held across the peak, as long as it finds
+new steps.
 
-A limit that the fastest solution of all fits into needs none of this. Another takes the fastest step that fits, or a
-descent from one of the next ones that do not, as soon as it fits. Both are filled: more is saved while that fits, and while
-it is no faster than the next step or what the descent came from. So a higher limit never takes more time: what a lower one
-gives is a step, or later on the same descent.
+If the fastest solution fits a limit, it is the answer. Otherwise, the candidates are the fastest step that fits, and for
+each of the next steps, which do not fit, the first solution on its descent that does. Both are filled: more is saved while
+it fits, and while the result is no faster than the next step or than the solutions before it on the descent. So a higher
+limit never takes more time: the answer for a lower limit is a lower step, or comes later on the same descent.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ from aotgrad.partition.frontier import Frontier, Rate
 from aotgrad.partition.liveness import Profile, Program, Simulator
 from aotgrad.partition.problem import Solution
 
-PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # into which the forward is cut for checkpoints to start from
-WEIGHT_UNITS = 1 << 16  # weights of steps are ints: this much in all
+PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # numbers of equal parts of the forward, for checkpoints to start from
+WEIGHT_UNITS = 1 << 16  # weights of steps are ints with this sum
 SHARPNESS = 12.0  # a step at half of the peak weighs exp(-SHARPNESS / 2) of one at the peak
-EXCHANGE_RATES = tuple(8.0**exponent for exponent in range(-5, 3))  # relative to the whole front's own
-WINDOWS = 2  # parts of the backward in which the rounds start, besides all of it
+EXCHANGE_RATES = tuple(8.0**exponent for exponent in range(-5, 3))  # relative to the mean rate of the front
+WINDOWS = 2  # parts of the backward on which rounds start with their weights, besides equal weights
 WORK = 150_000  # values x cuts that the rounds may take in all
 MOST_ROUNDS, FEWEST_ROUNDS = 2, 1
-CORNERS_UP_TO = 2000  # values of a problem, of which all corners of the front of saved bytes are tried
+CORNERS_UP_TO = 2000  # values of a problem; in a larger one the corners of the front of saved bytes are not tried
 DESCENT_WORK = 400_000  # values x simulations that the descents of the staircase may take in all
-PATIENCE = 3  # steps down in a row that may be no better than what is known
-WALKS = 4  # steps of the staircase above a limit from which it is approached
+PATIENCE = 3  # steps down in a row without an improvement, before a descent ends
+WALKS = 4  # steps of the staircase above a limit from which descents start
 LONGEST_DESCENT = 40
-DESCENT_SHARE = 0.02  # of the peak, what one step down tries to free
-REFINEMENTS = 40  # simulations that saving more may take
+DESCENT_SHARE = 0.02  # the part of the peak that one step down tries to free
+REFINEMENTS = 40  # the most simulations while filling
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A solution with what its simulation says."""
+    """A solution with its simulation."""
 
     solution: Solution
     profile: Profile
@@ -67,7 +66,7 @@ class Simulated:
 
 
 class PeakFrontier:
-    """The trade of peak memory for time. `numbers` are those in `program` of the values of the original problem."""
+    """The trade of peak memory for time. `numbers[k]` is the number in `program` of value k of the original problem."""
 
     def __init__(self, contraction: Contraction, program: Program, numbers: Sequence[int]) -> None:
         self.problem, self.program = contraction.problem, program
@@ -103,7 +102,7 @@ class PeakFrontier:
         return min([*found, *filter(None, (self._walk(start, limit) for start in above))], key=lambda s: s.rank)
 
     def _walk(self, start: Simulated, limit: int) -> Simulated | None:
-        """The first step down from `start` that fits, and more saved as long as the step before it is not passed."""
+        """The first step down from `start` that fits, filled while no faster than the steps before it."""
         fastest = start.solution.time
         for step in self._descent(start, LONGEST_DESCENT):
             if step.peak <= limit:
@@ -127,13 +126,13 @@ class PeakFrontier:
         return self._descents(list(_staircase(pool)))
 
     def _corners(self) -> list[Solution]:
-        """What is best for saved bytes is often good for the peak."""
+        """The corners of the front of saved bytes: they are often good for the peak, too."""
         return self.frontier.corners() if len(self.problem) <= CORNERS_UP_TO else []
 
     def _checkpoints(self, smallest: Solution) -> Iterator[Solution]:
-        """What `torch.utils.checkpoint` around equal parts would save, besides what must be: what lives between two parts.
+        """The values that `torch.utils.checkpoint` around equal parts would save: those alive between two parts.
 
-        Each part ends where the fewest bytes do, near an equal share of the values.
+        The parts have about equally many values, and end where the fewest bytes are alive.
         """
         last_reader, forward = list(range(len(self.problem))), set(self.program.forward)
         for value, parents in enumerate(self.problem.parents):
@@ -152,7 +151,7 @@ class PeakFrontier:
             yield self.problem.solution(smallest.saved | savable)
 
     def _rounds(self, rate: Rate, weights: list[float], rounds: int, start: Simulated) -> Iterator[Simulated]:
-        """Cut, simulate, move the weights to the peak, and again."""
+        """Repeatedly cut, simulate, and move the weights to the peak."""
         current = start
         for _ in range(rounds):
             solution = self._weighted(weights, current.profile).at(rate)
@@ -161,7 +160,7 @@ class PeakFrontier:
             yield current
 
     def _descents(self, starts: list[Simulated]) -> list[Simulated]:
-        """Walks down from each start, the lowest first, as far as they lead to something better."""
+        """The staircase after descents from each start, the lowest first, as far as they improve it."""
         found, left = list(starts), DESCENT_WORK // (len(self.problem) + 1)
         for start in starts:
             patience = PATIENCE
@@ -176,7 +175,7 @@ class PeakFrontier:
         return found
 
     def _descent(self, start: Simulated, steps: int) -> Iterator[Simulated]:
-        """Run more again of what is held across the peak but not used there, least loss of time per byte first."""
+        """Recompute more of the values held across the peak but not used there, least loss of time per byte first."""
         current, barred = start, set()
         for _ in range(steps):
             solution = self._freed(current, barred)
@@ -203,7 +202,7 @@ class PeakFrontier:
         return solution
 
     def _weighted(self, weights: list[float], profile: Profile) -> Frontier:
-        """The problem in which bytes count as long as they are alive in the backward, each step with its weight."""
+        """The problem in which bytes count for each step of the backward while they are alive, with the step's weight."""
         before = [0.0]
         for weight in weights:
             before.append(before[-1] + weight)
@@ -218,10 +217,10 @@ class PeakFrontier:
     def _units(self, value: int, weight: float) -> int:
         return int(self.program.sizes[value] * weight * WEIGHT_UNITS) // WEIGHT_UNITS
 
-    # -- what a limit leaves
+    # -- filling
 
     def _refine(self, start: Simulated, limit: int, fastest: int) -> Simulated:
-        """Save more, best gain per byte first, until that does not fit any more or would be faster than `fastest`."""
+        """Save more, best gain per byte first, until it does not fit or would be faster than `fastest`."""
         gains, best, saved = Gains(self.problem, start.solution), start, set(start.solution.saved)
         for count, value in enumerate(gains.best_first(lambda _: True)):
             more = self.simulate(self.problem.solution(saved | {value}))
@@ -234,14 +233,14 @@ class PeakFrontier:
 
 
 def _rate(time_per_byte: float) -> Rate:
-    """An exchange rate as a fraction of small ints: so many units of time are worth one byte."""
+    """An exchange rate as a fraction of small ints: the units of time that one byte is worth."""
     if time_per_byte >= 1 / 64:
         return Rate(max(1, round(time_per_byte * 4096)), 4096)
     return Rate(4096, round(4096 / time_per_byte))
 
 
 def _starts(steps: int) -> Iterator[list[float]]:
-    """Weights of the steps of the backward to start from: all alike, and mostly on one part. None if it has no steps."""
+    """Initial weights of the steps of the backward: equal ones, and ones mostly on one part. Nothing without steps."""
     if not steps:
         return
     yield [1.0 / steps] * steps
@@ -257,7 +256,7 @@ def _at_peak(profile: Profile) -> list[float]:
 
 
 def _staircase(pool: Sequence[Simulated]) -> Iterator[Simulated]:
-    """The solutions that are faster than all with a lower peak, from the lowest peak on."""
+    """The solutions that are faster than all with a lower peak, by rising peak."""
     best: int | None = None
     for each in sorted(pool, key=lambda s: (s.peak, *s.rank)):
         if best is None or each.solution.time < best:

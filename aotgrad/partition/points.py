@@ -1,7 +1,7 @@
 """The trade of memory for time of one joint graph, as numbers for a person to choose from.
 
-In: a `JointGraph` and an `Objective`, of which the budget is not read. Out: the point without a budget, and the corners
-of the front, from the most bytes saved to the fewest.
+In: a `JointGraph` and an `Objective`, whose budget is ignored. Out: the point without a budget, and the corners of the
+front, from the most bytes saved to the fewest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aotgrad.partition.program import program_of
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """One choice: bytes saved for the backward, bytes at the simulated peak, and traffic of what runs again, in bytes."""
+    """One choice: bytes saved for the backward, bytes at the simulated peak, and bytes of traffic to recompute values."""
 
     saved_bytes: int
     peak_bytes: int

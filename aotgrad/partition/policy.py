@@ -1,19 +1,19 @@
-"""What may be done with each forward value that the backward needs: save it, run it again, or either.
+"""What may be done with each forward value that the backward needs: save it, recompute it, or either.
 
-In: a `JointAnalysis` and a node. Out: a `Verdict` with a reason that can be printed. Costs play no part here: a verdict
-is about what is correct, and about ops that are never worth running twice.
+In: a `JointAnalysis` and a node. Out: a `Verdict` with a printable reason. Costs play no part: a verdict says what is
+correct, and which ops are never worth recomputing.
 
     mm      saved                "result of mm, never recomputed"
     sin     saved or recomputed  "sin is cheap"
     view    free                 "a view of mm"
 
 A tensor that the caller can write to (an input, an output) is saved only if the backward itself reads it. Then eager
-saves it too, and raises as well if it was overwritten before the backward. Making other values again from it would
-raise where eager does not. A memory budget allows that (`Rules`), and so does a checkpoint, in eager too. Inputs that the
-caller does not have (`JointGraph.private_inputs`) may always be saved.
+saves it, too, and also raises if it was overwritten before the backward. Recomputing other values from it would raise
+where eager does not. A memory budget allows that (`Rules`), and so does a checkpoint, as in eager. Inputs that the caller
+does not have (`JointGraph.private_inputs`) may always be saved.
 
-What a value is tagged with (`tags`) wins over everything but correctness: ops with effects run once whatever they are
-tagged with, and a value that may not be saved is made again.
+A tag (`tags`) wins over everything but correctness: ops with effects run once even if they are tagged, and a value that
+may not be saved is recomputed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Choice(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The choice that is left for one value, and why no more is."""
+    """The allowed choices for one value, and the reason."""
 
     choice: Choice
     reason: str
@@ -56,12 +56,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a choice may do.
+    """What the choice is allowed to do.
 
     Attributes:
-        expensive: run contractions, reductions and unknown ops again too, not only what is cheap.
-        unread: make values again from inputs and outputs that the backward of eager does not read.
-        random: run random ops again, from a recorded state of their generator.
+        expensive: recompute contractions, reductions and unknown ops, not only cheap ops.
+        unread: recompute values from inputs and outputs that the backward of eager does not read.
+        random: recompute random ops from a recorded state of their generator.
     """
 
     expensive: bool = False
@@ -70,14 +70,14 @@ class Rules:
 
 
 CAUTIOUS = Rules()
-"""Nothing that eager would not need, and nothing that takes noticeable time."""
+"""Save nothing that eager does not need, and recompute nothing that takes noticeable time."""
 
 FREE_HAND = Rules(expensive=True, unread=True, random=True)
-"""For a memory budget. As with a checkpoint, what a value is made from must not be overwritten before the backward."""
+"""For a memory budget. As with a checkpoint, the inputs of recomputed values must not be overwritten before then."""
 
 
 def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Verdict:
-    """What may be done with a forward or unclaimed value."""
+    """The verdict on a forward or unclaimed value."""
     if node in analysis.copied:
         return Verdict(Choice.SAVE, "the input is overwritten after the forward, so a copy of its old value is kept")
     if node.op == "get_attr":
@@ -114,7 +114,7 @@ def _may_save(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> bool:
 
 
 def _reason_to_run_once(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> str | None:
-    """Why the node may not run in the backward, or `None` if it may."""
+    """Why the node may not be recomputed in the backward, or `None` if it may."""
     if node in analysis.primals:
         return "an input of the graph"
     name = op_table.short_name(node.target)

@@ -1,14 +1,14 @@
-"""What to save and what to run again, as a problem on ints: no torch, no graph of ops.
+"""Which values to save and which to recompute, as a problem on ints. No torch.
 
-In: a `Problem`, which lists the values that a backward may need, and a set of saved values. Out: a `Solution` with what
-it keeps, in bytes, and what it costs, in units of time.
+In: a `Problem`, which lists the values that a backward may need, and a set of saved values. Out: a `Solution` with its
+bytes and its units of time.
 
     problem = Problem(held=[0, 8, 8], saving=[0, 0, 0], rerun=[NEVER, 2, 2], ..., parents=[[], [0], [1]], wanted=[2])
-    problem.solution({0})           keeps 0 bytes, runs 1 and 2 again, 4 units of time
-    problem.solution({2})           keeps 8 bytes, runs nothing again
+    problem.solution({0})           keeps 0 bytes, recomputes 1 and 2, 4 units of time
+    problem.solution({2})           keeps 8 bytes, recomputes nothing
 
-A value is available in the backward if it is saved, or if it runs again and its parents are available. Values are
-numbered so that parents come first.
+A value is available in the backward if it is saved, or if it is recomputed and its parents are available. Values are in
+topological order.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 NEVER = -1
-"""The `rerun` time of a value that may not run again."""
+"""The `rerun` time of a value that may not be recomputed."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One entry a value in each list but `wanted`.
+    """Each list but `wanted` has one entry for each value.
 
     Attributes:
         held: bytes that saving it keeps alive.
         saving: time that saving it takes.
         savable: whether it may be saved.
-        rerun: time that running it again takes, or `NEVER`.
-        state: bytes that must be recorded so that it can run again.
-        parents: the values that running it reads.
+        rerun: time that recomputing it takes, or `NEVER`.
+        state: bytes that must be recorded so that it can be recomputed.
+        parents: the values that computing it reads.
         wanted: the values that the backward reads.
     """
 
@@ -46,7 +46,7 @@ class Problem:
         return len(self.held)
 
     def needed(self, saved: Collection[int]) -> set[int]:
-        """What the backward reads, and what that is made of, as far as the saved values."""
+        """The values that the backward reads, and their ancestors up to saved values."""
         needed, stack = set(self.wanted), list(self.wanted)
         while stack:
             value = stack.pop()
@@ -57,7 +57,7 @@ class Problem:
         return needed
 
     def solution(self, saved: Collection[int]) -> Solution:
-        """The bytes and the time of saving `saved`; those of them that nobody needs are left out."""
+        """The solution that saves those of `saved` that are needed."""
         needed = self.needed(saved)
         kept = frozenset(value for value in needed if value in saved)
         again = frozenset(needed - kept)
@@ -66,14 +66,14 @@ class Problem:
         return Solution(kept, again, kept_bytes, time)
 
     def is_legal(self, solution: Solution) -> bool:
-        """Whether nothing runs again that may not, and nothing is saved that may not."""
+        """Whether each value may be saved or recomputed as the solution does."""
         may_rerun = all(self.rerun[value] != NEVER for value in solution.again)
         return may_rerun and all(self.savable[value] for value in solution.saved)
 
 
 @dataclass(frozen=True)
 class Solution:
-    """`saved` and `again` are disjoint: what is kept, and what runs again. `kept_bytes` includes recorded states."""
+    """The values that are saved, and those that are recomputed (`again`). `kept_bytes` includes recorded states."""
 
     saved: frozenset[int]
     again: frozenset[int]
@@ -82,5 +82,5 @@ class Solution:
 
     @property
     def rank(self) -> tuple[int, int, list[int]]:
-        """Of two solutions that fit, the better one is the smaller: faster, then smaller, then by the values' order."""
+        """Smaller for the better of two solutions: less time, then fewer bytes, then the order of values."""
         return self.time, self.kept_bytes, sorted(self.saved)

@@ -1,8 +1,8 @@
 """A joint graph as a `Program` for the simulation of memory.
 
 In: a `JointAnalysis`, and whether the backend fuses ops. Out: the program, and the number of each node that owns memory.
-Views are looked through. A backend that does not fuse runs the ops as they are: they write into memory that dies, and
-what they need while they run is theirs alone. Of fused kernels nothing of the kind is known.
+Views count as their bases. A backend that does not fuse runs the ops as they are: they may write into dying memory, and
+each has a workspace of its own. For fused kernels, neither is known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aotgrad.partition.liveness import Program
 
 
 def program_of(analysis: JointAnalysis, fuses: bool = True) -> tuple[Program, dict[fx.Node, int]]:
-    """The values of a joint graph in the order in which they run."""
+    """The values of a joint graph in execution order."""
     live = analysis.forward | analysis.unclaimed | analysis.backward | analysis.tangents.keys() | analysis.primals.keys()
     owners = [node for node in analysis.nodes if node in live and not analysis.is_view(node)]
     number = {node: k for k, node in enumerate(owners)}
@@ -42,7 +42,7 @@ def program_of(analysis: JointAnalysis, fuses: bool = True) -> tuple[Program, di
 
 
 def _size(node: fx.Node) -> int:
-    """Bytes that running the op allocates; a tuple's are counted with its items."""
+    """Bytes that running the op allocates; those of a tuple count for its items."""
     if node.op in ("placeholder", "get_attr") and "tangents" not in node.name:
         return 0
     if op_table.is_symbolic_value(node) or op_table.is_tuple_value(node):
@@ -51,7 +51,7 @@ def _size(node: fx.Node) -> int:
 
 
 def overwritten(node: fx.Node) -> list[fx.Node]:
-    """The arguments into whose memory the op may write its result, if nobody reads them any more."""
+    """The arguments whose memory the op may write its result into, if it reads them last."""
     if not op_table.may_overwrite(node.target):
         return []
     nodes = [arg for arg in node.args if isinstance(arg, fx.Node)]
@@ -60,7 +60,7 @@ def overwritten(node: fx.Node) -> list[fx.Node]:
 
 
 def _geometry(node: fx.Node) -> tuple[object, ...] | None:
-    """What must be equal for two tensors to lie in the same memory; `None` for what is no plain tensor."""
+    """Equal for two tensors that may use the same memory; `None` for values other than plain tensors."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None

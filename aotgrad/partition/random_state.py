@@ -1,11 +1,11 @@
-"""Random ops that run twice and draw the same numbers, since the forward records the state of the generator.
+"""Recomputes random ops with equal numbers: the forward records the state of the generator.
 
-In: the copy of a random op in the forward or in the backward graph. Out: nodes in its place.
+In: the copy of a random op in the forward or in the backward graph. Out: nodes that replace it.
 
-    forward    state, mask = run_and_save_rng_state(bernoulli, x, 0.5)      draws as before, and hands out the state
+    forward    state, mask = run_and_save_rng_state(bernoulli, x, 0.5)      draws as before, and returns the state
     backward   mask = run_with_rng_state(state, bernoulli, x, 0.5)          leaves the generator as it found it
 
-A state is 5056 bytes on a CPU and 16 on a GPU, whatever is drawn, so the cut weighs it against the mask.
+A state has 5056 bytes on a CPU and 16 on a GPU, however much is drawn; the cut weighs it against the mask.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def can_record(node: fx.Node) -> bool:
 
 
 def state_bytes(node: fx.Node) -> int:
-    """Bytes of the state that is recorded for the op."""
+    """Bytes of the recorded state for the op."""
     return torch_compat.RANDOM_STATE_BYTES[_device(node) or "cpu"]
 
 
@@ -78,7 +78,7 @@ def _device(node: fx.Node) -> str | None:
 
 
 def _state(node: fx.Node) -> torch.Tensor:
-    """A state of the generator that the op draws from, fake as its result is: bytes in CPU memory."""
+    """A fake state of the generator that the op draws from: bytes in CPU memory."""
     (like, *_) = costs.tensors_of(node)
     with getattr(like, "fake_mode", contextlib.nullcontext()):
         return torch.empty(state_bytes(node), dtype=torch.uint8)

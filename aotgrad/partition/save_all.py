@@ -1,11 +1,11 @@
 """The plain choice: run each op once, and save every value that crosses from forward to backward.
 
-In: a `JointAnalysis`. Out: the saved nodes with their reasons, for `split`.
+In: a `JointAnalysis`. Out: the `Decision` for `split`.
 
-    a = exp(x); b = view(a); g = mul(tangent, b)     saves a; the view is applied again
+    a = exp(x); b = view(a); g = mul(tangent, b)     saves a, and repeats the view
 
-What only the backward needs runs in the backward, so this saves what eager saves, up to the choice of the backward
-formulas.
+Ops that only the backward needs run there. So this saves the values that eager saves, except where the backward formulas
+differ.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aotgrad.partition.policy import CAUTIOUS
 
 
 def save_all(analysis: JointAnalysis, objective: Objective) -> Decision:
-    """Save every value that crosses; only what is tagged to be recomputed is."""
+    """Save every value that crosses, and recompute only values that are tagged for it."""
     if analysis.tagged:
         return cut_at(analysis, objective, CAUTIOUS, Frontier.fastest)
     return Decision({node: _reason(reader) for node, reader in analysis.crossing.items()}, {})

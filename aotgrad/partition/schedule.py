@@ -1,13 +1,13 @@
 """The order in which the backward starts its collectives and waits for them.
 
-In: nodes in an order in which they may run. Out: the same nodes in another one.
+In: nodes in an order in which they may run. Out: the same nodes in another order.
 
     g1 = mm(...); r1 = all_reduce(g1); w1 = wait_tensor(r1); g2 = mm(...); h = mul(w1, 2)
     g1;           r1;                                        g2;           w1; h
 
-A collective runs beside other work between its start and the wait for it. So each starts as soon as what it reads is there,
-and is waited for just before its result is read. Collectives stay in their order, since all ranks must start them in the
-same one (https://github.com/pytorch/pytorch/pull/114120 does as much for the start).
+A collective overlaps with other work between its start and its wait. So each starts as soon as its inputs are ready, and
+its wait runs just before its result is read. Collectives keep their order, since all ranks must start them in the same
+order (https://github.com/pytorch/pytorch/pull/114120 also moves the start).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aotgrad.graph import op_table
 
 
 def collectives_first(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes with collectives as early and waits as late as what they read and who reads them allow."""
+    """The nodes with collectives as early and waits as late as their data dependences allow."""
     return list(_Schedule(nodes).run())
 
 
@@ -42,7 +42,7 @@ class _Schedule:
             yield from self._with_waits(node)
 
     def _with_waits(self, node: fx.Node) -> Iterator[fx.Node]:
-        """A node that is due, and first what it reads and only now has to be waited for."""
+        """A node that is due, after the waits that it needs and that did not run yet."""
         if node in self.left:
             for arg in node.all_input_nodes:
                 yield from self._with_waits(arg)
@@ -54,7 +54,7 @@ class _Schedule:
             yield from self._with_waits(self.collectives.pop(0))
 
     def _is_ready(self, node: fx.Node) -> bool:
-        """Whether all that it reads ran, or is waited for and was started."""
+        """Whether all inputs ran, or are waits of collectives that were started."""
         return all(
             arg not in self.left or (op_table.is_wait(arg.target) and self._is_ready(arg)) for arg in node.all_input_nodes
         )

@@ -1,4 +1,4 @@
-"""Extraction: a joint graph and the values to save -> forward and backward graph.
+"""Extracts the forward and the backward graph from a joint graph and a choice of saved values.
 
 In: a `JointAnalysis` and a `Decision`. Out: a `Partition`.
 
@@ -7,8 +7,8 @@ In: a `JointAnalysis` and a `Decision`. Out: a `Partition`.
     forward    primals_1 -> a = sin(primals_1) -> (a, primals_1)
     backward   primals_1, tangents_1 -> c = cos(primals_1); g = mul(tangents_1, c) -> (g,)
 
-The forward keeps the order of the joint graph. So does the backward, for what depends on tangents; a value that is made
-again is made just before its first use, once.
+The forward keeps the order of the joint graph. So does the backward for nodes that depend on tangents. A recomputed value
+runs once, just before its first use.
 
 Limits: each half gets its own nodes, but both share the constants and submodules of the joint module.
 """
@@ -37,13 +37,13 @@ from aotgrad.slots import Saved, SavedSymInt, backward_signature, forward_signat
 
 
 def split(analysis: JointAnalysis, decision: Decision, collectives_first: bool = False) -> Partition:
-    """Cut the joint graph where `decision` says.
+    """Split the joint graph as `decision` says.
 
-    Saved nodes that the backward does not need are left out, and sizes that its inputs mention are added. A random op
-    that runs again does so from a state that the forward records.
+    Saved nodes that the backward does not need are left out, and sizes that its inputs mention are added. A recomputed
+    random op starts from a state that the forward records.
 
     Raises:
-        PartitionError: if the backward needs a value that is neither saved nor may be computed again.
+        PartitionError: if the backward needs a value that is neither saved nor may be recomputed.
     """
     needed = needed_in_backward(analysis, decision)
     if decision.compact is None:
@@ -68,10 +68,10 @@ def split(analysis: JointAnalysis, decision: Decision, collectives_first: bool =
 
 
 def needed_in_backward(analysis: JointAnalysis, decision: Decision) -> set[fx.Node]:
-    """All forward and unclaimed nodes that the backward reads, saved ones and those that it makes again.
+    """All forward and unclaimed nodes that the backward needs, saved or recomputed.
 
     Raises:
-        PartitionError: if one of them is neither saved nor may be computed again.
+        PartitionError: if one of them is neither saved nor may be recomputed.
     """
     outside = analysis.forward | analysis.unclaimed
     readers = [arg for node in analysis.backward for arg in node.all_input_nodes]
@@ -113,10 +113,10 @@ def line_of(node: fx.Node) -> str | None:
 
 @dataclass(frozen=True)
 class _Crossing:
-    """What the halves exchange: a value of the joint graph, a copy of it, its size along a dimension, or the state that a
-    random op drew from.
+    """One value that the halves exchange: a value of the joint graph, a copy of it, its size along a dimension, or the
+    state that a random op drew from.
 
-    `slot` says what it is called on both sides.
+    `slot` names it in both signatures.
     """
 
     node: fx.Node
@@ -166,7 +166,7 @@ def _check_can_run_again(analysis: JointAnalysis, node: fx.Node, decision: Decis
 
 
 def _sizes_to_bind(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> dict[fx.Node, str]:
-    """Numbers to save for the symbols in the shapes of the backward's inputs; backends look for them there."""
+    """Numbers to save for the symbols in the shapes of the backward's inputs: backends need them as inputs."""
     bindings: dict[object, fx.Node] = {}
     for node in analysis.in_order(analysis.forward):
         symbol = bound_symbol(node.meta.get("val"))
@@ -184,7 +184,7 @@ def _sizes_to_bind(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> dict[fx
 
 
 def _sizes_to_read(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> list[_Crossing]:
-    """Sizes of primals to save for symbols in the shapes of the backward's inputs that no number of the graph is."""
+    """Sizes of primals to save for symbols in the shapes of the backward's inputs that no node of the graph computes."""
     inputs = [*saved, *analysis.tangents]
     bound = {bound_symbol(node.meta.get("val")) for node in inputs}
     missing = {symbol for node in inputs for symbol in symbols_of(node.meta.get("val"))} - bound
@@ -261,7 +261,7 @@ def _in_signature_order(values: list[_Crossing], tensors_first: bool) -> list[_C
 
 
 def _missing(analysis: JointAnalysis, node: fx.Node, env: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
-    """The node and all its inputs that have no copy yet, in the order of the joint graph."""
+    """The node and its ancestors that have no copy yet, in the order of the joint graph."""
     return analysis.in_order(inputs_closure([node], stop=env))
 
 
@@ -279,7 +279,7 @@ def _placeholder(graph: fx.Graph, value: _Crossing) -> fx.Node:
 
 
 def _views_of(analysis: JointAnalysis, slices: set[fx.Node]) -> set[fx.Node]:
-    """The views of slices that are saved densely: their strides are others than those traced."""
+    """The views of densely saved slices: their strides differ from the traced ones."""
     views: set[fx.Node] = set()
     for node in analysis.nodes if slices else ():
         if node not in slices and analysis.is_view(node) and node.args[0] in views | slices:
@@ -293,7 +293,7 @@ def _insert_dense_copy(node: fx.Node, value: _Crossing) -> fx.Node:
 
 
 def insert_copy(node: fx.Node, name: str) -> fx.Node:
-    """A copy of `node`'s value with the same strides, made before anything later in its graph can overwrite it."""
+    """A copy of `node`'s value with the same strides, made before later nodes can overwrite it."""
     graph, value = node.graph, node.meta["val"].detach()
     copy = value.new_empty_strided(value.shape, value.stride())
     dense = costs.extent_bytes(value) == costs.dense_bytes(value)

@@ -1,11 +1,11 @@
-"""What the user wants of a value: the tags of activation checkpointing, selective or whole.
+"""The user's wishes for a value: the tags of activation checkpointing, selective or whole.
 
-In: a node of the joint graph. Out: `SAVE`, `RECOMPUTE` or `None`, and for wishes that are weaker a factor on its cost.
+In: a node of the joint graph. Out: `SAVE`, `RECOMPUTE` or `None`, and for weaker wishes a factor on its cost.
 
 A node's `meta["recompute"]` is a `torch.utils.checkpoint.CheckpointPolicy`. Dynamo gives it to every op in a
-`torch.utils.checkpoint` region, with `meta["ac_graph_id"]`, the number of the region: without a policy of the user's own
-`PREFER_RECOMPUTE`, which therefore means that the value is not saved. What one region hands to a later one is saved: the
-regions would otherwise be one, and recomputing the last would need all of them.
+`torch.utils.checkpoint` region, with the number of the region in `meta["ac_graph_id"]`. Without a policy of the user's own
+it is `PREFER_RECOMPUTE`, which therefore means that the value is not saved. A value that a later region reads is saved:
+otherwise recomputing the last region would need all regions before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 
 class Tag(Enum):
-    """A wish that is followed."""
+    """A wish that is always followed."""
 
     SAVE = "save"
     RECOMPUTE = "recompute"
@@ -26,11 +26,11 @@ class Tag(Enum):
 SAVE, RECOMPUTE = Tag.SAVE, Tag.RECOMPUTE
 
 IS_RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-RELUCTANCE = 100  # how many times dearer it is to run a value again that is preferably saved
+RELUCTANCE = 100  # the factor on the cost of recomputing a value tagged PREFER_SAVE
 
 
 def verdict_of(node: fx.Node) -> Tag | None:
-    """What must be done with the node's value, or `None` if costs decide."""
+    """What to do with the node's value, or `None` if costs decide."""
     policy = node.meta.get("recompute")
     if policy is CheckpointPolicy.MUST_SAVE:
         return Tag.SAVE
@@ -40,7 +40,7 @@ def verdict_of(node: fx.Node) -> Tag | None:
 
 
 def reluctance(node: fx.Node) -> int:
-    """The factor on the cost of running the node again."""
+    """The factor on the cost of recomputing the node."""
     return RELUCTANCE if node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE else 1
 
 
@@ -51,6 +51,6 @@ def _is_handed_on(node: fx.Node) -> bool:
 
 
 def _has_hook_at_the_end(node: fx.Node) -> bool:
-    """Whether it is the end of a region and has a backward hook: the hook may need the value to make what it recomputes."""
+    """Whether the node ends a region and has a backward hook: recomputing what the hook reads may need the value."""
     in_region = any(user.meta.get("recompute") in IS_RECOMPUTED for user in node.users)
     return bool(node.meta.get("has_backward_hook")) and not in_region

@@ -1,12 +1,12 @@
 """Memory that an op needs besides its results while it runs.
 
-In: a node, of which the traced values are read. Out: bytes, 0 for most ops.
+In: a node with traced values. Out: bytes, 0 for most ops.
 
     convolution(x, w) of float32 on a CPU      copies of x and w, then one of the result
 
-On a CPU, oneDNN computes a convolution in layouts of its own, in blocks of channels: it copies what it reads, computes, and
-copies the result back. The gradients take two convolutions, of which the first one's result is held. Inputs of few channels
-(images) are read as they are. Found with torch's memory profiler (tests/partition/test_workspace.py).
+On a CPU, oneDNN computes a convolution in its own layouts, in blocks of channels: it copies the inputs, computes, and copies
+the result back. The gradients take two convolutions; the result of the first is held during the second. Inputs with few
+channels (images) are not copied. The figures come from torch's memory profiler (tests/partition/test_workspace.py).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from aotgrad.partition.costs import bytes_written, extent_bytes
 
 FEW_CHANNELS = 3  # of an input that is not copied
 BLOCK = 16  # channels in a block; half as many where vectors are shorter
-SMALL_BATCH = 16  # products with 1x1 kernels of smaller batches are matrix products on one thread
+SMALL_BATCH = 16  # with smaller batches, convolutions with 1x1 kernels are matrix products on one thread
 
 
 def bytes_needed(node: fx.Node) -> int:
-    """Bytes that running the op takes besides its result. A tuple is no result: its items are, when they are taken out."""
+    """Bytes that running the op takes besides its result. Items of a tuple count: they are no results until taken out."""
     name = op_table.op_name(node.target)
     items = bytes_written(node) if op_table.is_tuple_value(node) else 0
     if name == "aten.convolution":
@@ -65,7 +65,7 @@ def _copy(x: torch.Tensor) -> int:
 
 
 def _blocked(value: torch.Tensor, *channels: int) -> int:
-    """Bytes of a copy whose channels (along dimension 1 unless told) are filled up to whole blocks."""
+    """Bytes of a copy whose channels (by default dimension 1) are padded to whole blocks."""
     size = value.element_size()
     for dim, extent in enumerate(value.shape):
         size *= -(-extent // BLOCK) * BLOCK if dim in (channels or (1,)) else extent
@@ -73,7 +73,7 @@ def _blocked(value: torch.Tensor, *channels: int) -> int:
 
 
 def _is_blocked(x: torch.Tensor, weight: torch.Tensor, stride: Any, dilation: Any) -> bool:
-    """Whether oneDNN computes it, in blocks."""
+    """Whether oneDNN computes the convolution, in blocks."""
     if x.device.type != "cpu" or x.dtype is not torch.float32 or not torch.backends.mkldnn.is_available():
         return False
     if torch_compat.has_symbolic_shape(x) or torch_compat.has_symbolic_shape(weight) or not x.is_contiguous():
