@@ -1,8 +1,8 @@
-"""`Capture` -> `ViewAndMutationMeta`: what happened to each input, and what each output is an alias of.
+"""`Capture` -> `ViewAndMutationMeta`: the changes of inputs, and the aliases among outputs.
 
 `analyze` is the stage. `inputs` finds mutations (`changes`), `outputs` finds aliases: `views` and `storage` follow a value
-to what it is a view of, `history` compares that with autograd's graph, `versions` says which values count changes together.
-`refusals` raises where no right result is possible.
+to its base, `history` compares that with autograd's graph, and `versions` finds the version counters of results. `refusals`
+raises where no right result is possible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def analyze(capture: Capture) -> ViewAndMutationMeta:
 
     Raises:
         UnsupportedAliasingError, UnsupportedMutationError, UnsupportedOutputError: see `analyze_inputs`, `analyze_outputs`.
-        CaptureError: torch cannot make a view of a changed tensor again.
+        CaptureError: torch cannot replay a view of a changed tensor.
     """
     try:
         with capture.trace.active():

@@ -1,6 +1,6 @@
-"""One input, before and after the function ran: what can be asked of the change.
+"""Properties of the change of one input, from its states before and after the function ran.
 
-In: a `Capture` and the position of a tensor input. Nothing is decided here; `inputs.py` and `refusals.py` ask.
+In: a `Capture` and the position of a tensor input. Out: answers for `inputs.py` and `refusals.py`, which decide.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aotgrad.ir import Capture, Geometry, InputState, MemberInput, MutationType,
 
 @dataclass(frozen=True)
 class Change:
-    """What the function did to input `index`, which is a tensor and an argument."""
+    """The change of input `index`, which is a tensor and an argument."""
 
     capture: Capture
     index: int
@@ -33,7 +33,7 @@ class Change:
 
     @property
     def argument(self) -> torch.Tensor:
-        """The live value, as the function left it."""
+        """The live value after the function ran."""
         return self.capture.arguments[self.index]
 
     @property
@@ -44,7 +44,7 @@ class Change:
 
     @property
     def is_member(self) -> bool:
-        """Whether it shares memory with others, one of which is written to."""
+        """Whether the input shares memory with others, and one of them is written."""
         return isinstance(self.spec, MemberInput)
 
     @property
@@ -53,14 +53,14 @@ class Change:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether autograd saw nothing of it."""
+        """Whether the change was hidden from autograd."""
         return history_of(self.argument) is self.before.grad_fn
 
     @cached_property
     def mutation(self) -> MutationType:
-        """Data was mutated if the current value is no view of the placeholder; metadata, if the geometry differs.
+        """Data is mutated if the current value is no view of the placeholder; metadata, if the geometry differs.
 
-        A tensor whose elements overlap each other cannot have been written to: it only sees what was written to another one.
+        A tensor with overlapping elements cannot have been written itself: it shows a write to another tensor.
         """
         if self.is_assigned:
             return MutationType.NONE
@@ -77,7 +77,7 @@ class Change:
 
     @property
     def geometry(self) -> Geometry:
-        """Where it lies after the call: the traced value may lie elsewhere, if its data was mutated too."""
+        """The geometry after the call; that of the traced value may differ if data was mutated, too."""
         made_for = self.capture.views_made_for(self.index)
         with torch_compat.hidden_tracing_modes(), torch.no_grad():
             return Geometry.of(torch_compat.with_recorded_views(self.argument, self.spec.fake, skipped=made_for))
@@ -86,7 +86,7 @@ class Change:
 
     @property
     def is_assigned(self) -> bool:
-        """Whether it has been given another memory."""
+        """Whether the input was given other memory."""
         return self.index in self.capture.assigned
 
     def is_assigned_with_a_history(self) -> bool:
@@ -103,7 +103,7 @@ class Change:
         return not statically_fits(self.argument, self.before.storage_bytes)
 
     def has_another_requires_grad(self) -> bool:
-        """It comes to require grad after it has changed, or ceases to, or does so as one of several that share memory."""
+        """Whether `requires_grad` changed, and the input changed as well or shares memory."""
         changed = self.version_bumps > 0 or self.mutation is not MutationType.NONE
         if self.index in self.capture.ended:
             return changed
@@ -122,7 +122,7 @@ class Change:
         return not self.is_hidden and isinstance(self.spec, TensorInput) and self.spec.is_forbidden_after_a_write
 
     def reshapes_partly_hidden(self) -> bool:
-        """Several changes of the size, of which autograd saw some, but not all: its gradient undoes those."""
+        """Whether autograd saw some, but not all, of several changes of the size; its gradient undoes only those."""
         if self.mutation.data or self.argument._base is not None:
             return False
         node, end, seen = self.argument.grad_fn, self.before.grad_fn, 0
@@ -131,7 +131,7 @@ class Change:
         return node is end and 0 < seen < self.version_bumps
 
     def reshapes_the_owner_of_shared_memory(self) -> bool:
-        """Its gradient is that of the shared memory, whose size stays."""
+        """Whether the gradient of the input is that of the shared memory, whose size does not change."""
         spec = self.spec
         if not self.mutation.metadata or not isinstance(spec, MemberInput) or not spec.attached or not spec.requires_grad:
             return False
@@ -140,7 +140,7 @@ class Change:
         return not base.through_base and self.capture.inputs[base.member] is spec
 
     def shows_other_elements(self) -> bool:
-        """It is written to, and then made of other elements of its memory: those that it had are lost."""
+        """Whether the input was written and then shows other elements of its memory, so the written ones are lost."""
         if self.mutation is not MutationType.DATA_AND_METADATA:
             return False
         _, steps = chain_from(self.capture.trace.node_of(self.argument))
@@ -148,24 +148,24 @@ class Change:
         return restrided or not torch_compat.known_equal([self.argument.numel()], [math.prod(self.before.geometry.size)])
 
     def writes_and_reshapes_hidden(self) -> bool:
-        """Its gradient has the new size, or, of a view, a history that eager makes anew from where it lies by then."""
+        """Whether eager would give its gradient the new size, or recreate the history of a view from its new geometry."""
         both = self.mutation is MutationType.DATA_AND_METADATA and self.argument.requires_grad
         return both and (self.is_hidden or self.index in self.capture.hidden_reshapes)
 
     def writes_and_reshapes_a_converted_view(self) -> bool:
-        """A write comes to its base by the view as it was made."""
+        """Whether a write, which reaches the base through the original view, and a change of the geometry both happened."""
         is_converted = isinstance(self.spec, TensorInput) and self.spec.is_converted_view
         return is_converted and self.mutation is MutationType.DATA_AND_METADATA
 
     def writes_where_elements_may_overlap(self) -> bool:
-        """A graph computes its elements apart. A member of a group sees a write to another one."""
+        """Whether overlapping elements were written, which a graph computes separately. Members of groups are exempt."""
         written = self.mutation.data or (self.version_bumps and not self.mutation.metadata)
         if not written or self.is_member or self.spec.fake.layout is not torch.strided:
             return False
         return may_overlap_itself(self.spec.fake.size(), self.spec.fake.stride())
 
     def makes_a_history_anew(self) -> bool:
-        """Autograd did not see it, and eager makes the history of a view anew then. In the trace it is no view."""
+        """Whether the change was hidden, so that eager recreates the history of a view. In the trace, it is no view."""
         return self.capture.grad_mode_before and self.version_bumps > 0 and self.is_hidden
 
     def makes_a_forbidden_view_stale(self) -> bool:
@@ -182,9 +182,9 @@ def history_of(argument: torch.Tensor) -> Any:
 
 
 def may_overlap_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether several elements may be the same memory: not if the strides are nested.
+    """Whether several elements may share memory: not if the strides are nested.
 
-    Where symbolic numbers do not say so by themselves, the answer is a guard.
+    For symbolic numbers, the answer may add a guard.
     """
     if 0 in sizes:
         return False
@@ -197,7 +197,7 @@ def may_overlap_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def sizes_in_group(member: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Size and stride of an argument that shares memory: static, also where those of others are symbolic."""
+    """Size and stride of an argument that shares memory; they are static even if others are symbolic."""
     return tuple(map(int, member.size())), tuple(map(int, member.stride()))
 
 

@@ -1,4 +1,4 @@
-"""What autograd says of a view: through which nodes its gradient goes, and whether it may be used at all."""
+"""The autograd history of a view: the nodes that its gradient passes, and whether autograd allows its use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotgrad.errors import UnsupportedAliasingError
 
 
 def reject_forbidden_view(position: int, value: Any) -> None:
-    """Raise for a view that eager returns, and whose history cannot be told, or not be used in eager either.
+    """Raise for a view whose history is stale or forbidden by autograd.
 
     Raises:
         UnsupportedAliasingError: its base was changed in place after it was made.
@@ -47,7 +47,7 @@ def stops_before(value: torch.Tensor, base: torch.Tensor) -> bool:
 
 
 def view_history(value: torch.Tensor) -> Iterator[Any]:
-    """The autograd nodes above a view, as long as they are those of views; not its own."""
+    """The autograd nodes behind a view's own node, as long as they are nodes of views."""
     node = value.grad_fn
     while node is not None and _is_view_node(node) and node.next_functions:
         node = node.next_functions[0][0]
@@ -75,4 +75,4 @@ VIEW_NODE_NAMES = (
     *("ReshapeAlias", "SelectBackward", "SliceBackward", "Split", "Squeeze", "TBackward", "Transpose", "Unbind", "Unfold"),
     *("Unsqueeze", "View"),
 )
-"""Autograd nodes of view ops, by the start of their name: autograd offers no other way to tell."""
+"""The names of autograd nodes of view ops start so: autograd offers no other way to recognize them."""

@@ -1,4 +1,4 @@
-"""What the function did to each input: `Capture` -> `InputAliasInfo` for every tensor input."""
+"""The changes of inputs: `Capture` -> `InputAliasInfo` for every tensor input."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from aotgrad.ir import Capture, InputAliasInfo, SyntheticBase
 
 
 def analyze_inputs(capture: Capture) -> tuple[InputAliasInfo | None, ...]:
-    """One entry an input; `None` where the input is no argument, or no tensor.
+    """One entry for each input; `None` for inputs that are no arguments or no tensors.
 
     Raises:
-        UnsupportedMutationError: what was done cannot be redone on the caller's tensor; see `refusals.py`.
-        EagerError: eager does not let it be done either.
+        UnsupportedMutationError: a change cannot be repeated on the caller's tensor; see `refusals.py`.
+        EagerError: eager does not allow the change either.
     """
     infos = tuple(analyze_input(capture, index) for index in range(len(capture.inputs)))
     refuse_new_history_of_shared_memory(capture, infos)

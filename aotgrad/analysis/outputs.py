@@ -1,7 +1,7 @@
-"""What each output is: fresh, an input, a view of an input, a view of something that is not returned, ...
+"""Classifies the outputs: fresh, an input, a view of an input, a view of something that is not returned, ...
 
-In: a `Capture` and the `InputAliasInfo`s. Out: one `OutputAliasInfo` per flat output, and the intermediate bases that
-the graph must return so that views which share memory in eager share it here.
+In: a `Capture` and the `InputAliasInfo`s. Out: one `OutputAliasInfo` per flat output, and the intermediate bases that the
+graph must return, so that views share memory as in eager.
 
     def f(x): y = x * 2; return y[0], y[1]      two AliasOfIntermediate(base=0), one BaseInfo
 """
@@ -35,7 +35,6 @@ from aotgrad.analysis.views import (
     without_prefix,
 )
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError, add_note
-from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.ir import (
     REPLAYED_VIEWS,
     AliasOfInput,
@@ -67,7 +66,7 @@ CONSTANTS = (
 
 
 def new_leaves(capture: Capture) -> frozenset[int]:
-    """The outputs that start a history of their own.
+    """The outputs that are new leaves and require grad.
 
     Raises:
         UnsupportedOutputError: one is an `nn.Parameter`.
@@ -90,8 +89,8 @@ def analyze_outputs(
     """Classify every flat output.
 
     Raises:
-        UnsupportedOutputError: an output is an object that cannot be made again on every call.
-        UnsupportedAliasingError: an alias that no view op and no geometry describes.
+        UnsupportedOutputError: an output is an object that no call can recreate.
+        UnsupportedAliasingError: no view op and no geometry describes an alias.
     """
     try:
         return _Outputs(capture, inputs).classify()
@@ -136,7 +135,7 @@ class _Outputs:
         return tuple(self.infos[position] for position in range(len(self.capture.outputs))), tuple(self.bases)
 
     def info(self, owner: int) -> InputAliasInfo:
-        """What happened to an argument that has memory."""
+        """The `InputAliasInfo` of a tensor argument."""
         info = self.inputs[owner]
         assert info is not None, f"input {owner} is a number"
         return info
@@ -144,7 +143,7 @@ class _Outputs:
     # -- outputs that share memory with an input
 
     def owners(self) -> dict[int | None, tuple[int, ...]]:
-        """The arguments that lie in each storage."""
+        """The arguments in each storage."""
         order = (k for k in sorted(self.capture.convention.order) if k not in self.capture.assigned)
         storages = {k: _storage_or_none(self.capture.arguments[k]) for k in order}
         groups = group_by_key({k: storage for k, storage in storages.items() if storage is not None})
@@ -162,18 +161,18 @@ class _Outputs:
         if (parent := self.view_of_output(position, value, root)) is not None:
             return parent
         self.reject_view_of_a_reshaped_output(position, value)
-        if not steps:  # made before the input's size or stride was changed, if it is laid out as the input is now
+        if not steps:  # laid out as the input is now: made before the input's size or stride changed
             return self.alias_before_metadata(position, value, owners)
         is_older = position in self.capture.older_views and self.info(owner).mutation is not MutationType.METADATA_ONLY
         made = Made.BEFORE_WRITES if is_older else Made.AFTER_CHANGES
         return AliasOfInput(owner, self.replay(position, value, argument, steps), made)
 
     def histories(self, argument: torch.Tensor) -> set[Any]:
-        """Where the histories of inputs begin: now for one of them, and before the function ran for all."""
+        """Where histories of inputs begin: of `argument` now, and of all inputs before the call."""
         return {argument.grad_fn, *(state.grad_fn for state in self.capture.before if state is not None)}
 
     def nearest(self, value: torch.Tensor, owners: Sequence[int]) -> tuple[int, tuple[ViewStep, ...] | None]:
-        """The argument whose current value a view was recorded from, and how; else any that it shares memory with."""
+        """The argument whose current value a view was recorded from, and the steps; else one with the same memory."""
         node_of = self.capture.trace.node_of
         for owner in owners:
             current = node_of(self.capture.arguments[owner])
@@ -186,15 +185,15 @@ class _Outputs:
             steps = without_prefix(self.steps_from(root, value), moved)
             if steps:
                 return owner, steps
-            if steps is not None:  # laid out as this argument is, but another tensor
+            if steps is not None:  # laid out as this argument, but another tensor
                 found = found or (owner, steps)
         return found or (owners[0], None)
 
     def alias_before_metadata(self, position: int, value: torch.Tensor, owners: Sequence[int]) -> AliasOfInput:
-        """A view of an input that was made before the input's size or stride was changed."""
+        """A view of an input, made before the input's size or stride changed."""
         for owner in owners:
             argument = self.capture.arguments[owner]
-            root = self.capture.placeholder_of(owner)  # not the current value, which may be one of another dtype or size
+            root = self.capture.placeholder_of(owner)  # not the current value, which may have another dtype or size
             made_for = self.capture.views_made_for(owner)
             steps = without_prefix(self.steps_from(root, value), self.steps_from(root, argument)[:made_for])
             if steps is not None:
@@ -206,14 +205,14 @@ class _Outputs:
         )
 
     def steps_from(self, root: fx.Node, value: torch.Tensor) -> tuple[ViewStep, ...]:
-        """The views that lead from a storage's current value to `value`: as the graph has them, or made once more."""
+        """The views from a storage's current value to `value`: recorded in the graph, or replayed."""
         found, steps = chain_from(self.capture.trace.node_of(value), stops={root})
         if found is not root:
             found, steps = chain_from(self.capture.trace.replayed(value, root), stops={root})
         return steps
 
     def view_of_output(self, position: int, value: torch.Tensor, root: fx.Node) -> AliasOfOutput | None:
-        """What `value` is if another output, which is an alias too, lies between it and its base; else `None`."""
+        """The alias of another output, if one lies between `value` and its base and is an alias, too; else `None`."""
         parent = self.parent_of(position, value)
         if parent is None:
             return None
@@ -222,7 +221,7 @@ class _Outputs:
         return None if not rest else AliasOfOutput(parent, self.replay(position, value, live, rest))
 
     def reject_view_of_a_reshaped_output(self, position: int, value: torch.Tensor) -> None:
-        """Raise for a view of an output that has come to lie otherwise since.
+        """Raise for a view of an output whose geometry changed after the view was made.
 
         Raises:
             UnsupportedAliasingError: names both outputs.
@@ -235,7 +234,7 @@ class _Outputs:
             )
 
     def parent_of(self, position: int, value: torch.Tensor) -> int | None:
-        """The nearest other output that `value` is a view of: by its history, or else because it is its `_base`."""
+        """The nearest other output that `value` is a view of, by its history, or else by its `_base`."""
         others = {
             k: other
             for k, other in enumerate(self.capture.outputs)
@@ -278,7 +277,7 @@ class _Outputs:
         return UnsafeViewAlias(has_history) if steps else NonAlias(has_history)
 
     def reject_alias_of_a_sparse_tensor(self, position: int, root: fx.Node) -> None:
-        """Raise for the values, indices, ... of a sparse tensor that the caller has, too.
+        """Raise for values, indices, ... of a sparse tensor that the caller also has.
 
         Raises:
             UnsupportedAliasingError: names the output.
@@ -290,7 +289,7 @@ class _Outputs:
             )
 
     def classify_views(self, members: Sequence[int]) -> None:
-        """If one output is the base of the others, it serves as base; else the base becomes an extra result."""
+        """Classify views of one base: one of the outputs if it is the base of the others, or else an extra result."""
         base, root = self.find_base([self.capture.outputs[position] for position in members])
         own_base = next((p for p in members if self.capture.outputs[p] is base), None)
         if own_base is not None:
@@ -304,9 +303,9 @@ class _Outputs:
                 self.infos[position] = self.view_of(position, live, own_base, root, counted)
 
     def find_base(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, fx.Node]:
-        """The tensor that `values` are views of, and its node: one that autograd tracks, if any, the first made.
+        """The tensor that `values` are views of, and its node: the first made, and one that autograd tracks if possible.
 
-        Without a live tensor (every value is detached from the others) only the node is known.
+        If every value is detached from the others, there is no live tensor, and only the node is known.
         """
         candidates = [value if value._base is None else value._base for value in values]
         if all(base is candidates[0] for base in candidates):
@@ -320,12 +319,12 @@ class _Outputs:
         return base, self.capture.trace.node_of(base)
 
     def most_shared_counter(self, members: Sequence[int]) -> torch.Tensor:
-        """An output that counts its versions together with most of the others: as the base does, whoever that is."""
+        """An output that shares its version counter with most of the others, as the unknown base does."""
         values = [self.capture.outputs[position] for position in members]
         return max(values, key=lambda value: sum(shares_version(value, other) for other in values))
 
     def reject_counters_of_their_own(self) -> None:
-        """Raise for outputs that count their versions together, but not with the tensor that they are made of.
+        """Raise for outputs that share a version counter with each other, but not with their base.
 
         Raises:
             UnsupportedAliasingError: names the outputs.
@@ -339,7 +338,7 @@ class _Outputs:
                 )
 
     def reject_hook_on_the_way(self, position: int) -> None:
-        """Raise for a view that is made again without a view in between, which the function hooks.
+        """Raise for a view whose replay skips a view that the function hooks.
 
         Raises:
             UnsupportedAliasingError: names the output.
@@ -367,7 +366,7 @@ class _Outputs:
         steps = without_prefix(self.steps_from(storage, value), own)
         replay = (
             self.replay_strided(position, value, base, Geometry.of(value))
-            if steps is None or (output is not None and not steps)  # as the output lies that changed its size since
+            if steps is None or (output is not None and not steps)  # the output has the geometry that its base got later
             else self.replay(position, value, base, steps, counted)
         )
         if output is None:
@@ -384,9 +383,9 @@ class _Outputs:
         steps: tuple[ViewStep, ...],
         counted: torch.Tensor | None = None,
     ) -> ViewReplay:
-        """The recorded chain; whether it detaches is asked of autograd, since some traces record `detach` as `alias`.
+        """The recorded chain. Autograd says whether it detaches, since some traces record `detach` as `alias`.
 
-        An alias by `.data` shows in its version counter, which is not that of `counted`: the base, or what counts with it.
+        An alias by `.data` has another version counter than `counted`, which is the base or shares its counter.
         """
         detached = base.requires_grad and (not value.requires_grad or is_new_leaf(value))
         if detached and not detaches(steps):
@@ -411,7 +410,7 @@ class _Outputs:
         return replay_by_geometry(geometry, detached, is_alias, grad_mode, reason)
 
     def grad_mode_for(self, position: int, value: torch.Tensor, base: torch.Tensor, detached: bool) -> bool | None:
-        """The grad mode that gives the replayed view the same history; `None` if the caller's own does.
+        """The grad mode that gives the replayed view the same history; `None` if the caller's own mode does.
 
         A view made under `no_grad` has no `grad_fn`, although torch reports its base's `requires_grad` for it.
         """
@@ -428,7 +427,7 @@ class _Outputs:
             )
         natural = self.capture.grad_mode_before
         if not may_require_grad:
-            # Autograd forbids what was made under no_grad, should the base come to require grad later.
+            # Autograd forbids a view made under no_grad if its base comes to require grad later.
             wanted = not torch_compat.made_under_no_grad(value) if value._base is not None else natural
             return None if natural == wanted else wanted
         has_history = value.grad_fn is not None
@@ -436,36 +435,36 @@ class _Outputs:
 
 
 def is_new_leaf(value: torch.Tensor) -> bool:
-    """Whether an output that is no input starts a history of its own."""
+    """Whether an output that is no input is a leaf that requires grad."""
     return value.requires_grad and value.grad_fn is None and value._base is None
 
 
 def is_reshaped_alias(value: torch.Tensor, steps: Sequence[ViewStep]) -> bool:
-    """Whether a tensor that was no view (a detached one) had its size or stride changed in place: it still is none."""
+    """Whether a detached tensor had its size or stride changed in place: such a tensor is no view."""
     if value._base is not None or value.requires_grad or value.is_inference() or not steps:
         return False
     return steps[-1].op not in (DETACH_STEP.op, torch.ops.aten.view.dtype)
 
 
 def says_it_is_a_view(value: torch.Tensor) -> bool:
-    """Whether a tensor is a view for autograd, as results of `_unsafe_view` and `detach` are not, and can be made anew."""
+    """Whether a tensor is a view for autograd (results of `_unsafe_view` and `detach` are not) that can be replayed."""
     base = value._base
     return base is not None and value.layout is base.layout is torch.strided
 
 
 def shares_version(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two traced tensors count their versions together; inference tensors have none."""
+    """Whether two traced tensors share a version counter; inference tensors have none."""
     return one.is_inference() or other.is_inference() or torch_compat.share_version(one, other)
 
 
 def counts_alone(info: OutputAliasInfo) -> bool:
-    """Whether an output is an alias that does not count its versions together with its base."""
+    """Whether an output is an alias with another version counter than its base."""
     replay = getattr(info, "replay", None)
     return replay is not None and DATA_STEP in replay.steps
 
 
 def reject_order_of_changes(position: int, steps: Sequence[ViewStep], value: torch.Tensor, info: InputAliasInfo) -> None:
-    """Raise for a view whose making cannot be put before or after the changes of its input.
+    """Raise for a view that can be made neither before nor after all changes of its input.
 
     Raises:
         UnsupportedAliasingError: names the output.
@@ -479,8 +478,8 @@ def reject_order_of_changes(position: int, steps: Sequence[ViewStep], value: tor
 
 
 def describe_value(position: int, value: Any) -> OutputAliasInfo:
-    """A symbolic number, or a constant of this plan: a tensor that the function closed over is the same object always."""
-    if isinstance(value, SYMBOLIC_NUMBERS):
+    """A symbolic number, or a constant of this plan, such as a tensor that the function closed over."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return SymOutput()
     if isinstance(value, torch.Tensor) and torch_compat.is_traced(value):
         raise UnsupportedAliasingError(

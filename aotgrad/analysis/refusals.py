@@ -1,6 +1,6 @@
-"""Changes of inputs that are refused: a table of conditions and what the user is told.
+"""Refuses changes of inputs: a table of conditions and messages.
 
-In: `Change`. Raises, or returns nothing. The first condition that holds is the one that is told.
+In: `Change`. Raises for the first condition that holds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aotgrad.ir import Capture, InputAliasInfo, InputSpec, MemberInput, Mutation
 
 @dataclass(frozen=True)
 class Refusal:
-    """`message` says what was done to input `{}`, and what to do instead; an `EagerError` has eager's own message."""
+    """`message` says what was done to input `{}` and what to do instead. An `EagerError` has eager's message."""
 
     applies: Callable[[Change], bool]
     message: str
@@ -102,11 +102,11 @@ REFUSALS = (
 
 
 def refuse_change(change: Change) -> None:
-    """Raise for a change that cannot be redone on the caller's tensor.
+    """Raise for a change that cannot be repeated on the caller's tensor.
 
     Raises:
         UnsupportedMutationError: names the argument.
-        EagerError: eager does not let it be changed either.
+        EagerError: eager does not allow the change either.
     """
     for refusal in REFUSALS:
         if refusal.applies(change):
@@ -114,7 +114,7 @@ def refuse_change(change: Change) -> None:
 
 
 def refuse_new_history_of_shared_memory(capture: Capture, infos: Sequence[InputAliasInfo | None]) -> None:
-    """Raise if memory that two inputs share comes to require grad: a write to each would have to be one write.
+    """Raise if the shared memory of two inputs comes to require grad: the writes to both would have to be one write.
 
     Raises:
         UnsupportedMutationError: names both arguments.
@@ -134,10 +134,10 @@ def refuse_new_history_of_shared_memory(capture: Capture, infos: Sequence[InputA
 
 
 def refuse_moved_history(capture: Capture, infos: Sequence[InputAliasInfo | None]) -> None:
-    """Raise if an input has its size changed, seen by autograd, that another one may be a view of, or a view of the same.
+    """Raise if autograd saw a change of the size of an input that shares its version counter with other inputs.
 
     Raises:
-        UnsupportedMutationError: eager makes the history of the other one anew.
+        UnsupportedMutationError: eager recreates the history of the other inputs.
     """
     for members in capture.convention.shared_versions:
         with_grad = [index for index in members if requires_grad(capture.inputs[index])]
@@ -155,5 +155,5 @@ def requires_grad(spec: InputSpec) -> bool:
 
 
 def is_moved(info: InputAliasInfo) -> bool:
-    """Whether autograd saw that the size or stride of an input was changed, and nothing else."""
+    """Whether only the size or stride of an input changed, and autograd saw it."""
     return info.mutation is MutationType.METADATA_ONLY and not info.hidden_from_autograd

@@ -1,4 +1,4 @@
-"""Who shares memory with whom: grouping by an id, without torch."""
+"""Groups positions by key, for values that share memory. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def group_by_key(keys: Mapping[int, Hashable]) -> list[tuple[int, ...]]:
 
 
 def first_positions(keys: Sequence[Hashable]) -> dict[Hashable, int]:
-    """The first position of each key; `None` keys are passed over.
+    """The first position of each key; `None` keys are skipped.
 
     >>> first_positions(["a", None, "b", "a"])
     {'a': 0, 'b': 2}

@@ -1,4 +1,4 @@
-"""How often the results of a function were changed in place before it returned them: their version counters."""
+"""The version counters of results that the function changed in place before it returned them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
 
 
 def versions_of_results(capture: Capture, outputs: Sequence[OutputAliasInfo]) -> tuple[tuple[ForwardResult, int], ...]:
-    """The version of every result that was changed in place; a base counts together with its views."""
+    """The version of every result that was changed in place; a base shares its counter with its views."""
     highest: dict[ForwardResult, int] = {}
     for slot, value in results_with_values(capture, outputs):
         version = 0 if value.is_inference() else value._version
@@ -23,7 +23,7 @@ def versions_of_results(capture: Capture, outputs: Sequence[OutputAliasInfo]) ->
 def results_with_values(
     capture: Capture, outputs: Sequence[OutputAliasInfo]
 ) -> Iterator[tuple[ForwardResult, torch.Tensor]]:
-    """Each output that the graph returns, or whose base it returns, with the traced tensor."""
+    """The traced tensor of each output that the graph returns itself or as a view of a returned base."""
     for position, (info, value) in enumerate(zip(outputs, capture.outputs, strict=True)):
         match info:
             case AliasOfIntermediate(base, replay) if DATA_STEP not in replay.steps:

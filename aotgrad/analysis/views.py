@@ -1,7 +1,7 @@
-"""View chains: which view ops lead from a base to one of its views, read off the functional graph.
+"""View chains: the view ops from a base to one of its views, read off the functional graph.
 
-Functionalization writes every view again from the current value of its base, so the nodes between the two are exactly
-the chain that must be replayed at run time.
+Functionalization regenerates every view from the current value of its base, so the nodes between the two are exactly the
+chain to replay at run time.
 
     x.t()[0]   ->   primals_1 -> t -> select        steps: aten.t.default(), aten.select.int(0, 0)
 """
@@ -29,7 +29,7 @@ DATA_STEP = ViewStep(aten.data.default, (), (), None)
 
 
 def parent_in_chain(node: fx.Node) -> tuple[fx.Node, ViewStep] | None:
-    """The tensor that `node` is a view of, and the step from there to `node`; `None` if it is no view."""
+    """The node that `node` is a view of, and the step between them; `None` if it is no view."""
     if node.op != "call_function":
         return None
     source: Any = node.args[0] if node.args else None
@@ -50,7 +50,7 @@ def _step(node: fx.Node, item: Any) -> ViewStep:
 def chain_from(node: fx.Node, stops: Collection[fx.Node] = ()) -> tuple[fx.Node, tuple[ViewStep, ...]]:
     """Follow views upwards from `node` to a node in `stops` or to one that is no view; the steps run downwards.
 
-    Of several `detach` in a row, of which some traces record more than others, one stays.
+    Several `detach`es in a row become one: some traces record more of them than others.
     """
     steps: list[ViewStep] = []
     indexed = False
@@ -64,7 +64,7 @@ def chain_from(node: fx.Node, stops: Collection[fx.Node] = ()) -> tuple[fx.Node,
 
 
 def is_index_of_all(node: fx.Node) -> bool:
-    """Whether a node is an item of an index with several that takes all of a dimension: eager makes no view for it."""
+    """Whether a node is the part of a multi-part index that takes all of a dimension: eager makes no view for it."""
     if not node.meta.get("indexed") or node.target is not aten.slice.Tensor:
         return False
     given: Any = fx.map_arg(tuple(node.args), lambda arg: arg.meta["val"])
@@ -83,7 +83,7 @@ def without_prefix(steps: tuple[ViewStep, ...], prefix: tuple[ViewStep, ...]) ->
 
 
 def same_step(left: ViewStep, right: ViewStep) -> bool:
-    """Whether two view ops are the same for certain, symbolic sizes included."""
+    """Whether two view ops are certainly equal, including symbolic sizes."""
     if left.op is not right.op or left.item != right.item:
         return False
     left_leaves, left_spec = pytree.tree_flatten((left.args, left.kwargs))
@@ -100,7 +100,7 @@ def replay_by_geometry(
 ) -> ViewReplay:
     """The fallback: size, stride and offset within the shared storage.
 
-    Detached before, if it is a view of a detached tensor; or after, if it `is_alias`: a detached tensor, and no view itself.
+    A view of a detached tensor is detached first. If `is_alias`, the result itself is a detached tensor and no view.
     """
     steps = [ViewStep(AS_STRIDED, (geometry.size, geometry.stride, geometry.offset), (), None)]
     if detached or is_alias:
@@ -113,7 +113,7 @@ def detaches(steps: tuple[ViewStep, ...]) -> bool:
 
 
 def with_own_version(steps: tuple[ViewStep, ...], is_view: bool) -> tuple[ViewStep, ...]:
-    """The steps with `.data` in them, whose result counts its own versions, where `detach` was recorded in its place."""
+    """The steps with `.data` in place of recorded `detach`es: its result has its own version counter."""
     if any(step.op is DETACH for step in steps):
         return tuple(DATA_STEP if step.op is DETACH else step for step in steps)
     return (DATA_STEP, *steps) if is_view else (*steps, DATA_STEP)

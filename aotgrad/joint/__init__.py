@@ -1,7 +1,7 @@
 """`Capture` + `ViewAndMutationMeta` -> `JointGraph`: the backward is appended to the forward's own graph.
 
 `backward.build_joint` is the stage. `segments` divides the backward among the autograd nodes that the caller sees, `chunks`
-takes results apart that need not wait for each other, `effects` and `updates` order what is changed.
+cuts it further so that gradients arrive early, and `effects` finds what the backward changes in place.
 """
 
 from __future__ import annotations

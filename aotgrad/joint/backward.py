@@ -45,15 +45,15 @@ from aotgrad.joint.segments import (
     Edge,
     ExternalView,
     Segmentation,
-    arranged,
     detours_by_edge,
     ends_without_inputs,
     find_segments,
+    order_for_engine,
     positions_of,
-    reachable,
     saving_nodes,
     single_segment,
     targets_behind,
+    visited_nodes,
 )
 from aotgrad.joint.updates import reads_of_updates
 from aotgrad.slots import (
@@ -142,7 +142,7 @@ class View:
 
 def views_outside(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
     """Returned views, and inputs that the call makes views of what they were: of another size, or of written memory."""
-    yield from new_leaves(capture, meta)
+    yield from new_leaf_views(capture, meta)
     for index in meta.replayed_views():
         live, inside, base = capture.outputs[index], meta.input_behind(index), meta.result_behind(index)
         bases = () if base is None else (base,)
@@ -159,7 +159,7 @@ def views_outside(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]
             yield View(UpdatedInput(index), torch_compat.gradient_edge(live), ())
 
 
-def new_leaves(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
+def new_leaf_views(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
     """The outputs at which gradients end. One object that is returned twice is one leaf."""
     leaves = {id(capture.outputs[index]): index for index in sorted(meta.new_leaves, reverse=True)}
     for index in sorted(leaves.values()):
@@ -434,7 +434,7 @@ def _gradients_behind_failures(
         return []
     failures, is_one = segmentation.failures.items(), segmentation.count == 1
     found = [(None if is_one else segmentation.segment_of[node], to) for node, each in failures for to in each.targets]
-    pairs = sorted(set(found), key=lambda pair: _rank(Gradient(pair[1], pair[0] or 0)))
+    pairs = sorted(set(found), key=lambda pair: _gradient_rank(Gradient(pair[1], pair[0] or 0)))
     there = {(gradient.segment, gradient.of) for gradient, value in gradients.items() if value is not None}
     return [Gradient(target, segment) for segment, target in pairs if (segment, target) not in there]
 
@@ -509,7 +509,7 @@ def reject_hooks_outside(
     Raises:
         CaptureError: it would not be called.
     """
-    inside = reachable([node for node, _ in results.values()], inputs, detours_by_edge(detours, inputs), failing)
+    inside = visited_nodes([node for node, _ in results.values()], inputs, detours_by_edge(detours, inputs), failing)
     if not capture.nodes_with_hooks.issubset(inside):
         raise CaptureError(
             "the function hooks the autograd node of an argument, or of a view that it returns (x.grad_fn.register_hook), "
@@ -563,7 +563,7 @@ def _gradients_of_segments(
         _gradients(capture, outputs, list(tangents.values()), effects, ends, segmentation.segment_of)
     with eager_dtypes(), attributed_to_forward(capture.trace, ()):
         terms = cut_backward.terms()
-    return cuts, {gradient: terms[gradient] for gradient in sorted(terms, key=_rank)}, list(cut_backward.left)
+    return cuts, {gradient: terms[gradient] for gradient in sorted(terms, key=_gradient_rank)}, list(cut_backward.left)
 
 
 def accumulators(capture: Capture, segmentation: Segmentation) -> list[GradientEdge]:
@@ -572,7 +572,7 @@ def accumulators(capture: Capture, segmentation: Segmentation) -> list[GradientE
     return [GradientEdge(*edge) for edge in inputs if hasattr(edge[0], "variable")] if capture.assigned else []
 
 
-def _rank(gradient: Gradient) -> tuple[int | None, int, int, int]:
+def _gradient_rank(gradient: Gradient) -> tuple[int | None, int, int, int]:
     """Segments in order; of one, the gradients of primals first, then those of results, of views and of cuts."""
     kind = (Primal, UpdatedInput, UserOutput, IntermediateBase, ReturnedView, OldInput, SegmentBoundary).index(
         type(gradient.of)
@@ -616,7 +616,7 @@ def in_engine_order(gradients: Sequence[Gradient]) -> list[Gradient]:
     """
     last = {gradient.of: gradient for gradient in gradients}
     earlier = [gradient for gradient in gradients if gradient is not last[gradient.of]]
-    return earlier + arranged(list(last.values()), needs_sentinel(len(gradients)))
+    return earlier + order_for_engine(list(last.values()), needs_sentinel(len(gradients)))
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
     chunks_of_equal_length("abcd", 2)                                     a b | c d
     chunks_of_equal_weight("abcd", successors, {"b": 5, "d": 5}, 2)       a b | c d: a chunk ends where it has its weight
 
-Weights are bytes of gradients: what a chunk makes is alive together, until its end.
+Weights are bytes of gradients: the gradients of a chunk are alive together until its end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 SLACK = 1.25
-"""A chunk may have so many times the largest weight, if it need not: without small ones of their own there are fewer."""
+"""A chunk may weigh this multiple of the largest weight, which avoids small chunks."""
 
 
 def chunks_of_equal_length(order: Sequence[Item], count: int) -> dict[Item, int]:
@@ -25,9 +25,9 @@ def chunks_of_equal_length(order: Sequence[Item], count: int) -> dict[Item, int]
 def chunks_of_equal_weight(
     order: Sequence[Item], successors: Mapping[Item, Sequence[Item]], weights: Mapping[Item, int], count: int
 ) -> dict[Item, int]:
-    """At most `count` chunks, the heaviest about as light as can be; each but the last ends where it has its weight.
+    """At most `count` chunks, with the heaviest about as light as possible; each but the last ends where it has its weight.
 
-    What only hands on what one item made (a transpose of a gradient) is in the chunk of that one.
+    An item that only passes on the result of another one (a transpose of a gradient) is in the chunk of that item.
     """
     maker = makers(order, successors, weights)
     own = dict.fromkeys(order, 0)
@@ -44,7 +44,7 @@ def chunks_of_equal_weight(
 def makers(
     order: Sequence[Item], successors: Mapping[Item, Sequence[Item]], weights: Mapping[Item, int]
 ) -> dict[Item, Item]:
-    """For each item, the one that makes what it hands on: itself, or for the end of a path where the path branched off."""
+    """For each item, the one that makes its result: the item where an unbranched path to an end starts, or itself."""
     before: dict[Item, list[Item]] = {item: [] for item in order}
     for item in order:
         for successor in successors[item]:
@@ -61,7 +61,7 @@ def makers(
 
 
 def lightest_parts(weights: Sequence[int], count: int) -> list[int]:
-    """The part of each weight if there are at most `count` parts, of which the heaviest is about as light as can be."""
+    """The part of each weight, for at most `count` parts with the heaviest about as light as possible."""
     low, high = int(SLACK * max(weights, default=0)), sum(weights)
     while low < high:
         middle = (low + high) // 2
@@ -70,7 +70,7 @@ def lightest_parts(weights: Sequence[int], count: int) -> list[int]:
 
 
 def parts_within(weights: Sequence[int], limit: int) -> list[int]:
-    """The number of each weight's part, where a part weighs no more than `limit` or is a single one."""
+    """The part of each weight, if a part weighs at most `limit` or has a single weight."""
     parts: list[int] = []
     part = held = 0
     for weight in weights:

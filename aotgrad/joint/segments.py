@@ -28,7 +28,7 @@ import functools
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -36,7 +36,7 @@ from torch.autograd.graph import GradientEdge
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
 from aotgrad.ir import BackwardSegment, SavingNodes
-from aotgrad.joint.chunks import chunks_of_equal_length, chunks_of_equal_weight
+from aotgrad.joint.chunks import Item, chunks_of_equal_length, chunks_of_equal_weight
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
@@ -49,7 +49,6 @@ from aotgrad.slots import (
     UpdatedInput,
 )
 
-Item = TypeVar("Item")
 Edge = tuple[Any, int]
 """An autograd node and the position of one of its inputs: where a gradient arrives."""
 
@@ -145,7 +144,7 @@ def find_segments(
     if any(root in inputs for root in roots):
         return None
     detour_at = detours_by_edge(detours, inputs)
-    successors = reachable([node for node, _ in roots], inputs, detour_at, failing)
+    successors = visited_nodes([node for node, _ in roots], inputs, detour_at, failing)
     order = topological_order(successors, successors.__getitem__, lambda node: -torch_compat.node_sequence_nr(node))
     reached = dependence(order, successors, [node for node, _ in roots])
     chunk = chunks_of(order, successors, inputs, chunks)
@@ -241,7 +240,7 @@ def positions_of(
     failing: Collection[Any],
 ) -> tuple[frozenset[int], ...]:
     """Which of the nodes between results and inputs, by age, are in each group: the same ones whenever the function runs."""
-    found = reachable([node for node, _ in results.values()], inputs, detours_by_edge(detours, inputs), failing)
+    found = visited_nodes([node for node, _ in results.values()], inputs, detours_by_edge(detours, inputs), failing)
     groups: dict[Any, set[int]] = {}
     for k, node in enumerate(sorted(found, key=torch_compat.node_sequence_nr)):
         if (group := group_of(node)) is not None:
@@ -259,7 +258,7 @@ def single_segment(
     results: Mapping[ForwardResult, Edge], inputs: Mapping[Edge, Primal], failing: Mapping[Any, str] = NOTHING_FAILS
 ) -> Segmentation:
     """Everything in one segment."""
-    successors = reachable([node for node, _ in results.values()], inputs, {}, failing)
+    successors = visited_nodes([node for node, _ in results.values()], inputs, {}, failing)
     failures = failures_of(successors, failing, inputs)
     return Segmentation(dict.fromkeys(successors, 0), inputs, 1, frozenset(), failures=failures)
 
@@ -318,7 +317,7 @@ def edges_of(node: Any) -> list[Edge]:
     return [(successor, position) for successor, position in node.next_functions if successor is not None]
 
 
-def reachable(
+def visited_nodes(
     roots: Iterable[Any],
     inputs: Mapping[Edge, Primal],
     detours: Mapping[Edge, ExternalView],
@@ -467,7 +466,7 @@ def sift_in(heap: list[int], last: int) -> None:
     heap[hole] = last
 
 
-def arranged(items: Sequence[Item], after: int) -> list[Item]:
+def order_for_engine(items: Sequence[Item], after: int) -> list[Item]:
     """An order to put items in, after so many others (none or one), so that the engine's queue gives them back in theirs."""
     places: list[Any] = [None] * len(items)
     for item, place in zip(items, engine_order(len(items) + after)[after:], strict=True):

@@ -31,10 +31,10 @@ from aotgrad.graph.memory_owners import memory_owners
 from aotgrad.ir import GraphHalf, JointGraph, Partition, SavedValue
 from aotgrad.partition import costs
 from aotgrad.partition.decision import Budget, Chooser, Objective
-from aotgrad.partition.graphs import analyze
+from aotgrad.partition.graphs import analyze_joint
 from aotgrad.partition.min_cut import min_cut, recompute_all
 from aotgrad.partition.save_all import save_all
-from aotgrad.partition.split import insert_copy, line_of, split
+from aotgrad.partition.split import insert_copy, split, user_line
 from aotgrad.slots import (
     Gradient,
     GraphSignature,
@@ -166,7 +166,7 @@ def read_joint_module(module: fx.GraphModule, num_fwd_outputs: int, static_input
 
 
 def _choose_and_split(joint: JointGraph, chooser: Chooser, objective: Objective) -> Partition:
-    analysis = analyze(joint)
+    analysis = analyze_joint(joint)
     return split(analysis, chooser(analysis, objective), objective.collectives_first)
 
 
@@ -206,7 +206,7 @@ def _accepts(fn: Callable, keyword: str) -> bool:
 
 def _tagged_copy(joint: JointGraph) -> fx.GraphModule:
     """A copy of the joint module whose `partitioner_tag`s mark what the forward traced; some functions expect them."""
-    analysis = analyze(joint)
+    analysis = analyze_joint(joint)
     first = min((analysis.position[node] for node in analysis.backward), default=len(analysis.nodes))
     traced = {node.name for node in analysis.forward if analysis.position[node] < first}
     module = copy_module(joint.module)
@@ -257,7 +257,7 @@ def _as_partition(joint: JointGraph, forward: fx.GraphModule, backward: fx.Graph
     return Partition(
         GraphHalf(forward, forward_signature(joint.signature, slots)),
         GraphHalf(backward, backward_signature(joint.signature, slots)),
-        tuple(_describe(joint, forward, saved, slots)),
+        tuple(_saved_values(joint, forward, saved, slots)),
     )
 
 
@@ -312,7 +312,7 @@ def _check_values(half: str, what: str, given: Sequence[Any], expected: Sequence
     for value, other, meaning in zip(given, expected, meanings, strict=True):
         if what == "input" and value.name != other.name and value.name in names:
             raise PartitionError(f"the {half} takes {value.name} where {other.name} is handed over")
-        problem = _difference(value, other)
+        problem = _type_mismatch(value, other)
         if problem:
             raise PartitionError(f"the {half}'s {what} {value}, {meaning}, {problem}")
 
@@ -334,7 +334,7 @@ def _check_nothing_runs_twice(forward: fx.GraphModule, backward: fx.GraphModule)
             raise PartitionError(f"{node} ({name}) runs in both halves; save its result instead")
 
 
-def _difference(value: Any, other: Any) -> str | None:
+def _type_mismatch(value: Any, other: Any) -> str | None:
     """How two values differ in kind, dtype or shape, or `None`; values that were not traced are not compared."""
     ours, theirs = _type(value), _type(other)
     unknown = ours is None or theirs is None
@@ -350,7 +350,7 @@ def _type(value: Any) -> str | None:
     return f"{str(traced.dtype).removeprefix('torch.')}[{', '.join(str(size) for size in traced.shape)}]"
 
 
-def _describe(joint: JointGraph, forward: fx.GraphModule, saved: list[fx.Node], slots) -> Iterator[SavedValue]:
+def _saved_values(joint: JointGraph, forward: fx.GraphModule, saved: list[fx.Node], slots) -> Iterator[SavedValue]:
     """Count each storage once. Those of parameters and of the forward's results are alive anyway."""
     base = memory_owners(forward.graph.nodes)
     results = _returned(forward)[: len(joint.signature.forward_results)]
@@ -359,7 +359,7 @@ def _describe(joint: JointGraph, forward: fx.GraphModule, saved: list[fx.Node], 
     for node, slot in zip(saved, slots, strict=True):
         saved_bytes = 0 if base[node] in counted else costs.bytes_kept_alive(base[node])
         counted.add(base[node])
-        yield SavedValue(slot, saved_bytes, "chosen by the user's partition function", line_of(node))
+        yield SavedValue(slot, saved_bytes, "chosen by the user's partition function", user_line(node))
 
 
 def _copy_overwritten(

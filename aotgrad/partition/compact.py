@@ -27,7 +27,7 @@ from aotgrad.torch_compat import FakeTensor
 
 SHARE = 0.75  # of a storage: a copy that frees less than a quarter of it is not worth its traffic
 
-Read = tuple[fx.Node, fx.Node]
+ArgumentRead = tuple[fx.Node, fx.Node]
 """(an op that runs in the backward, its argument)"""
 
 
@@ -58,9 +58,11 @@ def dense_copy(value: torch.Tensor) -> torch.Tensor:
         return value.clone()
 
 
-def _reads_by_base(analysis: JointAnalysis, decision: Decision, runs: Collection[fx.Node]) -> dict[fx.Node, list[Read]]:
+def _reads_by_base(
+    analysis: JointAnalysis, decision: Decision, runs: Collection[fx.Node]
+) -> dict[fx.Node, list[ArgumentRead]]:
     candidates = {node for node in decision.saved if _may_be_cut(analysis, node)}
-    reads: dict[fx.Node, list[Read]] = {node: [] for node in candidates}
+    reads: dict[fx.Node, list[ArgumentRead]] = {node: [] for node in candidates}
     for reader in analysis.in_order(runs):
         for arg in reader.all_input_nodes if not analysis.is_view(reader) else ():
             if analysis.base[arg] in candidates:
@@ -80,7 +82,7 @@ def _is_static(value: torch.Tensor) -> bool:
     return plain and all(isinstance(number, int) for number in (*value.shape, *value.stride()))
 
 
-def _slices(analysis: JointAnalysis, base: fx.Node, reads: list[Read]) -> set[fx.Node]:
+def _slices(analysis: JointAnalysis, base: fx.Node, reads: list[ArgumentRead]) -> set[fx.Node]:
     """The views of `base` to copy; none if they are not smaller or would give other results than `base`."""
     slices = {_slice_of(base, arg) for _, arg in reads}
     if not slices or None in slices:

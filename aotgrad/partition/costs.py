@@ -2,7 +2,7 @@
 
 In: a node with its traced value (`meta["val"]`), and the `JointAnalysis`. Out: ints.
 
-    >>> storage_bytes(torch.empty(4, 8).t())
+    >>> allocated_bytes(torch.empty(4, 8).t())
     128
 
 A value costs the memory that it keeps alive, which is its whole storage: a column of a matrix costs the matrix. Memory
@@ -71,7 +71,7 @@ def extent_bytes(value: torch.Tensor) -> int:
     return extent(value) * value.element_size()
 
 
-def storage_bytes(value: torch.Tensor) -> int:
+def allocated_bytes(value: torch.Tensor) -> int:
     """Bytes that stay allocated while the tensor lives: its whole storage, read or not."""
     if value.layout is not torch.strided:
         return dense_bytes(value)
@@ -87,7 +87,7 @@ def bytes_kept_alive(node: fx.Node) -> int:
     """Bytes that saving the node's value keeps alive, if nothing else does."""
     if op_table.is_symbolic_value(node):
         return SYMBOLIC_VALUE_BYTES
-    measure = storage_bytes if node.op == "placeholder" else extent_bytes
+    measure = allocated_bytes if node.op == "placeholder" else extent_bytes
     return sum(measure(tensor) for tensor in tensors_of(node))
 
 
@@ -138,19 +138,19 @@ def flops(node: fx.Node) -> int:
     formula = flop_registry.get(getattr(node.target, "overloadpacket", node.target))
     if formula is None:
         return 0
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: _shape(arg.meta.get("val")))
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: _hinted_shape(arg.meta.get("val")))
     try:
-        return int(formula(*args, **kwargs, out_val=_shape(node.meta.get("val"))))
+        return int(formula(*args, **kwargs, out_val=_hinted_shape(node.meta.get("val"))))
     except (AssertionError, IndexError, TypeError):  # the formula does not support this call: count traffic only
         return 0
 
 
-def _shape(value: Any) -> Any:
+def _hinted_shape(value: Any) -> Any:
     """A tensor's shape, which formulas of `flop_registry` take instead of the tensor. Uses hints, to add no guard."""
     if isinstance(value, torch.Tensor):
         return tuple(size_hint(size) for size in value.shape)
     if isinstance(value, (tuple, list)):
-        return tuple(_shape(item) for item in value)
+        return tuple(_hinted_shape(item) for item in value)
     return size_hint(value) if isinstance(value, torch.SymInt) else value
 
 

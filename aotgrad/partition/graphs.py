@@ -108,7 +108,7 @@ class JointAnalysis:
         If a value is returned as a gradient, its reader is `None`.
         """
         pairs = [(arg, node) for node in self.in_order(readers) for arg in node.all_input_nodes]
-        pairs += [(gradient, None) for gradient in _nodes_in(self.gradients)]
+        pairs += [(gradient, None) for gradient in _only_nodes(self.gradients)]
         reads: dict[fx.Node, fx.Node | None] = {}
         for arg, reader in pairs:
             for item in self.support[arg] if arg in outside else ():
@@ -135,7 +135,7 @@ class JointAnalysis:
         return frozenset((*inputs, *results))
 
 
-def analyze(joint: JointGraph) -> JointAnalysis:
+def analyze_joint(joint: JointGraph) -> JointAnalysis:
     """Sort the nodes of `joint` into forward, backward and unclaimed.
 
     Raises:
@@ -143,16 +143,16 @@ def analyze(joint: JointGraph) -> JointAnalysis:
     """
     nodes = tuple(joint.module.graph.nodes)
     position = {node: index for index, node in enumerate(nodes)}
-    primals, tangents = _placeholders(joint, nodes)
+    primals, tangents = _input_slots(joint, nodes)
     results, gradients = _outputs(joint, nodes)
     pinned = [node for node in nodes if _is_pinned(node)]
     traced_backward = _traced_backward(nodes, set(tangents))
     kept = [node for node in pinned if op_table.is_kept_when_dead(node.target)]
-    needed = inputs_closure([*_nodes_in(results), *(node for node in kept if node not in traced_backward)])
+    needed = inputs_closure([*_only_nodes(results), *(node for node in kept if node not in traced_backward)])
     dependent = _users_closure(nodes, {*tangents, *(n for n in pinned if n in traced_backward and n not in needed)})
     _check_no_tangents(needed & dependent)
 
-    live = inputs_closure([*_nodes_in(gradients), *kept]) | needed
+    live = inputs_closure([*_only_nodes(gradients), *kept]) | needed
     stays = [node for node in pinned if node in live and node not in dependent]
     forward = inputs_closure(stays) | needed | set(primals)
     _claim_numbers_and_items(nodes, forward, live - dependent)
@@ -186,7 +186,7 @@ def inputs_closure(roots: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> 
     return closure
 
 
-def _placeholders(joint: JointGraph, nodes) -> tuple[dict[fx.Node, Primal], dict[fx.Node, Tangent]]:
+def _input_slots(joint: JointGraph, nodes) -> tuple[dict[fx.Node, Primal], dict[fx.Node, Tangent]]:
     placeholders = [node for node in nodes if node.op == "placeholder"]
     slots = joint.signature.inputs
     if len(placeholders) != len(slots):
@@ -206,7 +206,7 @@ def _outputs(joint: JointGraph, nodes) -> tuple[tuple[object, ...], tuple[object
     return results, tuple(value for value, slot in pairs if isinstance(slot, Gradient))
 
 
-def _nodes_in(values: Iterable[object]) -> list[fx.Node]:
+def _only_nodes(values: Iterable[object]) -> list[fx.Node]:
     return [value for value in values if isinstance(value, fx.Node)]
 
 

@@ -71,7 +71,7 @@ class Costed:
 
     @classmethod
     def of(cls, analysis: JointAnalysis, model: CostModel) -> Costed:
-        nodes = _reachable(analysis)
+        nodes = _needed_values(analysis)
         number = {node: k for k, node in enumerate(nodes)}
         rerun, saving = _times(analysis, nodes, model)
         return cls(
@@ -112,7 +112,7 @@ def parents(analysis: JointAnalysis, node: fx.Node) -> list[fx.Node]:
     return list(dict.fromkeys(item for arg in node.all_input_nodes for item in analysis.support[arg]))
 
 
-def _reachable(analysis: JointAnalysis) -> list[fx.Node]:
+def _needed_values(analysis: JointAnalysis) -> list[fx.Node]:
     stack = list(read_by_backward(analysis))
     found: set[fx.Node] = set()
     while stack:

@@ -2,7 +2,7 @@
 
 In: a `Network` of edges `(tail, head)`, their capacities, source and sink. Out: the value of the cut and its source side.
 
-    >>> min_cut(3, [(0, 1, 5), (1, 2, 3)], 0, 2)
+    >>> minimum_cut(3, [(0, 1, 5), (1, 2, 3)], 0, 2)
     (3, frozenset({0, 1}))
 
 A network is built once and cut many times, with different capacities.
@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 INFINITE = 1 << 200  # larger than any weighted sum of bytes and times: a cut of this value is not allowed
 
-Edge = tuple[int, int, int]
+CapacityEdge = tuple[int, int, int]
 
 
-def min_cut(num_nodes: int, edges: Iterable[Edge], source: int, sink: int) -> tuple[int, frozenset[int]]:
+def minimum_cut(num_nodes: int, edges: Iterable[CapacityEdge], source: int, sink: int) -> tuple[int, frozenset[int]]:
     """The value of a minimum cut, and its source side: `Network.min_cut` for a graph that is cut once."""
     edges = list(edges)
     network = Network(num_nodes, [(tail, head) for tail, head, _ in edges])

@@ -12,7 +12,7 @@ from aotgrad.ir import JointGraph
 from aotgrad.partition import costs
 from aotgrad.partition.decision import Objective
 from aotgrad.partition.frontier import Frontier
-from aotgrad.partition.graphs import analyze
+from aotgrad.partition.graphs import analyze_joint
 from aotgrad.partition.items import Costed, Items
 from aotgrad.partition.liveness import Simulator
 from aotgrad.partition.min_cut import cost_model, without_budget
@@ -32,7 +32,7 @@ class FrontierPoint:
 
 def frontier_points(joint: JointGraph, objective: Objective) -> tuple[FrontierPoint, list[FrontierPoint]]:
     """The point without a budget, and the corners of the front."""
-    analysis = analyze(joint)
+    analysis = analyze_joint(joint)
     costed = Costed.of(analysis, cost_model(analysis, objective))
     program, number = program_of(analysis, objective.fuses)
     simulator = Simulator(program)

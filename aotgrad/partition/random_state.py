@@ -23,7 +23,7 @@ from aotgrad.partition import costs
 
 def can_record(node: fx.Node) -> bool:
     """Whether the op draws from the default generator of one device whose state can be set."""
-    if not isinstance(node.target, torch._ops.OpOverload) or _device(node) is None:
+    if not isinstance(node.target, torch._ops.OpOverload) or _device_type(node) is None:
         return False
     given = (*node.args, *node.kwargs.values())
     names_device = "device" in node.kwargs or any(costs.tensors_of(arg) for arg in node.all_input_nodes)
@@ -32,7 +32,7 @@ def can_record(node: fx.Node) -> bool:
 
 def state_bytes(node: fx.Node) -> int:
     """Bytes of the recorded state for the op."""
-    return torch_compat.RANDOM_STATE_BYTES[_device(node) or "cpu"]
+    return torch_compat.RANDOM_STATE_BYTES[_device_type(node) or "cpu"]
 
 
 def state_name(node: fx.Node) -> str:
@@ -71,7 +71,7 @@ def _item(graph: fx.Graph, node: fx.Node, index: int, name: str, value: Any) -> 
     return item
 
 
-def _device(node: fx.Node) -> str | None:
+def _device_type(node: fx.Node) -> str | None:
     devices = {tensor.device.type for tensor in costs.tensors_of(node)}
     (device,) = devices if len(devices) == 1 else (None,)
     return device if device in torch_compat.RANDOM_STATE_BYTES else None

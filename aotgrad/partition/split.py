@@ -91,22 +91,22 @@ def needed_in_backward(analysis: JointAnalysis, decision: Decision) -> set[fx.No
 def _describe(analysis: JointAnalysis, value: _Crossing, reason: str | None) -> SavedValue:
     if value.is_state:
         why = f"needed to run {value.node.name} again in the backward; the state that it drew from"
-        return SavedValue(value.slot, random_state.state_bytes(value.node), why, line_of(value.node))
+        return SavedValue(value.slot, random_state.state_bytes(value.node), why, user_line(value.node))
     if value.dim is not None:
-        return SavedValue(value.slot, 0, "a size of the backward's inputs", line_of(value.node))
+        return SavedValue(value.slot, 0, "a size of the backward's inputs", user_line(value.node))
     assert reason is not None, "every saved value has a reason"
     held = costs.dense_bytes(value.value) if value.is_slice else costs.held_bytes(analysis, value.node)
-    return SavedValue(value.slot, held, reason, line_of(value.node))
+    return SavedValue(value.slot, held, reason, user_line(value.node))
 
 
 def _recomputed(analysis: JointAnalysis, decision: Decision, needed: set[fx.Node]) -> Iterator[RecomputedValue]:
     for node in analysis.in_order(decision.again):
         if node in analysis.forward and node in needed:
             traffic = 0 if analysis.is_view(node) else costs.traffic(node)
-            yield RecomputedValue(node.name, decision.again[node], line_of(node), traffic, costs.flops(node))
+            yield RecomputedValue(node.name, decision.again[node], user_line(node), traffic, costs.flops(node))
 
 
-def line_of(node: fx.Node) -> str | None:
+def user_line(node: fx.Node) -> str | None:
     """The user's line that a node comes from."""
     return source_line(node.meta.get("stack_trace"))
 
@@ -300,14 +300,14 @@ def insert_copy(node: fx.Node, name: str) -> fx.Node:
     with graph.inserting_before((_last_placeholder(graph) if node.op == "placeholder" else node).next):
         if dense:
             return _call(graph, torch.ops.aten.clone.default, (node,), copy, name)
-        size = _numbers(node, torch.ops.aten.sym_size.int, value.shape)
-        stride = _numbers(node, torch.ops.aten.sym_stride.int, value.stride())
+        size = _number_arguments(node, torch.ops.aten.sym_size.int, value.shape)
+        stride = _number_arguments(node, torch.ops.aten.sym_stride.int, value.stride())
         empty = torch.ops.aten.new_empty_strided.default
         memory = _call(graph, empty, (node, size, stride), copy, f"{name}_memory")
         return _call(graph, torch.ops.aten.copy.default, (memory, node), copy, name)
 
 
-def _numbers(node: fx.Node, read: Any, values: Iterable[Any]) -> list[Any]:
+def _number_arguments(node: fx.Node, read: Any, values: Iterable[Any]) -> list[Any]:
     """Sizes or strides of `node` as arguments of a node: ints, and nodes that read the symbolic ones."""
     return [
         value if isinstance(value, int) else _call(node.graph, read, (node, dim), value, f"{node.name}_number_{dim}")

@@ -35,7 +35,7 @@ def bytes_needed(node: fx.Node) -> int:
 
 
 def _of_convolution(node: fx.Node) -> int:
-    x, weight = _tensors(node.args[:2])
+    x, weight = _traced_tensors(node.args[:2])
     stride, dilation, transposed = node.args[3], node.args[5], node.args[6]
     if not _is_blocked(x, weight, stride, dilation):
         return 0
@@ -46,7 +46,7 @@ def _of_convolution(node: fx.Node) -> int:
 
 def _of_gradients(node: fx.Node) -> int:
     arguments: Any = node.args
-    gradient, x, weight = _tensors(arguments[:3])
+    gradient, x, weight = _traced_tensors(arguments[:3])
     stride, dilation, (of_input, of_weight, _) = arguments[4], arguments[6], arguments[10]
     if not _is_blocked(x, weight, stride, dilation):
         return 0
@@ -56,7 +56,7 @@ def _of_gradients(node: fx.Node) -> int:
     return max(of_input_bytes, first + copies + _copy(x) if of_weight else 0)
 
 
-def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
+def _traced_tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
     return [arg.meta["val"] for arg in args]
 
 

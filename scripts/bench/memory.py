@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from aotgrad import pipeline
 from aotgrad.ir import JointGraph, Partition
 from aotgrad.partition import Objective, partition
-from aotgrad.partition.graphs import analyze
+from aotgrad.partition.graphs import analyze_joint
 from aotgrad.partition.liveness import simulate
 from aotgrad.partition.program import program_of
 
@@ -126,7 +126,7 @@ def first_step(run: Callable[[], None]) -> int | None:
 
 
 def simulated_peak(joint: JointGraph, halves: Partition, objective: Objective) -> int:
-    analysis = analyze(joint)
+    analysis = analyze_joint(joint)
     program, number = program_of(analysis, objective.fuses)
     by_name = {node.name: node for node in analysis.nodes}
     saved = (by_name.get(value.slot.name) for value in halves.saved)

@@ -43,7 +43,7 @@ from aotgrad.ir import JointGraph, Partition
 from aotgrad.partition import Objective, costs, min_cut_rematerialization_partition, partition
 from aotgrad.partition.adapt import read_halves, read_joint_module
 from aotgrad.partition.frontier import Frontier
-from aotgrad.partition.graphs import analyze
+from aotgrad.partition.graphs import analyze_joint
 from aotgrad.partition.items import Costed, Items
 from aotgrad.partition.liveness import Simulator
 from aotgrad.partition.min_cut import cost_model, peak_frontier
@@ -104,7 +104,7 @@ class Judge:
     def __init__(self, captured: Captured, fuses: bool = False) -> None:
         self.captured = captured
         self.joint = read_joint_module(captured.copy(), captured.num_fwd_outputs, captured.static)
-        self.analysis = analyze(self.joint)
+        self.analysis = analyze_joint(self.joint)
         program, self.number = program_of(self.analysis, fuses)
         self.simulator = Simulator(program)
         self.by_name = {node.name: node for node in self.analysis.nodes}

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from aotgrad.joint.segments import (
-    arranged,
     dependence,
     engine_order,
     levels,
     numbered,
+    order_for_engine,
     topological_order,
 )
 
@@ -78,6 +78,6 @@ def test_the_engine_visits_leaves_in_the_order_of_its_heap(count):
 @pytest.mark.parametrize("count", [1, 2, 5, 12])
 def test_arranged_leaves_are_visited_in_order(count, after):
     leaves = [torch.ones(1, requires_grad=True) for _ in range(count)]
-    places = arranged(range(count), after)
+    places = order_for_engine(range(count), after)
     seen = order_of_hooks([*(torch.ones(1, requires_grad=True) for _ in range(after)), *(leaves[k] for k in places)])
     assert [places[k - after] for k in seen[after:]] == list(range(count))

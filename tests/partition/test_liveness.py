@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 import aotgrad
 from aotgrad.backends.eager import compile_eager
 from aotgrad.partition.decision import Objective
-from aotgrad.partition.graphs import analyze
+from aotgrad.partition.graphs import analyze_joint
 from aotgrad.partition.items import Costed, CostModel
 from aotgrad.partition.liveness import Program, simulate
 from aotgrad.partition.min_cut import min_cut, simulated
@@ -174,7 +174,7 @@ CASES = {
 def test_the_simulated_peak_is_the_measured_one(name, budget):
     fn, make = CASES[name]
     inputs = make()
-    analysis = analyze(joint_of(fn, *inputs))
+    analysis = analyze_joint(joint_of(fn, *inputs))
     items = Costed.of(analysis, CostModel(fuses=False)).items(FREE_HAND)
     decision = min_cut(analysis, Objective(budget, fuses=False))
     solution = items.problem.solution({items.number[node] for node in decision.saved})
@@ -194,7 +194,7 @@ def test_the_simulated_peak_is_the_measured_one(name, budget):
 
 def test_a_budget_on_the_peak_is_kept_and_never_slower_with_more():
     inputs = CASES["mlp"][1]()
-    analysis = analyze(joint_of(mlp, *inputs))
+    analysis = analyze_joint(joint_of(mlp, *inputs))
     items = Costed.of(analysis, CostModel(fuses=False)).items(FREE_HAND)
     reference = None
     times = []

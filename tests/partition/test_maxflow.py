@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotgrad.partition.maxflow import INFINITE, min_cut
+from aotgrad.partition.maxflow import INFINITE, minimum_cut
 
 
 def cut_value(edges, side) -> int:
@@ -34,7 +34,7 @@ def graphs(draw):
 @given(graphs())
 def test_finds_the_smallest_side_of_all_minimum_cuts(graph):
     num_nodes, edges = graph
-    value, side = min_cut(num_nodes, edges, 0, num_nodes - 1)
+    value, side = minimum_cut(num_nodes, edges, 0, num_nodes - 1)
     values = {other: cut_value(edges, other) for other in all_sides(num_nodes)}
     best = [other for other in values if values[other] == min(values.values())]
     assert value == min(values.values())
@@ -42,28 +42,28 @@ def test_finds_the_smallest_side_of_all_minimum_cuts(graph):
 
 
 def test_one_edge():
-    assert min_cut(2, [(0, 1, 7)], 0, 1) == (7, frozenset({0}))
+    assert minimum_cut(2, [(0, 1, 7)], 0, 1) == (7, frozenset({0}))
 
 
 def test_no_path():
-    assert min_cut(3, [(0, 1, 7)], 0, 2) == (0, frozenset({0, 1}))
+    assert minimum_cut(3, [(0, 1, 7)], 0, 2) == (0, frozenset({0, 1}))
 
 
 def test_parallel_edges_add_up():
-    assert min_cut(2, [(0, 1, 7), (0, 1, 2)], 0, 1)[0] == 9
+    assert minimum_cut(2, [(0, 1, 7), (0, 1, 2)], 0, 1)[0] == 9
 
 
 def test_flow_is_rerouted():
     """The classic example where a greedy path must be undone."""
     edges = [(0, 1, 1), (0, 2, 1), (1, 2, 1), (1, 3, 1), (2, 3, 1)]
-    assert min_cut(4, edges, 0, 3)[0] == 2
+    assert minimum_cut(4, edges, 0, 3)[0] == 2
 
 
 def test_capacities_beyond_64_bits_are_exact():
-    assert min_cut(3, [(0, 1, 2**70 + 1), (1, 2, INFINITE)], 0, 2)[0] == 2**70 + 1
+    assert minimum_cut(3, [(0, 1, 2**70 + 1), (1, 2, INFINITE)], 0, 2)[0] == 2**70 + 1
 
 
 def test_a_long_chain_needs_no_recursion():
     count = 50_000
     edges = [(node, node + 1, 5 + node % 3) for node in range(count)]
-    assert min_cut(count + 1, edges, 0, count)[0] == 5
+    assert minimum_cut(count + 1, edges, 0, count)[0] == 5

@@ -16,7 +16,7 @@ from aotgrad.errors import PartitionError
 from aotgrad.ir import Partition
 from aotgrad.partition import costs, default_partition, min_cut_rematerialization_partition, partition
 from aotgrad.partition.decision import Objective
-from aotgrad.partition.graphs import analyze
+from aotgrad.partition.graphs import analyze_joint
 from aotgrad.partition.min_cut import min_cut, recompute_all
 from aotgrad.partition.save_all import save_all
 from aotgrad.partition.split import split
@@ -187,7 +187,7 @@ def test_random_programs(program):
     torch.manual_seed(0)
     inputs = [grad(3, 3)]
     joint = joint_of(as_function(program), *inputs)
-    analysis = analyze(joint)
+    analysis = analyze_joint(joint)
     everything = split(analysis, save_all(analysis, Objective()))
     least = split(analysis, recompute_all(analysis, Objective()))
     assert tensor_bytes(split(analysis, min_cut(analysis, Objective()))) <= tensor_bytes(everything)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from aotgrad.partition.graphs import analyze
+from aotgrad.partition.graphs import analyze_joint
 from aotgrad.partition.policy import Choice, judge
 from tests.partition.joints import grad, joint_of
 
 
 def verdicts(fn, *inputs, **kwargs):
-    analysis = analyze(joint_of(fn, *inputs, **kwargs))
+    analysis = analyze_joint(joint_of(fn, *inputs, **kwargs))
     values = analysis.in_order(analysis.forward | analysis.unclaimed)
     return {node.name: judge(analysis, node) for node in values}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from aotgrad.partition.decision import Objective
-from aotgrad.partition.graphs import analyze
+from aotgrad.partition.graphs import analyze_joint
 from aotgrad.partition.save_all import save_all
 from tests.partition.joints import grad, hand_made, joint_of
 
 
 def reasons(joint) -> dict[str, str]:
-    return {node.name: reason for node, reason in save_all(analyze(joint), Objective()).saved.items()}
+    return {node.name: reason for node, reason in save_all(analyze_joint(joint), Objective()).saved.items()}
 
 
 def test_bases_are_saved_and_not_their_views():

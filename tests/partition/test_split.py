@@ -12,7 +12,7 @@ from aotgrad.errors import PartitionError
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, partition
 from aotgrad.partition.adapt import read_halves
 from aotgrad.partition.decision import Decision
-from aotgrad.partition.graphs import analyze
+from aotgrad.partition.graphs import analyze_joint
 from aotgrad.partition.split import split
 from aotgrad.slots import Saved, SavedSymInt, UserOutput
 from tests.partition.cases import CASES, Case
@@ -76,7 +76,7 @@ def tensors(values):
 def saving(joint, *names: str):
     """Split `joint` at the named nodes."""
     chosen = {node: "chosen" for node in joint.module.graph.nodes if node.name in names}
-    return split(analyze(joint), Decision(chosen, {}))
+    return split(analyze_joint(joint), Decision(chosen, {}))
 
 
 def node_of(module, name):
