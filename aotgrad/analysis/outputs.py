@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import torch_compat
+from aotgrad import ir, torch_compat
 from aotgrad.analysis.history import (
     is_custom_function_view,
     reject_forbidden_view,
@@ -35,29 +35,6 @@ from aotgrad.analysis.views import (
     without_prefix,
 )
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError, add_note
-from aotgrad.ir import (
-    REPLAYED_VIEWS,
-    AliasOfInput,
-    AliasOfIntermediate,
-    AliasOfIntermediateBaseIsUserOutput,
-    AliasOfOutput,
-    BaseInfo,
-    Capture,
-    ConstantOutput,
-    CustomFunctionView,
-    Geometry,
-    InputAliasInfo,
-    IsInput,
-    IsOutput,
-    Made,
-    MutationType,
-    NonAlias,
-    OutputAliasInfo,
-    SymOutput,
-    UnsafeViewAlias,
-    ViewReplay,
-    ViewStep,
-)
 
 CONSTANTS = (
     *(torch.Size, type(None), bool, int, float, complex, str, bytes, enum.Enum, range, slice, type(Ellipsis)),
@@ -65,7 +42,7 @@ CONSTANTS = (
 )
 
 
-def new_leaves(capture: Capture) -> frozenset[int]:
+def new_leaves(capture: ir.Capture) -> frozenset[int]:
     """The outputs that are new leaves and require grad.
 
     Raises:
@@ -84,8 +61,8 @@ def new_leaves(capture: Capture) -> frozenset[int]:
 
 
 def analyze_outputs(
-    capture: Capture, inputs: Sequence[InputAliasInfo | None]
-) -> tuple[tuple[OutputAliasInfo, ...], tuple[BaseInfo, ...]]:
+    capture: ir.Capture, inputs: Sequence[ir.InputAliasInfo | None]
+) -> tuple[tuple[ir.OutputAliasInfo, ...], tuple[ir.BaseInfo, ...]]:
     """Classify every flat output.
 
     Raises:
@@ -103,13 +80,13 @@ def analyze_outputs(
 class _Outputs:
     """The outputs of one capture, classified group by group."""
 
-    def __init__(self, capture: Capture, inputs: Sequence[InputAliasInfo | None]) -> None:
+    def __init__(self, capture: ir.Capture, inputs: Sequence[ir.InputAliasInfo | None]) -> None:
         self.capture = capture
         self.inputs = inputs
-        self.infos: dict[int, OutputAliasInfo] = {}
-        self.bases: list[BaseInfo] = []
+        self.infos: dict[int, ir.OutputAliasInfo] = {}
+        self.bases: list[ir.BaseInfo] = []
 
-    def classify(self) -> tuple[tuple[OutputAliasInfo, ...], tuple[BaseInfo, ...]]:
+    def classify(self) -> tuple[tuple[ir.OutputAliasInfo, ...], tuple[ir.BaseInfo, ...]]:
         for position, value in enumerate(self.capture.outputs):
             reject_forbidden_view(position, value)
         owners = self.owners()
@@ -120,9 +97,9 @@ class _Outputs:
             if not torch_compat.any_functional([value]):
                 self.infos[position] = describe_value(position, value)
             elif (first := first_of[id(value)]) != position:
-                self.infos[position] = IsOutput(first)
+                self.infos[position] = ir.IsOutput(first)
             elif id(value) in assigned:
-                self.infos[position] = IsInput(assigned[id(value)])
+                self.infos[position] = ir.IsInput(assigned[id(value)])
             elif found := owners.get(_storage_or_none(value)):
                 self.infos[position] = self.alias_of_input(position, value, found)
             else:
@@ -134,7 +111,7 @@ class _Outputs:
             self.reject_hook_on_the_way(position)
         return tuple(self.infos[position] for position in range(len(self.capture.outputs))), tuple(self.bases)
 
-    def info(self, owner: int) -> InputAliasInfo:
+    def info(self, owner: int) -> ir.InputAliasInfo:
         """The `InputAliasInfo` of a tensor argument."""
         info = self.inputs[owner]
         assert info is not None, f"input {owner} is a number"
@@ -149,29 +126,31 @@ class _Outputs:
         groups = group_by_key({k: storage for k, storage in storages.items() if storage is not None})
         return {storages[group[0]]: group for group in groups}
 
-    def alias_of_input(self, position: int, value: torch.Tensor, owners: Sequence[int]) -> OutputAliasInfo:
+    def alias_of_input(self, position: int, value: torch.Tensor, owners: Sequence[int]) -> ir.OutputAliasInfo:
         same = [k for k in owners if self.capture.arguments[k] is value]
         if same:
-            return IsInput(same[0])
+            return ir.IsInput(same[0])
         owner, steps = self.nearest(value, owners)
         argument = self.capture.arguments[owner]
         if is_custom_function_view(value, stops=self.histories(argument)):
-            return CustomFunctionView(value.requires_grad, owner, None if steps is None else replay_of_chain(steps, False))
+            return ir.CustomFunctionView(
+                value.requires_grad, owner, None if steps is None else replay_of_chain(steps, False)
+            )
         root, _ = chain_from(self.capture.trace.node_of(argument))
         if (parent := self.view_of_output(position, value, root)) is not None:
             return parent
         self.reject_view_of_a_reshaped_output(position, value)
         if not steps:  # laid out as the input is now: made before the input's size or stride changed
             return self.alias_before_metadata(position, value, owners)
-        is_older = position in self.capture.older_views and self.info(owner).mutation is not MutationType.METADATA_ONLY
-        made = Made.BEFORE_WRITES if is_older else Made.AFTER_CHANGES
-        return AliasOfInput(owner, self.replay(position, value, argument, steps), made)
+        is_older = position in self.capture.older_views and self.info(owner).mutation is not ir.MutationType.METADATA_ONLY
+        made = ir.Made.BEFORE_WRITES if is_older else ir.Made.AFTER_CHANGES
+        return ir.AliasOfInput(owner, self.replay(position, value, argument, steps), made)
 
     def histories(self, argument: torch.Tensor) -> set[Any]:
         """Where histories of inputs begin: of `argument` now, and of all inputs before the call."""
         return {argument.grad_fn, *(state.grad_fn for state in self.capture.before if state is not None)}
 
-    def nearest(self, value: torch.Tensor, owners: Sequence[int]) -> tuple[int, tuple[ViewStep, ...] | None]:
+    def nearest(self, value: torch.Tensor, owners: Sequence[int]) -> tuple[int, tuple[ir.ViewStep, ...] | None]:
         """The argument whose current value a view was recorded from, and the steps; else one with the same memory."""
         node_of = self.capture.trace.node_of
         for owner in owners:
@@ -189,7 +168,7 @@ class _Outputs:
                 found = found or (owner, steps)
         return found or (owners[0], None)
 
-    def alias_before_metadata(self, position: int, value: torch.Tensor, owners: Sequence[int]) -> AliasOfInput:
+    def alias_before_metadata(self, position: int, value: torch.Tensor, owners: Sequence[int]) -> ir.AliasOfInput:
         """A view of an input, made before the input's size or stride changed."""
         for owner in owners:
             argument = self.capture.arguments[owner]
@@ -198,27 +177,27 @@ class _Outputs:
             steps = without_prefix(self.steps_from(root, value), self.steps_from(root, argument)[:made_for])
             if steps is not None:
                 reject_order_of_changes(position, steps, value, self.info(owner))
-                return AliasOfInput(owner, self.replay(position, value, argument, steps), Made.BEFORE_METADATA)
+                return ir.AliasOfInput(owner, self.replay(position, value, argument, steps), ir.Made.BEFORE_METADATA)
         raise UnsupportedAliasingError(
             f"output {position} shares memory with input {self.capture.convention.argument_of(owners[0])} in a way that no "
             "recorded view explains; return a clone() of it"
         )
 
-    def steps_from(self, root: fx.Node, value: torch.Tensor) -> tuple[ViewStep, ...]:
+    def steps_from(self, root: fx.Node, value: torch.Tensor) -> tuple[ir.ViewStep, ...]:
         """The views from a storage's current value to `value`: recorded in the graph, or replayed."""
         found, steps = chain_from(self.capture.trace.node_of(value), stops={root})
         if found is not root:
             found, steps = chain_from(self.capture.trace.replayed(value, root), stops={root})
         return steps
 
-    def view_of_output(self, position: int, value: torch.Tensor, root: fx.Node) -> AliasOfOutput | None:
+    def view_of_output(self, position: int, value: torch.Tensor, root: fx.Node) -> ir.AliasOfOutput | None:
         """The alias of another output, if one lies between `value` and its base and is an alias, too; else `None`."""
         parent = self.parent_of(position, value)
         if parent is None:
             return None
         live = self.capture.outputs[parent]
         rest = without_prefix(self.steps_from(root, value), self.steps_from(root, live))
-        return None if not rest else AliasOfOutput(parent, self.replay(position, value, live, rest))
+        return None if not rest else ir.AliasOfOutput(parent, self.replay(position, value, live, rest))
 
     def reject_view_of_a_reshaped_output(self, position: int, value: torch.Tensor) -> None:
         """Raise for a view of an output whose geometry changed after the view was made.
@@ -258,13 +237,13 @@ class _Outputs:
         for position in group:
             value = self.capture.outputs[position]
             if is_custom_function_view(value, stops=set()):
-                self.infos[position] = CustomFunctionView(value.requires_grad, None, None)
+                self.infos[position] = ir.CustomFunctionView(value.requires_grad, None, None)
             else:
                 members.append(position)
         if members:
             self.classify_views(members)
 
-    def single(self, position: int) -> OutputAliasInfo:
+    def single(self, position: int) -> ir.OutputAliasInfo:
         value = self.capture.outputs[position]
         if value.layout is not torch.strided and value.requires_grad:
             raise UnsupportedOutputError(
@@ -274,7 +253,7 @@ class _Outputs:
         if root.meta["val"].layout is not torch.strided and steps:
             self.reject_alias_of_a_sparse_tensor(position, root)
         has_history = value.requires_grad and not is_new_leaf(value)
-        return UnsafeViewAlias(has_history) if steps else NonAlias(has_history)
+        return ir.UnsafeViewAlias(has_history) if steps else ir.NonAlias(has_history)
 
     def reject_alias_of_a_sparse_tensor(self, position: int, root: fx.Node) -> None:
         """Raise for values, indices, ... of a sparse tensor that the caller also has.
@@ -293,9 +272,9 @@ class _Outputs:
         base, root = self.find_base([self.capture.outputs[position] for position in members])
         own_base = next((p for p in members if self.capture.outputs[p] is base), None)
         if own_base is not None:
-            self.infos[own_base] = NonAlias(self.capture.outputs[own_base].grad_fn is not None)
+            self.infos[own_base] = ir.NonAlias(self.capture.outputs[own_base].grad_fn is not None)
         else:
-            self.bases.append(BaseInfo(base is not None and base.requires_grad, root, base))
+            self.bases.append(ir.BaseInfo(base is not None and base.requires_grad, root, base))
         counted = self.most_shared_counter(members) if base is None else base
         for position in members:
             if position != own_base:
@@ -329,7 +308,7 @@ class _Outputs:
         Raises:
             UnsupportedAliasingError: names the outputs.
         """
-        own = [k for k, info in self.infos.items() if not isinstance(info, AliasOfOutput) and counts_alone(info)]
+        own = [k for k, info in self.infos.items() if not isinstance(info, ir.AliasOfOutput) and counts_alone(info)]
         for one, other in itertools.combinations(own, 2):
             if shares_version(self.capture.outputs[one], self.capture.outputs[other]):
                 raise UnsupportedAliasingError(
@@ -344,9 +323,9 @@ class _Outputs:
             UnsupportedAliasingError: names the output.
         """
         value, info = self.capture.outputs[position], self.infos[position]
-        if not self.capture.hooked_nodes or not isinstance(info, REPLAYED_VIEWS):
+        if not self.capture.hooked_nodes or not isinstance(info, ir.REPLAYED_VIEWS):
             return
-        parent = self.capture.outputs[info.output] if isinstance(info, AliasOfOutput) else value._base
+        parent = self.capture.outputs[info.output] if isinstance(info, ir.AliasOfOutput) else value._base
         stops = {None if parent is None else parent.grad_fn, *self.histories(value)}
         between = itertools.takewhile(lambda node: node not in stops, view_history(value))
         if self.capture.hooked_nodes.intersection(between):
@@ -357,7 +336,7 @@ class _Outputs:
 
     def view_of(
         self, position: int, base: torch.Tensor, output: int | None, root: fx.Node, counted: torch.Tensor
-    ) -> OutputAliasInfo:
+    ) -> ir.OutputAliasInfo:
         value = self.capture.outputs[position]
         storage, own = chain_from(root)
         parent = self.view_of_output(position, value, storage)
@@ -365,13 +344,13 @@ class _Outputs:
             return parent
         steps = without_prefix(self.steps_from(storage, value), own)
         replay = (
-            self.replay_strided(position, value, base, Geometry.of(value))
+            self.replay_strided(position, value, base, ir.Geometry.of(value))
             if steps is None or (output is not None and not steps)  # the output has the geometry that its base got later
             else self.replay(position, value, base, steps, counted)
         )
         if output is None:
-            return AliasOfIntermediate(len(self.bases) - 1, replay)
-        return AliasOfIntermediateBaseIsUserOutput(output, replay)
+            return ir.AliasOfIntermediate(len(self.bases) - 1, replay)
+        return ir.AliasOfIntermediateBaseIsUserOutput(output, replay)
 
     # -- replays
 
@@ -380,9 +359,9 @@ class _Outputs:
         position: int,
         value: torch.Tensor,
         base: torch.Tensor,
-        steps: tuple[ViewStep, ...],
+        steps: tuple[ir.ViewStep, ...],
         counted: torch.Tensor | None = None,
-    ) -> ViewReplay:
+    ) -> ir.ViewReplay:
         """The recorded chain. Autograd says whether it detaches, since some traces record `detach` as `alias`.
 
         An alias by `.data` has another version counter than `counted`, which is the base or shares its counter.
@@ -396,7 +375,7 @@ class _Outputs:
             steps = (*steps, DETACH_STEP)
         return replay_of_chain(steps, self.grad_mode_for(position, value, base, detached or detaches(steps)))
 
-    def replay_strided(self, position: int, value: torch.Tensor, base: torch.Tensor, geometry: Geometry) -> ViewReplay:
+    def replay_strided(self, position: int, value: torch.Tensor, base: torch.Tensor, geometry: ir.Geometry) -> ir.ViewReplay:
         if (value.dtype, value.is_conj(), value.is_neg()) != (base.dtype, base.is_conj(), base.is_neg()):
             raise UnsupportedAliasingError(
                 f"output {position} shares memory with a tensor of another dtype ({value.dtype} and {base.dtype}), or one "
@@ -439,7 +418,7 @@ def is_new_leaf(value: torch.Tensor) -> bool:
     return value.requires_grad and value.grad_fn is None and value._base is None
 
 
-def is_reshaped_alias(value: torch.Tensor, steps: Sequence[ViewStep]) -> bool:
+def is_reshaped_alias(value: torch.Tensor, steps: Sequence[ir.ViewStep]) -> bool:
     """Whether a detached tensor had its size or stride changed in place: such a tensor is no view."""
     if value._base is not None or value.requires_grad or value.is_inference() or not steps:
         return False
@@ -457,13 +436,15 @@ def shares_version(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.is_inference() or other.is_inference() or torch_compat.share_version(one, other)
 
 
-def counts_alone(info: OutputAliasInfo) -> bool:
+def counts_alone(info: ir.OutputAliasInfo) -> bool:
     """Whether an output is an alias with another version counter than its base."""
     replay = getattr(info, "replay", None)
     return replay is not None and DATA_STEP in replay.steps
 
 
-def reject_order_of_changes(position: int, steps: Sequence[ViewStep], value: torch.Tensor, info: InputAliasInfo) -> None:
+def reject_order_of_changes(
+    position: int, steps: Sequence[ir.ViewStep], value: torch.Tensor, info: ir.InputAliasInfo
+) -> None:
     """Raise for a view that can be made neither before nor after all changes of its input.
 
     Raises:
@@ -477,17 +458,17 @@ def reject_order_of_changes(position: int, steps: Sequence[ViewStep], value: tor
         )
 
 
-def describe_value(position: int, value: Any) -> OutputAliasInfo:
+def describe_value(position: int, value: Any) -> ir.OutputAliasInfo:
     """A symbolic number, or a constant of this plan, such as a tensor that the function closed over."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return SymOutput()
+        return ir.SymOutput()
     if isinstance(value, torch.Tensor) and torch_compat.is_traced(value):
         raise UnsupportedAliasingError(
             f"output {position} is a view of a tensor that is no argument of the function; pass that as an argument, or "
             "return a clone() of the view"
         )
     if isinstance(value, (torch.Tensor, *CONSTANTS)):
-        return ConstantOutput(value)
+        return ir.ConstantOutput(value)
     raise UnsupportedOutputError(
         f"output {position} is a {type(value).__module__}.{type(value).__qualname__}; a compiled function returns tensors, "
         "numbers, strings, None, and lists, tuples, dicts, namedtuples or registered pytrees of them"

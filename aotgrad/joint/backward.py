@@ -6,8 +6,8 @@ node gets the stack trace of the forward op whose derivative it is.
     forward   primals_1 -> sin                 results: output 0
     joint     + tangents_1, cos(primals_1) * tangents_1      + gradient of primal 0
 
-Several results make several segments (`segments.py`): the gradients that go from one to another become outputs of the joint
-graph and, summed by the engine at run time, tangents.
+Several results give several segments (`segments.py`). Gradients between segments become outputs of the joint graph, and
+tangents, which the engine sums at run time.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Result:
 def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int | str = 1) -> JointGraph:
     """The joint graph, or the plain forward graph if nothing in it requires grad.
 
-    `grad_segments`: into how many segments, one after the other, the backward is cut; see `Options`.
+    `grad_segments`: the number of consecutive segments of the backward; see `Options`.
     """
     with capture.trace.active():
         results = [result_of(capture, meta, slot) for slot in meta.forward_results()]
@@ -107,14 +107,14 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
 
 
 def _tag_effects(graph: fx.Graph) -> None:
-    """Tag effects and draws of the backward: one that reads no tangent could as well be one of the forward."""
+    """Tag effects and draws of the backward: without a tangent, they could be the forward's."""
     for node in graph.nodes:
         if node.meta.get("autograd_backward") and op_table.is_kept_when_dead(node.target):
             node.meta["partitioner_tag"] = "is_backward"
 
 
 OVERWRITTEN = "modified by an inplace operation"
-"""Part of the error that a backward raises when a value which it needs was overwritten."""
+"""Part of the error of a backward that needs an overwritten value."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class AppendedBackward:
 
 @dataclass(frozen=True)
 class View:
-    """A view that is made outside of the graph: where its gradient arrives, and of which results it is made."""
+    """A view that is made outside of the graph: the edge of its gradient, and the results that it is made from."""
 
     slot: ReturnedView | UpdatedInput | OldInput
     edge: Edge
@@ -141,7 +141,7 @@ class View:
 
 
 def views_outside(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
-    """Returned views, and inputs that the call makes views of what they were: of another size, or of written memory."""
+    """Returned views, and inputs that become views of their old values: of another size, or of written memory."""
     yield from new_leaf_views(capture, meta)
     for index in meta.replayed_views():
         live, inside, base = capture.outputs[index], meta.input_behind(index), meta.result_behind(index)
@@ -167,12 +167,12 @@ def new_leaf_views(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View
 
 
 def _updated(capture: Capture, index: int) -> tuple[UpdatedInput, ...]:
-    """The results that an input is made of once it is written: its own new value, and those of others in its memory."""
+    """The results that a written input is made from: the new values of all inputs in its memory."""
     return tuple(map(UpdatedInput, capture.sharing(index)))
 
 
 def _views_of_member(capture: Capture, index: int) -> Iterator[View]:
-    """An input that shares memory has two histories: that of before the first write to the memory, and of after the last."""
+    """The two histories of an input that shares memory: before the first write to the memory, and after the last."""
     before = capture.before[index]
     assert before is not None, "it is a tensor"
     edge, old = torch_compat.gradient_edge(capture.arguments[index]), before.history
@@ -184,10 +184,10 @@ def _views_of_member(capture: Capture, index: int) -> Iterator[View]:
 def _append_possible_backward(
     capture: Capture, outputs: Sequence[Result], views: Sequence[View], grad_segments: int | str, effects: Effects
 ) -> AppendedBackward:
-    """The backward of the outputs; what eager's raises, since the function overwrote a value, is left out of the graph.
+    """The backward of the outputs, without nodes that raise in eager since the function overwrote a saved value.
 
     Raises:
-        CaptureError: it cannot be left out.
+        CaptureError: such a node cannot be left out.
     """
     forward = set(capture.trace.graph.nodes)
     failing: dict[Any, str] = {}
@@ -218,17 +218,17 @@ class OverwrittenValue(Exception):
 
 
 def failing_nodes(roots: Iterable[torch.Tensor], known: Collection[Any] = ()) -> dict[Any, str]:
-    """The autograd nodes of which it can be seen that a backward raises in them, and what; without those in `known`."""
+    """The autograd nodes that visibly raise in a backward, and their messages; without those in `known`."""
     errors = {node: torch_compat.error_of_saved(node) for node in autograd_nodes(roots) if node not in known}
     return {node: error for node, error in errors.items() if error is not None}
 
 
 def passed_over(failing: dict[Any, str]) -> dict[Any, str]:
-    """The same nodes, which neither raise nor compute anything from now on.
+    """Disable the nodes, so that they neither raise nor compute; returns `failing`.
 
     Raises:
-        CaptureError: a value was saved when it needed no gradient, and has got one by being overwritten; or a checkpointed
-            region was given a tensor that was changed since.
+        CaptureError: a saved value needed no gradient, and got one when it was overwritten; or an argument of a checkpointed
+            region was changed later.
     """
     for node, message in failing.items():
         try:
@@ -244,7 +244,7 @@ def untraceable(reason: object) -> CaptureError:
 
 
 def reject_changed_argument(error: RuntimeError) -> None:
-    """Raise if a checkpointed region was given a tensor that was changed in place since: its saved values are hooked.
+    """Raise if an argument of a checkpointed region was changed in place later: its saved values are hooked.
 
     Raises:
         CaptureError: eager's backward raises, too.
@@ -257,7 +257,7 @@ def reject_changed_argument(error: RuntimeError) -> None:
 
 
 def reject_foreign_change(error: RuntimeError) -> None:
-    """Raise if something changes a tensor that the trace knows nothing of.
+    """Raise if a tensor unknown to the trace was changed.
 
     Raises:
         CaptureError: the change would happen once, while tracing.
@@ -270,7 +270,7 @@ def reject_foreign_change(error: RuntimeError) -> None:
 
 
 def reject_hidden_reshape(error: RuntimeError) -> None:
-    """Raise if a tensor with a history changed its size in place without autograd's knowledge.
+    """Raise if the size of a tensor with a history was changed in place, hidden from autograd.
 
     Raises:
         UnsupportedMutationError: eager's backward through it raises too, or gives a gradient of the old size.
@@ -330,7 +330,7 @@ def _append_backward(
 def _without_idle_segments(
     capture: Capture, segmentation: Segmentation, found: FoundGradients
 ) -> tuple[Segmentation, FoundGradients]:
-    """Leave out segments that no gradient comes to: a custom function returns none for some of its inputs.
+    """Leave out segments that no gradient reaches: a custom function returns `None` for some of its inputs.
 
     Raises:
         CaptureError: such a segment changes something in place.
@@ -349,7 +349,7 @@ def _without_idle_segments(
         gradients = _of_one_segment(capture, gradients)
     entry = {tangent: number[segment] for tangent, segment in found.entry.items()}
     left = [(number[segment], primal) for segment, primal in found.left if segment in number]
-    return segmentation.renumbered(number), FoundGradients(found.tangents, gradients, entry, left)
+    return segmentation.renumber(number), FoundGradients(found.tangents, gradients, entry, left)
 
 
 def _with_effects(
@@ -373,7 +373,7 @@ def _with_effects(
 
 
 def _gradients_behind_effects(segmentation: Segmentation | None, found: FoundGradients) -> list[Gradient]:
-    """What a node with effects leads to without a gradient: it runs for the sake of those, too."""
+    """The missing gradients behind nodes with effects: these nodes also run if one of them is wanted."""
     if segmentation is None:
         return []
     there = {(gradient.segment or 0, gradient.of) for gradient, value in found.gradients.items() if value is not None}
@@ -391,8 +391,8 @@ def _gradients_behind_effects(segmentation: Segmentation | None, found: FoundGra
 
 @dataclass(frozen=True)
 class FoundGradients:
-    """The tangents of results and cuts, the gradients, the segment that each tangent enters, and in which order segments
-    complete the gradients of primals.
+    """The tangents of results and cuts, the gradients, the segment that each tangent enters, and the order in which
+    segments complete the gradients of primals.
     """
 
     tangents: dict[Tangent, torch.Tensor]
@@ -422,14 +422,14 @@ def _find_gradients(
 
 
 def _is_one_piece(segmentation: Segmentation | None) -> bool:
-    """Whether one call of the engine gives all gradients."""
+    """Whether one call of the engine computes all gradients."""
     return segmentation is None or (segmentation.count == 1 and not segmentation.detours)
 
 
 def _gradients_behind_failures(
     segmentation: Segmentation | None, gradients: Mapping[Gradient, torch.Tensor | None]
 ) -> list[Gradient]:
-    """What a failing node leads to and nothing else in its segment: undefined, and who asks for it gets the error."""
+    """The gradients that only failing nodes of a segment lead to: they are undefined, and raise if they are wanted."""
     if segmentation is None:
         return []
     failures, is_one = segmentation.failures.items(), segmentation.count == 1
@@ -481,7 +481,7 @@ def segmentation_of(
     failing: Mapping[Any, str] = NOTHING_FAILS,
     effects: Effects | None = None,
 ) -> Segmentation | None:
-    """`None` if it is known at once that the backward is one segment, as it is for one result."""
+    """The segments of the backward; `None` if it is obviously one segment, as for one result."""
     writing = effects is not None and effects.any
     is_plain = not (capture.joins or capture.assigned or views or failing or writing or capture.nodes_with_hooks)
     if len(outputs) == 1 and grad_segments == 1 and is_plain:
@@ -504,10 +504,10 @@ def reject_hooks_outside(
     detours: Sequence[ExternalView],
     failing: Mapping[Any, str],
 ) -> None:
-    """Raise for a hook of an autograd node that stands outside of the graph.
+    """Raise for a hook of an autograd node outside of the graph.
 
     Raises:
-        CaptureError: it would not be called.
+        CaptureError: the hook would not be called.
     """
     inside = visited_nodes([node for node, _ in results.values()], inputs, detours_by_edge(detours, inputs), failing)
     if not capture.nodes_with_hooks.issubset(inside):
@@ -518,7 +518,7 @@ def reject_hooks_outside(
 
 
 def cut_into(capture: Capture, grad_segments: int | str) -> Chunks:
-    """How the option says that the backward is cut."""
+    """The chunks that the option asks for."""
     if isinstance(grad_segments, int):
         return grad_segments
     inputs = enumerate(capture.inputs)
@@ -532,7 +532,7 @@ def gradient_bytes(fake: torch.Tensor) -> int:
 
 
 def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Primal]:
-    """Where the gradient of each primal arrives: at the leaf, or where the history of the argument starts."""
+    """The edge of each primal's gradient: at the leaf, or where the history of the argument starts."""
     entered = enumerate(capture.before[: len(capture.primals)])
     histories = {before.grad_fn: k for k, before in entered if before is not None and before.grad_fn}
     leaves = {id(primal): k for k, primal in enumerate(capture.primals)}
@@ -551,7 +551,7 @@ def _gradients_of_segments(
     segmentation: Segmentation,
     effects: Effects,
 ) -> tuple[dict[Tangent, torch.Tensor], dict[Gradient, torch.Tensor], list[tuple[int, Primal]]]:
-    """The tangents of the cuts, what each segment passes on, and in which order it completes the gradients of primals."""
+    """The tangents of the cuts, the gradients of each segment, and the order in which it completes those of primals."""
     cuts: dict[Tangent, torch.Tensor] = {}
 
     def enter(cut: SegmentBoundary, gradient: torch.Tensor) -> torch.Tensor:
@@ -567,13 +567,13 @@ def _gradients_of_segments(
 
 
 def accumulators(capture: Capture, segmentation: Segmentation) -> list[GradientEdge]:
-    """Where gradients of leaves arrive that have been given other memory: `set_` gives a leaf another such node, too."""
+    """The edges of leaves that were given other memory: `set_` also gives a leaf a new accumulator."""
     inputs = (edge for edge, target in segmentation.targets.items() if isinstance(target, Primal))
     return [GradientEdge(*edge) for edge in inputs if hasattr(edge[0], "variable")] if capture.assigned else []
 
 
 def _gradient_rank(gradient: Gradient) -> tuple[int | None, int, int, int]:
-    """Segments in order; of one, the gradients of primals first, then those of results, of views and of cuts."""
+    """Orders gradients by segment, and within one: of primals, results, views, cuts."""
     kind = (Primal, UpdatedInput, UserOutput, IntermediateBase, ReturnedView, OldInput, SegmentBoundary).index(
         type(gradient.of)
     )
@@ -594,7 +594,7 @@ def backward_segments(
     left: Sequence[tuple[int, Primal]],
     materialized: frozenset[int],
 ) -> tuple[BackwardSegment, ...]:
-    """The segments, from the one that each tangent belongs to, and the order in which they complete gradients of primals."""
+    """The segments, given the segment of each tangent, and the order in which segments complete gradients of primals."""
     rank: dict[Any, int] = {item: position for position, item in enumerate(left)}
 
     def order(gradient: Gradient) -> tuple[bool, int]:
@@ -610,9 +610,9 @@ def backward_segments(
 
 
 def in_engine_order(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """The order of a node's inputs for which the engine goes on in the order of `gradients`.
+    """The order of a node's inputs for which the engine continues in the order of `gradients`.
 
-    It adds the terms of one sum in the order of the inputs, and queues what the sum goes to at the last one.
+    The engine adds the terms of a sum in the order of the inputs, and queues the node of the sum at the last term.
     """
     last = {gradient.of: gradient for gradient in gradients}
     earlier = [gradient for gradient in gradients if gradient is not last[gradient.of]]
@@ -621,7 +621,7 @@ def in_engine_order(gradients: Sequence[Gradient]) -> list[Gradient]:
 
 @contextlib.contextmanager
 def arrivals(primals: Sequence[Any]) -> Iterator[list[int]]:
-    """The indices of primals in the order in which the backward inside has all of their gradients."""
+    """The indices of primals in the order in which the backward inside completes their gradients."""
     arrived: list[int] = []
     watched = [k for k, primal in enumerate(primals) if isinstance(primal, torch.Tensor) and primal.requires_grad]
     handles = [primals[k].register_hook(lambda _, k=k: arrived.append(k)) for k in watched]
@@ -633,11 +633,10 @@ def arrivals(primals: Sequence[Any]) -> Iterator[list[int]]:
 
 
 def _reject_new_draws(capture: Capture, tangents: Sequence[torch.Tensor]) -> None:
-    """A random op that the backward runs for no tangent makes again what the forward has saved.
+    """Raise for random ops of the backward that depend on no tangent and do not repeat a draw of the forward.
 
     Raises:
-        CaptureError: names the op, if it draws other numbers than were drawn in the forward, and no autograd function or
-            checkpointed region does so.
+        CaptureError: names the op. Autograd functions and checkpointed regions may draw.
     """
     dependent = {capture.trace.node_of(tangent) for tangent in tangents}
     for node in capture.trace.graph.nodes:
@@ -651,14 +650,14 @@ def _reject_new_draws(capture: Capture, tangents: Sequence[torch.Tensor]) -> Non
 
 
 def is_of_another_op(node: fx.Node) -> bool:
-    """Whether a node of the backward is not what a custom function does there by itself: what it has saved is made again."""
+    """Whether a node of the backward is not an op of a custom function's own backward."""
     return bool(node.meta.get("autograd_backward")) and not node.meta.get("own_backward")
 
 
 def _erase_gradients(graph: fx.Graph, forward: set[fx.Node]) -> None:
-    """Erase the tangents that are not in `forward`, what was computed of them, and what would run though nobody needs it.
+    """Erase the tangents that are not in `forward`, their dependents, and nodes that dead code elimination keeps.
 
-    Other nodes stay, and are dead: saved values that a backward looked at are made again in the graph.
+    Other nodes stay as dead code, such as recomputed saved values.
     """
     made = [node for node in graph.nodes if node not in forward]
     erased = dict.fromkeys(n for n in made if n.op == "placeholder" or op_table.is_kept_when_dead(n.target))
@@ -689,7 +688,7 @@ def _add_tangent(trace: OpenTrace, position: int, result: Result) -> torch.Tenso
 
 
 def reject_foreign_leaves(capture: Capture, roots: Sequence[torch.Tensor]) -> None:
-    """A leaf that is no input would silently get no gradient.
+    """Raise for leaves that are no inputs: they would silently get no gradient.
 
     Raises:
         CaptureError: a tensor that requires grad was closed over, or made inside the function.
@@ -713,7 +712,7 @@ def _gradients(
     ends: Sequence[GradientEdge] = (),
     segment_of: Mapping[Any, int] = NO_SEGMENTS,
 ) -> list[torch.Tensor | None]:
-    """One gradient a primal, `None` where there is none. The gradients of `ends` are computed besides."""
+    """One gradient for each primal, or `None`. The gradients of `ends` are computed, too."""
     specs = enumerate(capture.inputs[: len(capture.primals)])
     given = (i for i, spec in specs if isinstance(spec, TensorInput) and spec.requires_grad)
     wanted = sorted({*given, *capture.new_leaves})
@@ -738,7 +737,7 @@ def _gradients(
 
 @contextlib.contextmanager
 def eager_dtypes() -> Iterator[None]:
-    """Autocast off: eager runs each backward op in the dtypes that the forward chose. Grad mode off: first order."""
+    """Turn off autocast, since eager's backward ops keep the dtypes of the forward, and grad mode, at first order."""
     with torch_compat.disable_autocast(), torch.no_grad():
         yield
 
@@ -747,7 +746,7 @@ def eager_dtypes() -> Iterator[None]:
 def attributed_to_forward(
     trace: OpenTrace, roots: Iterable[torch.Tensor], segment_of: Mapping[Any, int] = NO_SEGMENTS
 ) -> Iterator[LastNode]:
-    """While this is open, backward ops carry the origin of the forward op that they differentiate, and their segment."""
+    """While open, give backward ops the origin of the forward op that they differentiate, and their segment."""
     nodes, last = autograd_nodes(roots), LastNode()
     attributions = [node.register_prehook(_attribution(trace, node, segment_of.get(node), last)) for node in nodes]
     handles = [*attributions, *as_in_eager(nodes)]
@@ -761,14 +760,14 @@ def attributed_to_forward(
 
 
 def as_in_eager(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Let gradients lie in memory as in eager, and be checked as there; gives the handles of hooks."""
+    """Keep eager's layouts and checks of gradients; returns the handles of hooks."""
     keep = (torch_compat.keep_gradient_layout, torch_compat.keep_check)
     return (handle for node in nodes for handle in (each(node) for each in keep) if handle is not None)
 
 
 @contextlib.contextmanager
 def differentiated_as_in_eager(roots: Iterable[torch.Tensor]) -> Iterator[None]:
-    """`as_in_eager` for a backward from `roots` that is differentiated in turn, while this is open."""
+    """While open, `as_in_eager` for a backward from `roots` that is itself differentiated."""
     nodes = autograd_nodes(roots)
     handles = [*as_in_eager(nodes), *itertools.chain.from_iterable(map(torch_compat.keep_differentiable, nodes))]
     try:
@@ -780,7 +779,7 @@ def differentiated_as_in_eager(roots: Iterable[torch.Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(last: LastNode) -> Iterator[None]:
-    """Says why a backward cannot be traced.
+    """Explain why a backward cannot be traced.
 
     Raises:
         OverwrittenValue: a value was changed in place after it was saved.
@@ -813,7 +812,7 @@ def _attribution(trace: OpenTrace, node: Any, segment: int | None, last: LastNod
 
 
 def autograd_nodes(roots: Iterable[torch.Tensor]) -> list[Any]:
-    """Every autograd node that the backward from `roots` can visit."""
+    """All autograd nodes that a backward from `roots` can visit."""
     stack = [root.grad_fn for root in roots if root.grad_fn is not None]
     seen = dict.fromkeys(stack)
     while stack:

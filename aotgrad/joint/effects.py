@@ -1,21 +1,21 @@
-"""What a backward changes in place: inputs, results and gradients that an autograd function or a hook writes to, or a
-checkpointed region that runs again.
+"""Finds what a backward changes in place: inputs, results and gradients that an autograd function, a hook or a recomputed
+checkpoint region writes to.
 
-In: a captured function, while its backward is traced. Out: which autograd nodes write, and to what memory.
+In: a captured function, while its backward is traced. Out: the autograd nodes that write, and the memory.
 
     backward(ctx, g): ctx.history.mul_(2); return g * ctx.history
     segment           memory 0 as it is, tangent of output 0 -> gradient of primal 0, new value of memory 0
     memory 0          input 1
 
-A trace in which a node writes for the first time is thrown away. In the next one, the node is a segment by itself: it runs
-when eager's node runs, and between the same ones. What it writes to is `Memory` there: a placeholder, which all that reads
-it in the backward gets, in place of what the forward knew. After each node it holds the placeholder again, as any other
-segment finds it.
+A trace in which a node writes for the first time is discarded. In the next one, the node is a segment by itself: it runs
+when eager's node runs, between the same nodes. The memory that it writes is a `Memory` placeholder there: all readers in
+the backward get it in place of the forward's value. After each node, the memory holds the placeholder again, as every other
+segment expects.
 
-A checkpointed region runs again when the first of its nodes needs a value of it, and once in a backward. So these nodes
-are one segment, with those between, and what one leaves in the memory the next one finds.
+A checkpointed region is recomputed once in a backward, when the first of its nodes needs a value. So its nodes are one
+segment, together with those between them, and each finds in the memory what the one before left there.
 
-What a node has saved, and nobody else can see, is no such memory: eager raises where it is read again.
+Memory that only a node itself has saved does not count: eager raises if it is read after a write.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from aotgrad.ir import Capture, ChangedMemory, Geometry, MemberInput, Region, Vi
 from aotgrad.slots import ForwardResult, IntermediateBase, Memory, Primal, Tangent, UserOutput
 
 Place = Primal | ForwardResult
-"""Where memory is found at run time."""
+"""Where to find memory at run time."""
 
 
 @dataclass
 class LastNode:
-    """The autograd node that a backward runs, or ran last."""
+    """The autograd node that a backward is running or ran last."""
 
     node: Any = None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Memory that a node writes to: `tensor` is all of it, `value` what the forward left there, as `node` computes it."""
+    """Memory that a node writes: `tensor` is all of it, and `value` its value after the forward, computed by `node`."""
 
     tensor: torch.Tensor
     value: torch.Tensor
@@ -71,9 +71,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class Write:
-    """What the nodes of a group left in a cell, by its storage, or in a gradient that came in, by its placeholder.
+    """The value that the nodes of a group left in a cell (`to` is its storage) or in a gradient (its placeholder).
 
-    `fake` is the value as it is traced. `by` is one of the nodes.
+    `fake` is the traced value. `by` is one of the nodes.
     """
 
     by: Any
@@ -85,13 +85,12 @@ class Write:
 
 @dataclass
 class Effects:
-    """The nodes of one function that write, and to what: empty until a trace of its backward has seen some.
+    """The nodes of one function that write, and the memory; empty until a trace of its backward finds some.
 
-    `regions` are the checkpointed regions that do something when they run again. The nodes that make a region run are a
-    group, which is one segment; any other node that writes is one by itself.
-    `grown`: the last trace has seen a node or memory that was not known. `held` are the placeholders of the memory.
-    `private` are the storages that the running node has saved, and does not keep otherwise, `last` is the last node of the
-    graph when it began.
+    `regions` are the checkpointed regions whose recomputation has effects. The nodes that trigger a region are a group,
+    which is one segment; any other writing node is a segment by itself.
+    `grown`: the last trace found a new node or new memory. `held` are the placeholders of the memory. `private` are the
+    storages that the running node saved and does not keep otherwise. `last` is the last node of the graph before it ran.
     """
 
     capture: Capture
@@ -114,12 +113,12 @@ class Effects:
 
     @property
     def new_results(self) -> dict[IntermediateBase, fx.Node]:
-        """What the forward returns for the sake of these writes alone."""
+        """The additional results of the forward that these writes need."""
         bases = [(cell.place, cell.node) for cell in self.cells.values() if isinstance(cell.place, IntermediateBase)]
         return {place: node for place, node in bases if place.index >= len(self.meta.bases)}
 
     def group_of(self, node: Any) -> Any:
-        """What a node that writes, or makes a region run that does, has in common with the others of its group."""
+        """The key of a writing node's group: the region that it triggers, or the node itself; `None` for other nodes."""
         outer = (region for region in self.regions if not any(map(region.is_within, self.regions)))
         for region in outer:
             if region.holds(node) and (node in self.nodes or self.makes_run(node, region)):
@@ -133,7 +132,7 @@ class Effects:
 
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:
-        """While a backward is traced, the memory holds placeholders."""
+        """Put placeholders into the memory while a backward is traced."""
         self.writes, self.grown, self.running = {}, False, None
         for k, (storage, cell) in enumerate(self.cells.items()):
             self.held[storage] = self.capture.trace.add_memory(f"tangents_{k + 1}", cell.tensor)
@@ -146,7 +145,7 @@ class Effects:
 
     @contextlib.contextmanager
     def watched(self, nodes: Sequence[Any], last: LastNode) -> Iterator[None]:
-        """Look at what the custom and the hooked ones among `nodes` write to, and the regions that run again."""
+        """Watch the writes of custom and hooked nodes among `nodes`, and of recomputed regions."""
         trace, hooked = self.capture.trace, self.capture.hooked_nodes
         writing = (node for node in nodes if self.group_of(node) is not None)
         watched = [*{*filter(torch_compat.is_custom_node, nodes), *hooked.intersection(nodes), *writing}]
@@ -164,7 +163,7 @@ class Effects:
     # -- around a node
 
     def enter(self, node: Any, held: Sequence[Any]) -> None:
-        """Note what is in all that `node` may write to, unless it is running; `held` is among it."""
+        """Note the values of all tensors that `node` may write, `held` included, unless it is running already."""
         if self.running is not node:
             self.running, self.seen = node, {}
             self.last = next(iter(reversed(self.capture.trace.graph.nodes)))
@@ -180,7 +179,7 @@ class Effects:
                 self.seen.setdefault(id(whole), self.look_at(whole))
 
     def go_on_with(self, group: Any) -> None:
-        """Let the memory hold what earlier nodes of the group have left there."""
+        """Put the values that earlier nodes of the group left into the memory."""
         for (by, storage), write in self.writes.items():
             if by is group and isinstance(storage, int):
                 torch_compat.replace_value(self.cells[storage].tensor, write.fake)
@@ -190,7 +189,7 @@ class Effects:
         return Seen(tensor, value, node, torch_compat.version_of(tensor) or 0, Geometry.of(tensor))
 
     def leave(self, node: Any) -> None:
-        """Note what `node` has written to, and undo that, unless nobody can see it."""
+        """Note the writes of `node`, and undo them unless they are private."""
         for storage, tensors in self.changed().items():
             if (to := self.target(node, storage, tensors[0])) is not None:
                 self.note(node, to, tensors)
@@ -210,7 +209,7 @@ class Effects:
 
     @contextlib.contextmanager
     def run_again(self, last: LastNode, region: Region, held: Sequence[Any]) -> Iterator[None]:
-        """Around a region that runs again while node `last` runs. The first time that it changes something, undo that."""
+        """Around the recomputation of a region while node `last` runs. Undoes changes of a region that is not known yet."""
         node = last.node
         is_known = region in self.regions and self.group_of(node) is not None
         outer = self.running, self.seen, self.private, self.last
@@ -237,7 +236,7 @@ class Effects:
         self.grown = True
 
     def note_draws(self, region: Region) -> bool:
-        """Whether the region that has run has drawn other random numbers than in the forward: those of the backward."""
+        """Whether the recomputed region drew other random numbers than in the forward; marks these draws."""
         made = itertools.takewhile(lambda each: each is not self.last, reversed(self.capture.trace.graph.nodes))
         drawn = [node for node in made if not region.keeps_state and op_table.is_random(node.target)]
         for node in drawn:
@@ -245,12 +244,12 @@ class Effects:
         return bool(drawn)
 
     def has_drawn(self) -> bool:
-        """Whether the running node, that of a custom function, has drawn random numbers itself."""
+        """Whether the running node, of a custom function, drew random numbers itself."""
         made = itertools.takewhile(lambda each: each is not self.last, reversed(self.capture.trace.graph.nodes))
         return any(each.meta.get("own_backward") and op_table.is_random(each.target) for each in made)
 
     def target(self, node: Any, storage: int, seen: Seen) -> int | fx.Node | None:
-        """What `node` has written to; `None` if nobody else can see it."""
+        """The memory that `node` wrote; `None` if it is private."""
         if storage in self.cells:
             self.add_node(node)
             return storage
@@ -276,10 +275,10 @@ class Effects:
             self.nodes[node] = None
 
     def place(self, storage: int, seen: Seen) -> Place | None:
-        """The input or result that some memory is.
+        """The input or result in whose memory a tensor lies, or `None`.
 
         Raises:
-            CaptureError: it is an input that shares memory with others.
+            CaptureError: an input shares the memory with others.
         """
         for index, (spec, argument) in enumerate(zip(self.capture.inputs, self.capture.arguments, strict=True)):
             if torch_compat.has_storage(argument) and torch_compat.storage_id(argument) == storage:
@@ -319,7 +318,7 @@ class Effects:
         self.undo(tensors)
 
     def undo(self, tensors: Sequence[Seen]) -> None:
-        """Let tensors be what they were."""
+        """Restore values and versions of tensors."""
         for seen in tensors:
             torch_compat.raise_version(seen.tensor, seen.version, 0)
             torch_compat.replace_value(seen.tensor, seen.value)
@@ -327,16 +326,16 @@ class Effects:
     # -- after a trace
 
     def memory(self, tangents: Mapping[fx.Node, Tangent]) -> list[Place | Tangent]:
-        """Where each memory is found: the cells, then the gradients that are written to."""
+        """The places of all memory: the cells, then the written gradients."""
         written = [tangents[to] for to in (w.to for w in self.writes.values()) if isinstance(to, fx.Node) and to in tangents]
         return [*(cell.place for cell in self.cells.values()), *written]
 
     def outcome(
         self, tangents: Mapping[fx.Node, Tangent], segment_of: Mapping[Any, int]
     ) -> Iterator[tuple[int, ChangedMemory, fx.Node]]:
-        """For each write the segment that does it, what it is to, and the new value.
+        """For each write its segment, the changed memory, and the new value.
 
-        The trace runs what stands behind the function's inputs, too, with zeros: another function of which one is a result.
+        Writes outside of the segments are left out: the trace also runs nodes behind the function's inputs, with zeros.
         """
         numbers: dict[Any, int] = {storage: k for k, storage in enumerate(self.cells)}
         numbers |= {place: k for k, place in enumerate(self.memory(tangents)) if isinstance(place, Tangent)}

@@ -1,25 +1,24 @@
 """Cuts the autograd graph of a traced function into segments: each becomes one autograd node at run time.
 
-In: the edges at which gradients come in (results) and go out (inputs). Out: a `Segmentation`.
+In: the edges at which gradients enter (results) and leave (inputs). Out: a `Segmentation`.
 
     h = tanh(x); return h.sin(), h.cos()
     autograd nodes    Cos: reached from result 1    Sin: from result 0    Tanh: from both
     segments          0: Cos                        1: Sin                2: Tanh
     cut               the edge into Tanh: segments 0 and 1 pass gradients to it, the engine sums them
 
-Nodes that the same results reach run in the same backwards, so they are one segment; a graph that all results reach is one
-segment. A gradient that goes from one segment to another does so through a result of the function, if its edge is one, or
-else through a `SegmentBoundary`, which nobody outside sees. This is eager's own graph, only coarser: what it may do one
-after another, in which order gradients are summed, and which node is visited twice, are the same.
+Nodes that the same results reach run in the same backwards, so they are one segment. A gradient passes from one segment to
+another through a result of the function, if its edge is one, or else through a `SegmentBoundary`, which is invisible
+outside. This is eager's graph, only coarser: it allows the same sequences of backwards, adds gradients in the same order,
+and visits the same nodes twice.
 
 A returned view that is made outside of the graph (`ExternalView`) is no result of it, but gradients leave there, too: the
-autograd nodes of the view pass them on to what it is a view of. So they do at an input whose size or strides the call
-changes.
+autograd nodes of the view pass them on to its base. The same holds for an input whose size or strides the call changes.
 
 A node that saved a value which the function then overwrote raises in a backward (`Failure`). Nothing is computed behind it:
-its segment has gradients for what it leads to, which are undefined, and raises where one of them is wanted.
+its segment has undefined gradients for the targets behind it, and raises if one of them is wanted.
 
-The graph is cut while it is traced (`CutBackward`), so that what a node computes is in its segment's part of the FX graph.
+The graph is cut during the trace (`CutBackward`), so that each op is in the FX graph of its node's segment.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ from aotgrad.slots import (
 )
 
 Edge = tuple[Any, int]
-"""An autograd node and the position of one of its inputs: where a gradient arrives."""
+"""An autograd node and the position of one of its inputs, where a gradient arrives."""
 
 MOST_SEGMENTS = 16
-"""Into so many a backward is cut at most whose gradients somebody waits for."""
+"""The most chunks of a backward whose gradients are awaited."""
 
 Chunks = int | Mapping[Primal, int]
-"""Into how many chunks of equal length a backward is cut; or the bytes of each gradient, for chunks of about as many."""
+"""The number of chunks of equal length; or the bytes of each gradient, for chunks of about equal bytes."""
 
 NOTHING_FAILS: Mapping[Any, str] = {}
 NOTHING_ASSIGNED: Mapping[int, Primal] = {}
@@ -64,9 +63,9 @@ NOTHING_ASSIGNED: Mapping[int, Primal] = {}
 
 @dataclass(frozen=True)
 class ExternalView:
-    """A view that is made outside of the graph: one that the function returns, or an input that the call changes.
+    """A view that is made outside of the graph: a returned one, or an input that the call changes.
 
-    Gradients leave at `edge`, and come back, if at all, at `bases`, where gradients of results enter.
+    Gradients leave at `edge`. They may return at `bases`, where gradients of results enter.
     """
 
     slot: ReturnedView | UpdatedInput | OldInput
@@ -76,7 +75,7 @@ class ExternalView:
 
 @dataclass(frozen=True)
 class Failure:
-    """What an autograd node raises in a backward, and the targets behind it."""
+    """The error that an autograd node raises in a backward, and the targets behind the node."""
 
     message: str
     targets: frozenset[GradientTarget]
@@ -84,11 +83,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Segmentation:
-    """The segment of each autograd node, numbered so that gradients flow to higher numbers, and what edges mean.
+    """The segment of each autograd node, numbered so that gradients flow to higher numbers, and the meaning of edges.
 
-    `targets` are the edges that a gradient may leave a segment through. `materialized` are segments of a single node that
-    gets zeros for an undefined gradient beside a defined one. `alone` are the nodes that change tensors in place, in groups
-    that are a segment each, and `effects` their positions by age. `failures` are the nodes that raise.
+    `targets` are the edges through which a gradient may leave a segment. `materialized` are segments of one node that gets
+    zeros for undefined gradients if another one is defined. `alone` are the nodes that change tensors in place, in groups
+    that are one segment each; `effects` are their positions by age. `failures` are the nodes that raise.
     """
 
     segment_of: Mapping[Any, int]
@@ -100,8 +99,8 @@ class Segmentation:
     effects: tuple[frozenset[int], ...] = ()
     failures: Mapping[Any, Failure] = field(default_factory=dict)
 
-    def renumbered(self, number: Mapping[int, int]) -> Segmentation:
-        """The same with other numbers, without the segments that have none."""
+    def renumber(self, number: Mapping[int, int]) -> Segmentation:
+        """The segmentation with new numbers, without segments that have none."""
         segment_of = {node: number[segment] for node, segment in self.segment_of.items() if segment in number}
         return replace(
             self,
@@ -113,9 +112,9 @@ class Segmentation:
         )
 
     def leaves(self, segment: int, edge: Edge) -> bool:
-        """Whether a gradient that a node of `segment` passes to `edge` leaves it.
+        """Whether a gradient that a node of `segment` passes to `edge` leaves the segment.
 
-        It does where `edge` is an input, though another result of the same node may be computed inside.
+        At an edge of an input it does, even if the segment contains the node of the edge.
         """
         if self.segment_of.get(edge[0]) != segment or edge in self.detours:
             return True
@@ -130,15 +129,15 @@ def find_segments(
     failing: Mapping[Any, str] = NOTHING_FAILS,
     effects: Collection[frozenset[int]] = (),
 ) -> Segmentation | None:
-    """The segments of the graph between results and inputs, or `None` if a result is an input: nothing can be cut there.
+    """The segments of the graph between results and inputs, or `None` if a result is an input: then nothing can be cut.
 
     Args:
         results: where the gradient of each result enters.
         inputs: where the gradients of inputs arrive.
-        chunks: how the work is cut besides into segments that follow one another.
-        detours: where gradients leave the graph for a while; those that no result depends on change nothing.
-        failing: the nodes that raise, and what.
-        effects: which nodes change tensors in place; see `positions_of`.
+        chunks: how to cut the work further, into segments that follow one another.
+        detours: where gradients leave the graph and may return; detours that no result depends on change nothing.
+        failing: the nodes that raise, and their messages.
+        effects: the nodes that change tensors in place; see `positions_of`.
     """
     roots = list(results.values())
     if any(root in inputs for root in roots):
@@ -149,11 +148,11 @@ def find_segments(
     reached = dependence(order, successors, [node for node, _ in roots])
     chunk = chunks_of(order, successors, inputs, chunks)
     zeroed = nodes_that_get_zeros(order, reached, roots)
-    groups = [with_those_between(group, order, successors) for group in at_positions(effects, successors)]
-    group_of = one_group_each(zeroed, groups, entered_at(order, successors, roots))
-    level = levels(*condensed(order, successors, group_of), set(group_of.values()))
+    groups = [closure_of_group(group, order, successors) for group in nodes_at(effects, successors)]
+    group_of = one_group_each(zeroed, groups, sources_of_nodes(order, successors, roots))
+    level = levels(*condense(order, successors, group_of), set(group_of.values()))
     level_of = {node: level[group_of.get(node, node)] for node in order}
-    behind = dependence(order, successors, [node for group in at_positions(effects, successors) for node in group])
+    behind = dependence(order, successors, [node for group in nodes_at(effects, successors) for node in group])
     keys: dict[Any, Any] = {node: (reached[node], chunk[node], level_of[node], behind[node], None) for node in order}
     keys.update({node: (0, 0, 0, 0, group) for node, group in group_of.items()})
     segment_of = numbered(keys, successors)
@@ -167,8 +166,8 @@ def find_segments(
     return Segmentation(segment_of, targets, count, materialized, left, alone, tuple(effects), failures)
 
 
-def with_those_between(group: Collection[Any], order: Sequence[Any], successors: Mapping[Any, Sequence[Any]]) -> set[Any]:
-    """The nodes of a group, and those that gradients pass on their way from one to another."""
+def closure_of_group(group: Collection[Any], order: Sequence[Any], successors: Mapping[Any, Sequence[Any]]) -> set[Any]:
+    """The nodes of a group, and those on paths between them."""
     if len(group) == 1:
         return set(group)
     behind, before = set(group), set(group)
@@ -181,8 +180,10 @@ def with_those_between(group: Collection[Any], order: Sequence[Any], successors:
     return behind & before
 
 
-def entered_at(order: Sequence[Any], successors: Mapping[Any, Sequence[Any]], roots: Sequence[Edge]) -> dict[Any, set[Any]]:
-    """Where gradients come to each node from: other nodes, or `None` for outside."""
+def sources_of_nodes(
+    order: Sequence[Any], successors: Mapping[Any, Sequence[Any]], roots: Sequence[Edge]
+) -> dict[Any, set[Any]]:
+    """The sources of each node's gradients: other nodes, or `None` for outside."""
     sources: dict[Any, set[Any]] = {node: set() for node in order}
     for node, _ in roots:
         sources[node].add(None)
@@ -193,12 +194,12 @@ def entered_at(order: Sequence[Any], successors: Mapping[Any, Sequence[Any]], ro
 
 
 def one_group_each(zeroed: set[Any], groups: Sequence[Collection[Any]], sources: Mapping[Any, set[Any]]) -> dict[Any, Any]:
-    """For each node that is not to be in a segment with others, one node of its group.
+    """For each node that needs a segment of its own or of its group, one node of the group.
 
-    One of `zeroed` may be in a group if it is the only one to which gradients come from outside of it.
+    A node of `zeroed` may be in a group if gradients from outside arrive only there.
 
     Raises:
-        CaptureError: a node would be in two.
+        CaptureError: a node would be in two groups.
     """
     found: dict[Any, Any] = {}
     for group in groups:
@@ -214,7 +215,7 @@ def one_group_each(zeroed: set[Any], groups: Sequence[Collection[Any]], sources:
     return {**{node: node for node in zeroed}, **found}
 
 
-def condensed(
+def condense(
     order: Sequence[Any], successors: Mapping[Any, Sequence[Any]], group_of: Mapping[Any, Any]
 ) -> tuple[list[Any], dict[Any, list[Any]]]:
     """The graph with one item for each group, in topological order."""
@@ -239,7 +240,7 @@ def positions_of(
     detours: Sequence[ExternalView],
     failing: Collection[Any],
 ) -> tuple[frozenset[int], ...]:
-    """Which of the nodes between results and inputs, by age, are in each group: the same ones whenever the function runs."""
+    """The nodes of each group, by position in the age order of all nodes; every run of the function has the same."""
     found = visited_nodes([node for node, _ in results.values()], inputs, detours_by_edge(detours, inputs), failing)
     groups: dict[Any, set[int]] = {}
     for k, node in enumerate(sorted(found, key=torch_compat.node_sequence_nr)):
@@ -248,7 +249,7 @@ def positions_of(
     return tuple(map(frozenset, groups.values()))
 
 
-def at_positions(groups: Collection[Collection[int]], nodes: Collection[Any]) -> list[list[Any]]:
+def nodes_at(groups: Collection[Collection[int]], nodes: Collection[Any]) -> list[list[Any]]:
     """The nodes that `positions_of` has found."""
     by_age = sorted(nodes, key=torch_compat.node_sequence_nr) if groups else []
     return [[by_age[position] for position in group] for group in groups]
@@ -264,20 +265,20 @@ def single_segment(
 
 
 def ends_at(results: Mapping[ForwardResult, Edge], detours: Mapping[Edge, ExternalView]) -> dict[Edge, GradientTarget]:
-    """The edges at which results and views begin; of results with the same edge the first."""
+    """The edges of results and views; the first result wins for an edge of several."""
     views: dict[Edge, GradientTarget] = {edge: detour.slot for edge, detour in detours.items()}
     views.update((edge, result) for result, edge in reversed(list(results.items())))
     return views
 
 
 def failures_of(nodes: Iterable[Any], failing: Mapping[Any, str], ends: Mapping[Edge, GradientTarget]) -> dict[Any, Failure]:
-    """The failing nodes among `nodes`; those of the same backward in the order in which the engine runs them."""
+    """The failing nodes among `nodes`, in the engine's order."""
     found = sorted((node for node in nodes if node in failing), key=lambda node: -torch_compat.node_sequence_nr(node))
     return {node: Failure(failing[node], frozenset(targets_behind(node, ends))) for node in found}
 
 
 def targets_behind(root: Any, ends: Mapping[Edge, GradientTarget]) -> Iterator[GradientTarget]:
-    """What the gradients that leave an autograd node arrive at first."""
+    """The first targets on each path from an autograd node."""
     seen, stack = {root}, [root]
     while stack:
         for edge in edges_of(stack.pop()):
@@ -289,7 +290,7 @@ def targets_behind(root: Any, ends: Mapping[Edge, GradientTarget]) -> Iterator[G
 
 
 def nodes_that_get_zeros(order: Sequence[Any], reached: Mapping[Any, int], roots: Sequence[Edge]) -> set[Any]:
-    """The nodes of custom functions of whose outputs a backward may use some and not others: their backward gets zeros."""
+    """Nodes of custom functions with outputs that a backward may use in part; eager passes zeros for the others."""
     arriving: dict[Any, dict[int, int]] = {}
     for k, (node, position) in enumerate(roots):
         masks = arriving.setdefault(node, {})
@@ -313,7 +314,7 @@ def chunks_of(
 
 
 def edges_of(node: Any) -> list[Edge]:
-    """Where the gradients go that a node computes; without those that nobody needs."""
+    """The edges along which a node passes gradients on."""
     return [(successor, position) for successor, position in node.next_functions if successor is not None]
 
 
@@ -323,9 +324,9 @@ def visited_nodes(
     detours: Mapping[Edge, ExternalView],
     failing: Collection[Any] = (),
 ) -> dict[Any, list[Any]]:
-    """The nodes that a backward from `roots` visits before it reaches `inputs`, each with those it visits next.
+    """The nodes that a backward from `roots` visits before it reaches `inputs`, each with its successors.
 
-    What it visits outside, on `detours`, is left out, and so is what stands behind a failing node.
+    Nodes outside, on `detours`, and nodes behind a failing node are left out.
     """
     successors: dict[Any, list[Any]] = {}
     stack = list(roots)
@@ -340,14 +341,14 @@ def visited_nodes(
 
 
 def ends_without_inputs(segmentation: Segmentation) -> list[GradientEdge]:
-    """Where gradients of results and views arrive with no input behind them: a backward to the inputs passes them over."""
+    """The edges of results and views without an input behind them: a backward to the inputs would skip them."""
     entered = {node for (node, _), target in segmentation.targets.items() if isinstance(target, Primal)}
     visible = (edge for edge, target in segmentation.targets.items() if not isinstance(target, (Primal, SegmentBoundary)))
     return [GradientEdge(*edge) for edge in visible if not leads_to(edge[0], entered)]
 
 
 def leads_to(root: Any, ends: Collection[Any]) -> bool:
-    """Whether a backward from an autograd node can visit one of `ends`."""
+    """Whether a backward from an autograd node can reach one of `ends`."""
     seen, stack = {root}, [root]
     while stack:
         node = stack.pop()
@@ -366,7 +367,7 @@ def targets_of(
     inputs: Mapping[Edge, Primal],
     detours: Mapping[Edge, ExternalView],
 ) -> dict[Edge, GradientTarget]:
-    """What the edges mean at which a gradient enters another segment, an input or a view."""
+    """The meaning of each edge at which a gradient enters another segment, an input or a view."""
     targets: dict[Edge, GradientTarget] = {**inputs}
     for result, edge in results.items():
         targets.setdefault(edge, result)
@@ -387,7 +388,7 @@ def targets_of(
 def topological_order(
     items: Iterable[Item], successors: Callable[[Item], Iterable[Item]], priority: Callable[[Item], Any]
 ) -> list[Item]:
-    """Each item after its predecessors; of those that are ready, the one of lowest priority first (Kahn, 1962)."""
+    """Each item after its predecessors; among ready items, the lowest priority first (Kahn, 1962)."""
     items = list(items)
     waiting = dict.fromkeys(items, 0)
     for item in items:
@@ -419,7 +420,7 @@ def dependence(order: Sequence[Item], successors: Mapping[Item, Sequence[Item]],
 
 
 def levels(order: Sequence[Item], successors: Mapping[Item, Sequence[Item]], alone: set[Item]) -> dict[Item, int]:
-    """How many steps into and out of an item of `alone` lead to each item, at most. `order` is topological."""
+    """The most steps into and out of items of `alone` on a path to each item. `order` is topological."""
     level = dict.fromkeys(order, 0)
     for item in order:
         for successor in successors[item]:
@@ -441,9 +442,9 @@ def numbered(keys: Mapping[Item, Any], successors: Mapping[Item, Sequence[Item]]
 
 
 def engine_order(count: int) -> list[int]:
-    """The order in which the engine's queue gives back `count` tasks of equal priority, by when they were put in.
+    """The order in which the engine's queue returns `count` tasks of equal priority, as positions in insertion order.
 
-    It is a binary heap, as in libstdc++: the first comes out first, then ties are not broken by age.
+    The queue is a binary heap, as in libstdc++: the first task comes out first, and later ties ignore age.
     """
     heap, order = list(range(count)), []
     while heap:
@@ -455,7 +456,7 @@ def engine_order(count: int) -> list[int]:
 
 
 def sift_in(heap: list[int], last: int) -> None:
-    """Fill the hole at the root of a heap of equals: it moves down, to the right, and `last` fills it there."""
+    """Remove the root of a heap of equals: the hole moves down, to the right, and `last` fills it there."""
     hole = 0
     while 2 * hole + 2 < len(heap):
         heap[hole] = heap[2 * hole + 2]
@@ -467,7 +468,7 @@ def sift_in(heap: list[int], last: int) -> None:
 
 
 def order_for_engine(items: Sequence[Item], after: int) -> list[Item]:
-    """An order to put items in, after so many others (none or one), so that the engine's queue gives them back in theirs."""
+    """The insertion order, after `after` others (0 or 1), for which the engine's queue returns `items` in their order."""
     places: list[Any] = [None] * len(items)
     for item, place in zip(items, engine_order(len(items) + after)[after:], strict=True):
         places[place - after] = item
@@ -547,10 +548,10 @@ def bits_of_targets(gradients: Sequence[Gradient]) -> dict[GradientTarget, int]:
 
 @dataclass
 class CutBackward:
-    """Keeps the segments of a running backward apart: gradients that leave a segment are collected, not passed on.
+    """Separates the segments of a running backward: gradients that leave a segment are collected, not passed on.
 
-    `enter(cut, gradient)` is called when the first gradient arrives at a cut; what it returns goes on in its place.
-    `left` are the primals whose gradient leaves each segment, in the order in which it is complete.
+    `enter(cut, gradient)` is called when the first gradient arrives at a cut, and replaces the gradient. `left` are the
+    primals whose gradient leaves each segment, in the order of completion.
     """
 
     segments: Segmentation
@@ -577,14 +578,14 @@ class CutBackward:
         return replace
 
     def note_order(self, segment: int, targets: Sequence[GradientTarget | None]) -> None:
-        """When the gradients of inputs leave a segment for the last time: the engine puts them into its queue together."""
+        """Note the order of the last gradients of inputs, which the engine puts into its queue together."""
         primals = [target for target in targets if isinstance(target, Primal)]
         for position in engine_order(len(primals)):
             self.left.pop((segment, primals[position]), None)
             self.left[segment, primals[position]] = None
 
     def pass_on(self, segment: int, edge: Edge, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """What the engine gets in place of a gradient that a node of `segment` passes to `edge`."""
+        """The replacement of a gradient that a node of `segment` passes to `edge`."""
         if gradient is None or edge[0] is None or not self.segments.leaves(segment, edge):
             return gradient
         target = self.segments.targets[edge]
@@ -595,9 +596,10 @@ class CutBackward:
         return self.enter(target, gradient)
 
     def terms(self) -> dict[Gradient, torch.Tensor]:
-        """What each segment passes on. Floating-point sums depend on their order, and the engine goes on adding.
+        """The gradients that each segment passes on.
 
-        The first terms of a sum are added here, later ones are passed on one by one.
+        The first terms of a sum are added here. Later ones are passed on one by one, since the engine continues the sum and
+        floating-point sums depend on the order.
         """
         found: dict[Gradient, torch.Tensor] = {}
         begun: set[GradientTarget] = set()
