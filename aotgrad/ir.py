@@ -22,12 +22,12 @@ from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
-    GraphSignature,
     IntermediateBase,
     Memory,
     Primal,
     Saved,
     SavedSymInt,
+    SlotSignature,
     Tangent,
     UpdatedInput,
     UserOutput,
@@ -674,7 +674,7 @@ class JointGraph:
     """
 
     module: fx.GraphModule
-    signature: GraphSignature
+    signature: SlotSignature
     static_inputs: frozenset[int]
     mutated_inputs: frozenset[int]
     segments: tuple[BackwardSegment, ...] = ()
@@ -717,7 +717,7 @@ class GraphHalf:
     """A graph that a backend compiles, with the meaning of its placeholders and outputs."""
 
     module: fx.GraphModule
-    signature: GraphSignature
+    signature: SlotSignature
 
 
 def memory_of(half: GraphHalf, segment: BackwardSegment) -> tuple[Memory, ...]:

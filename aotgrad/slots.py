@@ -1,6 +1,6 @@
 """The meaning of every placeholder and output of a graph.
 
-One frozen *slot* type per meaning, and `GraphSignature`, which lists the slots of one graph in order. Only this file
+One frozen *slot* type per meaning, and `SlotSignature`, which lists the slots of one graph in order. Only this file
 defines and reads graph layouts; no other code counts positions or matches names.
 
     forward graph    primals...                          -> updated inputs, user outputs, intermediate bases, saved values
@@ -161,7 +161,7 @@ FORWARD_RESULTS = (UpdatedInput, UserOutput, IntermediateBase)
 
 
 @dataclass(frozen=True)
-class GraphSignature:
+class SlotSignature:
     """The slots of one graph: `inputs[k]` is the meaning of placeholder k, `outputs[k]` the meaning of output k."""
 
     inputs: tuple[InputSlot, ...]
@@ -212,15 +212,15 @@ def of_kind(slots: Iterable, kinds) -> tuple:
     return tuple(slot for slot in slots if isinstance(slot, kinds))
 
 
-def forward_signature(joint: GraphSignature, saved: Sequence[Saved | SavedSymInt]) -> GraphSignature:
+def forward_signature(joint: SlotSignature, saved: Sequence[Saved | SavedSymInt]) -> SlotSignature:
     """The forward half of `joint`: its primals in, its results and then the saved tensors and sizes out."""
-    return GraphSignature(joint.primals, (*joint.forward_results, *saved_in_forward_order(saved)))
+    return SlotSignature(joint.primals, (*joint.forward_results, *saved_in_forward_order(saved)))
 
 
-def backward_signature(joint: GraphSignature, saved: Sequence[Saved | SavedSymInt]) -> GraphSignature:
+def backward_signature(joint: SlotSignature, saved: Sequence[Saved | SavedSymInt]) -> SlotSignature:
     """The backward half of `joint`: saved sizes, saved tensors and tangents in, gradients out."""
     sizes, tensors = of_kind(saved, SavedSymInt), of_kind(saved, Saved)
-    return GraphSignature((*sizes, *tensors, *joint.tangents), joint.gradients)
+    return SlotSignature((*sizes, *tensors, *joint.tangents), joint.gradients)
 
 
 def saved_in_forward_order(saved: Sequence[Saved | SavedSymInt]) -> tuple[Saved | SavedSymInt, ...]:

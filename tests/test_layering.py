@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -110,6 +111,37 @@ def test_nothing_imports_the_peer(name):
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("torch_compat/")])
 def test_only_torch_compat_touches_private_names_of_torch(name):
     assert sorted({*private_names(FILES[name]), *private_attributes(FILES[name])}) == []
+
+
+IDIOMS = {"T", "aten", "log"}
+"""Names that mean the same in every file."""
+
+
+def test_no_name_stands_at_the_top_of_two_files():
+    files: dict[str, list[str]] = defaultdict(list)
+    for file, tree in FILES.items():
+        for name in {*top_level_names(tree)} - IDIOMS:
+            files[name].append(file)
+    assert {name: found for name, found in files.items() if len(found) > 1 and not name.startswith("__")} == {}
+
+
+def top_level_names(tree: ast.Module) -> Iterator[str]:
+    """The classes, functions and variables that a file defines at its top."""
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            yield node.name
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def test_private_names_of_other_packages_are_not_imported():
+    for file, tree in FILES.items():
+        inside = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+        ours = [node for node in inside if node.module.startswith("aotgrad")]
+        private = [f"{node.module}.{a.name}" for node in ours for a in node.names if a.name.startswith("_")]
+        package = f"aotgrad.{file.rsplit('/', 1)[0].replace('/', '.')}" if "/" in file else "aotgrad"
+        assert [name for name in private if not name.startswith(package)] == [], file
 
 
 def imports(tree: ast.Module) -> Iterator[str]:

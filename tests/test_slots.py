@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from aotgrad.slots import (
     Gradient,
-    GraphSignature,
     IntermediateBase,
     Primal,
     Saved,
     SavedSymInt,
+    SlotSignature,
     Tangent,
     UpdatedInput,
     UserOutput,
@@ -21,7 +21,7 @@ from aotgrad.slots import (
     split_by_kind,
 )
 
-JOINT = GraphSignature(
+JOINT = SlotSignature(
     inputs=(Primal(0), Primal(1), Tangent(UpdatedInput(1)), Tangent(IntermediateBase(0))),
     outputs=(UpdatedInput(1), UserOutput(0), IntermediateBase(0), Gradient(Primal(0)), Gradient(Primal(1))),
 )

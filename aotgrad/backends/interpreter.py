@@ -92,4 +92,4 @@ def compile_interpreter(module: fx.GraphModule, example_inputs: Sequence[Any]) -
     return CheckedGraph(module)
 
 
-interpreter = FunctionBackend("interpreter", compile_interpreter, fuses=False, key="")
+INTERPRETER = FunctionBackend("interpreter", compile_interpreter, fuses=False, key="")

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from aotgrad.backends.base import AnyBackend, Backend, FunctionBackend, GraphCompiler
-from aotgrad.backends.eager import eager
-from aotgrad.backends.inductor.backend import InductorBackend, inductor
-from aotgrad.backends.interpreter import interpreter
+from aotgrad.backends.eager import EAGER
+from aotgrad.backends.inductor.backend import INDUCTOR, InductorBackend
+from aotgrad.backends.interpreter import INTERPRETER
 from aotgrad.errors import BackendError
 from aotgrad.options import Options
 
-_BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (eager, inductor, interpreter)}
+_BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (EAGER, INDUCTOR, INTERPRETER)}
 
 
 def register(

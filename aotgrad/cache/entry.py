@@ -8,7 +8,7 @@ from typing import Any, Union
 from aotgrad.convention.sharing import MemorySharing
 from aotgrad.ir import BackwardSegment, CallingConvention, InputAliasInfo, RecomputedValue, SavedValue
 from aotgrad.runtime.schedule import Schedule
-from aotgrad.slots import GraphSignature
+from aotgrad.slots import SlotSignature
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class GraphText:
 
     text: str
     digest: str
-    signature: GraphSignature
+    signature: SlotSignature
     is_symbolic: bool
 
 

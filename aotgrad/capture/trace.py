@@ -56,7 +56,7 @@ class KeptRegion:
     inside: frozenset[fx.GraphModule]
 
 
-def run_checkpointed(_: Any, region: fx.GraphModule, args: Sequence[Any], settings: dict[str, Any]) -> Any:
+def run_nested_region(_: Any, region: fx.GraphModule, args: Sequence[Any], settings: dict[str, Any]) -> Any:
     """Run a region that Dynamo keeps, inside a region that is traced a second time in the backward."""
     return torch_compat.run_checkpointed(region, args, settings, range(len(args)))
 
@@ -144,7 +144,7 @@ class Trace:
                     "tensor in place, or draws other random numbers then; leave out context_fn, or checkpoint outside of "
                     "the compiled function"
                 )
-            with reentered(lambda: torch_compat.run_kept_regions(run_checkpointed)):
+            with reentered(lambda: torch_compat.run_kept_regions(run_nested_region)):
                 return torch_compat.run_checkpointed(region, args, settings, self._retraced[region])
         if not torch.is_grad_enabled():
             return run(region, *args, **settings)

@@ -21,7 +21,7 @@ from aotgrad.backends.base import AnyBackend, Backend
 from aotgrad.backends.registry import as_backend
 from aotgrad.debug.programs import ConcreteProgram, copy_graph_module, copy_value, with_inputs
 from aotgrad.ir import BoxedCallable, GraphHalf, Partition
-from aotgrad.slots import GraphSignature, Primal, UserOutput
+from aotgrad.slots import Primal, SlotSignature, UserOutput
 
 TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 TOLERANCE = 1e-4
@@ -139,7 +139,7 @@ def compile_alone(program: ConcreteProgram, backend: Backend, dynamic: bool = Fa
     FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
     inputs = tuple(Primal(k) for k in range(len(fakes)))
     outputs = tuple(UserOutput(k) for k in range(len(program.returned)))
-    half = GraphHalf(module, GraphSignature(inputs, outputs))
+    half = GraphHalf(module, SlotSignature(inputs, outputs))
     return backend.compile(Partition(half, None, ()), frozenset()).forward
 
 

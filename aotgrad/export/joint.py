@@ -37,7 +37,7 @@ from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.printing import graph_text
 from aotgrad.runtime.recomputation import Gradients
-from aotgrad.slots import GraphSignature, Primal, Tangent, UserOutput, of_kind
+from aotgrad.slots import Primal, SlotSignature, Tangent, UserOutput, of_kind
 from aotgrad.telemetry.graph_names import qualified_name
 from aotgrad.transforms.vmap import CompiledBatches
 
@@ -54,7 +54,7 @@ class ExportedJoint:
     """
 
     module: fx.GraphModule
-    signature: GraphSignature
+    signature: SlotSignature
     names: tuple[str, ...]
     bound: BoundFunction
     plan: CachedPlan
@@ -170,7 +170,7 @@ def copy_joint(joint: JointGraph) -> JointGraph:
     return replace(joint, module=copy_joint_module(joint.module, joint.signature))
 
 
-def copy_joint_module(module: fx.GraphModule, signature: GraphSignature) -> fx.GraphModule:
+def copy_joint_module(module: fx.GraphModule, signature: SlotSignature) -> fx.GraphModule:
     """A module with a copy of the graph."""
     return copy_half(GraphHalf(module, signature)).module
 

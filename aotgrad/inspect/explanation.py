@@ -263,7 +263,7 @@ class _Rows:
                 name=self.name(index),
                 kind=self.kind(index, spec),
                 type=type_text(value),
-                bytes=element_bytes(value),
+                bytes=known_bytes(value),
                 requires_grad=not isinstance(spec, ir.SymInput) and spec.requires_grad,
                 happened="" if info is None else happened_text(info),
                 gradient=self.gradient(index, spec),
@@ -381,7 +381,7 @@ def computing_ops(graph: fx.Graph) -> int:
     return sum(map(computes, graph.nodes))
 
 
-def element_bytes(value: Any) -> int:
+def known_bytes(value: Any) -> int:
     """The bytes of the elements of a traced tensor; 0 if a size is symbolic."""
     if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
         return 0

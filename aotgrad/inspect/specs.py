@@ -59,11 +59,11 @@ class TensorSpec:
         if found is None:
             return None
         spec = cls(
-            dtype=look_up(DTYPE_NAMES, found["dtype"], "dtype"),
+            dtype=legal_value(DTYPE_NAMES, found["dtype"], "dtype"),
             size=numbers(found["size"]),
             stride=None if found["stride"] is None else numbers(found["stride"]),
             device=found["device"] or "cpu",
-            flags=tuple(look_up({flag: flag for flag in TENSOR_FLAGS}, flag, "flag") for flag in found["flags"].split()),
+            flags=tuple(legal_value({flag: flag for flag in TENSOR_FLAGS}, flag, "flag") for flag in found["flags"].split()),
         )
         if spec.stride is not None and len(spec.stride) != len(spec.size):
             raise SpecError(f"{text!r} has {len(spec.size)} sizes and {len(spec.stride)} strides")
@@ -118,7 +118,7 @@ def parse_argument(text: str, earlier: Sequence[Any] = ()) -> Any:
         raise SpecError(f"{text!r} describes no argument; these do: {legal}") from error
 
 
-def look_up(legal: dict[str, Any], name: str, kind: str) -> Any:
+def legal_value(legal: dict[str, Any], name: str, kind: str) -> Any:
     if name not in legal:
         raise SpecError(f"unknown {kind} {name!r}; legal are {', '.join(legal)}")
     return legal[name]

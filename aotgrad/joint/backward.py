@@ -59,13 +59,13 @@ from aotgrad.joint.updates import reads_of_updates
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
-    GraphSignature,
     IntermediateBase,
     Memory,
     OldInput,
     Primal,
     ReturnedView,
     SegmentBoundary,
+    SlotSignature,
     Tangent,
     UpdatedInput,
     UserOutput,
@@ -95,7 +95,7 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
         backward = _append_possible_backward(capture, outputs, list(views_outside(capture, meta)), grad_segments, effects)
     results += [Result(slot, node, None) for slot, node in effects.new_results.items()]
     primals = tuple(map(Primal, range(capture.convention.placeholder_count)))
-    signature = GraphSignature(
+    signature = SlotSignature(
         inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *backward.gradients)
     )
     capture.trace.graph.output([*(result.node for result in results), *backward.gradients.values()])

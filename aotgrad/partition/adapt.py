@@ -37,10 +37,10 @@ from aotgrad.partition.save_all import save_all
 from aotgrad.partition.split import insert_copy, split, user_line
 from aotgrad.slots import (
     Gradient,
-    GraphSignature,
     Primal,
     Saved,
     SavedSymInt,
+    SlotSignature,
     Tangent,
     UserOutput,
     backward_signature,
@@ -161,7 +161,7 @@ def read_joint_module(module: fx.GraphModule, num_fwd_outputs: int, static_input
         raise PartitionError(f"num_fwd_outputs is {num_fwd_outputs} but the joint graph returns {count} values")
     results = [UserOutput(index) for index in range(num_fwd_outputs)]
     gradients = [Gradient(Primal(index)) for index in range(count - num_fwd_outputs)]
-    signature = GraphSignature(tuple(inputs), (*results, *gradients))
+    signature = SlotSignature(tuple(inputs), (*results, *gradients))
     return JointGraph(module, signature, frozenset(static_inputs), frozenset())
 
 

@@ -18,7 +18,8 @@ from aotgrad.passes.known_values import KnownValues, held_by_others, take_known_
 from aotgrad.passes.leftovers import RemoveLeftovers
 from aotgrad.passes.ops import computes
 from aotgrad.passes.peephole import Peephole
-from aotgrad.passes.registry import generation, pipeline, register, registered, unregister
+from aotgrad.passes.registry import generation, pipeline, registered, unregister
+from aotgrad.passes.registry import register_pass as register
 from aotgrad.passes.repeated_draws import RemoveRepeatedDraws
 from aotgrad.passes.repeated_effects import reject_repeated_effect, remove_repeated_effects
 from aotgrad.passes.rewrite import copy_half

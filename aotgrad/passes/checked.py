@@ -19,7 +19,7 @@ from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes.base import AnyGraph, Pass
 from aotgrad.passes.functional import writes
 from aotgrad.passes.rewrite import fill_in_values
-from aotgrad.slots import GraphSignature
+from aotgrad.slots import SlotSignature
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class CheckedPass:
 class Interface:
     """What a pass must keep of a graph. `memory[k]` is the input or first output whose memory output k is in."""
 
-    signature: GraphSignature
+    signature: SlotSignature
     placeholders: tuple[str, ...]
     outputs: tuple[Any, ...]
     memory: tuple[int | None, ...]

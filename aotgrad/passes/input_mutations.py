@@ -8,7 +8,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad.ir import JointGraph, MutationType, ViewAndMutationMeta
-from aotgrad.slots import GraphSignature, UpdatedInput
+from aotgrad.slots import SlotSignature, UpdatedInput
 
 
 def keep_input_mutations(joint: JointGraph, meta: ViewAndMutationMeta) -> JointGraph:
@@ -26,7 +26,7 @@ def keep_input_mutations(joint: JointGraph, meta: ViewAndMutationMeta) -> JointG
             kept_nodes.append(node)
     output.args = (kept_nodes,)
     joint.module.recompile()
-    signature = GraphSignature(joint.signature.inputs, tuple(kept_slots))
+    signature = SlotSignature(joint.signature.inputs, tuple(kept_slots))
     return replace(joint, signature=signature)
 
 

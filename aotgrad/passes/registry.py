@@ -17,7 +17,7 @@ _registered: dict[str, dict[str, Pass]] = {place: {} for place in PLACES}
 _generations = [0]
 
 
-def register(new: Pass, *, place: str = "joint") -> Pass:
+def register_pass(new: Pass, *, place: str = "joint") -> Pass:
     """Run a pass in every later compilation. Replaces a pass of the same name in that place.
 
     Existing plans are not reused: the next call recompiles. What `torch.compile` has compiled stays until

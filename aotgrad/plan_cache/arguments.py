@@ -114,7 +114,7 @@ def unflattener(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
     constants: dict[str, Any] = {}
     positions = itertools.count()
     try:
-        return eval(f"lambda leaves: {expression(spec, positions, constants)}", constants)
+        return eval(f"lambda leaves: {rebuild_expression(spec, positions, constants)}", constants)
     except UnknownNode:
         return lambda leaves: pytree.tree_unflatten(leaves, spec)
 
@@ -123,14 +123,14 @@ class UnknownNode(Exception):
     """A structure that only pytrees know."""
 
 
-def expression(spec: pytree.TreeSpec, positions: Iterator[int], constants: dict[str, Any]) -> str:
+def rebuild_expression(spec: pytree.TreeSpec, positions: Iterator[int], constants: dict[str, Any]) -> str:
     """Python text of a nested value whose leaves are `leaves[0]`, `leaves[1]`, ...; keys of dicts go to `constants`."""
     if spec.is_leaf():
         return f"leaves[{next(positions)}]"
     if spec.type not in (tuple, list, dict):
         raise UnknownNode
     keys = [key_name(key, constants) for key in spec.context] if spec.type is dict else []
-    parts = [expression(child, positions, constants) for child in spec.children()]
+    parts = [rebuild_expression(child, positions, constants) for child in spec.children()]
     if spec.type is dict:
         return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, parts, strict=True))}}}"
     return f"({''.join(f'{part}, ' for part in parts)})" if spec.type is tuple else f"[{', '.join(parts)}]"

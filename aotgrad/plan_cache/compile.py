@@ -129,7 +129,7 @@ class FlatCall:
 
     @classmethod
     def of(cls, call: Call, dedupe: Dedupe) -> FlatCall:
-        parameters = [tensor if is_parameter(tensor) else None for tensor in dedupe.enter(call.tensors)]
+        parameters = [tensor if isinstance(tensor, torch.nn.Parameter) else None for tensor in dedupe.enter(call.tensors)]
         return cls(call.function, call.arguments.without_tensors(), dedupe, parameters, FlatOutput(), PropertyReads())
 
     def __call__(self, *distinct: torch.Tensor) -> list[Any]:
@@ -214,10 +214,6 @@ def forget_frames(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-def is_parameter(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, torch.nn.Parameter)
 
 
 def reject_second_run(plan: CachedPlan) -> None:

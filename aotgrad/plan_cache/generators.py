@@ -25,7 +25,7 @@ Generators = Sequence[torch.Generator]
 
 
 @dataclass(frozen=True)
-class Place:
+class GeneratorPosition:
     """Stands for a generator among the arguments: number `index` of those of the call, or the default one of its device."""
 
     index: int | None
@@ -36,7 +36,7 @@ class TracedGenerator(torch.Generator):
     """Stands for a generator while a function is traced, and draws for it where the function runs op by op."""
 
     def _refuse(self, *args: Any) -> NoReturn:
-        reject_state()
+        reject_generator_state()
 
     get_state = set_state = manual_seed = seed = initial_seed = _refuse  # type: ignore[assignment]
     clone_state = graphsafe_get_state = graphsafe_set_state = _refuse  # type: ignore[assignment]
@@ -60,7 +60,7 @@ class GeneratorArguments(Arguments):
     def of_call(cls, inner: Arguments, closed: Sequence[torch.Generator]) -> GeneratorArguments:
         own = (each for each in generators_of(inner) if not torch_compat.is_default_generator(each))
         generators = tuple({torch_compat.generator_key(each): each for each in (*closed, *own)}.values())
-        constants = tuple((k, place_of(value, generators)) for k, value in inner.constants)
+        constants = tuple((k, position_of(value, generators)) for k, value in inner.constants)
         tensors = (*inner.tensors, *(each.get_state() for each in generators))
         spec = ("generators", len(closed), len(generators), inner.spec)
         return cls(
@@ -102,8 +102,8 @@ def position(generator: torch.Generator, generators: Sequence[torch.Generator]) 
     return keys.index(key) if key in keys else None
 
 
-def place_of(value: Any, generators: Sequence[torch.Generator]) -> Any:
-    return Place(position(value, generators), str(value.device)) if isinstance(value, torch.Generator) else value
+def position_of(value: Any, generators: Sequence[torch.Generator]) -> Any:
+    return GeneratorPosition(position(value, generators), str(value.device)) if isinstance(value, torch.Generator) else value
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,10 @@ def unmoved(generators: Generators) -> Iterator[None]:
     finally:
         set_states(generators, before)
     if is_moved:
-        reject_state()
+        reject_generator_state()
 
 
-def reject_state() -> NoReturn:
+def reject_generator_state() -> NoReturn:
     """Raises CaptureError."""
     raise CaptureError(
         "the function seeds a torch.Generator, or reads or sets its state; do this outside of the compiled function"

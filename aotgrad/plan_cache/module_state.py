@@ -106,7 +106,7 @@ class Watched:
             self.add_all(value.values())
         elif type(value) in (tuple, frozenset):
             self.add_all(value)
-        elif is_plain(value):
+        elif is_plain_object(value):
             self.objects.append(value)
             self.add_class(type(value))
             self.add_all(value.__dict__.values())
@@ -129,7 +129,7 @@ class Plain:
     """An object of the least size that has a dictionary and can be referred to weakly."""
 
 
-def is_plain(value: Any) -> bool:
+def is_plain_object(value: Any) -> bool:
     """Whether all the state of an object is its class and its dictionary."""
     kind = type(value)
     has_own_room = kind.__itemsize__ > 0 or kind.__basicsize__ > Plain.__basicsize__ or has_slots(kind)
@@ -167,7 +167,7 @@ def is_special(name: str) -> bool:
 
 def is_readable(value: Any) -> bool:
     """Whether a class attribute counts by its content; by identity do properties, locks and whatever else hides it."""
-    has_parts = type(value) in CONTAINERS or is_plain(value)
+    has_parts = type(value) in CONTAINERS or is_plain_object(value)
     return is_fixed(value) or (has_parts and not hasattr(value, "__get__") and hashable_key(value) == hashable_key(value))
 
 
@@ -238,7 +238,7 @@ def own_state(module: nn.Module, content: Callable[[Any], Hashable]) -> Hashable
     """The state of one module without its parts."""
     attributes = module.__dict__
     values = tuple((name, content(value)) for name, value in attributes.items() if name not in SKIPPED)
-    hooks = tuple(hooks_of(attributes, name) for name in HOOKS)
+    hooks = tuple(hook_state(attributes, name) for name in HOOKS)
     tables = tuple((key, tensor is None) for table in TABLES for key, tensor in attributes[table].items())
     parts = tuple((name, content(part)) for name, part in attributes["_modules"].items())
     return (type(module), values, hooks, tables, parts)
@@ -250,7 +250,7 @@ def class_state(kind: type, content: Callable[[Any], Hashable]) -> Hashable:
     return (kind, *((name, content(value) if is_readable(value) else Same(value)) for name, value in named))
 
 
-def hooks_of(attributes: Mapping[str, Any], name: str) -> Hashable:
+def hook_state(attributes: Mapping[str, Any], name: str) -> Hashable:
     """The hooks in order, each with its flags; a hook that is removed and registered again is the same hook."""
     flags = [attributes[flag] for flag in HOOK_FLAGS if flag.startswith(name)]
     return tuple((Same(hook), *(key in flag for flag in flags)) for key, hook in attributes[name].items())

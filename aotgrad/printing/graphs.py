@@ -27,7 +27,7 @@ import torch.fx as fx
 from aotgrad.graph.source_lines import source_line
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.printing.types import type_text
-from aotgrad.slots import GraphSignature
+from aotgrad.slots import SlotSignature
 
 INDENT = "    "
 FULL_SLICE_END = 2**63 - 1
@@ -36,7 +36,7 @@ FULL_SLICE_END = 2**63 - 1
 def graph_text(
     name: str,
     module: fx.GraphModule,
-    signature: GraphSignature,
+    signature: SlotSignature,
     notes: Mapping[Any, str] | None = None,
     first_for_backward: fx.Node | None = None,
 ) -> str:

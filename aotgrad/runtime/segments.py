@@ -13,7 +13,7 @@ import torch.fx as fx
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import BackwardSegment, GraphHalf
 from aotgrad.runtime.variants import copy_graph, needed_inputs, remove_dead_code
-from aotgrad.slots import Gradient, GraphSignature
+from aotgrad.slots import Gradient, SlotSignature
 
 
 def segment_halves(backward: GraphHalf, segments: Sequence[BackwardSegment]) -> tuple[GraphHalf, ...]:
@@ -40,7 +40,7 @@ def segment_half(backward: GraphHalf, segment: BackwardSegment, number: int) -> 
     own = needed_inputs(placeholders, segment.tangents)
     for slot in placeholders.keys() - set(own):
         graph.erase_node(placeholders[slot])
-    return GraphHalf(LazyGraphModule(backward.module, graph), GraphSignature(tuple(own), slots))
+    return GraphHalf(LazyGraphModule(backward.module, graph), SlotSignature(tuple(own), slots))
 
 
 def erase_dependents(graph: fx.Graph, sources: Sequence[fx.Node]) -> None:

@@ -25,7 +25,7 @@ from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
-from aotgrad.slots import Gradient, GraphSignature, Memory
+from aotgrad.slots import Gradient, Memory, SlotSignature
 
 T = TypeVar("T")
 
@@ -210,7 +210,7 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
     for slot in placeholders.keys() - set(inputs):
         graph.erase_node(placeholders[slot])
     module = LazyGraphModule(full.module, graph)
-    return GraphHalf(module, GraphSignature(tuple(inputs), full.signature.outputs))
+    return GraphHalf(module, SlotSignature(tuple(inputs), full.signature.outputs))
 
 
 def needed_inputs(placeholders: Mapping[Any, fx.Node], kept: Collection[Any] = ()) -> list[Any]:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad.slots import GraphSignature
+from aotgrad.slots import SlotSignature
 
 Problems = Iterator[str]
 """A check yields a sentence for each broken rule; the first one is raised."""
 
 
-def check_graph(module: fx.GraphModule, signature: GraphSignature) -> Problems:
+def check_graph(module: fx.GraphModule, signature: SlotSignature) -> Problems:
     """Check for a well-formed graph with one slot per placeholder and output, and no repeated input slot."""
     yield from lint(module.graph)
     yield from same_count("placeholders", placeholders_of(module), "input slots", signature.inputs)

@@ -12,12 +12,12 @@ from aotgrad.ir import JointGraph
 from aotgrad.printing import type_text
 from aotgrad.slots import (
     Gradient,
-    GraphSignature,
     Memory,
     OldInput,
     Primal,
     ReturnedView,
     SegmentBoundary,
+    SlotSignature,
     Tangent,
     UpdatedInput,
 )
@@ -55,7 +55,7 @@ def check_joint(joint: JointGraph) -> Problems:
             yield from check_gradient(gradient, node, like)
 
 
-def check_names(module: fx.GraphModule, signature: GraphSignature) -> Problems:
+def check_names(module: fx.GraphModule, signature: SlotSignature) -> Problems:
     """Check the names of placeholders, on which backends rely: `primals_1, ..., tangents_1, ...`."""
     primals, tangents = len(signature.primals), len(signature.tangents)
     expected = [f"primals_{k + 1}" for k in range(primals)] + [f"tangents_{k + 1}" for k in range(tangents)]
@@ -64,7 +64,7 @@ def check_names(module: fx.GraphModule, signature: GraphSignature) -> Problems:
             yield f"the placeholder of {slot} is called {node.name}, not {name}"
 
 
-def check_results(signature: GraphSignature) -> Problems:
+def check_results(signature: SlotSignature) -> Problems:
     """Check that gradients, if any, follow the results, and that each tangent belongs to a result or a segment boundary."""
     expected = (*signature.forward_results, *(signature.gradients if signature.tangents else ()))
     if signature.outputs != expected:
@@ -101,7 +101,7 @@ def check_segments(joint: JointGraph) -> Problems:
                 yield f"the {gradient} goes to no later segment"
 
 
-def is_detour(gradient: Gradient, signature: GraphSignature) -> bool:
+def is_detour(gradient: Gradient, signature: SlotSignature) -> bool:
     """Whether a gradient leaves the graph through a view that the plan makes: of a result, or of a changed input."""
     match gradient.of:
         case ReturnedView() | OldInput():

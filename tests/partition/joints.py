@@ -11,7 +11,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotgrad.ir import JointGraph, Partition
-from aotgrad.slots import Gradient, GraphSignature, Primal, Tangent, UpdatedInput, UserOutput
+from aotgrad.slots import Gradient, Primal, SlotSignature, Tangent, UpdatedInput, UserOutput
 
 
 def joint_of(
@@ -46,7 +46,7 @@ def as_joint(module, num_primals, results, tangents_of, static=(), mutated=()) -
     _rename_placeholders(module, num_primals)
     inputs = (*(Primal(i) for i in range(num_primals)), *(Tangent(of) for of in tangents_of))
     gradients = tuple(Gradient(Primal(i)) for i in range(num_primals))
-    signature = GraphSignature(inputs, (*results, *gradients))
+    signature = SlotSignature(inputs, (*results, *gradients))
     return JointGraph(module, signature, frozenset(static), frozenset(mutated))
 
 

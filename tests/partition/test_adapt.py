@@ -13,7 +13,7 @@ from aotgrad.errors import PartitionError
 from aotgrad.ir import JointGraph
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, partition
 from aotgrad.partition.adapt import copy_module
-from aotgrad.slots import GraphSignature, Primal, Saved, SavedSymInt
+from aotgrad.slots import Primal, Saved, SavedSymInt, SlotSignature
 from tests.partition.cases import CASES
 from tests.partition.joints import grad, joint_of, run_halves, run_joint, tangents_for
 
@@ -51,7 +51,7 @@ def replace_outputs(module: fx.GraphModule, change) -> None:
 
 def test_a_graph_without_tangents_is_one_forward():
     module = small_joint().module
-    joint = JointGraph(module, GraphSignature((Primal(0),), ()), frozenset(), frozenset())
+    joint = JointGraph(module, SlotSignature((Primal(0),), ()), frozenset(), frozenset())
     halves = partition(joint, default_partition)
     assert halves.forward.module is module and halves.backward is None and halves.saved == ()
 

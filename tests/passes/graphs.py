@@ -8,7 +8,7 @@ import torch.fx as fx
 from aotgrad.ir import JointGraph
 from aotgrad.passes import Pass, Pipeline
 from aotgrad.passes.rewrite import fill_in_values
-from aotgrad.slots import GraphSignature, Primal, UserOutput
+from aotgrad.slots import Primal, SlotSignature, UserOutput
 from aotgrad.torch_compat import new_fake_mode
 
 aten = torch.ops.aten
@@ -23,7 +23,7 @@ def inference_graph(build, like: torch.Tensor | None = None, submodules: dict | 
     x = graph.placeholder("primals_1")
     x.meta["val"] = new_fake_mode().from_tensor(torch.ones(2, 3) if like is None else like)
     graph.output((build(graph, x),))
-    signature = GraphSignature((Primal(0),), (UserOutput(0),))
+    signature = SlotSignature((Primal(0),), (UserOutput(0),))
     fill_in_values(module)
     return JointGraph(module, signature, frozenset(), frozenset())
 

@@ -10,7 +10,7 @@ import torch.fx as fx
 
 from aotgrad.ir import JointGraph
 from aotgrad.passes import KnownValues, held_by_others, take_known_values
-from aotgrad.slots import GraphSignature, Primal, UserOutput
+from aotgrad.slots import Primal, SlotSignature, UserOutput
 
 aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ def joint_of(inputs: int, build, size: int = 3) -> JointGraph:
     graph.output((build(graph, *placeholders),))
     for node in graph.nodes:
         node.meta["val"] = torch.empty(size, device="meta")
-    signature = GraphSignature(tuple(map(Primal, range(inputs))), (UserOutput(0),))
+    signature = SlotSignature(tuple(map(Primal, range(inputs))), (UserOutput(0),))
     return JointGraph(fx.GraphModule({}, graph), signature, frozenset(), frozenset())
 
 

@@ -16,7 +16,7 @@ from aotgrad.inspect.specs import parse_argument
 from aotgrad.ir import Compiled, JointGraph, SavingNodes
 from aotgrad.printing.graphs import argument_text, body_lines
 from aotgrad.printing.types import type_text
-from aotgrad.slots import GraphSignature, Primal, UserOutput
+from aotgrad.slots import Primal, SlotSignature, UserOutput
 from tests.executables import executable_of
 
 aten = torch.ops.aten
@@ -129,7 +129,7 @@ def test_branches_of_control_flow_are_nested_functions():
 
     torch._dynamo.reset()  # what it knows of other branches would make sizes symbolic
     module = make_fx(branch, tracing_mode="fake")(torch.ones(2))
-    signature = GraphSignature((Primal(0),), (UserOutput(0),))
+    signature = SlotSignature((Primal(0),), (UserOutput(0),))
     results = module.graph.find_nodes(op="output")[0]
     results.args = ((results.args[0],),)
     text = printing.text(JointGraph(module, signature, frozenset(), frozenset()))

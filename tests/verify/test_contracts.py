@@ -26,7 +26,7 @@ from aotgrad.ir import (
     ViewReplay,
     ViewStep,
 )
-from aotgrad.slots import Gradient, GraphSignature, Primal, Saved, Tangent, UserOutput
+from aotgrad.slots import Gradient, Primal, Saved, SlotSignature, Tangent, UserOutput
 from tests.executables import executable_of, node_named, results_of, set_results, with_copied_graph
 
 aten = torch.ops.aten
@@ -195,13 +195,13 @@ def test_a_joint_graph_is_well_formed(product):
 
 def test_every_placeholder_has_a_slot(product):
     inputs = product.joint.signature.inputs[:-1]
-    joint = replace(product.joint, signature=GraphSignature(inputs, product.joint.signature.outputs))
+    joint = replace(product.joint, signature=SlotSignature(inputs, product.joint.signature.outputs))
     assert_broken("joint", joint, "3 placeholders for 2 input slots")
 
 
 def test_every_result_has_a_slot(product):
     signature = product.joint.signature
-    joint = replace(product.joint, signature=GraphSignature(signature.inputs, signature.outputs[:1]))
+    joint = replace(product.joint, signature=SlotSignature(signature.inputs, signature.outputs[:1]))
     assert_broken("joint", joint, "3 outputs for 1 output slots")
 
 
@@ -213,13 +213,13 @@ def test_every_output_has_a_slot(product):
 
 def test_no_slot_comes_twice(product):
     inputs = (Primal(0), Primal(0), Tangent(UserOutput(0)))
-    joint = replace(product.joint, signature=GraphSignature(inputs, product.joint.signature.outputs))
+    joint = replace(product.joint, signature=SlotSignature(inputs, product.joint.signature.outputs))
     assert_broken("joint", joint, "input primal 0 appears 2 times")
 
 
 def test_primals_come_in_order(product):
     inputs = (Primal(1), Primal(0), Tangent(UserOutput(0)))
-    joint = replace(product.joint, signature=GraphSignature(inputs, product.joint.signature.outputs))
+    joint = replace(product.joint, signature=SlotSignature(inputs, product.joint.signature.outputs))
     message = "the inputs are primal 1, primal 0, tangent of output 0; they must be primal 0, primal 1, tangent of output 0"
     assert_broken("joint", joint, message)
 
@@ -239,13 +239,13 @@ def test_placeholders_have_traced_values(product):
 
 def test_gradients_come_after_results(product):
     output, *gradients = product.joint.signature.outputs
-    joint = replace(product.joint, signature=GraphSignature(product.joint.signature.inputs, (*gradients, output)))
+    joint = replace(product.joint, signature=SlotSignature(product.joint.signature.inputs, (*gradients, output)))
     assert_broken("joint", joint, "the outputs are gradient of primal 0, gradient of primal 1, output 0; they must be")
 
 
 def test_a_tangent_belongs_to_a_result(product):
     inputs = (Primal(0), Primal(1), Tangent(UserOutput(5)))
-    joint = replace(product.joint, signature=GraphSignature(inputs, product.joint.signature.outputs))
+    joint = replace(product.joint, signature=SlotSignature(inputs, product.joint.signature.outputs))
     assert_broken("joint", joint, "tangent of output 5: the graph returns no output 5")
 
 
@@ -360,7 +360,7 @@ def test_what_a_backend_returns_can_be_called(product):
 
 
 def test_the_halves_belong_to_the_joint_graph(product):
-    joint = replace(product.joint, signature=GraphSignature((Primal(0), *product.joint.signature.inputs[2:]), ()))
+    joint = replace(product.joint, signature=SlotSignature((Primal(0), *product.joint.signature.inputs[2:]), ()))
     message = "the forward's inputs and the joint graph's primals differ: missing none, surplus primal 1"
     assert_broken("executable", replace(product, joint=joint), message)
 
@@ -379,7 +379,7 @@ def test_the_graph_of_a_segment_gets_its_tangents(trunk):
 
 def test_the_graph_of_a_segment_computes_its_gradients(trunk):
     one, other, last = trunk.schedule.segments
-    changed = replace(one, signature=GraphSignature(one.signature.inputs, other.signature.outputs))
+    changed = replace(one, signature=SlotSignature(one.signature.inputs, other.signature.outputs))
     schedule = replace(trunk.schedule, segments=(changed, other, last))
     message = "the graph of segment 0 does not compute the gradient of cut 0 from segment 0"
     assert_broken("executable", replace(trunk, schedule=schedule), message)

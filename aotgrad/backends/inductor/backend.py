@@ -32,7 +32,7 @@ from aotgrad.backends.seeds import give_backward_own_seeds
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.options import Options
 from aotgrad.plan_cache.lock import COMPILING
-from aotgrad.slots import Gradient, GraphSignature, IntermediateBase, Saved, Tangent, UserOutput
+from aotgrad.slots import Gradient, IntermediateBase, Saved, SlotSignature, Tangent, UserOutput
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class InductorBackend:
         """Compile a piece of a half; all its results keep the traced strides."""
         settings = {key: value for key, value in job.settings.items() if key != "static_input_idxs"}
         (output,) = piece.graph.find_nodes(op="output")
-        signature = GraphSignature((), tuple(map(UserOutput, range(len(output.args[0])))))
+        signature = SlotSignature((), tuple(map(UserOutput, range(len(output.args[0])))))
         dense = Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings)
         with torch_compat.reported_output_strides():
             return bind_tensors(self._make(dense, Shared(False)), closed_over_tensors(piece))
@@ -269,4 +269,4 @@ def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None])
             node.meta["val"] = value.as_strided(value.size(), actual)
 
 
-inductor = InductorBackend()
+INDUCTOR = InductorBackend()
