@@ -77,8 +77,8 @@ def aot_function(
 
     Returns:
         A function with the signature, name and docstring of `fn`. Arguments of another kind (shape, dtype,
-        `requires_grad`, a Python value, ...) compile another plan. Its attribute `plans()` lists the plans,
-        `debug_state()` gives them with their graphs, guards and source, to print.
+        `requires_grad`, a Python value, ...) compile another plan. Its method `plans()` lists the plans; `debug_state()`
+        returns them with their graphs, guards and source, to print.
 
     Raises:
         CaptureError, BackendError, OptionError: at the first call that needs a plan (options: at once).
@@ -99,7 +99,7 @@ def aot_function(
             for usual in plain.get(len(args), ()):
                 if usual.admits(args):
                     tensors = list(args)
-                    del args  # only the list has them now: each can be freed when it is dead
+                    del args  # only the list holds them now, so each is freed at its last use
                     return usual.run(tensors)
         arguments = Arguments.of(args, kwargs)
         if cache.runs_eagerly(arguments.tensors):
@@ -118,10 +118,10 @@ def users_backend(
     inference_compiler: GraphCompiler | None,
     decompositions: Mapping[Any, Callable] | None,
 ) -> Backend:
-    """A backend as it is, or that of a user's compilers. What these make is not kept on disk, so no entry depends on them.
+    """A backend by name or itself, or a backend of a user's compilers, whose results are not stored on disk.
 
     Raises:
-        BackendError: there is no backend of that name, or it is given together with compilers or decompositions.
+        BackendError: there is no backend of that name, or there are other compilers or decompositions beside it.
     """
     if not registry.is_backend(fw_compiler):
         compiler = cast(GraphCompiler, fw_compiler)
@@ -137,13 +137,13 @@ def users_backend(
 
 
 def compiler_of(backend: Backend, partition_fn: Callable, options: Options) -> Compiler:
-    """How plans are compiled; with the option `cache`, their halves are kept on disk."""
+    """The compiler of plans; with the option `cache`, it stores the halves of their graphs on disk."""
     compiler = make_compiler(backend, options, partition_fn)
     return replace(compiler, lower=lower_through_cache) if options.cache else compiler
 
 
 def clear_cache(compiled: Callable) -> None:
-    """Forget every plan of a function or module that `aot_function` or `aot_module` returned."""
+    """Free all plans of a function or module from `aot_function` or `aot_module`."""
     compiled.plan_cache.clear()
     compiled.transformed.clear()
 
@@ -157,8 +157,8 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
     Returns:
         A module that shares everything with `mod` (parameters, buffers, hooks, `training`, `state_dict`) and is an
-        instance of its class; only its `forward` is compiled. It is copied, pickled and saved as `mod` is, if the compilers
-        can be; a copy compiles anew.
+        instance of its class; only its `forward` is compiled. It can be copied, pickled and saved like `mod`, if the
+        compilers can be pickled; a copy compiles its own plans.
 
     Example:
         >>> model = aot_module(nn.Linear(2, 1), fw_compiler=nop)
@@ -195,7 +195,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
     def reduce(self: nn.Module, protocol: Any) -> tuple:
         check_picklable(args, kwargs)
-        return compile_again, (mod, args, kwargs)
+        return recreate_module, (mod, args, kwargs)
 
     members = {
         "forward": functools.wraps(type(mod).forward)(forward),
@@ -213,13 +213,13 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     return module
 
 
-def compile_again(mod: nn.Module, args: tuple, kwargs: dict[str, Any]) -> nn.Module:
-    """What a pickled `aot_module` becomes: it is compiled when it is called."""
+def recreate_module(mod: nn.Module, args: tuple, kwargs: dict[str, Any]) -> nn.Module:
+    """Load a pickled `aot_module`, which compiles on its next call."""
     return aot_module(mod, *args, **kwargs)
 
 
 def check_picklable(args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raise if a module cannot be saved with the arguments of `aot_module`.
+    """Raise if an argument of `aot_module` cannot be pickled.
 
     Raises:
         NotPicklable
@@ -230,7 +230,7 @@ def check_picklable(args: tuple, kwargs: dict[str, Any]) -> None:
             pickle.dumps(value)
         except Exception as error:
             raise NotPicklable(
-                f"a compiled module is saved with what it was compiled with, and {name!r} cannot be pickled. Make it a "
+                f"a compiled module is saved with the arguments of aot_module, and {name!r} cannot be pickled. Make it a "
                 "function that can be imported, or save the module's state_dict(), or the module given to aot_module"
             ) from error
 
@@ -247,7 +247,7 @@ def aot_module_simplified(
     *,
     options: Mapping[str, Any] | None = None,
 ) -> Callable:
-    """Compile a module for one set of flat inputs, with no guards: for graph modules that a frontend made.
+    """Compile a module for one set of flat inputs, without guards: for graph modules of a frontend.
 
     Args:
         mod: takes and returns flat tensors; its parameters and buffers become the first inputs of the graph.
@@ -255,8 +255,8 @@ def aot_module_simplified(
         fw_compiler, bw_compiler, ...: as for `aot_function`.
 
     Returns:
-        A function of the flat inputs that returns a list of the flat outputs. It has `named_parameters`, `named_buffers` and
-        `zero_grad` of the module.
+        A function of the flat inputs that returns a list of the flat outputs. It has the module's `named_parameters`,
+        `named_buffers` and `zero_grad`.
     """
     given = {"keep_input_mutations": keep_inference_input_mutations, **(options or {})}
     backend = users_backend(fw_compiler, bw_compiler, inference_compiler, decompositions)
@@ -267,7 +267,7 @@ def aot_module_simplified(
 def compile_module(
     mod: nn.Module, args: Sequence[Any], compiler: Compiler, stored: bool = False
 ) -> FlatCallable | EagerModule:
-    """The compiled flat forward of `mod`, for inputs that a frontend guards; `stored`: through the cache on disk."""
+    """Compile the flat forward of a module, for inputs that a frontend guards; `stored`: with the cache on disk."""
     lifted = LiftedModule(mod)
     tensors = [slot.table[slot.key] for slot in slots_of(mod)]
     everything = [*tensors, *args]
@@ -292,7 +292,7 @@ def compile_module(
     assert not isinstance(executable, TracedJoint), "it was compiled"
     sharing = executable.sharing(distinct)
     memory = MemoryGuard(distinct, sharing, counters=False) if sharing.mutated else None
-    # sizes that change are symbolic in other plans, too
+    # symbolic sizes stay symbolic in other plans
     others = PlanCache(compiler.with_options(dynamic=None) if is_symbolic(executable) else compiler, type(mod).__qualname__)
     written = written_with_gradients(executable)
     facts = facts_of(distinct, ((name, k) for k in written for name in ("is a leaf", "is a view")))
@@ -300,7 +300,7 @@ def compile_module(
 
 
 def written_with_gradients(executable: Executable | RestoredFunction) -> Iterator[int]:
-    """The inputs that require grad, and that the function writes, or whose memory others share that it writes."""
+    """The inputs that require grad, and that the function writes itself or through memory that they share."""
     for k, (spec, info) in enumerate(executable.arguments):
         is_written = isinstance(spec, MemberInput) or (info is not None and info.version_bumps > 0)
         if is_written and not isinstance(spec, SymInput) and spec.requires_grad:
@@ -313,8 +313,8 @@ def is_symbolic(executable: Executable | RestoredFunction) -> bool:
     return any(isinstance(spec, SymInput) or torch_compat.has_symbolic_shape(spec.fake) for spec in specs)
 
 
-class OfModule:
-    """What a compiled module still says of the module that it was made of."""
+class ModuleCallable:
+    """The parameters and buffers of the original module."""
 
     @property
     def original(self) -> nn.Module:
@@ -331,8 +331,8 @@ class OfModule:
 
 
 @dataclass(frozen=True)
-class EagerModule(OfModule):
-    """A module that was not worth compiling, with the calling convention of one that was."""
+class EagerModule(ModuleCallable):
+    """A module that is not worth compiling, with the calling convention of a compiled one."""
 
     module: nn.Module
 
@@ -342,7 +342,7 @@ class EagerModule(OfModule):
 
     @property
     def fastest(self) -> Callable:
-        """What to call in its place."""
+        """The fastest equivalent callable."""
         return self
 
     def __call__(self, *args: Any) -> list[Any]:
@@ -350,12 +350,12 @@ class EagerModule(OfModule):
 
 
 @dataclass(frozen=True)
-class FlatCallable(OfModule):
+class FlatCallable(ModuleCallable):
     """An executable with its module's own tensors bound.
 
-    `memory` is which inputs shared memory in the trace, if it changes one of them, and `facts` are properties of what it
-    changes. No frontend guards that, and asking for every pair of inputs would be slow there: a call with another pattern
-    finds its plan among `others`.
+    `memory` guards which inputs share memory, if the function changes one of them, and `facts` are properties of changed
+    inputs. No frontend guards these, and a check of every pair of inputs would be slow there. A call that differs finds
+    its plan among `others`.
     """
 
     executable: Executable | RestoredFunction
@@ -373,7 +373,7 @@ class FlatCallable(OfModule):
 
     @property
     def fastest(self) -> Callable:
-        """What to call in its place: in the usual case, a function that only looks whether values are transformed."""
+        """The fastest equivalent callable: usually one that only checks whether values are transformed."""
         if self.tensors or self.memory is not None or not self.dedupe.is_identity:
             return self
         in_vmap_mode = native.offered("in_vmap_mode", torch_compat.in_vmap_mode)
@@ -384,7 +384,7 @@ class FlatCallable(OfModule):
         if torch_compat.is_transformed(values):
             forward = self.module.forward
             return self.transformed.call(forward, self.arguments(values), AmbientState(forward))
-        del args  # only the list has them now: each can be freed when it is dead
+        del args  # only the list holds them now, so each is freed at its last use
         if not self.dedupe.is_identity:
             values = self.dedupe.enter(values)
         if self.memory is not None and not (self.memory(values) and facts_hold(self.facts, values)):
@@ -394,7 +394,7 @@ class FlatCallable(OfModule):
         return self.executable.call(values)
 
     def arguments(self, values: Sequence[Any]) -> Arguments:
-        """Those of other plans, which depend on no number that this one does not depend on."""
+        """Arguments for other plans: numbers that are symbolic here stay symbolic there."""
         arguments = Arguments.of(tuple(values), {})
         return arguments.with_symbols({}) if arguments.constants else arguments
 

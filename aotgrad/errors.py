@@ -1,6 +1,6 @@
 """The exceptions that users see, and nothing else.
 
-A message says what was done, what is supported, and what to do. The graph or plan that was being built is attached as a
+A message says what was done, what is supported, and what to do. The graph or plan in question is attached as a
 note (`add_note`, Python 3.11 and later), so the first line stays readable.
 """
 
@@ -10,7 +10,7 @@ import pickle
 
 
 class EagerError(RuntimeError):
-    """What eager raises too, found before anything has run: the function then runs eagerly up to there."""
+    """An error that eager raises too, found at compile time: the function then runs eagerly, up to this error."""
 
 
 class AOTGradError(RuntimeError):
@@ -26,7 +26,7 @@ class CaptureError(AOTGradError):
 
 
 class UnsupportedOutputError(CaptureError, TypeError):
-    """The function returned an object that a compiled function cannot make again on every call."""
+    """The function returned an object that a compiled function cannot create in every call."""
 
 
 class UnsupportedAliasingError(CaptureError):
@@ -34,7 +34,7 @@ class UnsupportedAliasingError(CaptureError):
 
 
 class UnsupportedMutationError(CaptureError):
-    """An input was changed in a way that cannot be redone on the caller's tensor: its storage was replaced or grew."""
+    """An input was changed in a way that cannot be replayed on the caller's tensor: its storage was replaced or grew."""
 
 
 class BackendError(AOTGradError):
@@ -42,7 +42,7 @@ class BackendError(AOTGradError):
 
 
 class PassError(AOTGradError):
-    """A pass raised, or returned a graph that cannot take the place of the one it got; the message names it."""
+    """A pass raised, or returned a graph that cannot replace its input; the message names the pass."""
 
 
 class PartitionError(AOTGradError):
@@ -54,23 +54,23 @@ class GraphCheckError(AOTGradError):
 
 
 class HigherOrderError(AOTGradError):
-    """A gradient of a gradient was asked for where it is not supported."""
+    """A gradient of a gradient is not supported here."""
 
 
 class ExportError(AOTGradError):
-    """A module or function that is compiled well has no form as one graph; the message says what to change."""
+    """A module or function cannot be exported as one graph, though it compiles; the message says what to change."""
 
 
 class NotPicklable(AOTGradError, pickle.PicklingError):
-    """A compiled module cannot be saved with how it was compiled; the message says what can be."""
+    """A compiled module cannot be pickled with its compilers; the message says what can be."""
 
 
 class NativeError(AOTGradError):
-    """The C++ functions cannot be built or kept; everything works without them, in Python."""
+    """The C++ functions cannot be built or stored; everything works without them, in Python."""
 
 
 class NothingToMinify(AOTGradError):
-    """The backend fails on no graph of the function that is to be reduced."""
+    """The backend fails on no graph of the function to minify."""
 
 
 class ContractError(AssertionError):

@@ -1,14 +1,14 @@
-"""The table of contents: how a function becomes an executable.
+"""The table of contents: the stages from a function to an executable.
 
     capture     run the function once on fake inputs, under functionalization      capture/
-    analysis    what happened to inputs, what outputs are aliases of               analysis/
+    analysis    how inputs are mutated, what outputs alias                         analysis/
     joint       the backward, appended to the same graph                           joint/
-    passes      the same graph, simpler; and passes of the user's own              passes/
-    partition   forward and backward graph, and what is saved between them         partition/
+    passes      the same graph, simplified; also by passes of the user             passes/
+    partition   forward and backward graph, and the values saved between them      partition/
     backends    each graph -> a callable                                           backends/
     runtime     a schedule of steps around the callables -> one function           runtime/
 
-No stage imports another; this module is the only one that knows them all.
+No stage imports another; this module is the only one that imports all of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from aotgrad.joint import build_joint, shared_memory_changes
 from aotgrad.options import Options, budget_of
 from aotgrad.partition import Objective
 from aotgrad.partition import partition as partition_joint
-from aotgrad.plan_cache.on_error import with_eager_backwards
+from aotgrad.plan_cache.eager_fallback import with_eager_backwards
 from aotgrad.runtime.backward import Backward
 from aotgrad.runtime.emit import build, emit, make_backwards
 from aotgrad.runtime.recomputation import HigherOrder
@@ -61,19 +61,19 @@ from aotgrad.torch_compat import FakeTensorMode
 
 @dataclass(frozen=True)
 class Traced:
-    """What is known of a function that was traced."""
+    """A function that was traced, with the facts about its inputs and outputs."""
 
     capture: Capture
     meta: ViewAndMutationMeta
 
     @property
     def arguments(self) -> tuple[tuple[InputSpec, InputAliasInfo | None], ...]:
-        """What the trace assumed of each argument, and what happens to it."""
+        """What the trace assumed about each argument, and what happens to it."""
         return tuple((self.capture.inputs[k], self.meta.inputs[k]) for k in self.capture.convention.order)
 
     @property
     def value_guard(self) -> ValueGuard | None:
-        """The values that the trace assumed."""
+        """The guard of the values that the trace read."""
         return None if self.capture.values is None else self.capture.values.guard()
 
     @functools.cached_property
@@ -82,13 +82,13 @@ class Traced:
         return any(map(op_table.draws, self.capture.trace.graph.nodes))
 
     def sharing(self, args: Sequence[Any]) -> MemorySharing:
-        """How arguments share memory with those that the function changes."""
+        """How arguments share memory with arguments that the function mutates."""
         return MemorySharing.of(args, [info for _, info in self.arguments])
 
 
 @dataclass(frozen=True)
 class TracedJoint(Traced):
-    """A function up to its joint graph; nothing of it is compiled."""
+    """A function up to its joint graph; nothing is compiled."""
 
     joint: JointGraph
 
@@ -110,7 +110,7 @@ class Executable(Traced):
 
     @functools.cached_property
     def inputs_read(self) -> tuple[int, ...]:
-        """The inputs whose values the graph needs, or the guard of values."""
+        """The inputs whose values the graph or the guard of values needs."""
         placeholders = self.joint.module.graph.find_nodes(op="placeholder")
         guarded = () if (guard := self.value_guard) is None else guard.inputs
         return tuple(k for k, node in enumerate(placeholders) if k in guarded or op_table.is_read(node))
@@ -118,9 +118,9 @@ class Executable(Traced):
 
 @dataclass(frozen=True)
 class SmallGraph(Traced):
-    """A function that is not worth compiling: the original runs in its place.
+    """A function that is not worth compiling: the original runs instead.
 
-    `ops` is how many ops of it compute something, `limit` from how many on it is compiled.
+    `ops` is how many of its ops compute something, `limit` the number from which on a function is compiled.
     """
 
     ops: int
@@ -128,7 +128,7 @@ class SmallGraph(Traced):
 
     @property
     def source(self) -> str:
-        """What is printed of it."""
+        """The text that describes it in place of source."""
         count = "1 op computes" if self.ops == 1 else f"{self.ops} ops compute"
         return f"# {count} something, min_graph_ops is {self.limit}: the original function runs eagerly"
 
@@ -185,12 +185,12 @@ class Compiler:
 
     @property
     def min_graph_ops(self) -> int:
-        """From how many ops on a function is worth compiling."""
+        """The number of ops from which on a function is worth compiling."""
         return self.backend.min_graph_ops if self.options.min_graph_ops is None else self.options.min_graph_ops
 
     @property
     def objective(self) -> Objective:
-        """What the partition aims at."""
+        """The objective of the partition."""
         options = self.options
         return Objective(
             budget_of(options.memory_budget),
@@ -201,7 +201,7 @@ class Compiler:
         )
 
     def observer(self) -> Observer:
-        """Verifies, logs and times the stages of one compilation."""
+        """A new observer, which verifies, logs and times the stages of one compilation."""
         return Observer(self.options.verify)
 
     def for_call(self, args: Sequence[Any]) -> Compiler:
@@ -287,7 +287,7 @@ def run_joint_passes(
 
 
 def with_later_changes(meta: ViewAndMutationMeta, joint: JointGraph) -> ViewAndMutationMeta:
-    """What is known of the inputs, with those that the backward changes."""
+    """The metadata with the inputs that the backward changes."""
     changed = {place.index for place in joint.memory if isinstance(place, Primal)}
     if not changed:
         return meta
@@ -332,7 +332,7 @@ def compile_forward(
     names: GraphNames,
     known_to_backend: bool = False,
 ) -> tuple[Partition, Compiled]:
-    """Compile the forward of a partition; `known_to_backend`: which the backend has compiled in another process."""
+    """Compile the forward of a partition; `known_to_backend`: the backend compiled it in another process."""
     backend, options = compiler.backend, compiler.options
     with torch_compat.disable_autocast():
         forward = passes.pipeline("forward", (), options.forward_passes).run(partition.forward, observe.after_pass)
@@ -360,7 +360,7 @@ def count_ops(capture: Capture) -> int:
 
 
 def with_backward_passes(compiled: Compiled, pipeline: passes.Pipeline, after_pass: passes.Hook) -> Compiled:
-    """`compiled` with passes over each backward graph, in the variant that is needed, before it is compiled."""
+    """`compiled` with passes over each variant of a backward graph, before it is compiled."""
     if not pipeline.passes or compiled.compile_backward is None:
         return compiled
     return replace(compiled, compile_backward=BackwardPasses(pipeline, compiled.compile_backward, after_pass))
@@ -368,7 +368,7 @@ def with_backward_passes(compiled: Compiled, pipeline: passes.Pipeline, after_pa
 
 @dataclass(frozen=True)
 class BackwardPasses:
-    """Compiles a copy of a backward graph after passes over it: other variants are made from the graph as it was."""
+    """Compiles a copy of a backward graph after passes over it; other variants derive from the original graph."""
 
     pipeline: passes.Pipeline
     compile: Callable[[GraphHalf], BoxedCallable]

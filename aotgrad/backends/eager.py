@@ -1,6 +1,6 @@
 """The `eager` backend: the graph's own generated code, boxed.
 
-Each input is freed at its last use, and dead buffers of the graph are reused (`in_place.py`).
+Each input is freed at its last use, and dead buffers of the graph are reused (`buffer_reuse.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch.fx as fx
 from torch.fx.graph import CodeGen
 
 from aotgrad.backends.base import FunctionBackend, make_boxed_func
-from aotgrad.backends.in_place import reuse_buffers
+from aotgrad.backends.buffer_reuse import reuse_buffers
 from aotgrad.ir import BoxedCallable
 
 

@@ -22,8 +22,8 @@ from aotgrad.convention import MemorySharing
 from aotgrad.errors import ContractError
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
 from aotgrad.pipeline import Compiler, Source, TracedJoint
+from aotgrad.plan_cache.eager_fallback import with_eager_backwards
 from aotgrad.plan_cache.lock import COMPILING
-from aotgrad.plan_cache.on_error import with_eager_backwards
 from aotgrad.runtime.backward import Backward
 from aotgrad.runtime.emit import build, make_backwards
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation

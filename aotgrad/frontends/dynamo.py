@@ -23,7 +23,7 @@ from aotgrad.errors import AOTGradError, CaptureError
 from aotgrad.options import Options
 from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.compiler import make_compiler
-from aotgrad.plan_cache.on_error import ran_eagerly
+from aotgrad.plan_cache.eager_fallback import ran_eagerly
 
 
 class DynamoBackend:

@@ -25,7 +25,7 @@ BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.Module
 BY_IDENTITY += (torch._ops.OpOverload, torch.fx.Graph)
 
 
-class Same:
+class Identity:
     """The identity of an object: equal to itself while the object lives. Keeps it alive if it allows no weak reference."""
 
     __slots__ = ("hash", "object")
@@ -38,7 +38,7 @@ class Same:
             self.object = lambda: value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and (mine := self.object()) is not None and mine is other.object()
+        return isinstance(other, Identity) and (mine := self.object()) is not None and mine is other.object()
 
     def __hash__(self) -> int:
         return self.hash
@@ -69,7 +69,7 @@ def hashable_key(value: Any, seen: KnownKeys | None = None) -> Hashable:
     if isinstance(value, BY_IDENTITY):
         return value
     if isinstance(value, torch.Tensor | torch.Generator):
-        return Same(value)
+        return Identity(value)
     seen = {} if seen is None else seen
     if id(value) in seen:
         return seen[id(value)][1]
@@ -107,5 +107,5 @@ def pickled_parts(value: Any, seen: KnownKeys) -> tuple[Hashable, ...]:
     except Exception:  # an object's own __reduce__ may raise anything
         return (object(),)
     if isinstance(parts, str):
-        return (Same(value),)
+        return (Identity(value),)
     return tuple(hashable_key(list(part) if k > 2 and part is not None else part, seen) for k, part in enumerate(parts))

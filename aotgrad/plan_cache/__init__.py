@@ -1,7 +1,7 @@
-"""The way of one call: its arguments are bound, and a plan is found by its guards, or compiled.
+"""The way of one call: its arguments are bound, and guards find a plan, or one is compiled.
 
-`binding.bind` turns a function or module into what is called, with its `arguments`, `module_state` and `generators`;
-`cache.PlanCache` finds the plan of a call, an `entry.CachedPlan`, or has `compile` make one with a `compiler`. `on_error`
-runs eagerly what cannot be compiled, if asked to. One `lock` is held while something is traced or compiled. Frontends,
-`transforms`, `export` and `inspect` import these names; stages import `lock` alone.
+`binding` takes calls of functions and modules apart into a `call.Call`, with its `arguments`, `module_state` and
+`generators`. `cache.PlanCache` finds its plan, an `entry.CachedPlan`; on a miss, `compile` makes one with a `compiler`.
+`eager_fallback` runs eagerly what cannot be compiled, if the options say so. One `lock` is held while anything is traced or
+compiled. Frontends, `transforms`, `export` and `inspect` import these names; stages import `lock` alone.
 """

@@ -1,6 +1,6 @@
 """Pytrees in and out: nested arguments -> tensors and constants, flat results -> nested results.
 
-Numbers that a plan must not depend on go in as tensors: a whole number as the size of one, a float as the value of one.
+Numbers that a plan must not depend on become tensors: a whole number is the size of one, a float the value of one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 
 
 class Carried(Enum):
-    """What a number is of the tensor that stands for it."""
+    """Which property of its tensor a number is."""
 
     SIZE = "size"
     VALUE = "value"
@@ -31,7 +31,7 @@ class Carried(Enum):
 
 
 def carried(value: Any) -> Carried | None:
-    """How a tensor can stand for a value, if it can."""
+    """How a tensor can represent a value; `None` if it cannot."""
     if type(value) is float:
         return Carried.VALUE
     return Carried.SIZE if type(value) is int and value >= 0 else None
@@ -39,11 +39,13 @@ def carried(value: Any) -> Carried | None:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of one call, taken apart.
+    """The arguments of one call as leaves and structure.
 
-    `tensors` are the leaves that become graph inputs, and those that stand for a number; `constants` pairs the position of
-    every other leaf with its value, or `Carried`; `spec` is the structure, hashable: just the number of arguments if all of
-    them are tensors. `symbolic` are sizes of `tensors`, by position, that a plan must not depend on.
+    Attributes:
+        tensors: the leaves that become graph inputs, and the tensors that represent a number.
+        constants: the position of every other leaf with its value, or `Carried`.
+        spec: the structure, hashable: just the number of arguments if all of them are tensors.
+        symbolic: sizes of `tensors`, by position, that a plan must not depend on.
     """
 
     args: tuple
@@ -63,7 +65,7 @@ class Arguments:
         return cls(args, kwargs, tensors, constants, spec)
 
     def rebuild(self, tensors: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
-        """The nested arguments, with `tensors` in place of the real ones."""
+        """The nested arguments with other tensors."""
         if isinstance(self.spec, int):
             return tuple(tensors), {}
         fresh, constants = iter(tensors), dict(self.constants)
@@ -73,11 +75,11 @@ class Arguments:
 
     @property
     def fixed_count(self) -> int:
-        """How many tensors, the last ones, always have the same size."""
+        """How many tensors at the end always have the same size."""
         return 0
 
     def with_symbols(self, sizes: Mapping[int, frozenset[int]]) -> Arguments:
-        """The same for a plan that depends on no number among them, and not on these sizes of the tensors."""
+        """The arguments for a plan that depends on no number among them, nor on these sizes of the tensors."""
         kinds = {position: carried(value) for position, value in self.constants}
         tensors = [kind.tensor(value) for (_, value), kind in zip(self.constants, kinds.values(), strict=True) if kind]
         constants = tuple((position, kinds[position] or value) for position, value in self.constants)
@@ -85,12 +87,12 @@ class Arguments:
         return replace(self, tensors=[*self.tensors, *tensors], constants=constants, symbolic=sizes)
 
     def without_tensors(self) -> Arguments:
-        """The structure and constants alone: for what outlives the call, whose tensors it must not keep alive."""
+        """The structure and constants alone, for objects that outlive the call: they must not keep its tensors alive."""
         return replace(self, args=(), kwargs={}, tensors=())
 
 
 class FlatOutput:
-    """Flattens what a function returns, and remembers the structure: `rebuild` puts it together again."""
+    """Flattens the result of a function and stores its structure; `rebuild` is the inverse."""
 
     def __init__(self) -> None:
         self.spec: pytree.TreeSpec | None = None
@@ -106,7 +108,7 @@ class FlatOutput:
 
 
 def unflattener(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
-    """What puts flat results together again. Nested lists, tuples and dicts are one expression, since pytrees are slow.
+    """A function that rebuilds nested results. Lists, tuples and dicts become one expression, because pytrees are slow.
 
     >>> unflattener(pytree.tree_structure((0, [1, 2], {"a": 3})))([4, 5, 6, 7])
     (4, [5, 6], {'a': 7})
@@ -120,11 +122,11 @@ def unflattener(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
 
 
 class UnknownNode(Exception):
-    """A structure that only pytrees know."""
+    """A node type that only the pytree registry knows."""
 
 
 def rebuild_expression(spec: pytree.TreeSpec, positions: Iterator[int], constants: dict[str, Any]) -> str:
-    """Python text of a nested value whose leaves are `leaves[0]`, `leaves[1]`, ...; keys of dicts go to `constants`."""
+    """A Python expression for a nested value with leaves `leaves[0]`, `leaves[1]`, ...; keys of dicts go to `constants`."""
     if spec.is_leaf():
         return f"leaves[{next(positions)}]"
     if spec.type not in (tuple, list, dict):
@@ -159,7 +161,7 @@ def is_size(value: Any) -> bool:
 
 
 def name_size(value: Any) -> Any:
-    """Symbolic sizes become nodes of their own, so that their numbers are outputs of the graph."""
+    """Turn a symbolic size into a pytree node, so that its numbers are outputs of the graph."""
     if is_size(value) and not all(type(number) is int for number in value):
         return SymbolicSize(value)
     return value

@@ -1,7 +1,6 @@
-"""How a call of a function or module reaches its plans: what is traced, for which tensors, with which state.
+"""Calls of functions and modules, taken apart for a `PlanCache`.
 
-In: a function or module and a `PlanCache`. Out: a `BoundFunction`, which finds or makes the plan of a call without
-running it.
+In: a function or module and a `PlanCache`. Out: a `BoundFunction`, which finds or compiles the plan of a call.
 
     bind(model, cache).plan_for(x)         the plan that model(x) would run
 """
@@ -26,7 +25,7 @@ from aotgrad.plan_cache.module_state import LiftedModule, ModuleArguments, slots
 
 
 class NamedTensor(NamedTuple):
-    """What the user calls a tensor, and what it is: `"parameter"`, `"buffer"` or `"argument"`."""
+    """The user's name of a tensor, and its kind: `"parameter"`, `"buffer"` or `"argument"`."""
 
     name: str
     kind: str
@@ -43,18 +42,18 @@ class BoundFunction:
         raise NotImplementedError
 
     def named_tensors(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
-        """What the user calls each tensor of a call, a module's own tensors first, and the states of generators last."""
+        """The name of each tensor of a call: a module's own tensors first, the states of generators last."""
         call = self.call_of(args, kwargs)
         count = len(self.cache.with_states(call).tensors) - len(call.tensors)
         states = (f"state of generator {k}" for k in range(count))
         return [*self.named_arguments(args, kwargs), *(NamedTensor(name, "argument") for name in states)]
 
     def named_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
-        """What the user calls each tensor of a call, without states."""
+        """The name of each tensor of a call, without states."""
         raise NotImplementedError
 
     def plan_for(self, *args: Any, **kwargs: Any) -> CachedPlan | NoPlan:
-        """The plan that a call would run, made if there is none; nothing runs, and no hit is counted."""
+        """The plan that a call would run, compiled on a miss; the plan does not run, and no hit is counted."""
         call = self.call_of(args, kwargs)
         if reason := self.cache.why_eagerly(call.tensors):
             return NoPlan(reason)
@@ -67,7 +66,7 @@ class BoundFunction:
 
 @dataclass(frozen=True)
 class PlainFunction(BoundFunction):
-    """Calls of a function; `state` reads what they depend on besides their arguments."""
+    """Calls of a function; `state` reads the state that they depend on."""
 
     function: Callable
     state: Callable[[], AmbientState]
@@ -85,7 +84,7 @@ class PlainFunction(BoundFunction):
 
 @dataclass(frozen=True)
 class BoundModule(BoundFunction):
-    """Calls of a module, whose own tensors are the first arguments of what is traced."""
+    """Calls of a module; its own tensors are the first arguments of the traced function."""
 
     module: nn.Module
     lifted: LiftedModule
@@ -103,7 +102,7 @@ class BoundModule(BoundFunction):
 
 
 def bind(function: Callable, cache: PlanCache) -> BoundFunction:
-    """The calls of a function or module as it stands: of what `torch.compile` returned, those of what it was given."""
+    """The calls of a function or module; of a result of `torch.compile`, the calls of the original."""
     function = torch_compat.uncompiled_function(function)
     if isinstance(function, nn.Module):
         return BoundModule(cache, function, LiftedModule(function))
@@ -113,13 +112,13 @@ def bind(function: Callable, cache: PlanCache) -> BoundFunction:
 def module_call(
     lifted: LiftedModule, eager: Callable, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[ModuleArguments, AmbientState]:
-    """The flat arguments of one call of a module, and what else it depends on."""
+    """The flat arguments of one call of a module, and its state."""
     tensors, value = lifted.read()
     return ModuleArguments.after(tensors, args, kwargs), AmbientState(eager, value, lambda: lifted.read()[1])
 
 
 def state_of(fn: Callable) -> Callable[[], AmbientState]:
-    """Reads what a call of `fn` depends on besides its arguments: the attributes of a module, if it is one."""
+    """A function that reads the state of calls of `fn`: the attributes of a module that `fn` is or belongs to."""
     if not has_state(fn):
         constant = AmbientState(fn)
         return lambda: constant
@@ -140,7 +139,7 @@ def kind_of(tensor: torch.Tensor) -> str:
     return "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
 
 
-# --- What the user calls the arguments -------------------------------------------------------------------------------
+# --- Names of arguments ----------------------------------------------------------------------------------------------
 
 
 def tensor_names(function: Callable, args: tuple, kwargs: dict[str, Any]) -> list[str]:
@@ -166,7 +165,7 @@ def positional_names(function: Callable, count: int) -> Iterator[str]:
 
 
 def signature_of(function: Callable) -> list[inspect.Parameter]:
-    """The parameters of a function; none for one that does not tell, as many of torch's."""
+    """The parameters of a function; none if it has no signature, as many functions of torch."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

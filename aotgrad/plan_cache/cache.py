@@ -1,11 +1,11 @@
-"""The plans of one compiled function: found by guards, made on a miss, limited in number.
+"""The plans of one compiled function: found by guards, compiled on a miss, limited in number.
 
     f = aotgrad.aot_function(fn, aotgrad.nop)
     f(torch.ones(2)); f(torch.ones(3))
     [plan.hits for plan in f.plans()]          [0, 0]: two plans
     aotgrad.clear_cache(f)
 
-A hit takes no lock. Threads that miss at once compile once. A function that is called inside another trace is inlined.
+A hit takes no lock. Threads that miss at the same time compile once. A call inside another trace is inlined.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from aotgrad.pipeline import Compiler, SmallGraph
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.compile import TracedOnce, compile_plan, reject_second_run
+from aotgrad.plan_cache.eager_fallback import ran_eagerly
 from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan
 from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generators_of, set_states
 from aotgrad.plan_cache.lock import COMPILING
-from aotgrad.plan_cache.on_error import ran_eagerly
 from aotgrad.telemetry.counters import counters
 
 DISABLED = "the option `enabled` is off"
@@ -84,7 +84,7 @@ class PlanCache:
             self.warned = False
 
     def runs_eagerly(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether no plan is looked for; counted by reason."""
+        """Whether a call skips the plans; counted by reason."""
         reason = self.why_eagerly(tensors)
         if reason is None:
             return False
@@ -92,7 +92,7 @@ class PlanCache:
         return True
 
     def why_eagerly(self, tensors: Sequence[torch.Tensor]) -> str | None:
-        """Why no plan is looked for: options, or every op of the call matters to someone else."""
+        """Why a call skips the plans: by an option, or because a trace, mode or transform observes every op."""
         if not self.compiler.options.enabled:
             return DISABLED
         return OBSERVED if torch_compat.ops_are_observed(tensors) else None
@@ -167,7 +167,7 @@ class PlanCache:
         return None
 
     def make(self, call: Call) -> CachedPlan | NoPlan:
-        """Compile a plan; or the reason why there is none."""
+        """Compile a plan for a call; else the reason why there is none."""
         key = call.key
         with COMPILING:
             plan = self.find(call)
@@ -213,7 +213,7 @@ class PlanCache:
         if calls is not None:
             self.plain[count] = (calls, *self.plain.get(count, ()))
 
-    # -- what the user is told
+    # -- messages
 
     def explain_miss(self, key: tuple, tensors: Sequence[torch.Tensor]) -> None:
         if log.isEnabledFor(logging.INFO):

@@ -115,9 +115,9 @@ class Assumptions:
 
 @dataclass(frozen=True, eq=False)
 class FlatCall:
-    """A function of the distinct tensors of a call that returns a flat list; notes how its results are put together.
+    """A function of the distinct tensors of a call that returns a flat list; it records the structure of the results.
 
-    It outlives the call, whose tensors it does not keep alive, but for parameters.
+    It outlives the call, and keeps none of its tensors alive but parameters.
     """
 
     function: Callable
@@ -161,9 +161,13 @@ def hint_of(
     seen: Sequence[torch.Tensor],
     symbolic: frozenset[int] | None = None,
 ) -> InputHint:
-    """`dynamic=True`: every size of what is no parameter; `None`: sizes that differ from what earlier plans have `seen`.
+    """The hint for one tensor.
 
-    If it is known which sizes are `symbolic`, those are.
+    Args:
+        dynamic: `True`: all sizes of tensors that are not parameters are symbolic; `None`: sizes that differ from earlier
+            traces.
+        seen: its fakes in earlier traces.
+        symbolic: the symbolic sizes, if they are known; `dynamic` does not count then.
     """
     if tensor.is_conj() or tensor.is_neg():
         return InputHint(static, frozenset())  # torch makes symbolic fakes of these with other strides
@@ -185,7 +189,7 @@ def traced_fake(plan: CachedPlan, position: int) -> torch.Tensor:
 
 
 def differs(fake: torch.Tensor, tensor: torch.Tensor, dim: int) -> bool:
-    """Whether a size is another one than traced, or was symbolic already."""
+    """Whether a size differs from the trace, or was symbolic there."""
     if fake.dim() != tensor.dim():
         return False
     size = fake.size(dim)
@@ -194,7 +198,7 @@ def differs(fake: torch.Tensor, tensor: torch.Tensor, dim: int) -> bool:
 
 @dataclass
 class TracedOnce:
-    """A function that is traced; remembers what it raised, unless that is a refusal of ours."""
+    """Calls a function that is traced, and stores the error that it raised, unless it is an `AOTGradError`."""
 
     function: Callable
     raised: Exception | None = None
@@ -210,14 +214,14 @@ class TracedOnce:
 
 
 def forget_frames(error: BaseException | None) -> None:
-    """Free what the frames hold that an error came through: the arguments, and a trace of them."""
+    """Free the local variables of the frames that an error passed: the arguments, and a trace of them."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 def reject_second_run(plan: CachedPlan) -> None:
-    """Raise if the function, which changed an attribute or object while it was traced, would run once more.
+    """Raise if the function would run a second time after it changed an attribute or object in its trace.
 
     Raises:
         CaptureError
@@ -230,7 +234,7 @@ def reject_second_run(plan: CachedPlan) -> None:
 
 
 def reject_own_rules(tensors: Sequence[torch.Tensor]) -> None:
-    """Raise if an argument has rules for operations that a trace does not see.
+    """Raise if an argument has a `__torch_function__` that a trace does not call.
 
     Raises:
         CaptureError: names the argument and its class.
@@ -244,7 +248,7 @@ def reject_own_rules(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_containers(before: Arguments, after: Arguments) -> None:
-    """Raise if the function changed a list or dict that it was given: the caller's own would not change.
+    """Raise if the function changed a list or dict among its arguments: the caller's own would not change.
 
     Raises:
         CaptureError
@@ -280,7 +284,7 @@ def memory_guard(
     sharing: MemorySharing,
     fakes: Sequence[Any],
 ) -> MemoryGuard:
-    """The guard of a plan that changes inputs: what the function closed over is read, and must be somewhere else.
+    """The memory guard of a plan that changes inputs. Closed-over tensors must lie outside the changed memory.
 
     Raises:
         UnsupportedAliasingError
@@ -297,7 +301,7 @@ def memory_guard(
 
 
 def facts_needed(executable: Stages, tensors: Sequence[torch.Tensor], changed: Collection[int]) -> set[tuple[str, int]]:
-    """What a plan depends on besides the graph: it writes to leaves, or places tensors within their storages."""
+    """The tensor properties that a plan depends on because it writes to leaves, or uses storage offsets."""
     leaves = {k for k in changed if tensors[k].requires_grad}
     steps = executable.schedule.steps if isinstance(executable, Executable) else ()
     absolute = isinstance(executable, TracedJoint) or any(step.depends_on_offset() for step in steps)

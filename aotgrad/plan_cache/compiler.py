@@ -1,4 +1,4 @@
-"""Compilers as users ask for them: a backend, a partition function, and options."""
+"""Compilers from a user's choice of backend, partition function and options."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PARTITIONERS: Mapping[str, Callable] = {
 
 
 def make_compiler(backend: str | Backend, options: Options, partition_fn: Callable | None = None) -> Compiler:
-    """A compiler with a backend, by name or as it is, configured as the options say.
+    """A compiler with a backend, given by name or itself, configured by the options.
 
     Args:
-        partition_fn: in place of the one that the option `partitioner` names.
+        partition_fn: overrides the option `partitioner`.
     """
     backend = registry.configured(backend, options)
     return Compiler(backend, partition_fn or PARTITIONERS[options.partitioner], options, lower, higher_order)
 
 
 def make_tracer(backend: Backend, options: Options) -> Compiler:
-    """A compiler that stops at the joint graph, which has no guards to go with it."""
+    """A compiler that stops at the joint graph."""
     return Compiler(backend, default_partition, options.replace(min_graph_ops=0), None, higher_order)

@@ -1,4 +1,4 @@
-"""One plan of a compiled function, and what the cache of plans says where there is none.
+"""One plan of a compiled function, and the reason where a call has none.
 
 plan = f.plans()[0]
 plan.hits                                  how many calls it served after the first
@@ -32,7 +32,7 @@ class NoPlan:
 
 @dataclass(eq=False)
 class CachedPlan:
-    """One plan with its guards; `hits` counts calls after the first, `compile_ns` is how long it took to make."""
+    """One plan with its guards; `hits` counts calls after the first, `compile_ns` is the time of its compilation."""
 
     executable: Stages
     guards: PlanGuards
@@ -49,17 +49,17 @@ class CachedPlan:
         if isinstance(self.executable, SmallGraph):
             return call.run_eagerly()
         dedupe, tensors = self.guards.dedupe, list(call.tensors)
-        run: Any = self.executable  # what is only traced is never called
+        run: Any = self.executable  # a plan that was only traced is never called
         flat = run(tensors if dedupe.is_identity else dedupe.enter(tensors))
         return self.output.unflatten(flat)
 
 
 @dataclass(frozen=True)
 class FastPath:
-    """The calls of one plan with nothing but distinct tensors as arguments: they find it before anything else is tried.
+    """The calls of one plan with distinct tensors as their only arguments. They find it before anything else is tried.
 
     Attributes:
-        admits: whether it is the plan for these arguments.
+        admits: whether the guards hold for these arguments.
         state: see `AmbientState.value`.
         run: takes the tensors in a list, which it clears.
     """
@@ -70,7 +70,7 @@ class FastPath:
 
     @classmethod
     def of(cls, plan: CachedPlan, state: Hashable, generation: int) -> FastPath | None:
-        """Those of a plan; `None` if it has no such calls."""
+        """The fast path of a plan; `None` if it has none."""
         admits = plan.guards.plain_check(generation)
         if admits is None or not isinstance(plan.executable, Executable):
             return None
@@ -86,6 +86,6 @@ class FastPath:
 
 
 def last_executed() -> CachedPlan | None:
-    """The plan that ran last in this thread, as long as its function is alive."""
+    """The plan that ran last in this thread, while its function is alive."""
     plan = getattr(_thread, "last_executed", None)
     return None if plan is None else plan()

@@ -1,10 +1,10 @@
-"""Calls of functions that draw from a `torch.Generator` of their own: its state is an argument, and the new one a result.
+"""Calls of functions that draw from a `torch.Generator`: its state is an argument, and the new state a result.
 
     f(x, g)     ->      run f on (x, state of g), which returns its result and another state; g.set_state(that)
 
-So a trace moves no generator, and gradients of gradients, a memory budget or another call draw what they should. Generators
-are arguments, or closed over: the latter are found by the first trace that draws from one, and known from then on. Another
-generator in the same place is served by the same plan.
+A trace thus moves no generator, and gradients of gradients, recomputation and other calls draw the right numbers.
+Generators are arguments, or closed over: the first trace that draws from a closed-over one finds it. One plan serves all
+generators in the same position.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Generators = Sequence[torch.Generator]
 
 @dataclass(frozen=True)
 class GeneratorPosition:
-    """Stands for a generator among the arguments: number `index` of those of the call, or the default one of its device."""
+    """Represents a generator among the arguments: generator `index` of the call, or the default one of its device."""
 
     index: int | None
     device: str
 
 
 class TracedGenerator(torch.Generator):
-    """Stands for a generator while a function is traced, and draws for it where the function runs op by op."""
+    """Replaces a generator while a function is traced, and draws for it where the function runs op by op."""
 
     def _refuse(self, *args: Any) -> NoReturn:
         reject_generator_state()
@@ -49,7 +49,7 @@ def generators_of(arguments: Arguments) -> list[torch.Generator]:
 
 @dataclass(frozen=True)
 class GeneratorArguments(Arguments):
-    """The arguments of a call, and behind them the states of `generators`, of which the first `closed` were closed over."""
+    """The arguments of a call, then the states of `generators`; the first `closed` generators are closed over."""
 
     inner: Arguments
     count: int
@@ -81,7 +81,7 @@ class GeneratorArguments(Arguments):
         return len(self.generators)
 
     def rebuild(self, tensors: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
-        """What `Drawing` takes."""
+        """The arguments of `Drawing`."""
         stand_ins = [TracedGenerator(each.device) for each in self.generators]
         args, kwargs = self.inner.rebuild(tensors[: self.count])
         args, kwargs = pytree.tree_map_only(torch.Generator, lambda each: self.stand_in(each, stand_ins), (args, kwargs))
@@ -108,7 +108,7 @@ def position_of(value: Any, generators: Sequence[torch.Generator]) -> Any:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A function of generators, their states, and arguments: what `function` returns, and the states afterwards."""
+    """A function of generators, their states, and arguments. Returns the result of `function` and the new states."""
 
     function: Callable[..., Any]
 
@@ -125,7 +125,7 @@ class Drawing:
     def op_by_op(
         self, generators: Sequence[torch.Generator], states: Sequence[torch.Tensor], args: tuple, kwargs: Any
     ) -> Any:
-        """The same where ops draw for real: from these states, which the generators leave again."""
+        """Call the function where ops really draw: from these states. The generators get their own states back."""
         before = states_of(generators)
         try:
             set_states(generators, states)
@@ -136,10 +136,10 @@ class Drawing:
 
 @contextlib.contextmanager
 def unmoved(generators: Generators) -> Iterator[None]:
-    """Inside, a function is traced, which draws nothing. The generators have states that nobody sets but by chance.
+    """Inside, a function is traced and draws nothing. The generators have random states, to notice assignments.
 
     Raises:
-        CaptureError: at the end, if the function has set one.
+        CaptureError: at the end, if the function has set a state.
     """
     before = states_of(generators)
     for generator in generators:

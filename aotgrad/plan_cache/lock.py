@@ -1,18 +1,18 @@
-"""The one lock: everything is traced and compiled one at a time, in any thread. A call that finds its plan does not take it.
+"""The one lock: only one thread traces or compiles at a time. A call that finds its plan does not take it.
 
     with COMPILING:
-        ...                         a trace, Inductor, a backward that is compiled when it is first needed
+        ...                         a trace, Inductor, a backward that is compiled on first use
 
-Tracing changes state that all threads share (a module's parameters, torch's kernel tables), and so does Inductor: one lock
-serves all functions. Three things keep it from waiting for itself:
+Tracing and Inductor change state that all threads share (a module's parameters, torch's kernel tables), so one lock serves
+all functions. Three properties prevent deadlocks:
 
-* It is the lock under which Dynamo compiles, and is re-entrant. Dynamo calls our backends, and a traced function may call
-  one that Dynamo compiles: with two locks, two threads could each hold the one that the other needs.
-* A backward that its holder runs stays in its holder's thread, where autograd would use one thread a device: such a thread
-  might have to compile, and wait for a holder that waits for the backward.
-* It is safe to fork: a fork waits for a compilation in another thread to end, and the child starts with the lock free.
+* It is Dynamo's own compile lock, and is re-entrant. Dynamo calls our backends, and a traced function may call one that
+  Dynamo compiles: with two locks, two threads could each hold the lock that the other needs.
+* The holder runs backwards in its own thread. Autograd's device threads might have to compile, and would wait for a holder
+  that waits for the backward.
+* It is safe to fork: a fork waits until another thread's compilation ends, and the child starts with the lock free.
 
-Other locks of this package are held for a moment, by those who take no other one inside.
+Other locks of this package are held briefly, and never while taking another lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORK_WAIT_SECONDS = 10.0
 
 
 class ForkSafeLock:
-    """A re-entrant lock that is never held by a thread that a fork left behind; `renew` makes the lock of such a child."""
+    """A re-entrant lock that is free in a forked child; `renew` makes the child's lock."""
 
     def __init__(self, lock: Any = None, renew: Callable[[], Any] = threading.RLock) -> None:
         self.lock = lock or renew()
@@ -46,7 +46,7 @@ class ForkSafeLock:
         self.lock.release()
 
     def before_fork(self) -> None:
-        """Wait, but not for ever: whoever compiles may itself wait for this thread."""
+        """Wait for a limited time: the compiling thread may itself wait for this one."""
         self.is_held_by_fork = self.lock.acquire(timeout=FORK_WAIT_SECONDS)
 
     def after_fork(self) -> None:

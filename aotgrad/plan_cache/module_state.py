@@ -1,10 +1,10 @@
-"""A module's parameters and buffers as arguments of its forward, and its other state as part of what a plan depends on.
+"""A module's parameters and buffers as arguments of its forward, and its other state as part of the key of a plan.
 
     lifted = LiftedModule(model)
-    tensors, state = lifted.read()              parameters, then buffers; everything else that a trace may have read
+    tensors, state = lifted.read()              parameters, then buffers; all other state that a trace may read
     lifted.forward(*tensors, x)                 model(x) with those tensors
 
-Reading is cheap while nothing of the module was assigned: that is all that is looked for (`guards/dictionaries.py`).
+A read is cheap while no attribute of the module was assigned, which `guards/dictionaries.py` notices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aotgrad import torch_compat
 from aotgrad.capture import regions
 from aotgrad.errors import CaptureError
 from aotgrad.guards.dictionaries import watch
-from aotgrad.guards.python_values import KnownKeys, Same, hashable_key, is_fixed
+from aotgrad.guards.python_values import Identity, KnownKeys, hashable_key, is_fixed
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.torch_compat import fx_traceback
@@ -33,7 +33,7 @@ from aotgrad.torch_compat import fx_traceback
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 TABLES = ("_parameters", "_buffers")
-# No part of the state: read above, without a meaning for the forward, or, in recurrent modules, derived from parameters.
+# Not part of the state: read above, irrelevant for the forward, or derived from parameters (recurrent modules).
 SKIPPED = frozenset({*HOOKS, *HOOK_FLAGS, *TABLES, "_modules", "_non_persistent_buffers_set", "_flat_weights"})
 SKIPPED |= {"_flat_weight_refs", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"}
 SKIPPED |= {"_load_state_dict_post_hooks", "meta"}
@@ -56,7 +56,7 @@ class ModuleArguments(Arguments):
 
 
 class HashedOnce:
-    """A large hashable value: its hash is computed once, and it is compared with itself at once."""
+    """A large hashable value with a cached hash; it equals itself by identity."""
 
     __slots__ = ("hash", "value")
 
@@ -73,10 +73,13 @@ class HashedOnce:
 
 
 class Watched:
-    """What has to be looked at to see that no attribute in a module tree was assigned or changed.
+    """The objects to check for an assigned or changed attribute in a module tree.
 
-    `objects` have their classes and dictionaries, `tables` are other dictionaries, those of the classes too; `empty` ones
-    are to stay so. `volatile` are compared by content: lists, sets and whatever has state outside of a dictionary.
+    Attributes:
+        objects: their classes and dictionaries are compared.
+        tables: other dictionaries, including those of the classes.
+        empty: dictionaries that must stay empty.
+        volatile: compared by content: lists, sets, and objects with state outside of a dictionary.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -126,7 +129,7 @@ class Watched:
 
 
 class Plain:
-    """An object of the least size that has a dictionary and can be referred to weakly."""
+    """The smallest object with a dictionary and weak references."""
 
 
 def is_plain_object(value: Any) -> bool:
@@ -142,22 +145,22 @@ def has_slots(kind: type) -> bool:
 
 
 def is_assignable(kind: type) -> bool:
-    """Whether a class can get other attributes: those that C code defines once and for all cannot."""
+    """Whether attributes of a class can be assigned; those of static C types cannot."""
     return bool(kind.__flags__ & HEAP_TYPE)
 
 
 HEAP_TYPE = 1 << 9
-"""The flag of classes that are made while the program runs."""
+"""The flag of classes that are created at run time."""
 
 
 def namespace_of(kind: type) -> dict:
-    """The dictionary of a class, which Python shows through a proxy only."""
+    """The dictionary of a class, which Python exposes only through a proxy."""
     (namespace,) = gc.get_referents(kind.__dict__)
     return namespace
 
 
 def class_attributes(kind: type) -> list[tuple[str, Any]]:
-    """What an instance may read of its class, without what Python keeps there for itself."""
+    """The attributes that an instance may read from its class, without Python's own."""
     return [(name, value) for name, value in vars(kind).items() if is_fixed(value) or not is_special(name)]
 
 
@@ -166,7 +169,7 @@ def is_special(name: str) -> bool:
 
 
 def is_readable(value: Any) -> bool:
-    """Whether a class attribute counts by its content; by identity do properties, locks and whatever else hides it."""
+    """Whether a class attribute is compared by content; properties, locks and opaque objects are compared by identity."""
     has_parts = type(value) in CONTAINERS or is_plain_object(value)
     return is_fixed(value) or (has_parts and not hasattr(value, "__get__") and hashable_key(value) == hashable_key(value))
 
@@ -175,9 +178,9 @@ CONTAINERS = (list, dict, OrderedDict, set, tuple, frozenset)
 
 
 class ModuleState:
-    """Everything of a module tree that a trace may read, but values of tensors: attributes, hooks, structure, classes.
+    """All state of a module tree that a trace may read, except values of tensors: attributes, hooks, structure, classes.
 
-    `value` is hashable, and equal for equal state; `is_current()` says cheaply whether it need not be read again.
+    `value` is hashable, and equal for equal state; `is_current()` checks cheaply whether it still holds.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -185,7 +188,7 @@ class ModuleState:
         self.seen: KnownKeys = {id(part): (part, ("module", name)) for name, part in named.items()}
         watched = Watched(list(named.values()))
         watched.add_all(torch_compat.global_module_hooks())
-        everywhere = tuple(tuple(map(Same, hooks.values())) for hooks in torch_compat.global_module_hooks())
+        everywhere = tuple(tuple(map(Identity, hooks.values())) for hooks in torch_compat.global_module_hooks())
         classes = tuple(class_state(kind, self.content) for kind in watched.classes)
         self.value = HashedOnce((everywhere, classes, *(own_state(part, self.content) for part in named.values())))
         self.values = [slot.table[slot.key] for slot in slots_of(module)]
@@ -206,15 +209,15 @@ class ModuleState:
         )
 
     def tensors(self) -> list[torch.Tensor]:
-        """In the order of `slots_of`; what is there under several names comes several times.
+        """The tensors in the order of `slots_of`; one with several names occurs several times.
 
-        They are those that were there when the state was read: looking each up again would take longer than `is_current`.
+        They were read with the state: a new lookup would take longer than `is_current`.
         """
         return list(self.values)
 
 
 class Slot(NamedTuple):
-    """Where a module keeps a parameter or buffer."""
+    """The place of a parameter or buffer in its module."""
 
     name: str
     table: dict[str, torch.Tensor]
@@ -235,7 +238,7 @@ def tensor_slots(name: str, module: nn.Module, table: str) -> Iterator[Slot]:
 
 
 def own_state(module: nn.Module, content: Callable[[Any], Hashable]) -> Hashable:
-    """The state of one module without its parts."""
+    """The state of one module without its submodules."""
     attributes = module.__dict__
     values = tuple((name, content(value)) for name, value in attributes.items() if name not in SKIPPED)
     hooks = tuple(hook_state(attributes, name) for name in HOOKS)
@@ -245,15 +248,15 @@ def own_state(module: nn.Module, content: Callable[[Any], Hashable]) -> Hashable
 
 
 def class_state(kind: type, content: Callable[[Any], Hashable]) -> Hashable:
-    """The attributes of one class without its bases."""
+    """The attributes of one class without those of its bases."""
     named = class_attributes(kind)
-    return (kind, *((name, content(value) if is_readable(value) else Same(value)) for name, value in named))
+    return (kind, *((name, content(value) if is_readable(value) else Identity(value)) for name, value in named))
 
 
 def hook_state(attributes: Mapping[str, Any], name: str) -> Hashable:
-    """The hooks in order, each with its flags; a hook that is removed and registered again is the same hook."""
+    """The hooks in order, each with its flags; removing and registering a hook changes nothing."""
     flags = [attributes[flag] for flag in HOOK_FLAGS if flag.startswith(name)]
-    return tuple((Same(hook), *(key in flag for flag in flags)) for key, hook in attributes[name].items())
+    return tuple((Identity(hook), *(key in flag for flag in flags)) for key, hook in attributes[name].items())
 
 
 class LiftedModule:
@@ -277,8 +280,9 @@ class LiftedModule:
                 pass
 
     def known(self, inputs: tuple, counts: Collection[int]) -> tuple[list[Any], Hashable] | None:
-        """The module's tensors, then `inputs`, and its other state, if their number is one of `counts`; `None` if it is not,
-        if the state has changed since it was read, or while the module is traced.
+        """The module's tensors with `inputs`, and its other state.
+
+        `None` if their number is not one of `counts`, if the state has changed, or while the module is traced.
         """
         state, swaps = self.state, self.swaps
         if state is None or swaps % 2 or len(state.values) + len(inputs) not in counts or not state.is_current():
@@ -313,7 +317,7 @@ class LiftedModule:
             self.swaps += 1
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward. A graph module is interpreted: the nodes recorded keep its stack traces."""
+        """Run the module's own forward. A graph module is interpreted, so that recorded nodes keep its stack traces."""
         if isinstance(self.module, fx.GraphModule):
             with fx_traceback.preserve_node_meta():
                 return fx.Interpreter(self.module).run(*args)
@@ -326,7 +330,7 @@ def put(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_not_reassigned(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> None:
-    """A buffer that was bound to a new tensor would be lost: only in-place changes reach the caller.
+    """Raise if a parameter or buffer was assigned: only in-place changes reach the caller.
 
     Raises:
         CaptureError: names the parameter or buffer.
@@ -340,7 +344,7 @@ def check_not_reassigned(slots: Sequence[Slot], tensors: Sequence[torch.Tensor])
 
 
 def check_keeps_no_traced(module: nn.Module) -> None:
-    """A tensor of the trace that is kept in an attribute would not be there, with its value, after later calls.
+    """Raise if an attribute holds a tensor of the trace: later calls would not update it.
 
     Raises:
         CaptureError: names the attribute.

@@ -24,11 +24,11 @@ def lift_closure(function: Callable, arguments: Arguments) -> tuple[Callable, Ar
     closed = {k: tensor for k, tensor in enumerate(map(content, cells_of(function))) if needs_lifting(tensor)}
     if not closed:
         return function, arguments
-    return WithClosure(function), Arguments.of((closed, *arguments.args), arguments.kwargs)
+    return ClosureCall(function), Arguments.of((closed, *arguments.args), arguments.kwargs)
 
 
 @dataclass(frozen=True)
-class WithClosure:
+class ClosureCall:
     """Calls a function with other tensors in its cells, by their positions."""
 
     function: Any

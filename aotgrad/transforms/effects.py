@@ -2,7 +2,7 @@
 
 In a trace, a pass removes these effects: `passes.remove_repeated_effects`.
 
-    with WithoutEffects():
+    with EffectSuppression():
         y = f(x)            prints nothing
 """
 
@@ -16,7 +16,7 @@ from aotgrad.graph import op_table
 from aotgrad.torch_compat import TorchDispatchMode
 
 
-class WithoutEffects(TorchDispatchMode):
+class EffectSuppression(TorchDispatchMode):
     """While this is active, ops that print or check do nothing.
 
     Raises:

@@ -58,7 +58,7 @@ from aotgrad.slots import (
 )
 from aotgrad.torch_compat import AutocastState
 from aotgrad.transforms.derived import DerivedFunction
-from aotgrad.transforms.effects import WithoutEffects
+from aotgrad.transforms.effects import EffectSuppression
 from aotgrad.transforms.plans import DerivedPlans, PlannedCall
 from aotgrad.transforms.vmap import CompiledBatches
 
@@ -466,7 +466,7 @@ class SegmentVjp(DerivedFunction):
     def rerun(self, primals: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
         """Open while the original function runs a second time, without effects."""
         runs_op_by_op = self.function.has_effects and not torch_compat.any_functional(primals)
-        return WithoutEffects() if runs_op_by_op else repeats.repeated()
+        return EffectSuppression() if runs_op_by_op else repeats.repeated()
 
     def protected(self, primals: Sequence[Any]) -> list[Any]:
         """The inputs, cloned if the function changes them, or their size: it has changed them once already.

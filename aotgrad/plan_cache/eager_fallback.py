@@ -1,8 +1,8 @@
-"""What cannot be compiled and runs eagerly, where the option `on_error` says so.
+"""Functions and backwards that cannot be compiled run eagerly if the option `on_error` is `"eager"`.
 
 compiled = torch.compile(model, backend="aotgrad", options={"on_error": "eager"})
-compiled(x)                                 a warning that says what could not be compiled, and why
-aotgrad.counters["eager_on_error"]          how many functions and backwards there were of them
+compiled(x)                                 a warning that names the function, and the reason
+aotgrad.counters["eager_on_error"]          how many functions and backwards ran eagerly
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from aotgrad.telemetry.counters import counters
 
 
 def ran_eagerly(what: str, error: Exception) -> None:
-    """Count and say that something runs eagerly, since it could not be compiled."""
+    """Count a function or backward that runs eagerly because it cannot be compiled, and warn."""
     counters["eager_on_error"] += 1
     reason = str(error).strip().split("\n")[0] or "no message"
     warnings.warn(f"{what} runs eagerly: it cannot be compiled, {type(error).__name__}: {reason}", stacklevel=3)
 
 
 def with_eager_backwards(compiled: Compiled) -> Compiled:
-    """`compiled`, of which backwards that cannot be compiled run op by op."""
+    """`compiled`, with backwards that run op by op if they cannot be compiled."""
     if compiled.compile_backward is None:
         return compiled
     return replace(compiled, compile_backward=EagerOnError(compiled.compile_backward))
@@ -34,15 +34,15 @@ def with_eager_backwards(compiled: Compiled) -> Compiled:
 
 @dataclass(frozen=True)
 class EagerOnError:
-    """Compiles a backward graph; one that cannot be compiled is run as it was traced.
+    """Compiles a backward graph, or runs it as it was traced if it cannot be compiled.
 
-    Not one that draws the numbers of the forward again from a seed, as only Inductor's code can do.
+    A graph that redraws the numbers of the forward from a seed is an error: only Inductor's code can redraw them.
     """
 
     compile: Callable[[GraphHalf], BoxedCallable]
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
-        before = passes.copy_half(half)  # backends may change what they compile
+        before = passes.copy_half(half)  # backends may change a graph that they compile
         try:
             return self.compile(half)
         except Exception as error:

@@ -12,8 +12,8 @@ import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotgrad
+from aotgrad.backends.buffer_reuse import BY_METHOD, BY_OUT, reuse_buffers
 from aotgrad.backends.eager import compile_eager
-from aotgrad.backends.in_place import BY_METHOD, BY_OUT, reuse_buffers
 from aotgrad.graph import op_table
 from tests.numerics.against_eager import assert_like_eager
 
