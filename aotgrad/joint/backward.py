@@ -251,7 +251,7 @@ def reject_changed_argument(error: RuntimeError) -> None:
     """
     if "hooks have already been set" in str(error):
         raise CaptureError(
-            "torch.utils.checkpoint runs a region again in the backward, and a tensor that requires grad and that it was "
+            "torch.utils.checkpoint reruns a region in the backward, and a tensor that requires grad and that it was "
             "given is changed in place before, which raises in eager, too; give it a clone()"
         ) from error
 

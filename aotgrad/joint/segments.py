@@ -207,7 +207,7 @@ def one_group_each(zeroed: set[Any], groups: Sequence[Collection[Any]], sources:
         entries = [node for node in group if not sources[node].issubset(group)]
         if any(node in found for node in group) or (not zeroed.isdisjoint(group) and len(entries) > 1):
             raise CaptureError(
-                "a region of torch.utils.checkpoint changes a tensor in place or draws random numbers when it runs again in "
+                "a region of torch.utils.checkpoint changes a tensor in place or draws random numbers when it is rerun in "
                 "the backward, and has an autograd function in it with several results, or another such region; "
                 "checkpoint outside of the compiled function"
             )

@@ -40,7 +40,7 @@ def compacted(analysis: JointAnalysis, decision: Decision, runs: Collection[fx.N
         compact |= slices
         note = f"; only slices of {node.name} are needed, which a copy holds without it"
         saved |= dict.fromkeys(analysis.in_order(slices), reason + note) if slices else {node: reason}
-    return Decision(saved, decision.again, frozenset(compact))
+    return Decision(saved, decision.recomputed, frozenset(compact))
 
 
 def retrace(node: fx.Node, given: Mapping[Any, Any] | None = None) -> Any:

@@ -1,7 +1,7 @@
 """The input and output of a choice of saved values.
 
 Objective(memory_budget=0.5, fuses=True)     half of the bytes saved without a budget
-Decision(saved={mm: "..."}, again={sin: "..."})
+Decision(saved={mm: "..."}, recomputed={sin: "..."})
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Decision:
     """
 
     saved: dict[fx.Node, str]
-    again: dict[fx.Node, str]
+    recomputed: dict[fx.Node, str]
     compact: frozenset[fx.Node] | None = None
 
 

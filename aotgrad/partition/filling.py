@@ -67,7 +67,7 @@ def _chain(problem: Problem, solution: Solution, value: int) -> dict[int, None]:
     chain, stack = {value: None}, [value]
     while stack:
         for parent in problem.parents[stack.pop()]:
-            if parent not in solution.saved and parent not in solution.again and parent not in chain:
+            if parent not in solution.saved and parent not in solution.recomputed and parent not in chain:
                 chain[parent] = None
                 stack.append(parent)
     return chain
@@ -92,7 +92,7 @@ class Losses:
 
     def move_to(self, solution: Solution) -> None:
         old, self.solution = self.solution, solution
-        for value in (old.saved ^ solution.saved) | (old.again ^ solution.again):
+        for value in (old.saved ^ solution.saved) | (old.recomputed ^ solution.recomputed):
             for other in self.depending.pop(value, ()):
                 self.known.pop(other, None)
 
@@ -112,16 +112,16 @@ class Gains:
 
     def __init__(self, problem: Problem, solution: Solution) -> None:
         self.problem = problem
-        self.again = set(solution.again)
-        self.uses = dict.fromkeys(solution.again, 0)
+        self.recomputed = set(solution.recomputed)
+        self.uses = dict.fromkeys(solution.recomputed, 0)
         for value in problem.wanted:
             if value in self.uses:
                 self.uses[value] += 1
-        for value in solution.again:
+        for value in solution.recomputed:
             for parent in problem.parents[value]:
                 if parent in self.uses:
                     self.uses[parent] += 1
-        self.candidates = [v for v in sorted(solution.again) if problem.savable[v]]
+        self.candidates = [v for v in sorted(solution.recomputed) if problem.savable[v]]
 
     def best_first(self, eligible: Callable[[int], bool]) -> Iterator[int]:
         """Values with a positive gain, best gain per byte first; the caller saves each one or stops."""
@@ -129,7 +129,7 @@ class Gains:
         heapq.heapify(heap)
         while heap:
             known, value = heapq.heappop(heap)
-            if value not in self.again:
+            if value not in self.recomputed:
                 continue
             now = -self.ratio(value)
             if now >= 0:
@@ -156,7 +156,7 @@ class Gains:
         spared = [value]
         for other in spared:
             for parent in self.problem.parents[other]:
-                if parent in self.again:
+                if parent in self.recomputed:
                     missing[parent] = missing.get(parent, 0) + 1
                     if missing[parent] == self.uses[parent]:
                         spared.append(parent)
@@ -164,7 +164,7 @@ class Gains:
 
     def save(self, value: int) -> None:
         for other in self.spared(value):
-            self.again.discard(other)
+            self.recomputed.discard(other)
             for parent in self.problem.parents[other]:
                 if parent in self.uses:
                     self.uses[parent] -= 1

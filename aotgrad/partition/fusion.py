@@ -75,7 +75,10 @@ def traffic_of_each(ops: Sequence[Op]) -> list[Traffic]:
     readers = _reading_kernels(ops, users, kernels, materialized)
     rerun = _rerun(ops, materialized, readers)
     written = _written_anyway(ops, users)
-    return [Traffic(again, 0 if is_written else op.bytes) for op, again, is_written in zip(ops, rerun, written, strict=True)]
+    return [
+        Traffic(recomputed, 0 if is_written else op.bytes)
+        for op, recomputed, is_written in zip(ops, rerun, written, strict=True)
+    ]
 
 
 def _users(ops: Sequence[Op]) -> list[list[int]]:

@@ -99,8 +99,8 @@ class JointAnalysis:
     @functools.cached_property
     def read_by_checkpoints(self) -> frozenset[fx.Node]:
         """What recomputing tagged values reads: a checkpoint keeps it in eager, too."""
-        again = [node for node, tag in self.tagged.items() if tag is RECOMPUTE]
-        return frozenset(item for node in again for arg in node.all_input_nodes for item in self.support[arg])
+        recomputed = [node for node, tag in self.tagged.items() if tag is RECOMPUTE]
+        return frozenset(item for node in recomputed for arg in node.all_input_nodes for item in self.support[arg])
 
     def reads(self, readers: Collection[fx.Node], outside: Collection[fx.Node]) -> dict[fx.Node, fx.Node | None]:
         """The supports within `outside` of the values that `readers` and the gradients read, each with its first reader.

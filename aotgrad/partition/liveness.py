@@ -237,38 +237,38 @@ class _Backward:
         return list(itertools.accumulate(changes))
 
     def profile(self, saved: Collection[int], forward: int) -> Profile:
-        first, again = self._again(saved)
-        last = self._last_moments(first, again)
-        return Profile(forward, self._alive(saved, again, first, last), first, last)
+        first, recomputed = self._recomputed(saved)
+        last = self._last_moments(first, recomputed)
+        return Profile(forward, self._alive(saved, recomputed, first, last), first, last)
 
-    def _again(self, saved: Collection[int]) -> tuple[list[int], list[int]]:
+    def _recomputed(self, saved: Collection[int]) -> tuple[list[int], list[int]]:
         """The first step that needs each value, and the recomputed values in reverse order."""
-        first, again, reads, never = list(self.first_read), [], self.program.reads, self.steps
+        first, recomputed, reads, never = list(self.first_read), [], self.program.reads, self.steps
         for value in self.outside:
             step = first[value]
             if step <= never and value not in saved:
-                again.append(value)
+                recomputed.append(value)
                 for read in reads[value]:
                     if first[read] > step:
                         first[read] = step
-        return first, again
+        return first, recomputed
 
-    def _last_moments(self, first: list[int], again: list[int]) -> list[int]:
+    def _last_moments(self, first: list[int], recomputed: list[int]) -> list[int]:
         last, reads, per_step = list(self.last_moment), self.program.reads, self.per_step
-        for value in again:
+        for value in recomputed:
             moment = first[value] * per_step + value
             for read in reads[value]:
                 if last[read] < moment:
                     last[read] = moment
         return last
 
-    def _alive(self, saved: Collection[int], again: list[int], first: list[int], last: list[int]) -> list[int]:
+    def _alive(self, saved: Collection[int], recomputed: list[int], first: list[int], last: list[int]) -> list[int]:
         """The most bytes alive in each step, and after the last one if a returned value is recomputed there."""
-        deaths = self._deaths(saved, again, last)
-        changes = self._changes(saved, again, first, deaths)
+        deaths = self._deaths(saved, recomputed, last)
+        changes = self._changes(saved, recomputed, first, deaths)
         alive = list(map(operator.add, self.with_own, itertools.accumulate(changes)))
         taken_over = self._taken_over(saved, first, last)
-        before = self._before_own_ops(alive, deaths, again, first, taken_over)
+        before = self._before_own_ops(alive, deaths, recomputed, first, taken_over)
         for moment, size in taken_over.items():
             step, at = divmod(moment + 1, self.per_step)
             alive[step - 1] -= size if not at else 0
@@ -277,21 +277,21 @@ class _Backward:
         runs_after = any(first[value] == self.steps for value in self.program.gradients)
         return alive if runs_after else alive[:-1]
 
-    def _deaths(self, saved: Collection[int], again: list[int], last: list[int]) -> dict[int, int]:
+    def _deaths(self, saved: Collection[int], recomputed: list[int], last: list[int]) -> dict[int, int]:
         """For each moment, the bytes of saved and recomputed values that are needed last then."""
         sizes, gradients, results = self.program.sizes, self.program.gradients, self.program.results
         deaths: dict[int, int] = {}
-        for value in itertools.chain((value for value in saved if value not in results), again):
+        for value in itertools.chain((value for value in saved if value not in results), recomputed):
             if sizes[value] and last[value] >= 0 and value not in gradients:
                 deaths[last[value]] = deaths.get(last[value], 0) + sizes[value]
         return deaths
 
-    def _changes(self, saved: Collection[int], again: list[int], first: list[int], deaths: dict[int, int]) -> list[int]:
+    def _changes(self, saved: Collection[int], recomputed: list[int], first: list[int], deaths: dict[int, int]) -> list[int]:
         """By how much the bytes of saved and recomputed values alive at each step's own op differ from the step before."""
         sizes, results = self.program.sizes, self.program.results
         changes = [0] * (self.steps + 2)
         changes[0] = sum([sizes[value] for value in saved if value not in results])
-        for value in again:
+        for value in recomputed:
             if sizes[value]:
                 changes[first[value]] += sizes[value]
         for moment, size in deaths.items():
@@ -308,14 +308,14 @@ class _Backward:
         return taken_over
 
     def _before_own_ops(
-        self, alive: list[int], deaths: dict[int, int], again: list[int], first: list[int], taken_over: dict[int, int]
+        self, alive: list[int], deaths: dict[int, int], recomputed: list[int], first: list[int], taken_over: dict[int, int]
     ) -> dict[int, int]:
         """The most bytes alive while values are recomputed, in steps where that may be more than at the own op."""
         sizes, workspace, per_step, found = self.program.sizes, self.program.workspace, self.per_step, {}
         steps = {moment // per_step for moment in deaths if (moment + 1) % per_step}
-        recomputed = set(again).intersection(workspace)
-        chains: dict[int, list[int]] = {step: [] for step in steps.union(first[value] for value in recomputed)}
-        for value in reversed(again):
+        with_workspace = set(recomputed).intersection(workspace)
+        chains: dict[int, list[int]] = {step: [] for step in steps.union(first[value] for value in with_workspace)}
+        for value in reversed(recomputed):
             if first[value] in chains:
                 chains[first[value]].append(value)
         for step, chain in chains.items():

@@ -138,17 +138,17 @@ def _warn_unreachable(limit: int, lowest: int, what: str) -> None:
 
 def _decision(items: Items, solution: Solution) -> Decision:
     analysis = items.analysis
-    again = {items.nodes[k]: _why_again(items, k) for k in sorted(solution.again)}
+    recomputed = {items.nodes[k]: _why_recomputed(items, k) for k in sorted(solution.recomputed)}
     direct = read_by_backward(analysis)
-    indirect = analysis.reads(again, analysis.forward | analysis.unclaimed)
+    indirect = analysis.reads(recomputed, analysis.forward | analysis.unclaimed)
     saved = {}
     for k in sorted(solution.saved):
         node = items.nodes[k]
         reader = direct.get(node, indirect.get(node))
-        use = needed_by(reader) if node in direct else f"needed to run {reader} again in the backward"
+        use = needed_by(reader) if node in direct else f"needed to recompute {reader} in the backward"
         saved[node] = f"{use}; {_why_saved(items, k)}"
     return Decision(
-        saved, {node: why for node, why in again.items() if node in analysis.forward and not is_free(analysis, node)}
+        saved, {node: why for node, why in recomputed.items() if node in analysis.forward and not is_free(analysis, node)}
     )
 
 
@@ -160,10 +160,10 @@ def _why_saved(items: Items, k: int) -> str:
         return f"{verdict.reason}, alive anyway"
     if verdict.choice is Choice.SAVE:
         return verdict.reason
-    return f"{verdict.reason}, but costs more to make again than to hold"
+    return f"{verdict.reason}, but costs more to recompute than to hold"
 
 
-def _why_again(items: Items, k: int) -> str:
+def _why_recomputed(items: Items, k: int) -> str:
     verdict, held = items.verdicts[k], items.problem.held[k]
     if verdict.choice is not Choice.EITHER or not held:
         return verdict.reason
@@ -173,4 +173,4 @@ def _why_again(items: Items, k: int) -> str:
 def _unsolvable(items: Items) -> PartitionError:
     stuck = [(n, v) for n, v in zip(items.nodes, items.verdicts, strict=True) if v.choice is Choice.NEITHER]
     names = ", ".join(f"{node.name} ({verdict.reason})" for node, verdict in stuck)
-    return PartitionError(f"the backward needs a value that can be neither saved nor computed again: {names}")
+    return PartitionError(f"the backward needs a value that can be neither saved nor recomputed: {names}")

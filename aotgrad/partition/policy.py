@@ -99,7 +99,7 @@ def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Ve
         return Verdict(Choice.SAVE, "held by the caller, and saved in eager too")
     if tagged is tags.SAVE and may_save:
         return Verdict(Choice.SAVE, "tagged to be saved, or the end of a checkpoint that another one reads")
-    return Verdict(Choice.EITHER if may_save else Choice.RECOMPUTE, _reason_to_run_again(analysis, node))
+    return Verdict(Choice.EITHER if may_save else Choice.RECOMPUTE, _reason_to_recompute(analysis, node))
 
 
 def _may_save(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> bool:
@@ -132,7 +132,7 @@ def _reason_to_run_once(analysis: JointAnalysis, node: fx.Node, rules: Rules) ->
     return None if rules.expensive or op_table.is_cheap(node.target) else f"result of {name}, never recomputed"
 
 
-def _reason_to_run_again(analysis: JointAnalysis, node: fx.Node) -> str:
+def _reason_to_recompute(analysis: JointAnalysis, node: fx.Node) -> str:
     if node in analysis.unclaimed:
         return "only the backward needs it"
     if op_table.is_getitem(node.target):
@@ -141,5 +141,5 @@ def _reason_to_run_again(analysis: JointAnalysis, node: fx.Node) -> str:
         return "arithmetic on sizes"
     name = op_table.short_name(node.target)
     if op_table.is_random(node.target):
-        return f"{name} draws the same numbers again from the recorded state"
+        return f"{name} redraws the same numbers from the recorded state"
     return f"{name} is cheap" if op_table.is_cheap(node.target) else f"result of {name}"

@@ -60,23 +60,23 @@ class Problem:
         """The solution that saves those of `saved` that are needed."""
         needed = self.needed(saved)
         kept = frozenset(value for value in needed if value in saved)
-        again = frozenset(needed - kept)
-        kept_bytes = sum(self.held[value] for value in kept) + sum(self.state[value] for value in again)
-        time = sum(self.saving[value] for value in kept) + sum(self.rerun[value] for value in again)
-        return Solution(kept, again, kept_bytes, time)
+        recomputed = frozenset(needed - kept)
+        kept_bytes = sum(self.held[value] for value in kept) + sum(self.state[value] for value in recomputed)
+        time = sum(self.saving[value] for value in kept) + sum(self.rerun[value] for value in recomputed)
+        return Solution(kept, recomputed, kept_bytes, time)
 
     def is_legal(self, solution: Solution) -> bool:
         """Whether each value may be saved or recomputed as the solution does."""
-        may_rerun = all(self.rerun[value] != NEVER for value in solution.again)
+        may_rerun = all(self.rerun[value] != NEVER for value in solution.recomputed)
         return may_rerun and all(self.savable[value] for value in solution.saved)
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The values that are saved, and those that are recomputed (`again`). `kept_bytes` includes recorded states."""
+    """The values that are saved, and those that are recomputed. `kept_bytes` includes recorded states."""
 
     saved: frozenset[int]
-    again: frozenset[int]
+    recomputed: frozenset[int]
     kept_bytes: int
     time: int
 

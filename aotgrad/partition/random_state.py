@@ -59,10 +59,10 @@ def record(graph: fx.Graph, copy: fx.Node, node: fx.Node) -> tuple[fx.Node, fx.N
 def rerun(graph: fx.Graph, copy: fx.Node, state: fx.Node) -> fx.Node:
     """Replace `copy`, the copy of a random op in a backward graph."""
     args: Any = (state, copy.target, *copy.args)
-    again = graph.call_function(torch_compat.run_with_rng_state, args, dict(copy.kwargs))
-    again.meta = {**copy.meta}
+    drawn = graph.call_function(torch_compat.run_with_rng_state, args, dict(copy.kwargs))
+    drawn.meta = {**copy.meta}
     graph.erase_node(copy)
-    return again
+    return drawn
 
 
 def _item(graph: fx.Graph, node: fx.Node, index: int, name: str, value: Any) -> fx.Node:

@@ -52,7 +52,7 @@ def split(analysis: JointAnalysis, decision: Decision, collectives_first: bool =
     kept = {node: decision.saved[node] for node in analysis.in_order(decision.saved) if node in needed}
     kept = {**kept, **_sizes_to_bind(analysis, kept)}
     sizes = _sizes_to_read(analysis, kept)
-    states = [node for node in analysis.in_order(decision.again) if op_table.is_random(node.target) and node in needed]
+    states = [node for node in analysis.in_order(decision.recomputed) if op_table.is_random(node.target) and node in needed]
     compact = decision.compact or frozenset()
     crossing = [_Crossing(node, _slot(analysis, node, compact), node in compact) for node in analysis.in_order(kept)]
     crossing += [_Crossing(node, Saved(random_state.state_name(node)), is_state=True) for node in states]
@@ -83,14 +83,14 @@ def needed_in_backward(analysis: JointAnalysis, decision: Decision) -> set[fx.No
             continue
         needed.add(node)
         if node not in decision.saved:
-            _check_can_run_again(analysis, node, decision)
+            _check_can_recompute(analysis, node, decision)
             stack.extend(node.all_input_nodes)
     return needed
 
 
 def _describe(analysis: JointAnalysis, value: _Crossing, reason: str | None) -> SavedValue:
     if value.is_state:
-        why = f"needed to run {value.node.name} again in the backward; the state that it drew from"
+        why = f"needed to recompute {value.node.name} in the backward; the state that it drew from"
         return SavedValue(value.slot, random_state.state_bytes(value.node), why, user_line(value.node))
     if value.dim is not None:
         return SavedValue(value.slot, 0, "a size of the backward's inputs", user_line(value.node))
@@ -100,10 +100,10 @@ def _describe(analysis: JointAnalysis, value: _Crossing, reason: str | None) -> 
 
 
 def _recomputed(analysis: JointAnalysis, decision: Decision, needed: set[fx.Node]) -> Iterator[RecomputedValue]:
-    for node in analysis.in_order(decision.again):
+    for node in analysis.in_order(decision.recomputed):
         if node in analysis.forward and node in needed:
             traffic = 0 if analysis.is_view(node) else costs.traffic(node)
-            yield RecomputedValue(node.name, decision.again[node], user_line(node), traffic, costs.flops(node))
+            yield RecomputedValue(node.name, decision.recomputed[node], user_line(node), traffic, costs.flops(node))
 
 
 def user_line(node: fx.Node) -> str | None:
@@ -153,8 +153,8 @@ def _tensors_first(values: list[SavedValue]) -> list[SavedValue]:
     return sorted(values, key=lambda value: isinstance(value.slot, SavedSymInt))
 
 
-def _check_can_run_again(analysis: JointAnalysis, node: fx.Node, decision: Decision) -> None:
-    if node in decision.again and random_state.can_record(node):
+def _check_can_recompute(analysis: JointAnalysis, node: fx.Node, decision: Decision) -> None:
+    if node in decision.recomputed and random_state.can_record(node):
         return
     if node.op == "placeholder" or node in analysis.copied:
         problem = "is an input of the forward"

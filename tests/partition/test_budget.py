@@ -56,7 +56,7 @@ def test_masks_are_drawn_again_from_the_recorded_state():
     assert [value.saved_bytes for value in states] == [5056, 5056]
     assert targets(halves.backward.module).count("run_with_rng_state") == 2
     assert {value.reason for value in halves.recomputed if "bernoulli" in value.name} == {
-        "bernoulli draws the same numbers again from the recorded state, and holding it would take 36864 bytes"
+        "bernoulli redraws the same numbers from the recorded state, and holding it would take 36864 bytes"
     }
 
 

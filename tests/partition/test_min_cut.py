@@ -143,10 +143,10 @@ class ReasonsTest(expecttest.TestCase):
 saved primals_1, 160 bytes: needed by mm_7 in the backward; an input of the graph
 saved primals_2, 0 bytes: needed by mm_8 in the backward; an input of the graph, alive anyway
 saved mm, 480 bytes: needed by mm_4 in the backward; result of mm, never recomputed
-saved mm_1, 100 bytes: needed to run div again in the backward; result of mm, never recomputed
+saved mm_1, 100 bytes: needed to recompute div in the backward; result of mm, never recomputed
 saved _softmax, 100 bytes: needed by _softmax_backward_data in the backward; result of _softmax, never recomputed
-saved div_1, 100 bytes: needed by mul_2 in the backward; div is cheap, but costs more to make again than to hold
-saved mul_1, 100 bytes: needed by mm_3 in the backward; mul is cheap, but costs more to make again than to hold""",
+saved div_1, 100 bytes: needed by mul_2 in the backward; div is cheap, but costs more to recompute than to hold
+saved mul_1, 100 bytes: needed by mm_3 in the backward; mul is cheap, but costs more to recompute than to hold""",
         )
 
 
