@@ -25,13 +25,13 @@ class Failure:
 
 
 DYNAMIC = ("dynamic", "dynamic core", "dynamic inductor's")
-ROWS = "gets a sparse tensor in rows that requires grad, at whose trace torch aborts the process"
+ROWS = "a sparse CSR input requires grad, and torch aborts the process when it is traced"
 
 EXPECTED_FAILURES = (
-    Failure("addbmm", RanEagerly, "eager enlarges what it writes to, torch's shape function refuses", ("in-place",)),
-    Failure("istft", OtherStrides, "a gradient is dense in another order of its dimensions", DYNAMIC),
-    Failure("normal_in_place", Refused, "fills a tensor with gaps, which draws in another order", ("non-contiguous",)),
+    Failure("addbmm", RanEagerly, "eager enlarges the tensor it writes to, torch's shape function raises", ("in-place",)),
+    Failure("istft", OtherStrides, "a gradient is dense with its dimensions in another order", DYNAMIC),
+    Failure("normal_in_place", Refused, "fills a tensor with gaps and draws in another order", ("non-contiguous",)),
     Failure("sparse_mm_reduce", Refused, ROWS),
     Failure("sparse_sampled_addmm", Refused, ROWS),
-    Failure("to_sparse", Refused, "a sparse result that requires grad is not recorded by torch's functionalization"),
+    Failure("to_sparse", Refused, "torch's functionalization does not record a sparse result that requires grad"),
 )

@@ -39,7 +39,7 @@ def summary(rows: Collection[Row]) -> str:
     pairs = {(row.task.compiler, row.task.variant) for row in rows}
     common = [variant for variant in variants if all((compiler, variant) in pairs for compiler in compilers)]
     table = [summary_line(variant, [variant], rows, compilers) for variant in variants]
-    table.append(summary_line("all that have each number", common, rows, compilers))
+    table.append(summary_line("variants with all figures", common, rows, compilers))
     return tabulate(table, headers=["variant", "compared", *compilers], tablefmt=TABLE)
 
 
@@ -97,17 +97,17 @@ def page(rows: Collection[Row], command: str, note: str = "") -> str:
 
 PAGE = """# Conformance
 
-Made by `{command}`, which runs what its file of results lacks (`conformance.jsonl`, or `--results FILE`), with torch
-{torch} on a CPU.{note}
+Made by `{command}` with torch {torch} on a CPU.
+The command runs only what its file of results lacks (`conformance.jsonl`, or `--results FILE`).{note}
 
-Every operator and module of torch's own databases is called with up to {samples} of its sample inputs, forward and
-backward, in eager and compiled. Compared are values, dtypes, strides, flags, aliases and memory of outputs; the arguments,
-parameters and buffers afterwards; and which gradients there are, with their values and strides. The peer is torch's own
-`aot_function`, held to the same.
+The sweep calls every operator and module of torch's databases with up to {samples} sample inputs, forward and backward, in
+eager and compiled. It compares values, dtypes, strides, flags, aliases and memory of outputs; the arguments, parameters
+and buffers afterwards; and which gradients exist, with their values and strides. The peer, torch's own `aot_function`,
+is held to the same.
 
 ## How many pass
 
-In a hundred of those that eager supports in the variant; the aim is 99.5. Where a column has no number, that was not run.
+Percentages of what eager supports in the variant; the aim is 99.5. A cell without a number was not run.
 Variants that were not run at all: {not_run}.
 
 {summary}
@@ -116,9 +116,9 @@ The verdicts in all variants that were run:
 
 {verdicts}
 
-`OtherStrides`: an output or gradient lies in memory otherwise than in eager. `RanEagerly`: a warning says that the original
-ran in place of a plan. `Refused`: an error of ours says what is not supported, when it is compiled. `Wrong`: something else
-than in eager, without an error. `NotSupported`, where eager raises or there is no sample, is not counted.
+`OtherStrides`: an output or gradient has another memory layout than in eager. `RanEagerly`: a warning says that the original
+ran instead of a plan. `Refused`: an aotgrad error at compile time says what is not supported. `Wrong`: a difference from
+eager without an error. `NotSupported`: eager raises or there is no sample; not counted.
 
 ## What does not pass
 
