@@ -276,7 +276,7 @@ def out_of_order(rows: list[Row]) -> str:
     models = {row.model: [each for each in rows if each.model == row.model] for row in rows}
     peer = sum(is_out_of_order([row.peer.peak for row in of_model]) for of_model in models.values())
     ours = sum(of_model[0].peaks_out_of_order > 0 for of_model in models.values())
-    return f"Models in which a smaller budget gives a higher peak: of {len(models)}, {peer} with the peer, {ours} with ours."
+    return f"Models where a smaller budget raises the peak, of {len(models)}: {peer} with the peer, {ours} with ours."
 
 
 def is_out_of_order(peaks: list[int]) -> bool:
@@ -316,7 +316,7 @@ def heading(title: str, models: Iterable[str], legend: str) -> list[str]:
     return [
         f"# {title}",
         f"Made by `{command}` (torch {torch.__version__}). Models: {', '.join(dict.fromkeys(models))}.",
-        f"What the columns mean is in the docstring of `{script}`. {legend}",
+        f"The docstring of `{script}` explains the columns. {legend}",
     ]
 
 
@@ -330,7 +330,7 @@ def markdown(rows: list[Row]) -> str:
             *heading("The partitioner beside its peer", (row.model for row in rows), "Ratios are ours over the peer's."),
             "## Geometric means",
             summary(rows),
-            f"The lowest peak of ours over the lowest of the peer at any budget: {lowest_peaks(rows):.3f}.",
+            f"Our lowest peak over the peer's lowest at any budget: {lowest_peaks(rows):.3f}.",
             out_of_order(rows),
             "## Each model",
             details(rows),

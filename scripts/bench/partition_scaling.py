@@ -80,9 +80,9 @@ def exponent(times: list[Timed], side: str) -> float:
 
 
 def markdown(times: list[Timed], command: str) -> str:
-    about = "What the columns mean is in the docstring of `scripts/bench/partition_scaling.py`. Ratios are to the peer's."
+    about = "The docstring of `scripts/bench/partition_scaling.py` explains the columns. Ratios are to the peer's."
     made = f"Made by `{command}` ({environment()})."
-    return "\n\n".join(["# The time of partitioning as graphs grow", made, about, scaling_table(times), ""])
+    return "\n\n".join(["# Partitioning time as graphs grow", made, about, scaling_table(times), ""])
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ def shown(value: float | None, form: str, unit: str = "") -> str:
 def failures(cells: Cells, backends: Iterable[str]) -> str:
     """What backends fail at, each with the first line of its error; the same errors stand together."""
     failed = [cell for row in ROWS for b in backends if (cell := cells.get((row.name, b))) is not None and not cell.good]
-    return "\n".join(failure(row, list(group)) for row, group in groupby(failed, key=lambda cell: cell.row)) or "Nothing."
+    return "\n".join(failure(row, list(group)) for row, group in groupby(failed, key=lambda cell: cell.row)) or "Nowhere."
 
 
 def failure(row: str, cells: list[Cell]) -> str:
@@ -134,35 +134,35 @@ def counts(good: str, run: str, cells: Cells, backend: str) -> dict[str, int]:
 PAGE = """\
 # Programs that other people wrote
 
-`{command}` makes this document. It runs programs of common frameworks with random weights and small
-sizes, in an environment of its own (`scripts/workflows.txt`), in eager and with three backends, the columns of the tables:
+`{command}` generates this document. It runs programs of common frameworks with random weights and small
+sizes, in a separate environment (`scripts/workflows.txt`), in eager and with three backends, the columns of the tables:
 
 - **peer**: `backend="inductor"`, Inductor behind torch's own AOTAutograd;
 - **aotgrad**: `backend="aotgrad"`, Inductor behind aotgrad;
 - **aotgrad_eager**: `backend="aotgrad_eager"`, the halves as plain FX code.
 
-Each row is a program in [scripts/workflows](../scripts/workflows/rows.py). Every cell is a process of its own with empty
-caches and one thread, which runs the program in eager and then compiled. A cell that is empty has not been run. In most
-programs the model is compiled before the framework gets it; where the framework compiles (a `Trainer`, `accelerate`,
-Lightning), the program says "inductor" to it, after `aotgrad.install()`.
+Each row is a program in [scripts/workflows](../scripts/workflows/rows.py). Each cell is a separate process with empty
+caches and one thread, which runs the program in eager and then compiled. Empty cells were not run. Most programs compile
+the model before the framework gets it. Where the framework compiles (a `Trainer`, `accelerate`, Lightning), the program
+selects "inductor" after `aotgrad.install()`.
 
-It was run on: {machines}. Packages: {versions}.
+Run on: {machines}. Packages: {versions}.
 
-Of {rows} programs, eager's results come of {eager_halves} with `aotgrad_eager` (of {ran_eager_halves} that were run),
-of {inductor} with `aotgrad` (of {ran_inductor}), and of {peer_good} with the peer (of {ran_peer}).
+Of {rows} programs, {eager_halves} match eager with `aotgrad_eager` ({ran_eager_halves} were run),
+{inductor} with `aotgrad` ({ran_inductor}), and {peer_good} with the peer ({ran_peer}).
 
 ## Losses and gradients
 
-Compared are the losses of all steps, and the gradients of all parameters at all steps. A figure is the largest difference
-of a tensor over its largest item, or over a thousandth of the largest gradient of the step if its own are below that.
-"equal" means to the bit. Where eager halves differ, "Dynamo" is how far they are from Dynamo's graph with no compiler behind
-it (`backend="eager"`), which here and there adds gradients in another order than eager, or has other formulas of optimizers.
-What is **bold** is above the tolerance, or failed. Inductor draws eager's random numbers (`fallback_random`), and aotgrad
-also compiles what it would leave to eager as too small (`min_graph_ops` is 0).
+The table compares the losses and the gradients of all parameters at all steps. A figure is the largest difference of a
+tensor over its largest item, or over a thousandth of the step's largest gradient if that is larger. "equal" means
+bitwise. Where eager halves differ, "Dynamo" is their difference from Dynamo's graph without a compiler
+(`backend="eager"`), which sometimes adds gradients in another order than eager, or uses other optimizer formulas.
+**Bold** cells exceed the tolerance or failed. Inductor draws eager's random numbers (`fallback_random`), and aotgrad
+compiles even the smallest graphs (`min_graph_ops` is 0).
 
 {results}
 
-Of some rows there is more to say:
+Notes on some rows:
 
 {notes}
 
@@ -176,11 +176,11 @@ Of some rows there is more to say:
 
 ## Times
 
-A step: the median processor time of the second half of the steps, in eager, then over eager's in the same process (below
-1 is faster). The first step compiles, and is timed by the clock on the wall of a machine that is busy with other things, at
-times much busier: first steps of different columns do not compare. Models are tiny, so that most steps are short:
-[when compiling does not pay](recipes.md#when-compiling-does-not-pay). "compiled" counts plans, of aotgrad those of gradients
-of gradients, too; "breaks" are Dynamo's graph breaks. A break comes from the framework's Python, in front of any backend.
+"eager" is the median processor time of the second half of the steps; the next columns are ratios to eager in the same
+process (below 1 is faster). First steps compile. They are wall-clock times on a machine with other load, at times much
+more, so columns of first steps do not compare. Models are tiny, so most steps are short:
+[when compiling does not pay](recipes.md#when-compiling-does-not-pay). "compiled" counts plans, for aotgrad also those of
+gradients of gradients. "breaks" counts Dynamo's graph breaks; the framework's Python causes them, before any backend runs.
 
 {times}
 """

@@ -53,23 +53,23 @@ ROWS = (
     Row(
         "optimizers:adamw_one_cycle",
         "AdamW with OneCycleLR, compiled",
-        why="Dynamo traces other formulas of the step than eager runs; eager halves are equal to its graph.",
+        why="Dynamo traces other step formulas than eager runs; eager halves equal its graph.",
     ),
     Row(
         "optimizers:sgd_cosine",
         "SGD with CosineAnnealingLR, compiled, the rate a float",
-        why="the peer compiles in each step; in aotgrad one plan serves all learning rates, from the second on.",
+        why="the peer recompiles each step; in aotgrad one plan serves all learning rates from the second on.",
     ),
     Row(
         "optimizers:stochastic_weight_averaging",
         "SWA with batch norms updated",
-        why="the bias before a batch norm has a gradient of zero, of which the rounding of other ones is left.",
+        why="the gradient of a bias before a batch norm is zero; only the rounding of others remains.",
     ),
     Row("optimizers:exponential_moving_average", "moving average of weights, compiled"),
     Row(
         "optimizers:lbfgs",
         "L-BFGS with a line search",
-        why="in float64: the last bit of a loss decides in a line search, so that runs in float32 part soon.",
+        why="in float64: a line search depends on the last bit of a loss, so runs in float32 soon diverge.",
     ),
     Row("trainer:trainer_gpt2", "Trainer, GPT-2, bfloat16, accumulation", "transformers", BFLOAT16),
     Row("trainer:trainer_bert", "Trainer, BERT, gradient checkpointing", "transformers"),
@@ -82,7 +82,7 @@ ROWS = (
         "Lightning, accumulation, clipping, validation",
         "lightning",
         tolerance=1e-3,
-        why="the bias before a batch norm has a gradient of zero, of which the rounding of other ones is left.",
+        why="the gradient of a bias before a batch norm is zero; only the rounding of others remains.",
     ),
     Row(
         "images:timm_resnet",
@@ -96,7 +96,7 @@ ROWS = (
         "images:timm_mobilenet",
         "MobileNetV3",
         "timm",
-        why="in float64, too (in float32, aotgrad is 3e-04 off); eager's backward of `hardsigmoid` takes 1/6 in single "
+        why="in float64, too (in float32, aotgrad is 3e-04 off); eager's backward of `hardsigmoid` rounds 1/6 to single "
         "precision.",
     ),
     Row("diffusion:diffusion_unet", "U-Net", "diffusers"),
@@ -105,8 +105,8 @@ ROWS = (
         "U-Net with cross attention, bfloat16",
         "diffusers",
         tolerance=2e-1,
-        why="eager's own gradients in bfloat16 are up to 0.19 off those in float32. The peer's are zero in front of an "
-        "upsampling: Inductor reads what that writes before it does, which aotgrad keeps it from (`backends/corrected.py`).",
+        why="eager's own gradients in bfloat16 are up to 0.19 off those in float32. The peer's are zero before an "
+        "upsampling: Inductor reads its result before it is written; aotgrad prevents this (`backends/corrected.py`).",
     ),
     Row("graphs:gcn", "GCN", "torch_geometric"),
     Row("graphs:gat", "GAT", "torch_geometric"),
@@ -118,13 +118,13 @@ ROWS = (
         "equations:ode_adjoint",
         "neural ODE, adaptive, adjoint method",
         "torchdiffeq",
-        why="in float64: the last bit decides which steps the solver tries again; in float32, aotgrad is 4e-04 off.",
+        why="in float64: the last bit decides which steps the solver retries; in float32, aotgrad is 4e-04 off.",
     ),
     Row(
         "processes:gaussian_process",
         "exact Gaussian process, likelihood compiled",
         "gpytorch",
-        why="in float64, as its matrices need it: in float32, aotgrad is 2e-04 off. Dynamo often breaks GPyTorch's graph.",
+        why="in float64, which its matrices need: in float32, aotgrad is 2e-04 off. Dynamo often breaks GPyTorch's graph.",
     ),
     Row("inference:variational_inference", "variational autoencoder, differentiable bound", "pyro-ppl"),
     Row("inference:svi", "variational autoencoder, SVI", "pyro-ppl"),
@@ -135,8 +135,8 @@ ROWS = (
         "schedule_free:schedule_free",
         "AdamW without a schedule, compiled",
         "schedulefree",
-        why="the peer compiles the step of each sum of weights that the optimizer keeps; in aotgrad one plan serves the "
-        "warm-up, and one what follows.",
+        why="the peer recompiles the step for each sum of weights that the optimizer keeps; in aotgrad one plan serves the "
+        "warm-up, and one the rest.",
     ),
 )
 BY_NAME = {row.name: row for row in ROWS}
