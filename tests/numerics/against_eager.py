@@ -1,13 +1,13 @@
-"""Runs a function eager and compiled on equal inputs, and compares everything a user can see of the two.
+"""Runs a function eager and compiled on equal inputs, and compares all observable results.
 
     assert_like_eager(lambda x: x.mul_(2).sin(), lambda: (leaf(3) * 1,), "nop")
 
-Compared after the call: values bit for bit, dtype, shape, stride, `requires_grad`, `is_leaf`, whether there is a
-`grad_fn`, which tensor `_base` is, who shares storage with whom, which output is which input, the version counters of the
-inputs, the pytree and the types of its leaves. Then, optionally, what happens when the caller goes on to use the outputs.
-Then the gradients of every leaf behind the inputs, `None` included, for fixed random cotangents.
+Compared after the call: values bit for bit, dtype, shape, stride, `requires_grad`, `is_leaf`, presence of a `grad_fn`,
+identity of `_base`, shared storages, outputs that are inputs, the version counters of the inputs, the pytree and the
+types of its leaves. Then, optionally, the effects of the caller's further use of the outputs. Then the gradients of
+every leaf behind the inputs, `None` included, for fixed random cotangents.
 
-Every function is called twice on fresh inputs, so that the second call runs a plan that is there already.
+Every function is called twice on fresh inputs, so that the second call runs a cached plan.
 
 One relation is not compared: a view of an intermediate that nobody else can see may come back as a tensor with no `_base`.
 """
@@ -74,7 +74,7 @@ def plain(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def non_leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A random tensor that requires grad and has a history, so that it may be changed in place."""
+    """A random tensor that requires grad and has a history, so it may change in place."""
     return leaf(*shape, dtype=dtype) * 1
 
 
@@ -82,7 +82,7 @@ def non_leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def compiled(function: Function, backend: str, *, dynamic: bool = False, fullgraph: bool = True, **options: Any) -> Function:
-    """`function`, compiled the way that `backend` names: a key of `COMPILERS` or `DYNAMO_BACKENDS`."""
+    """Compile `function` with `backend`: a key of `COMPILERS` or `DYNAMO_BACKENDS`."""
     options["options"] = {"min_graph_ops": 0, **options.get("options", {})}
     if backend in COMPILERS:
         return aotgrad.aot_function(function, COMPILERS[backend], dynamic=dynamic, **options)
@@ -109,20 +109,20 @@ def assert_like_eager(
     """Compare a compiled function with eager.
 
     Args:
-        function: what is compiled.
-        make_args: makes the arguments; called under the same seed each time, it gives equal inputs that share memory
-            and history in the same way.
-        backend: see `compiled`; or a function that is compiled already.
-        around: makes the context in which the function is called; the backward runs outside of it.
-        caller: gets the outputs and the arguments after the call, may use them in place, and may return tensors (a
-            pytree) that are to be differentiated too.
+        function: the function to compile.
+        make_args: makes the arguments; under the same seed it returns equal inputs with equal sharing of memory and
+            history.
+        backend: see `compiled`; or a compiled function.
+        around: makes the context of the call; the backward runs outside of it.
+        caller: gets the outputs and the arguments after the call, may mutate them, and may return tensors (a pytree) to
+            differentiate too.
         cotangent: makes the cotangent of a tensor; random by default.
-        raises: what eager raises, in the call, in `caller` or in the backward; the compiled function must raise the same.
+        raises: eager's error in the call, in `caller` or in the backward; the compiled function must raise the same.
         dynamic: compile with symbolic sizes.
-        compilations: how many plans the two calls make; not counted if `None`.
-        gradients_close: why the last bits of gradients may differ; without a reason they may not.
-        values_close: why the last bits of everything may differ.
-        inductor_rtol: how far Inductor's results may be off; more where eager rounds to half precision between two ops.
+        compilations: number of plans that the two calls make; not counted if `None`.
+        gradients_close: the reason why the last bits of gradients may differ; without a reason they may not.
+        values_close: the reason why the last bits of everything may differ.
+        inductor_rtol: tolerance of Inductor's results; larger where eager rounds to half precision between two ops.
         **options: for `aot_function` or `torch.compile`.
     """
     scenario = Scenario(make_args, around, caller, cotangent or random_cotangent)
@@ -141,7 +141,7 @@ def assert_like_eager(
 
 
 def closeness(backend: str | Function) -> str:
-    """Why the values of a way of compiling are not eager's to the last bit; nothing if they are."""
+    """The reason why a backend's values differ from eager's in the last bits; empty if they do not."""
     return INDUCTOR if backend in THROUGH_INDUCTOR else ""
 
 
@@ -150,7 +150,7 @@ def closeness(backend: str | Function) -> str:
 
 @dataclass
 class Record:
-    """What one run showed: `facts` are compared with `==`, `values` as tensors (or `None`)."""
+    """Observations of one run: `facts` are compared with `==`, `values` as tensors (or `None`)."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Tensor | None] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything around the function that is the same for the eager and the compiled run."""
+    """The setting of the function, equal for the eager and the compiled run."""
 
     make_args: MakeArguments
     around: Callable[[], contextlib.AbstractContextManager]
@@ -166,7 +166,7 @@ class Scenario:
     cotangent: Cotangent
 
     def run(self, function: Function, seed: int, catch: bool) -> Record:
-        """Call the function on fresh inputs and differentiate; what it raises is recorded if `catch`."""
+        """Call the function on fresh inputs and differentiate; record its error if `catch`."""
         torch.manual_seed(seed)
         args = self.make_args()
         record = Record()
@@ -206,12 +206,12 @@ class Scenario:
 
 
 def random_cotangent(value: Tensor) -> Tensor:
-    """Contiguous, as the gradient of a function of the output mostly is."""
+    """Contiguous, as most gradients of functions of the output are."""
     return torch.randn(value.shape, dtype=value.dtype)
 
 
 def is_differentiable(value: Any) -> bool:
-    """Whether a backward can start here: not at a view made under `no_grad`, though it says that it requires grad."""
+    """Whether a backward can start here: not at a view made under `no_grad`, although its `requires_grad` is true."""
     if not isinstance(value, Tensor) or not value.requires_grad or value.is_inference():
         return False
     return value.grad_fn is not None or value._base is None
@@ -223,7 +223,7 @@ def distinct(values: Iterator[Tensor]) -> list[Tensor]:
 
 @contextlib.contextmanager
 def kept_grad_mode(record: Record) -> Iterator[None]:
-    """Record the grad mode that the call leaves behind, and restore the one before."""
+    """Record the grad mode after the call, and restore the previous one."""
     before = torch.is_grad_enabled()
     try:
         yield
@@ -233,7 +233,7 @@ def kept_grad_mode(record: Record) -> Iterator[None]:
 
 
 def leaves_behind(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The leaves that the histories of `tensors` lead to, in a fixed order; gradients arrive at these."""
+    """The leaves of the histories of `tensors`, in a fixed order; gradients accumulate there."""
     found = {id(tensor): tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad}
     stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     seen = set(stack)
@@ -248,7 +248,7 @@ def leaves_behind(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def observe(record: Record, when: str, inputs: Sequence[Tensor], outputs: Any) -> None:
-    """Note everything that can be seen of the inputs and outputs of a call."""
+    """Record everything observable of the inputs and outputs of a call."""
     leaves, structure = pytree.tree_flatten(outputs)
     named = {f"input {k}": value for k, value in enumerate(inputs)}
     record.facts[f"{when}, structure"] = structure
@@ -267,7 +267,7 @@ def observe(record: Record, when: str, inputs: Sequence[Tensor], outputs: Any) -
 
 
 def observe_version_counters(record: Record, inputs: Sequence[Tensor], outputs: Any) -> None:
-    """Note which tensors count their changes together, as a view does with its base."""
+    """Record which tensors share a version counter, as a view does with its base."""
     tensors = [value for value in (*inputs, *pytree.tree_leaves(outputs)) if isinstance(value, Tensor)]
     counting = [value for value in tensors if not value.is_inference()]
     for position, value in enumerate(counting):
@@ -299,7 +299,7 @@ def properties(value: Tensor) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Relations:
-    """Who is the same object as whom, shares its storage with whom, and is whose view."""
+    """Relations between tensors: same object, shared storage, view and base."""
 
     named: Mapping[str, Tensor]
 
@@ -334,7 +334,7 @@ def snapshot(prefix: str, tensors: Sequence[Tensor]) -> dict[str, Tensor | None]
 
 
 def copied(value: Tensor | None) -> Tensor | None:
-    """A copy that keeps the strides and is no part of any history."""
+    """A detached copy that keeps the strides."""
     if value is None:
         return None
     with torch.no_grad():
@@ -346,14 +346,14 @@ def copied(value: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What need not be equal to the last bit: relative differences, of gradients and of other values."""
+    """Allowed relative differences, of gradients and of other values."""
 
     gradients: float
     values: float
 
     @classmethod
     def of(cls, gradients_close: str, values_close: str, rtol: float) -> Tolerance:
-        """Nothing may differ without a reason; `rtol` is for values that may."""
+        """Values may differ only for a reason; then `rtol` applies."""
         if values_close:
             return cls(rtol, rtol)
         return cls(1e-6 if gradients_close else 0.0, 0.0)
@@ -403,7 +403,7 @@ def describe_difference(got: Tensor, wanted: Tensor, rtol: float) -> str | None:
 
 
 def strides_with_extent(value: Tensor) -> list[int] | None:
-    """Strides along which something is stepped; the others are arbitrary in a copy."""
+    """Strides of dimensions with several elements; the others are arbitrary in a copy."""
     if value.layout is not torch.strided:
         return None
     return [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
@@ -419,7 +419,7 @@ def bits(value: Tensor) -> Tensor:
 def assert_matches(
     found: Any, expected: Any, compiler: AnyBackend, close: str = "", inductor_rtol: float | None = None
 ) -> None:
-    """Trees of tensors, numbers and other values are equal; but for rounding, if `compiler` is Inductor or `close` says why.
+    """Assert equal trees of tensors, numbers and other values; up to rounding if `compiler` is Inductor or `close` says why.
 
     `compiler` may be a key of `COMPILERS` or `DYNAMO_BACKENDS`; `inductor_rtol` as for `assert_like_eager`.
     """

@@ -1,4 +1,4 @@
-"""Tables of cases: small functions, each of which is compared with eager in every way that it can be compiled.
+"""Tables of cases: small functions that are compared with eager under every backend.
 
 CASES = Cases()
 
@@ -24,7 +24,7 @@ from .against_eager import ALL, DYNAMO_BACKENDS, EXACT, Function, MakeArguments,
 
 @dataclass(frozen=True)
 class Case:
-    """A function, how to make its arguments, and what `assert_like_eager` is told besides."""
+    """A function, the factory of its arguments, and further arguments of `assert_like_eager`."""
 
     function: Function
     make_args: MakeArguments
@@ -42,7 +42,7 @@ class Case:
 
 @dataclass
 class Cases:
-    """The cases of one file, in the order in which they are written."""
+    """The cases of one file, in source order."""
 
     cases: list[Case] = field(default_factory=list)
 
@@ -59,9 +59,9 @@ class Cases:
 
         Args:
             make_args: see `assert_like_eager`.
-            without_dynamo: why Dynamo cannot take the function whole, or takes it and differs from eager by itself.
-            without_inductor: why it depends on halves that are eager's.
-            known_difference: what is not yet as in eager; the test is expected to fail until it is.
+            without_dynamo: why Dynamo cannot capture the function in one graph, or differs from eager by itself.
+            without_inductor: why it depends on eager halves.
+            known_difference: the known difference from eager; the test is expected to fail.
             **expectations: for `assert_like_eager`.
         """
         ways = EXACT if without_inductor else ALL
@@ -78,7 +78,7 @@ class Cases:
         return next(case for case in self.cases if case.name == name)
 
     def parametrize(self) -> pytest.MarkDecorator:
-        """One test a case and backend, with the arguments `case` and `backend`."""
+        """One test per case and backend, with the arguments `case` and `backend`."""
         pairs = [(case, backend) for case in self.cases for backend in case.backends]
         parameters = [
             pytest.param(case, backend, id=f"{case.name}-{backend}", marks=known(case.known_difference))
@@ -88,5 +88,5 @@ class Cases:
 
 
 def known(difference: str) -> list[pytest.MarkDecorator]:
-    """The marks of a test whose result differs from eager in a known way; none without a difference."""
+    """The marks of a test with a known difference from eager; none without one."""
     return [pytest.mark.xfail(strict=True, reason=difference)] if difference else []

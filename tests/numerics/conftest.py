@@ -1,4 +1,4 @@
-"""Warnings that torch itself gives while Dynamo or Inductor compile; every other warning is an error."""
+"""Ignored warnings of torch itself while Dynamo or Inductor compile; every other warning is an error."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .against_eager import AOT
 from .inductor_sample import half, left_out
 
 TORCH_WARNS = (
-    # Dynamo reads it of every input; torch hides the warning, but cannot keep it from being raised as an error.
+    # Dynamo reads it from every input; torch suppresses the warning, but not as an error.
     "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning",
     # The first import of Inductor, and of forward mode, scripts functions.
     "ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning",
     # Inductor leaves complex numbers to eager's kernels, and says so.
     "ignore:Torchinductor does not support code generation for complex operators:UserWarning",
-    # Inductor checks the arguments of some ops with what torch deprecates.
+    # Inductor checks the arguments of some ops with deprecated functions of torch.
     "ignore:`torch._prims_common.check` is deprecated:FutureWarning",
     # Dynamo itself instantiates a custom autograd function, which torch deprecates.
     "ignore:.*should not be instantiated:DeprecationWarning",
@@ -33,14 +33,14 @@ TORCH_WARNS = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out most of the tests through Inductor that are alike, and filter warnings."""
+    """Deselect most of the similar tests through Inductor, and filter warnings."""
     if os.environ.get("AOTGRAD_TEST_ALL") != "1":
         deselect(config, items, left_out(items, half()))
     filter_warnings(items)
 
 
 def filter_warnings(items: Sequence[pytest.Item]) -> None:
-    """Of the tests of this folder, but for those that say that they compile without Dynamo."""
+    """Applies to the tests of this folder, except those marked as compiled without Dynamo."""
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if item.path.is_relative_to(Path(__file__).parent) and parameters.get("backend") not in AOT:
@@ -50,7 +50,7 @@ def filter_warnings(items: Sequence[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class EveryGraph(InductorBackend):
-    """Inductor for graphs of one op, too."""
+    """Use Inductor for graphs of one op, too."""
 
     min_graph_ops = 0
 
@@ -60,12 +60,12 @@ HALVES = {"eager halves": aotgrad.nop, "inductor halves": EveryGraph()}
 
 @pytest.fixture(params=HALVES)
 def halves(request: pytest.FixtureRequest) -> Any:
-    """What compiles both halves: the first argument after the function of `aot_function` and `aot_module`."""
+    """The compiler of both halves: the first argument after the function of `aot_function` and `aot_module`."""
     return HALVES[request.param]
 
 
 @pytest.fixture
 def eagers_numbers() -> Iterator[None]:
-    """Inductor draws from the generator, as eager does; its own random numbers are others."""
+    """Let Inductor draw from the generator, as eager does; its own random numbers differ."""
     with torch._inductor.config.patch(fallback_random=True):
         yield

@@ -1,11 +1,11 @@
-"""Which tests through Inductor are run: one of those that differ only in the way to it, or in how the result is used.
+"""Selects tests through Inductor: one of those that differ only in the way to it, or in the use of the result.
 
 test[case-0-once-aot_inductor]      run            test[case-1-once-aot_inductor]
 test[case-0-once-inductor]                         test[case-1-once-inductor]          run
 test[case-0-retained-aot_inductor]                 test[case-1-retained-aot_inductor]
 
-Of a test of which many are left, one half is run, the other half on the next day: `AOTGRAD_INDUCTOR_HALF` says which one.
-A C++ compiler takes most of the suite's time, and each of these tests has kernels of its own. `AOTGRAD_TEST_ALL=1` runs
+If many cases of a test remain, one half runs, and the other half on the next day: `AOTGRAD_INDUCTOR_HALF` selects it.
+The C++ compiler takes most of the suite's time, and each of these tests has its own kernels. `AOTGRAD_TEST_ALL=1` runs
 all of them.
 """
 
@@ -32,9 +32,9 @@ def half() -> int:
 
 
 def left_out(items: Sequence[pytest.Item], half: int) -> list[pytest.Item]:
-    """All but one of each case, and one half of the cases of a test that has many.
+    """The tests to deselect: all but one of each case, and one half of the cases of a large test.
 
-    Which one that is goes round, so that each way and use is met.
+    The kept one rotates, so that each way and use occurs.
     """
     tests: dict[Hashable, dict[Hashable, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
@@ -51,7 +51,7 @@ def left_out(items: Sequence[pytest.Item], half: int) -> list[pytest.Item]:
 
 
 def case_through_inductor(item: pytest.Item) -> Hashable | None:
-    """The parameters of a test but for the way and the use, or `None` if Inductor has no part in it."""
+    """The parameters of a test without the way and the use, or `None` if it does not use Inductor."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     if parameters.get("backend") not in THROUGH_INDUCTOR and parameters.get("halves") != "inductor halves":
         return None

@@ -166,7 +166,7 @@ def test_an_expected_error_must_be_eagers() -> None:
 
 
 def test_what_the_caller_does_is_compared() -> None:
-    """An output with the right values that does not react to the caller's change as it should."""
+    """An output with the right values that reacts wrongly to the caller's mutation."""
     with pytest.raises(AssertionError, match="after the caller, input 0"):
         assert_like_eager(
             lambda x: x.view(-1),

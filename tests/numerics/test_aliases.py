@@ -1,7 +1,7 @@
-"""Outputs that share memory: with inputs, with each other, with a tensor that is not returned.
+"""Outputs that alias inputs, each other, or a tensor that is not returned.
 
-What is compared: `_base`, `is_leaf`, `requires_grad`, storage, and what happens when the caller changes an output, an
-input or the base in place afterwards.
+Compared are `_base`, `is_leaf`, `requires_grad`, storage, and the effects of a later mutation of an output, an input or
+the base by the caller.
 """
 
 from __future__ import annotations
@@ -220,11 +220,11 @@ def reshape_that_may_copy(x):
     return x.reshape(12), x.t().reshape(12)
 
 
-# --- Aliases by `.data`: they count their versions by themselves ------------------------------------------------------
+# --- Aliases by `.data`, with their own version counters --------------------------------------------------------------
 
 
 def change_first(outputs, args):
-    """The caller changes an output; how often everything was changed then is compared."""
+    """The caller mutates an output; all version counters are compared afterwards."""
     outputs[0].mul_(2)
     return [torch.tensor(float(value._version), requires_grad=True) for value in (*outputs, *args)]
 
@@ -317,7 +317,7 @@ EVERY_CHANGE = [change_of("inputs", k) for k in range(6)] + [change_of("results"
 @pytest.mark.parametrize("make", [non_leaf, plain], ids=["gradient", "no_gradient"])
 @pytest.mark.parametrize("change", EVERY_CHANGE, ids=lambda change: change.__name__)
 def test_every_kind_of_output_in_one_function(change, make) -> None:
-    """The caller changes one of them in place: values, versions, gradients and errors are eager's."""
+    """The caller mutates one of them: values, versions, gradients and errors are eager's."""
     make_args = lambda: (make(3, 3), make(3, 3))  # noqa: E731
     eager = Scenario(make_args, contextlib.nullcontext, change, random_cotangent).run(of_every_kind, seed=1, catch=True)
     assert_like_eager(of_every_kind, make_args, "nop", caller=change, raises=eager.facts.get("raised"))
@@ -495,7 +495,7 @@ def intermediate_and_detached(x):
 
 
 def changed(index, *, then=lambda outputs, args: None):
-    """The caller changes output `index` in place, then returns what is to be differentiated."""
+    """The caller mutates output `index`, then returns the tensors to differentiate."""
 
     def call(outputs, args):
         outputs[index].mul_(3)
@@ -557,7 +557,7 @@ def test_caller_uses_an_alias(use: str, backend: str) -> None:
     assert_like_eager(function, make_args, backend, caller=caller, raises=raises)
 
 
-# --- The caller changes what the backward needs ----------------------------------------------------------------------
+# --- The caller mutates a value that the backward needs --------------------------------------------------------------
 
 
 def whole_saved_value(x):
@@ -652,7 +652,7 @@ SAVING = {
 
 
 def base_changed(outputs, args):
-    """Saves of the first argument are noticed through the version counter that it shares with its base."""
+    """A saved first argument is checked through the version counter that it shares with its base."""
     with torch.no_grad():
         args[1].mul_(2)
 
@@ -662,7 +662,7 @@ def base_changed(outputs, args):
 @pytest.mark.parametrize("part", [slice(None), slice(1, None)], ids=["itself", "view"])
 @pytest.mark.parametrize("function", SAVING)
 def test_an_input_that_is_changed_before_the_backward(function: str, part: slice, make, backend: str) -> None:
-    """It raises exactly where eager had saved the input, whatever is saved here."""
+    """It raises exactly where eager saves the input, whatever aotgrad saves."""
 
     def make_args():
         base = make(4, 3)

@@ -1,4 +1,4 @@
-"""Anomaly mode: a NaN in a compiled backward is found, with its op and line, and nodes know where they were made."""
+"""Anomaly mode: a NaN in a compiled backward is reported with its op and line, and nodes record their creation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import aotgrad
 
 from .against_eager import ALL, compiled, leaf
 
-# Anomaly mode says that it is on, and prints the traceback of the forward as a warning.
+# Anomaly mode warns that it is on, and prints the traceback of the forward as a warning.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning"),
     pytest.mark.filterwarnings("ignore:Error detected in:UserWarning"),
@@ -60,7 +60,7 @@ def test_without_a_nan_the_gradients_are_the_same(backend: str) -> None:
 
 
 def test_a_nan_that_no_gradient_depends_on_is_no_anomaly(halves) -> None:
-    """The output that would make one is not used: its part of the backward does not run."""
+    """The output that causes a NaN is unused: its part of the backward does not run."""
     x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     with torch.autograd.detect_anomaly():
         a, _ = aotgrad.aot_function(lambda x, y: (finite(x), infinite_slope(y)), halves)(x, y)

@@ -1,4 +1,4 @@
-"""The functions that users call: what goes in and out, what is kept, and which plans are made."""
+"""The public functions: inputs and outputs, stored state, and the plans that they make."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_callable_object() -> None:
     assert torch.equal(aotgrad.aot_function(Scale(), aotgrad.nop)(x), x * 2)
 
 
-# --- Which plans are made --------------------------------------------------------------------------------------------
+# --- Number of plans -------------------------------------------------------------------------------------------------
 
 DIFFERENT_CALLS = {
     "python_number": [(plain(3), 1), (plain(3), 2)],
@@ -107,7 +107,7 @@ DIFFERENT_CALLS = {
 
 
 def describe(argument, n):
-    """Depends on everything that the calls above differ in."""
+    """Depends on every difference between the calls above."""
     if isinstance(argument, dict):
         return {key: value * n for key, value in argument.items()}
     if isinstance(argument, (tuple, list)):
@@ -442,7 +442,7 @@ def test_frozen_parameters() -> None:
 
 
 def test_freezing_and_unfreezing_makes_two_plans_that_are_eagers_to_the_bit() -> None:
-    """The product of a frozen matrix is a `bmm` in eager, that of another one an `mm`: no plan can stand for both."""
+    """Eager multiplies by a frozen matrix with `bmm`, by another one with `mm`: no plan covers both."""
 
     class Product(nn.Module):
         def __init__(self):

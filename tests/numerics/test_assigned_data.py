@@ -1,4 +1,4 @@
-"""`x.data = y` and `x.set_(y)`: a tensor is given the memory of another one."""
+"""`x.data = y` and `x.set_(y)`: a tensor takes the memory of another one."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ BROKEN_BY_DYNAMO = (of_a_value_inside, set_argument)
 
 
 def used_on(function: Callable, args: Sequence[Tensor]) -> Any:
-    """What is whose memory shows in later writes; the gradients are computed before."""
+    """Later writes show which tensors share memory; the gradients are computed before them."""
     outputs = function(*args)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     roots = [(out * (k + 2)).sum() for k, out in enumerate(outputs) if out.requires_grad]
@@ -213,7 +213,7 @@ def test_memory_is_given_to_what_has_a_history(function: Callable, backend: str)
 @pytest.mark.parametrize("function", [the_other, a_new_value, swapped])
 @pytest.mark.parametrize("squared", [False, True])
 def test_a_change_of_what_is_saved_is_noticed(function: Callable, squared: bool, backend: str) -> None:
-    """By the counter of the tensor that eager has saved."""
+    """The check reads the version counter of the tensor that eager saves."""
 
     def with_product(x, y):
         out = function(x, y)
@@ -229,7 +229,7 @@ def test_a_change_of_what_is_saved_is_noticed(function: Callable, squared: bool,
 
 
 class Decays(nn.Module):
-    """Makes its weight smaller in each call."""
+    """Shrinks its weight in each call."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ every_mode = pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
 
 
 def differentiate(function, around, around_backward, second_order=False):
-    """The output, the first and, if asked for, the second derivatives."""
+    """The output, the first and, optionally, the second derivatives."""
     torch.manual_seed(0)
     inputs = [torch.randn(size, requires_grad=True) for size in ((4, 3), (3, 5), (5, 2))]
     with around():
@@ -68,7 +68,7 @@ def differentiate(function, around, around_backward, second_order=False):
 @pytest.mark.parametrize("around_backward", AROUND.values(), ids=AROUND)
 @pytest.mark.parametrize("backend", EXACT)
 def test_gradients_to_the_bit(function, around, around_backward, backend) -> None:
-    """Also where autocast is on around the backward: eager casts the arguments of its products then."""
+    """Also with autocast around the backward: then eager casts the arguments of its products."""
     expected = differentiate(function, around, around_backward)
     under_test = compiled(function, backend)
     for _ in range(2):
@@ -81,7 +81,7 @@ def test_gradients_to_the_bit(function, around, around_backward, backend) -> Non
 @every_mode
 @pytest.mark.parametrize("around_backward", AROUND.values(), ids=AROUND)
 def test_second_order(function, around, around_backward) -> None:
-    """First derivatives to the bit; second ones are sums of several terms, which are summed in another order."""
+    """First derivatives are equal to the bit; second ones sum several terms in another order."""
     expected = differentiate(function, around, around_backward, second_order=True)
     actual = differentiate(compiled(function, "eager"), around, around_backward, second_order=True)
     for one, other in zip(actual[:4], expected[:4], strict=True):
@@ -113,9 +113,9 @@ def cast_after_a_product_in_float32(x, w, v):
 @pytest.mark.parametrize("around_backward", [contextlib.nullcontext, BF16], ids=["nothing", "bfloat16"])
 @pytest.mark.parametrize("backend", ALL)
 def test_a_cast_that_autocast_would_have_made(around, around_backward, backend) -> None:
-    """A backend that learns dtypes by running ops again, under autocast, takes the cast for one that does nothing.
+    """A backend that infers dtypes by rerunning ops under autocast mistakes the cast for a no-op.
 
-    Where autocast is on around the backward, its graph is traced again, with the prims that the backend decomposed to.
+    With autocast around the backward, its graph is retraced, with the prims that the backend decomposed to.
     """
     expected = differentiate(cast_after_a_product_in_float32, around, around_backward)
     with torch._inductor.config.patch(fx_graph_cache=False):
@@ -127,7 +127,7 @@ def test_a_cast_that_autocast_would_have_made(around, around_backward, backend) 
 
 
 def test_autocast_is_off_while_passes_and_compilers_run() -> None:
-    """Its casts are in the graph."""
+    """The graph contains its casts."""
     seen = {}
 
     def note(role):

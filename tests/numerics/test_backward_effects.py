@@ -1,4 +1,4 @@
-"""What a backward changes in place: by an `autograd.Function`, a custom op, or a hook. As eager does, when its node runs."""
+"""Mutations in a backward by an `autograd.Function`, a custom op, or a hook: as in eager, when the node runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ without_dynamo = pytest.mark.parametrize("backend", WITHOUT_DYNAMO)
 Use = Callable[[Callable, Sequence[Tensor]], Any]
 
 
-# --- What is compiled ------------------------------------------------------------------------------------------------
+# --- Functions -------------------------------------------------------------------------------------------------------
 
 
 class Doubles(Function):
@@ -56,7 +56,7 @@ class Adds(Function):
 
 
 class Takes(Function):
-    """Saves a buffer as autograd wants it, and changes it all the same."""
+    """Saves a buffer with `save_for_backward`, and mutates it all the same."""
 
     @staticmethod
     def forward(ctx, x, buffer):
@@ -72,7 +72,7 @@ class Takes(Function):
 
 
 class Rolls(Function):
-    """What FP8 recipes do: the history of maxima moves on, and the scale is made of it."""
+    """As FP8 recipes do: updates the history of maxima, and derives the scale from it."""
 
     @staticmethod
     def forward(ctx, x, history, scale):
@@ -89,7 +89,7 @@ class Rolls(Function):
 
 
 class ChangesPart(Function):
-    """Changes a view of a buffer."""
+    """Mutates a view of a buffer."""
 
     @staticmethod
     def forward(ctx, x, buffer):
@@ -103,7 +103,7 @@ class ChangesPart(Function):
 
 
 class ChangesGradient(Function):
-    """Changes the gradient that it gets."""
+    """Mutates its incoming gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -116,7 +116,7 @@ class ChangesGradient(Function):
 
 
 class ChangesOutput(Function):
-    """Changes its own result, and keeps a value of its own that it changes."""
+    """Mutates its own result, and keeps and mutates a value of its own."""
 
     @staticmethod
     def forward(ctx, x):
@@ -146,7 +146,7 @@ class OnlyEffect(Function):
 
 
 class ChangesSaved(Function):
-    """Changes what it has saved itself to save memory, as a fused cross entropy does."""
+    """Mutates its own saved value to save memory, as a fused cross entropy does."""
 
     @staticmethod
     def forward(ctx, x):
@@ -215,7 +215,7 @@ def x_and_buffer() -> list[Tensor]:
     return [torch.randn(3, 3).requires_grad_(), torch.rand(3, 3) + 1]
 
 
-# --- How it is used --------------------------------------------------------------------------------------------------
+# --- Uses ------------------------------------------------------------------------------------------------------------
 
 
 def total(outputs: Any) -> Tensor:
@@ -252,7 +252,7 @@ def in_turn(function: Callable, args: Sequence[Tensor]) -> Any:
 
 
 def changed_between(function: Callable, args: Sequence[Tensor]) -> Any:
-    """What is kept as an attribute is read as it is when the backward runs."""
+    """A tensor attribute is read when the backward runs."""
     outputs = function(*args)
     with torch.no_grad():
         args[1].add_(0.5)
@@ -276,7 +276,7 @@ def second_order(function: Callable, args: Sequence[Tensor]) -> Any:
 
 
 def observed(function: Callable, use: Use, make_args: Callable[[], Sequence[Tensor]]) -> list[Any]:
-    """What a use of a function leaves behind, or the type of its error."""
+    """The effects of a use of a function, or the type of its error."""
     torch.manual_seed(1)
     args = make_args()
     try:
@@ -321,7 +321,7 @@ def test_it_is_changed_in_every_backward(function: Callable, backend: str) -> No
     assert_alike(function, retained, x_and_buffer, backend)
 
 
-# --- Whose gradient is its own -----------------------------------------------------------------------------------------
+# --- Ownership of gradients --------------------------------------------------------------------------------------------
 
 
 def changes_gradient(x):
@@ -333,7 +333,7 @@ def changes_gradient_inside(x):
 
 
 def given_gradient(function: Callable, args: Sequence[Tensor]) -> Any:
-    """The gradient of the result is a tensor of the caller's, who looks at it afterwards."""
+    """The gradient of the result is a tensor of the caller, who reads it afterwards."""
     y = function(*args)
     gradient = torch.ones_like(y).add_(0.5)
     y.backward(gradient, retain_graph=True)
@@ -378,14 +378,14 @@ def doubles_without_reading(x, buffer):
     return Adds.apply(x.cos(), buffer).exp() * 3
 
 
-# What Dynamo makes of a custom function has another derivative than eager's, whatever the backend.
+# Dynamo's form of a custom function has another derivative than eager's, under any backend.
 @without_dynamo
 @pytest.mark.parametrize("function", [doubles, doubles_without_reading], ids=lambda f: f.__name__)
 def test_create_graph(function: Callable, backend: str) -> None:
     assert_alike(function, second_order, x_and_buffer, backend)
 
 
-# --- Others that change something -----------------------------------------------------------------------------------------
+# --- Other effects --------------------------------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("aotgrad_tests::note_maximum", mutates_args={"history"})
@@ -667,7 +667,7 @@ def test_an_fp8_recipe(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["dynamo", "inductor"])
 def test_a_closed_over_tensor(backend: str) -> None:
-    """Dynamo makes it an argument; without it, it is refused: see `expect/errors`."""
+    """Dynamo makes it an argument; without Dynamo, it is refused: see `expect/errors`."""
 
     def make() -> tuple[Tensor, Callable]:
         torch.manual_seed(2)
@@ -687,7 +687,7 @@ def test_a_closed_over_tensor(backend: str) -> None:
 
 @without_dynamo
 def test_only_if_eager_runs_the_node(backend: str) -> None:
-    """Which gradients are wanted decides."""
+    """The set of wanted gradients decides."""
 
     def function(x, w, buffer):
         return Doubles.apply(x, buffer) * w

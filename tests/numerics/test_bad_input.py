@@ -1,4 +1,4 @@
-"""Wrong use: a clear error of the right class, inputs that keep their values, and a next call that works."""
+"""Wrong use: a clear error of the right class, unchanged inputs, and a next call that works."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .against_eager import AOT, assert_like_eager, compiled, leaf, non_leaf, pla
 
 
 def assert_refused(function, args, error: type[Exception], *words: str, backend: str = "nop") -> Exception:
-    """The call raises `error` with all the words in its message, the inputs are as before, and so is torch's state."""
+    """The call raises `error` with all the words in its message, and leaves the inputs and torch's state unchanged."""
     tensors = [value for value in torch.utils._pytree.tree_leaves(args) if isinstance(value, torch.Tensor)]
     before = [(value.detach().clone(), value._version, value.grad_fn, value.shape) for value in tensors if not value.is_meta]
     under_test = compiled(function, backend) if not hasattr(function, "plans") else function
@@ -42,7 +42,7 @@ def assert_refused(function, args, error: type[Exception], *words: str, backend:
 
 
 class Strange:
-    """No pytree, and nothing that can be made again on every call."""
+    """Neither a pytree nor a value that every call can recreate."""
 
 
 # --- Outputs ---------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ DATA_DEPENDENT = {
 
 
 class Flat(nn.Module):
-    """What a frontend hands over: a graph that is to hold for all values."""
+    """A frontend's input: a graph that must hold for all values."""
 
     def __init__(self, function):
         super().__init__()
@@ -133,7 +133,7 @@ def test_control_flow_on_the_value_of_a_tensor(function) -> None:
     assert DATA_DEPENDENT[function] in error
 
 
-# Eager says so once a process.
+# Eager warns once per process.
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("function", [branch, number, index, loop, asserted], ids=lambda function: function.__name__)
@@ -291,7 +291,7 @@ def fails(x, fail=True):
 
 @pytest.mark.parametrize("backend", AOT)
 def test_an_exception_in_the_function(backend: str) -> None:
-    """What the function had changed by then is changed, as in eager; the next call works."""
+    """Mutations before the error stay, as in eager; the next call works."""
     function = compiled(fails, backend)
     x, eager = torch.ones(3), torch.ones(3)
     for call, argument in ((function, x), (fails, eager)):
@@ -376,7 +376,7 @@ EAGERS_OWN_ERRORS = {
 }
 
 
-# Torch checks the shapes of fake tensors with other code, which has other words.
+# Torch checks the shapes of fake tensors with other code and other messages.
 OTHER_WORDS = {"shapes_that_do_not_broadcast", "shapes_that_do_not_fit"}
 
 
@@ -401,7 +401,7 @@ def test_what_eager_refuses_is_refused_in_its_words(case: str, backend: str) -> 
 
 
 def without_names(message: str) -> str:
-    """A message without what differs between a fake and a real tensor: class names and the names of autograd nodes."""
+    """A message without differences between fake and real tensors: class names and the names of autograd nodes."""
     first = message.splitlines()[0]
     return re.sub(r"'?(Functional)?(Fake)?Tensor'?|\w+Backward\d*", "_", first)
 
@@ -431,7 +431,7 @@ def test_overlap_without_a_change_is_fine() -> None:
     assert torch.equal(compiled(lambda x, y: x.sum() + y.sum(), "nop")(base, base[1:]), base.sum() + base[1:].sum())
 
 
-# --- Changes that cannot be redone -----------------------------------------------------------------------------------
+# --- Mutations that cannot be replayed -------------------------------------------------------------------------------
 
 
 def new_data(x):
@@ -475,7 +475,7 @@ def test_a_replaced_storage_of_another_dtype() -> None:
 
 
 def test_a_storage_that_grows() -> None:
-    """By us after the trace, or by torch >= 2.15 within it."""
+    """Raised by aotgrad after the trace, or by torch >= 2.15 within it."""
     kind = CaptureError if torch.__version__ >= "2.15" else UnsupportedMutationError
     assert_refused(grown, (plain(3),), kind, "input", "resized beyond its storage")
 
@@ -486,7 +486,7 @@ def test_a_size_taken_from_another_tensor() -> None:
 
 @pytest.mark.parametrize("make", [lambda: plain(8)[:4], lambda: plain(4).view(torch.int16)[2:4]], ids=["slice", "bytes"])
 def test_memory_beyond_an_input(make) -> None:
-    """A piece of a larger tensor, laid out over more of it: as a view right, in place up to its last element only."""
+    """A piece of a larger tensor, restrided over more of it: allowed as a view, in place only up to its last element."""
     size = (make().numel() + make().storage_offset() + 1,)
     assert_like_eager(lambda x: x.as_strided(size, (1,), 0) * 1, lambda: (make(),), "nop")
     assert_like_eager(lambda x: x.as_strided_((2,), (1,)) * 1, lambda: (make(),), "nop")
@@ -494,7 +494,7 @@ def test_memory_beyond_an_input(make) -> None:
     assert_refused(lambda x: x.as_strided_(size, (1,), 0), (make(),), CaptureError, *refused)
 
 
-# --- Pieces that autograd is not told of -----------------------------------------------------------------------------
+# --- Pieces that autograd does not know ------------------------------------------------------------------------------
 
 
 def piece_changed(x):
@@ -527,7 +527,7 @@ def test_a_write_to_unsafe_pieces(function) -> None:
     assert_refused(function, (non_leaf(4),), CaptureError, "unsafe_chunk()", "use chunk() or split()")
 
 
-# --- Inputs that autograd forbids, or gives another history, once they are changed -----------------------------------
+# --- Inputs that autograd forbids, or gives another history, after a mutation ----------------------------------------
 
 
 def under_no_grad(change):
@@ -560,7 +560,7 @@ def test_a_view_that_is_changed_under_no_grad(case: str) -> None:
     assert_refused(under_no_grad(change), (make(),), UnsupportedMutationError, "input 0", message)
     under_test = compiled(under_no_grad(change), "nop")
     under_test(non_leaf(*make().shape))
-    with pytest.raises(UnsupportedMutationError, match=message):  # the plan of a tensor that is no view does not fit
+    with pytest.raises(UnsupportedMutationError, match=message):  # the plan for a tensor that is no view does not apply
         under_test(make())
     with torch.no_grad():
         x, y = make(), make()
@@ -631,7 +631,7 @@ OTHER_TENSORS = {
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 @pytest.mark.parametrize("kind", OTHER_TENSORS)
 def test_other_kinds_of_tensors_work_or_are_refused_clearly(kind: str) -> None:
-    """Never anything in between: either the result is eager's, or the error is one of ours."""
+    """Either the result is eager's, or aotgrad raises its own error."""
 
     def function(x):
         return x.clone()

@@ -1,6 +1,6 @@
-"""`torch.utils.checkpoint` around what is not the same the second time: eager runs the region again in the backward.
+"""`torch.utils.checkpoint` around regions that are not repeatable: eager recomputes the region in the backward.
 
-Its writes happen again there, once for each backward that needs a value of the region, and as far as eager runs it.
+The recomputation repeats its writes, once for each backward that needs a value of the region, and as far as eager runs it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def counts(x, buffer):
 
 
 def reads_and_counts(x, buffer):
-    """What the backward reads is what the region has left, or was given."""
+    """The backward reads a value that the region left behind, or received."""
 
     def region(h):
         y = (h * buffer).sin()
@@ -105,7 +105,7 @@ def counts_in_a_region_within(x, buffer):
 
 
 def counts_and_returns_two(x, buffer):
-    """Each result leads to values of the region; both together need it once."""
+    """Each result depends on values of the region; both together recompute it once."""
 
     def region(h):
         buffer.add_(1)
@@ -249,7 +249,7 @@ def normalizes_within(x, buffer):
 
 
 def counts_around_a_count(x, buffer):
-    """What the outer region returns beside the inner one needs values of its own only."""
+    """The other results of the outer region need only its own values."""
 
     def inner(h):
         buffer[0].add_(1)
@@ -319,7 +319,7 @@ def test_an_early_stop_that_is_turned_off() -> None:
     assert_alike(function, once, x_and_buffer, "nop")
 
 
-# --- Which gradients are asked for ---------------------------------------------------------------------------------------
+# --- Wanted gradients ----------------------------------------------------------------------------------------------------
 
 
 def one_by_one(function: Callable, args: Sequence[Tensor]) -> Any:
@@ -362,7 +362,7 @@ def needs_values_behind_a_sum(x, buffer, w):
 
 
 def returns_a_sum_between(x, buffer, w):
-    """Two nodes need values of the region, and what is between them is returned, too."""
+    """Two nodes need values of the region, and the value between them is returned, too."""
 
     def region(h, w):
         buffer.add_(1)
@@ -386,7 +386,7 @@ def test_a_gradient_that_needs_no_value_of_the_region(function: Callable, backen
 
 
 class Block(nn.Module):
-    """A block as in a residual network, the whole of it checkpointed."""
+    """A residual block, checkpointed as a whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -402,7 +402,7 @@ class Block(nn.Module):
 
 
 def trained(compile: Callable) -> list[Tensor]:
-    """Four steps, of which one has no backward; parameters are replaced on the way."""
+    """Four steps, one without a backward; parameters are replaced on the way."""
     torch.manual_seed(3)
     blocks = nn.Sequential(nn.Linear(4, 4), Block(), Block()).double()
     step, found = compile(blocks), []
@@ -431,11 +431,11 @@ def test_a_batch_norm(backend: str) -> None:
         torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
 
 
-# --- Random numbers that are others -------------------------------------------------------------------------------------
+# --- Random numbers that differ -----------------------------------------------------------------------------------------
 
 
 def draws_anew(x, buffer):
-    """The gradient is that of another mask than the one that the result was made with."""
+    """The gradient uses another mask than the result."""
     settings = {"preserve_rng_state": False}
     return checkpoint(lambda h: F.dropout(h.exp(), 0.5) * torch.rand_like(h), x.cos(), **settings).sin()
 
@@ -465,7 +465,7 @@ def draws_anew_within_what_draws_again(x, buffer):
 
 
 def draws_again_for_other_values(x, buffer):
-    """The region draws the same numbers again, and reads a value that was changed since."""
+    """The region redraws the same numbers, and reads a value that has changed since."""
     w = buffer * 2
     y = checkpoint(lambda h: F.dropout(h * w, 0.5) * torch.rand_like(h * w), x.cos())
     w.add_(1)
@@ -495,7 +495,7 @@ def test_numbers_are_drawn_as_in_eager(function: Callable, use: Callable, backen
 
 @pytest.mark.parametrize("backend", ["aot_inductor", "inductor"])
 def test_inductor_draws_anew(backend: str) -> None:
-    """The gradient is that of another mask than the value's."""
+    """The gradient uses another mask than the value."""
 
     def function(x):
         return checkpoint(lambda h: F.dropout(h * 1, 0.5), x, preserve_rng_state=False)
@@ -514,7 +514,7 @@ reentrant = functools.partial(torchs_checkpoint, use_reentrant=True)
 
 
 def runs_all_of_it(x, buffer):
-    """It runs again whatever the backward needs, and to its end."""
+    """The region is always recomputed, and to its end."""
 
     def region(h):
         y = h + 1
@@ -533,7 +533,7 @@ def returns_two_that_it_counts(x, buffer):
 
 
 def returns_two(x, buffer):
-    """A gradient that is undefined is zeros to it."""
+    """It receives zeros for an undefined gradient."""
     return reentrant(lambda h: (h.exp() * buffer, h.sin()), x.cos())
 
 
@@ -572,11 +572,11 @@ def test_reentrant(function: Callable, use: Callable, backend: str) -> None:
     assert_alike(function, functools.partial(then_the_next_numbers, use), x_and_buffer, backend)
 
 
-# Dynamo does not tell what was passed to the region from what it closed over.
+# Dynamo does not distinguish arguments of the region from its closure.
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 @pytest.mark.parametrize("backend", WITHOUT_DYNAMO)
 def test_reentrant_without_an_argument_that_requires_grad(backend: str) -> None:
-    """What the region closes over gets no gradient then."""
+    """Then the closure of the region gets no gradient."""
 
     def function(x, buffer):
         return reentrant(lambda h: h.exp() * x, buffer) + x

@@ -1,4 +1,4 @@
-"""Tensors that a function closes over: read at every call and returned as they are; changes and views are refused."""
+"""Tensors that a function closes over: read at every call and returned as they are; mutations and views are refused."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ READING = {
 @pytest.mark.parametrize("size", [3, 30])
 @pytest.mark.parametrize("name", READING)
 def test_its_value_is_that_of_the_call(name: str, size: int, backend: str) -> None:
-    """Inductor takes attributes for constants: it writes the values of small ones into its kernels, and folds them."""
+    """Inductor treats attributes as constants: it writes the values of small ones into its kernels, and folds them."""
     function, weight, close = READING[name], torch.ones(size), closeness(backend)
     under_test = compiled(lambda x: function(x, weight), backend)
     for _ in range(3):
@@ -133,7 +133,7 @@ def changed_beside_it(weight):
 
 @pytest.mark.parametrize("first", ["apart", "the same"])
 def test_an_input_that_is_changed_may_not_be_the_same_memory(first: str) -> None:
-    """Whether it is so in the first call or in a later one; memory beside it is another matter."""
+    """Refused in the first call and in later ones; memory beside it is allowed."""
     buffer = torch.arange(8.0)
     under_test = compiled(changed_beside_it(buffer[:4]), "nop")
     if first == "apart":

@@ -1,4 +1,4 @@
-"""Users' own `torch.autograd.Function`s: both styles, views, non-differentiable outputs, and what their context offers."""
+"""Users' `torch.autograd.Function`s: both styles, views, non-differentiable outputs, and the features of their context."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASES = Cases()
 
 
 class TripledGradient(Function):
-    """The gradient is not that of the forward, so a test sees whether this backward ran."""
+    """The gradient differs from the forward's, so a test detects whether this backward ran."""
 
     @staticmethod
     def forward(ctx, x):
@@ -77,7 +77,7 @@ class SortWithIndices(Function):
 
 
 class OnlyWhatIsNeeded(Function):
-    """Asks which gradients are needed."""
+    """Reads which gradients are needed."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -94,7 +94,7 @@ class OnlyWhatIsNeeded(Function):
 
 
 class TwoOutputs(Function):
-    """Does not want zeros in place of missing gradients."""
+    """Declines zeros in place of missing gradients."""
 
     @staticmethod
     def forward(ctx, x):
@@ -120,7 +120,7 @@ class NoGradientForTheSecond(Function):
 
 
 class DoubleInPlace(Function):
-    """Changes its input and says so."""
+    """Mutates its input and marks it dirty."""
 
     @staticmethod
     def forward(ctx, x):
@@ -134,7 +134,7 @@ class DoubleInPlace(Function):
 
 
 class FlatView(Function):
-    """A view whose gradient is tripled."""
+    """A view with a tripled gradient."""
 
     @staticmethod
     def forward(ctx, x):

@@ -1,4 +1,4 @@
-"""Ops of the user's own, lists of tensors, optimizers in a compiled step, and custom functions under transforms."""
+"""Users' ops, lists of tensors, optimizers in a compiled step, and custom functions under transforms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.numerics.against_eager import AOT, assert_like_eager, leaf, non_leaf,
 
 
 def write_one_more(x: Tensor) -> None:
-    """As a kernel does: autograd is not told; it counts one change for the op."""
+    """Mutates as a kernel does: without autograd, which counts one change for the op."""
     array = x.detach().numpy()
     array += 1
 
@@ -228,7 +228,7 @@ def add_one_in_place(x: Tensor) -> None:
 )
 @every_backend
 def test_writes_in_the_body_of_an_op_are_counted(backend):
-    """Version counters in the body go up beside the one of the op itself, from torch 2.13 on."""
+    """From torch 2.13 on, the body raises version counters in addition to the op itself."""
     assert_like_eager(lambda x: add_one_in_place(x), lambda: (plain(4),), backend)
 
 
@@ -310,7 +310,7 @@ def stepped(make, backend):
 
 
 class Square(torch.autograd.Function):
-    """With a rule for `vmap` of its own."""
+    """With its own rule for `vmap`."""
 
     @staticmethod
     def forward(x):
@@ -364,7 +364,7 @@ def test_custom_functions(custom, name, backend):
 
 
 def keeps_histories(function) -> bool:
-    """Whether what Dynamo alone makes of a function requires grad as in eager. It may also fail by itself."""
+    """Whether the result of Dynamo alone requires grad as in eager. Dynamo may also fail by itself."""
     torch._dynamo.reset()
     try:
         return torch.compile(function, backend="eager", fullgraph=True)(leaf(3, 2)).requires_grad

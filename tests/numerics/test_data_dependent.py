@@ -1,4 +1,4 @@
-"""Sizes and numbers that depend on data, with Dynamo in front: one plan serves them all, with gradients."""
+"""Data-dependent sizes and numbers, with Dynamo in front: one plan serves them all, with gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def case(function):
 
 
 def positives(x: torch.Tensor) -> int:
-    """How many elements are positive, as a number that a size can be made of."""
+    """The number of positive elements, as a number for a size."""
     count = int((x > 0).sum().item())
     torch._check(count >= 0)
     torch._check(count <= x.shape[0])

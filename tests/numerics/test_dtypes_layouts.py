@@ -1,4 +1,4 @@
-"""Dtypes other than float32, memory formats, and tangents that do not lie in memory as they were traced."""
+"""Dtypes other than float32, memory formats, and tangents with another layout than the traced one."""
 
 from __future__ import annotations
 

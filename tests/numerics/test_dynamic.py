@@ -1,4 +1,4 @@
-"""Symbolic sizes: one plan for many shapes, and symbolic ints that the backward needs."""
+"""Symbolic sizes: one plan for many shapes, and symbolic ints saved for the backward."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_one_plan_for_several_shapes(name: str, backend: str) -> None:
     for shape in SHAPES:
         arguments = lambda shape=shape: (make(*shape),)  # noqa: E731
         assert_like_eager(case.function, arguments, function, compilations=None, values_close=closeness(backend))
-    # Inductor may ask about a size by itself, and then compiles a graph for each answer.
+    # Inductor may guard on a size by itself, and then compiles a graph for each answer.
     assert aotgrad.counters["compilations"] - before in ((1, 2) if backend in THROUGH_INDUCTOR else (1,))
 
 
@@ -199,7 +199,7 @@ def test_a_branch_on_a_size_makes_a_plan_for_each_side(backend: str) -> None:
 @pytest.mark.parametrize("size", [0, 1])
 @pytest.mark.parametrize("backend", ALL)
 def test_sizes_zero_and_one(size: int, backend: str) -> None:
-    """Sizes that broadcast or vanish are never symbolic, but they work."""
+    """Sizes 1 and 0 are never symbolic, but they work."""
     function = CASES["pointwise"].function
     compiled_function = compiled(function, backend, dynamic=True)
     for shape in ((4, 3), (size, 3), (4, size)):
@@ -218,7 +218,7 @@ def test_broadcasting_against_one_is_not_reused_for_equal_sizes() -> None:
 
 
 def test_equal_sizes_at_first_and_others_later() -> None:
-    """Two sizes that are equal at the first call are not taken to be equal for ever."""
+    """Two sizes that are equal at the first call are not assumed equal later."""
 
     def function(x, y):
         return x.sum() * y
@@ -302,7 +302,7 @@ def test_mark_dynamic() -> None:
 
 
 def test_symbolic_sizes_are_saved_for_the_backward() -> None:
-    """The backward of a mean divides by a size, which reaches it as an int and not as a tensor."""
+    """The backward of a mean divides by a size, which it receives as an int, not as a tensor."""
     seen = []
 
     def compiler(module, inputs):
@@ -339,11 +339,11 @@ def test_sizes_that_depend_on_values(name: str, backend: str) -> None:
     assert aotgrad.counters["compilations"] - before == 1
 
 
-# --- Inputs of which several elements are the same memory ------------------------------------------------------------
+# --- Inputs with overlapping elements --------------------------------------------------------------------------------
 
 
 def test_a_change_of_an_unfolded_input_is_refused(halves) -> None:
-    """Whether elements overlap is a guard of a plan that changes them: strides may come to lie closer."""
+    """A plan that mutates an input guards on the overlap of its elements: later strides may be smaller."""
     under_test = aotgrad.aot_function(lambda x: x.mul_(2), halves, dynamic=True)
     for rows, columns, step in ((4, 5, 6), (3, 5, 7), (6, 2, 9)):
         x = plain(60).as_strided((rows, columns), (step, 1))
@@ -383,7 +383,7 @@ def test_sizes_are_static_where_an_op_has_no_shape_function(halves, function, ma
 
 
 def test_a_view_of_what_was_transposed_since_is_refused_for_every_size(halves):
-    """Shape functions raise `ValueError` where kernels raise `RuntimeError`; the call before left the input as it was."""
+    """Shape functions raise `ValueError` where kernels raise `RuntimeError`; the previous call left the input unchanged."""
 
     def f(x):
         view = x.reshape(-1)
@@ -400,7 +400,7 @@ def test_a_view_of_what_was_transposed_since_is_refused_for_every_size(halves):
 
 @pytest.mark.parametrize("backend", ["aotgrad", "aotgrad_eager"])
 def test_second_gradients_of_symbolic_sizes_behind_dynamo(backend: str) -> None:
-    """Dynamo passes sizes as numbers, which a derivative takes besides the tensors."""
+    """Dynamo passes sizes as numbers, which a derivative takes in addition to the tensors."""
 
     def function(x, w):
         return (x @ w).sin() * x.shape[0]
@@ -418,7 +418,7 @@ def test_second_gradients_of_symbolic_sizes_behind_dynamo(backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["padding_and_slicing", "sizes_as_numbers"])
 def test_a_second_compilation_takes_what_inductor_has_cached(name: str) -> None:
-    """Inductor looks for the symbols of its guards among the inputs, also in a graph that is a part of the backward."""
+    """Inductor looks for the symbols of its guards among the inputs, also in a graph for a part of the backward."""
     for _ in range(2):
         assert_like_eager(CASES[name].function, lambda: (leaf(4, 3),), "inductor", dynamic=True)
 
@@ -460,7 +460,7 @@ VIEWS = {
 
 
 def history_of(view: torch.Tensor, base: torch.Tensor) -> tuple:
-    """How a view lies, what it is a view of, and the autograd nodes from there to its base."""
+    """The geometry of a view, its base, and the autograd nodes between the two."""
     node, names = view.grad_fn, []
     while node is not None and node is not base.grad_fn:
         names.append(node.name())
@@ -471,7 +471,7 @@ def history_of(view: torch.Tensor, base: torch.Tensor) -> tuple:
 @pytest.mark.parametrize("backend", ["nop", "dynamo"])
 @pytest.mark.parametrize("function", VIEWS.values(), ids=VIEWS)
 def test_views_of_inputs_of_symbolic_size_are_made_by_their_own_ops(function, backend: str) -> None:
-    """So their autograd nodes are eager's, and so are those of views that the caller makes of them."""
+    """Their autograd nodes equal eager's, as do those of the caller's views of them."""
     under_test = compiled(function, backend, dynamic=True)
     for rows in (4, 6):
         x = torch.randn(rows, 8, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Python floats that change from call to call: one plan for all of them, and what Python and eager make of them."""
+"""Python floats that change from call to call: one plan for all of them, with the results of Python and eager."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def assert_same(found: Sequence, expected: Sequence, exact: bool) -> None:
 
 
 def plans_made(function: Callable, compiled: Callable, dtype: torch.dtype, exact: bool, values=VALUES) -> list[int]:
-    """How many plans each float makes, after a comparison with eager."""
+    """The number of plans for each float, after a comparison with eager."""
     made = []
     for s in values:
         before = aotgrad.counters["compilations"]
@@ -154,7 +154,7 @@ def test_all_digits_reach_the_kernels() -> None:
 
 
 def bits(results: Sequence) -> list:
-    """What tells 0.0 from -0.0, and takes one NaN for another."""
+    """A key that distinguishes 0.0 from -0.0 and equates NaNs."""
     return [each.view(torch.int64).tolist() if isinstance(each, torch.Tensor) else float.hex(each) for each in results]
 
 
@@ -260,13 +260,13 @@ def test_from_the_disk_cache(backend: str, tmp_path, monkeypatch) -> None:
 
 
 def test_where_autograd_needs_the_value_it_is_a_constant() -> None:
-    """C++ takes the logarithm of the base, and asks whether an exponent is 0."""
+    """C++ takes the logarithm of the base, and checks whether an exponent is 0."""
     for function in (lambda x, s: s**x, lambda x, s: (x + 3) ** s, lambda x, s: torch.lerp(x, x.cos(), s)):
         assert plans_made(function, compiled_by("aotgrad_eager", function), torch.float32, exact=True) == [1, 1, 1, 1]
 
 
 def test_a_division_by_zero_raises() -> None:
-    """As it does in Python, where the graph would go on with an infinity."""
+    """Raises as in Python, where the graph would continue with an infinity."""
 
     def function(x, s):
         return (x * (1 / (s - 1))).sin()
@@ -290,7 +290,7 @@ POWERS: dict[str, tuple[Callable, float]] = {
 @pytest.mark.parametrize("name", POWERS)
 @pytest.mark.parametrize("backend", ["aotgrad_eager", "aotgrad"])
 def test_what_python_refuses_raises(name: str, backend: str) -> None:
-    """In the plan for all floats, where the graph would go on with an infinity or with no number."""
+    """Raises in the plan for all floats, where the graph would continue with an infinity or NaN."""
     function, refused = POWERS[name]
     compiled = compiled_by(backend, function)
     for s in (0.5, 0.6, 0.7):
@@ -302,7 +302,7 @@ def test_what_python_refuses_raises(name: str, backend: str) -> None:
 
 
 def test_a_power_of_infinity() -> None:
-    """What Python does not refuse."""
+    """Operations that Python allows."""
     compiled = compiled_by("aotgrad", lambda x, s: (x * s**0.5, s**2.0, 0.5**s))
     for s in (0.5, 0.6, math.inf, 0.0):
         expected = (2 * s**0.5, s**2.0, 0.5**s)
@@ -350,7 +350,7 @@ OPTIMIZERS = {
 
 
 def trained(name: str, options: dict, backend: str | None) -> tuple[list[torch.Tensor], list[int]]:
-    """The parameters after steps with a schedule, and how many plans each step makes."""
+    """The parameters after steps with a schedule, and the number of plans for each step."""
     torch.manual_seed(0)
     parameters, made = [torch.nn.Parameter(torch.randn(n, 3)) for n in (2, 3)], []
     optimizer = getattr(torch.optim, name)(parameters, lr=0.01, **options)
@@ -370,7 +370,7 @@ def trained(name: str, options: dict, backend: str | None) -> tuple[list[torch.T
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_step_of_an_optimizer_with_a_schedule(name: str) -> None:
-    """Dynamo rounds what Python computes for some of them in single precision, whatever the backend."""
+    """Dynamo rounds some of Python's results to single precision, under any backend."""
     (expected, _), (found, made) = (trained(name, OPTIMIZERS[name], backend) for backend in ("eager", "aotgrad_eager"))
     assert all(map(torch.equal, found, expected)) and made == [1, 1, 0, 0]
     torch.testing.assert_close(found, trained(name, OPTIMIZERS[name], None)[0])

@@ -1,4 +1,4 @@
-"""Forward-mode differentiation through compiled functions, and `torch.func` transforms around and inside of them."""
+"""Forward-mode differentiation through compiled functions, and `torch.func` transforms around and inside them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def assert_equal(actual, expected) -> None:
 
 @functools.cache
 def dynamo_takes_duals() -> bool:
-    """Whether Dynamo traces a function that it is given a dual number for. Newer versions run it as it is, in eager mode."""
+    """Whether Dynamo traces a function with a dual number as argument. Newer versions run it eagerly."""
     traced = torch.compile(lambda x: x.sin(), backend="eager", fullgraph=True)
     with forward_ad.dual_level():
         try:
@@ -208,7 +208,7 @@ ALIASES = {
 
 @pytest.mark.parametrize("name", ALIASES)
 def test_tangents_follow_changes_and_aliases(halves, name: str) -> None:
-    """What the caller does with the results afterwards is seen by the tangents, too."""
+    """Later mutations of the results by the caller reach the tangents, too."""
 
     def run(function):
         with forward_ad.dual_level():
@@ -322,7 +322,7 @@ def test_transforms_inside(name: str, backend: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node with no underlying reference:UserWarning")
 def test_linearize_around(halves) -> None:
-    """It traces what it differentiates with `make_fx`: the function runs in that trace as it is."""
+    """It traces with `make_fx` what it differentiates: the function runs uncompiled in that trace."""
     (x,) = doubles((3,))
     actual = torch.func.linearize(aotgrad.aot_function(vector, halves), x)[1](x.cos())
     assert_equal(actual, torch.func.linearize(vector, x)[1](x.cos()))

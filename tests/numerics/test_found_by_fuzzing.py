@@ -1,4 +1,4 @@
-"""Programs that once differed from eager, found by the fuzzer (tests/fuzz) and made small."""
+"""Programs that once differed from eager, found by the fuzzer (tests/fuzz) and minimized."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .cases import Case, Cases
 CASES = Cases()
 
 
-# --- Version counters of what the function made ----------------------------------------------------------------------
+# --- Version counters of results -------------------------------------------------------------------------------------
 
 
 def versions(outputs, args):
-    """Returned by a caller, it is compared."""
+    """A caller returns it so that it is compared."""
     tensors = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     return [torch.tensor(float(value._version), requires_grad=True) for value in tensors]
 
@@ -59,7 +59,7 @@ def changed_through_its_detached_alias(x):
 
 
 def with_hook(outputs, args):
-    """The gradient that a hook on the first output sees, written where it is compared."""
+    """The gradient that a hook on the first output receives, written where it is compared."""
     outputs[0].register_hook(lambda gradient: gradient * 3)
 
 
@@ -130,11 +130,11 @@ def a_row_of_an_intermediate_that_is_transposed_later(x):
     return row, y
 
 
-# --- Inputs that lie elsewhere ---------------------------------------------------------------------------------------
+# --- Inputs with offsets ---------------------------------------------------------------------------------------------
 
 
 def behind_another(*shape):
-    """A view with an offset, so that what is traced as a fresh tensor does not lie as the input does."""
+    """A view with an offset: the layout of a fresh traced tensor differs from the input's."""
     count = torch.Size(shape).numel()
     return (leaf(count + 1) * 1)[1:].view(shape)
 
@@ -315,7 +315,7 @@ def test_a_view_whose_base_is_no_argument_is_traced_with_symbolic_sizes() -> Non
     assert_like_eager(lambda x, y: x * y, make_args, "nop", dynamic=True)
 
 
-# --- Refused: eager's history of such a view cannot be told from the trace -------------------------------------------
+# --- Refused: the trace does not determine eager's history of such a view --------------------------------------------
 
 
 def row_used_after_a_transposition(x):

@@ -1,4 +1,4 @@
-"""Operators that were wrong once, or refused without need (`scripts/conformance/ops.py`)."""
+"""Operators that were once wrong, or refused unnecessarily (`scripts/conformance/ops.py`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def attention(q, k, v):
 
 @pytest.mark.parametrize("requires_grad", [True, False])
 def test_attention_with_core_aten_decompositions(requires_grad: bool) -> None:
-    """Torch's decomposition is one for inference; there it is used."""
+    """Torch's decomposition is for inference only, and used only there."""
     q, k, v = (torch.rand(1, 2, 4, 8, dtype=torch.float64, requires_grad=requires_grad) for _ in range(3))
     compiled = aotgrad.aot_function(attention, aotgrad.nop, decompositions=core_aten_decompositions())
     torch.testing.assert_close(compiled(q, k, v), attention(q, k, v))

@@ -1,6 +1,6 @@
 """Second backwards through a graph that is not retained: they raise where eager raises, and run where eager runs them.
 
-What is freed and what is kept, and whose changes in place are noticed, is eager's: node by node of its graph.
+Freed values, kept values and detected mutations equal eager's, node by node of its graph.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Run:
 
 
 def outcome(function: Callable, runs: Sequence[Run]) -> list:
-    """What each backward raised, and the gradients that came together."""
+    """The error of each backward, and the accumulated gradients."""
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.rand(3, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
     outputs = function(*inputs)
@@ -54,7 +54,7 @@ TWICE = (Run((0,)), Run((0,)))
 LAST_TO_ONE = (Run((0,), inputs=(1,)), Run((0,), inputs=(1,)), Run((0,), inputs=(0,)))
 
 PROGRAMS: dict[str, tuple[Callable, tuple[Run, ...]]] = {
-    # What saves nothing runs again, and what saves a number does not, though no graph of ours saves anything.
+    # A node that saves nothing runs twice, one that saves a number does not, although no graph of ours saves anything.
     "a_sum": (lambda x, w: (x + w,), TWICE),
     "a_mean": (lambda x, w: (x.mean(),), TWICE),
     "a_clamp": (lambda x, w: (x.clamp(0.2, 0.5),), TWICE),
@@ -108,7 +108,7 @@ every_path = pytest.mark.parametrize("name", SEPARATE_PATHS)
 
 
 def until_one_raises(function: Callable, runs: Sequence[Run]) -> list:
-    """`outcome` up to the first error: eager's nodes that ran before it have freed theirs, ours have not begun."""
+    """`outcome` up to the first error: eager's earlier nodes have freed their values, ours have not started."""
     found = outcome(function, runs)
     return found[: found.index(AGAIN) + 1] if AGAIN in found else found
 
@@ -182,7 +182,7 @@ def test_a_changed_value_is_an_error_only_for_a_backward_that_needs_it(name: str
 
 
 def test_a_changed_value_that_no_wanted_gradient_needs() -> None:
-    """It is one of those that the segment saves itself, and in eager another node has it."""
+    """The segment saves the value, but in eager another node saves it."""
     function = SEPARATE_PATHS["two_terms"]
     found = changed_between(aotgrad.aot_function(function, compile_eager), when=0, changed=1, first=0)
     assert found[0].startswith("(tensor") and found[1].endswith("modified by an inplace operation")
@@ -221,7 +221,7 @@ OVERWRITTEN = {
 
 @pytest.mark.parametrize("name", OVERWRITTEN)
 def test_an_overwritten_value_that_eager_saves_raises_though_it_is_not_saved(name: str) -> None:
-    """`amax` is computed again from its input: eager saves it, and notices the change."""
+    """`amax` is recomputed from its input: eager saves it, and detects the change."""
     function, changed = OVERWRITTEN[name]
 
     def run(function: Callable) -> str | list:
@@ -240,7 +240,7 @@ def test_an_overwritten_value_that_eager_saves_raises_though_it_is_not_saved(nam
 
 
 def test_second_backward_of_pieces_without_elements() -> None:
-    """A constant that only the backward needs is made there: one of 0 bytes was saved, and eager saves nothing."""
+    """The backward makes a constant that only it needs: once, 0 bytes of it were saved, and eager saves nothing."""
     function = aotgrad.aot_function(lambda x: x.chunk(2, -1)[-1].clone(), compile_eager)
     x = torch.zeros(0, requires_grad=True)
     y = function(x)
@@ -254,7 +254,7 @@ def test_second_backward_of_pieces_without_elements() -> None:
     "compiler", [lambda function: function, lambda function: aotgrad.aot_function(function, compile_eager)]
 )
 def test_second_backward_of_a_view_of_a_leaf_that_was_made_under_no_grad(compiler) -> None:
-    """The view requires grad as its base does, but its gradient leads nowhere, so that eager's `mul` saves nothing."""
+    """The view requires grad like its base, but its gradient leads nowhere, so eager's `mul` saves nothing."""
     second_backward_of_a_hidden_view(compiler(square))
 
 

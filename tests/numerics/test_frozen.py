@@ -1,6 +1,6 @@
-"""Parameters that are frozen and unfrozen: as in eager, and each set of frozen ones has a plan.
+"""Frozen and unfrozen parameters: as in eager, with a plan for each set of frozen ones.
 
-Where products, kept bytes or compiled graphs are counted beside eager's, the halves are eager's.
+Tests that compare counts of products, saved bytes or compiled graphs with eager use eager halves.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def mlp() -> nn.Module:
 
 
 def transformer() -> nn.Module:
-    """Its forward does not depend on what is frozen; with `batch_first=True`, that of the first projection does."""
+    """Its forward does not depend on the frozen set; with `batch_first=True`, the first projection's does."""
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1), 2, enable_nested_tensor=False)
 
 
@@ -162,7 +162,7 @@ def test_each_set_of_frozen_parameters_is_compiled_once(name: str) -> None:
 
 
 def test_a_generator_and_a_discriminator_in_turn() -> None:
-    """Frozen with an input that requires grad, then trained with one that does not: neither is a part of the other."""
+    """Frozen with an input that requires grad, then trained with one that does not: neither backward contains the other."""
     model = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(), nn.Linear(8, 1))
     compiled, _ = compilations(model)
     step(compiled, model, torch.randn(5, 4))
@@ -183,7 +183,7 @@ def test_a_forward_that_eager_computes_in_another_way() -> None:
 
 
 def test_what_the_first_forward_did_not_keep_is_saved_by_the_second() -> None:
-    """A GELU needs its argument, which nobody saved while the layers before it were frozen."""
+    """A GELU needs its argument, which is not saved while the layers before it are frozen."""
     model, x = mlp(), torch.randn(5, 4)
     model[:4].requires_grad_(False)
     compiled, graphs = compilations(model)
@@ -244,7 +244,7 @@ def test_sizes_that_are_symbolic_are_partitioned_anew(halves) -> None:
 
 
 def test_a_forward_that_inductor_compiled() -> None:
-    """What is saved has the layout that Inductor chose, also for another backward."""
+    """Saved values have the layout that Inductor chose, also for another backward."""
 
     def function(x: Tensor, w: Tensor, kernel: Tensor, shift: Tensor) -> Tensor:
         hidden = nn.functional.gelu(x @ w + shift)
@@ -265,7 +265,7 @@ TWO = (torch.add, torch.mul, torch.matmul, lambda x, y: (x @ y).t(), lambda x, y
 
 
 def random_function(choose: random.Random, count: int) -> Callable:
-    """A function of `count` square matrices that returns up to three of the values it computes."""
+    """A function of `count` square matrices that returns up to three of its values."""
     total = count + choose.randint(4, 12)
     ops = [(choose.choice((*ONE, *TWO)), choose.randrange(k), choose.randrange(k)) for k in range(count, total)]
     returned = sorted({total - 1, choose.randrange(count, total), choose.randrange(count, total)})
@@ -280,7 +280,7 @@ def random_function(choose: random.Random, count: int) -> Callable:
 
 
 def results(function: Callable, leaves: Sequence[Tensor], which: int, retain: bool) -> list:
-    """Values, flags, gradients of one output and then of all, `None` where there is none, and the error of that."""
+    """Values, flags, gradients of one output and then of all, `None` for missing ones, and the resulting error."""
     outputs = function(*leaves)
     found: list = [*outputs, *(output.requires_grad for output in outputs)]
     wanted = [leaf for leaf in leaves if leaf.requires_grad]

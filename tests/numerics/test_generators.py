@@ -44,7 +44,7 @@ OPS: dict[str, Callable[[Tensor, torch.Generator], Any]] = {
 
 
 def outcome(function: Callable, seed: int, *others: torch.Generator, order: int = 1) -> list[Tensor]:
-    """The result, gradients, and where each generator is, after the call and after the backward."""
+    """The result, gradients, and the state of each generator after the call and after the backward."""
     torch.manual_seed(seed)
     own = torch.Generator().manual_seed(seed + 1)
     x = torch.randn(5, requires_grad=True)
@@ -86,7 +86,7 @@ def sampled(x, g):
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("function", [two_generators, sampled])
 def test_what_is_drawn_again(halves, function: Callable, order: int, options: dict[str, Any]) -> None:
-    """With a budget, and in a gradient of a gradient, from the same state, which moves no generator."""
+    """With a budget, and in a gradient of a gradient: redraws from the same state, without advancing a generator."""
     under_test: Any = aotgrad.aot_function(function, halves, options=options)
     for seed in (1, 2):
         found, wanted = outcome(under_test, seed, order=order), outcome(function, seed, order=order)
@@ -95,7 +95,7 @@ def test_what_is_drawn_again(halves, function: Callable, order: int, options: di
 
 
 def test_a_budget_draws_again(halves) -> None:
-    """Where the numbers are larger than the state of a generator."""
+    """The numbers are larger than the state of a generator."""
 
     def function(x, g):
         return (torch.bernoulli(x.sigmoid(), generator=g) * x).sin() * torch.rand(5000, generator=g)
@@ -127,7 +127,7 @@ def test_symbolic_sizes(halves) -> None:
 
 
 def test_generators_that_are_one(halves) -> None:
-    """Twice the same argument, or the one that the function has closed over: each draw moves all of them."""
+    """The same generator passed twice, or also closed over: each draw advances all of them."""
 
     def function(x, g, h):
         return torch.rand(5, generator=g) * torch.rand(5, generator=h) * torch.rand(5, generator=CLOSED_OVER) * x
@@ -171,7 +171,7 @@ class Sampler(nn.Module):
 
 
 def test_a_generator_of_a_module(halves) -> None:
-    """Another one in its place is another plan."""
+    """Another generator in its place needs another plan."""
     model = Sampler()
     under_test: Any = aotgrad.aot_module(model, halves)
     for step in range(4):
@@ -202,7 +202,7 @@ def test_an_input_that_is_filled(halves) -> None:
 
 @pytest.mark.parametrize("backend", COMPILERS)
 def test_several_generators(backend: str) -> None:
-    """Inductor has random numbers of its own for the default generator only."""
+    """Inductor has its own random numbers only for the default generator."""
 
     def function(x, g):
         y = (x * torch.randn(5, generator=g)).sin() + torch.bernoulli(x.sigmoid(), generator=g)
@@ -283,7 +283,7 @@ REFUSED += (draws_in_the_backward, draws_in_a_checkpoint)
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
 def test_what_is_refused(halves, function: Callable) -> None:
-    """At every call; a generator that was given is where it was."""
+    """It raises at every call; the state of the passed generator is unchanged."""
     under_test, generator = aotgrad.aot_function(function, halves), torch.Generator()
     before = generator.get_state()
     for _ in range(2):

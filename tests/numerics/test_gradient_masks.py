@@ -1,4 +1,4 @@
-"""Ops that compute several gradients compute only what is asked for: the same ops with the same flags as eager runs."""
+"""Ops with several gradients compute only the wanted ones: the same ops with the same flags as in eager."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ WAYS = ("nop", "dynamo", "inductor")
 
 
 class MaskedOps(TorchDispatchMode):
-    """The ops that were told what to compute, with what they were told."""
+    """The ops with gradient flags, and their flags."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def subsets(tensors: tuple[Tensor, ...]) -> Iterator[list[Tensor]]:
 
 
 def asked(y: Tensor, wanted: list[Tensor]) -> tuple[list[Tensor], list[Any], int]:
-    """The gradients, which ops were told what, and the FLOPs."""
+    """The gradients, the flags of ops, and the FLOPs."""
     cotangent = torch.linspace(0.5, 1.5, y.numel()).view_as(y)
     with MaskedOps() as masked:
         gradients = torch.autograd.grad(y, wanted, cotangent, retain_graph=True)
@@ -92,7 +92,7 @@ def test_only_what_is_asked_for_is_computed(case, way):
         expected, told_in_eager, flops_in_eager = asked(reference, wanted)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         assert flops <= flops_in_eager
-        if way != "inductor":  # which takes norms apart, and sums a bias's gradient itself
+        if way != "inductor":  # it decomposes norms, and sums a bias's gradient itself
             assert told == told_in_eager
 
 
@@ -121,7 +121,7 @@ def test_a_frozen_parameter_is_not_asked_for():
 
 
 class Products(TorchDispatchMode):
-    """How many matrix products ran."""
+    """The number of matrix products that ran."""
 
     count = 0
 
@@ -131,7 +131,7 @@ class Products(TorchDispatchMode):
 
 
 class Heads(nn.Module):
-    """Eight layers on one, or on pieces of what it computes."""
+    """Eight layers on one layer, or on pieces of its result."""
 
     def __init__(self, in_pieces: bool) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Heads(nn.Module):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_one_of_eight_heads_costs_its_own_products(in_pieces, way):
-    """Two of the head, two of what is below it: the first time, when its backward is compiled, and later."""
+    """Two in the head, two below it: in the first backward, which compiles, and later."""
     model, x = Heads(in_pieces), leaf(3, 16)
     run = aotgrad.aot_module(model, aotgrad.nop) if way == "nop" else compiled(model, way)
     for under_test in (model, run, run):
@@ -159,7 +159,7 @@ def test_one_of_eight_heads_costs_its_own_products(in_pieces, way):
 
 
 def test_an_op_of_a_user_is_told_what_it_was_told():
-    """What a flag means is known of torch's own ops only."""
+    """The meaning of a flag is known only for torch's own ops."""
     with torch.library._scoped_library("masked_test", "FRAGMENT") as library:
         library.define("pair(Tensor x, bool[2] output_mask) -> (Tensor, Tensor)")
         library.impl("pair", lambda x, mask: (x * sum(mask), x * 3), "CompositeExplicitAutograd")

@@ -1,4 +1,4 @@
-"""Gradients on demand: `None` where eager has `None`, only what is wanted, kept graphs, and gradients of gradients."""
+"""Gradients on demand: `None` where eager has `None`, only the wanted ones, retained graphs, and gradients of gradients."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_gradient_that_no_used_output_needs_is_none(halves) -> None:
 
 
 class CountProducts(TorchDispatchMode):
-    """How many matrix products run."""
+    """The number of matrix products that run."""
 
     count = 0
 
@@ -128,7 +128,7 @@ def test_only_wanted_gradients_are_computed() -> None:
 
 
 def stacked(*inputs: torch.Tensor) -> torch.Tensor:
-    """Gradients that are views of one tensor, but for the first two, of which the second needs a product."""
+    """Gradients that are views of one tensor, except the first two; the second needs a product."""
     return torch.stack(inputs[2:]).sum(0) * inputs[0].exp() @ inputs[1]
 
 

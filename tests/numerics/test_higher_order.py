@@ -1,6 +1,6 @@
 """Gradients of gradients, to any order, mixed with eager code; `gradcheck` and `gradgradcheck` of many functions.
 
-Where they take many calls or many graphs, the halves are eager's; their values are compared through Inductor elsewhere.
+Tests with many calls or graphs use eager halves; other tests compare the values through Inductor.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def test_first_and_second_derivatives(name: str) -> None:
 
 
 def assert_derivatives_match(under_test, function, *shapes) -> None:
-    """`None` where eager has `None`, and equal otherwise: the values of the forward are used again, not made again."""
+    """`None` where eager has `None`, and equal otherwise: the forward's values are reused, not recomputed."""
 
     def derivatives(function):
         inputs = doubles(*shapes)
@@ -213,7 +213,7 @@ BY_INDUCTOR = (
 
 @pytest.mark.parametrize("name", BY_INDUCTOR)
 def test_second_derivatives_through_inductor(name: str) -> None:
-    """Of functions of all kinds; the operator sweep (scripts/conformance/ops.py) has the others."""
+    """For functions of all kinds; the operator sweep (scripts/conformance/ops.py) covers the others."""
     function, *shapes = FUNCTIONS[name]
     assert_derivatives_match(aotgrad.aot_function(function, EveryGraph()), function, *shapes)
 
@@ -270,7 +270,7 @@ def test_backward_with_create_graph(halves) -> None:
 
 
 def test_every_differentiable_input_and_the_tangent(halves) -> None:
-    """The second derivative reaches parameters, data and what the first gradient was started with."""
+    """The second derivative reaches parameters, data and the tangent of the first gradient."""
 
     def run(function):
         x, w, tangent = doubles((3, 4), (4, 2), (3, 2))
@@ -298,9 +298,9 @@ def test_nothing_is_compiled_for_orders_that_nobody_asks_for(halves) -> None:
 
 
 def test_the_first_derivative_runs_no_product_twice() -> None:
-    """What the forward saved is an input of the second-order function: of the forward, nothing is left in it.
+    """The forward's saved values are inputs of the second-order function, which contains no forward op.
 
-    Eager's count; Inductor's form of a product may be another op.
+    The count is eager's; Inductor may express a product as another op.
     """
 
     def mlp(x, a, b, c):
@@ -315,7 +315,7 @@ def test_the_first_derivative_runs_no_product_twice() -> None:
 
 
 def test_what_only_the_second_derivative_needs_is_not_computed_with_the_first() -> None:
-    """The derivative of a `relu` by its result is zeros, and so are products of it: work of the second order."""
+    """The second derivative of a `relu` by its result is zeros, and so are products of it."""
 
     def mlp(x, a, b, c):
         return ((x @ a).relu() @ b).relu() @ c
@@ -329,7 +329,7 @@ def test_what_only_the_second_derivative_needs_is_not_computed_with_the_first() 
 
 
 def test_the_second_derivative_saves_no_masks() -> None:
-    """What they are made of is what the first order saved, which is alive, and which the caller cannot write to."""
+    """They are recomputed from values that the first order saved: these are alive, and the caller cannot write to them."""
 
     def mlp(x, a, b, c):
         return ((x @ a).relu() @ b).relu() @ c
@@ -344,7 +344,7 @@ def test_the_second_derivative_saves_no_masks() -> None:
 
 
 def test_a_result_that_the_caller_overwrites_between_two_orders(halves) -> None:
-    """It was saved by the first order and is an input of the second one, which eager's error protects, too."""
+    """The first order saves the value, and it is an input of the second order; eager's error protects both."""
 
     def run(function):
         x, w = doubles((3, 4), (4, 4))
@@ -393,7 +393,7 @@ RETURNING = {
 
 
 def with_respect_to_results(function, root: int, of: int, keep: bool = True):
-    """The gradient of a gradient, and that of those, with respect to a result and to the inputs."""
+    """Second and third derivatives with respect to a result and to the inputs."""
     x, w = doubles((2, 2), (2, 2))
     outputs = function(x, w)
     root, of = outputs[root % len(outputs)], outputs[of % len(outputs)]
@@ -412,7 +412,7 @@ def with_respect_to_results(function, root: int, of: int, keep: bool = True):
 @pytest.mark.parametrize("of", range(3))
 @pytest.mark.parametrize("keep", [True, False])
 def test_gradients_of_gradients_with_respect_to_results(name: str, root: int, of: int, keep: bool) -> None:
-    """`None` where eager has `None`: what was computed from a result passes its gradient on to it, not around it."""
+    """`None` where eager has `None`: values computed from a result pass their gradients to it, not around it."""
     expected = with_respect_to_results(RETURNING[name], root, of, keep)
     under_test = aotgrad.aot_function(RETURNING[name], aotgrad.nop)
     for _ in range(2):
@@ -424,7 +424,7 @@ def test_gradients_of_gradients_with_respect_to_results(name: str, root: int, of
 
 @pytest.mark.parametrize("name", RETURNING)
 def test_gradients_of_gradients_with_respect_to_results_through_inductor(name: str) -> None:
-    """One plan, whichever result the gradients are of."""
+    """One plan serves gradients of any result."""
     under_test = compiled(RETURNING[name], "aot_inductor")
     for root, of in itertools.product(range(2), range(3)):
         found, expected = (with_respect_to_results(f, root, of) for f in (under_test, RETURNING[name]))
@@ -459,7 +459,7 @@ def two_masks(x):
 @pytest.mark.usefixtures("eagers_numbers")
 @pytest.mark.parametrize("used", [0, 1])
 def test_masks_are_those_of_the_forward(halves, used: int) -> None:
-    """Also if only the second output is differentiated; and the generator is where eager leaves it."""
+    """Also if only the second output is differentiated; the generator has eager's state."""
 
     def run(function):
         (x,) = doubles((20,))
@@ -513,7 +513,7 @@ COMPILED_AS = [("eager halves", 1), ("eager halves", 2), ("inductor halves", 1)]
 @pytest.mark.parametrize(("halves", "segments"), COMPILED_AS, indirect=["halves"])
 @pytest.mark.parametrize("function", EIGENVECTORS.values(), ids=EIGENVECTORS)
 def test_second_gradients_of_complex_eigenvectors(halves, function, segments: int, depends_on_phase: bool) -> None:
-    """What is checked is their whole gradient: neither of its parts is independent of their phase."""
+    """Only their whole gradient is checked: each part of it depends on their phase."""
 
     def second(function):
         torch.manual_seed(0)
@@ -543,7 +543,7 @@ HERMITIAN = {
 @pytest.mark.parametrize(("halves", "segments"), COMPILED_AS, indirect=["halves"])
 @pytest.mark.parametrize("function", HERMITIAN.values(), ids=HERMITIAN)
 def test_third_gradients_of_a_complex_eigh(halves, function, segments: int) -> None:
-    """Through Inductor, those of second order: a third one takes its compiler half a minute."""
+    """Second order only through Inductor: a third derivative takes its compiler half a minute."""
     order = 3 if halves is aotgrad.nop else 2
 
     def run(function):
@@ -564,7 +564,7 @@ def test_third_gradients_of_a_complex_eigh(halves, function, segments: int) -> N
 @pytest.mark.parametrize("segments", [2, 3, 4, 8, "auto"])
 @pytest.mark.parametrize("grad_mode", ["create_graph", "watched"])
 def test_batch_norms_in_segments(segments: int | str, grad_mode: str) -> None:
-    """Each segment computes the ones before it again, and the backward of a training step reads no running statistic."""
+    """Each segment recomputes the ones before it, and the backward of a training step reads no running statistic."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 2, 2), nn.BatchNorm2d(2), nn.Sigmoid()]
     model = nn.Sequential(*layers).double()
@@ -619,7 +619,7 @@ def test_batch_norms_differentiated_twice(name: str, backend: str, dynamic: bool
 @pytest.mark.parametrize("changed", range(3))
 @pytest.mark.parametrize("backend", ["nop", "dynamo", *THROUGH_INDUCTOR])
 def test_what_is_changed_before_a_derivative_of_symbolic_size(backend: str, changed: int) -> None:
-    """Sizes are inputs of Dynamo's graphs, and none of a vjp: each change is of the input that it is of."""
+    """Sizes are inputs of Dynamo's graphs but not of a vjp: each mutation still applies to its own input."""
 
     def function(x, w, v):
         return (x * w).sum(0, keepdim=True).expand_as(x) * v
@@ -642,7 +642,7 @@ def test_what_is_changed_before_a_derivative_of_symbolic_size(backend: str, chan
 
 
 def test_a_changed_input_whose_old_value_is_asked_for(halves) -> None:
-    """What the function does again depends on the value before the change."""
+    """The recomputation depends on the value before the mutation."""
 
     def function(x, count):
         y = x.exp() if count.item() < 2 else x.sin()
@@ -750,7 +750,7 @@ class Watching(TorchDispatchMode):
 
 
 def test_an_old_value_is_needed_under_a_mode_too(halves) -> None:
-    """There a derivative runs op by op: it would take the new value for the old one."""
+    """There a derivative runs op by op, and would use the new value for the old one."""
 
     def function(x, factor, count, mean, var):
         factor.mul_(2)
@@ -776,7 +776,7 @@ def test_an_old_value_is_needed_under_a_mode_too(halves) -> None:
 
 @pytest.mark.parametrize("backend", ["nop", "dynamo", *THROUGH_INDUCTOR])
 def test_a_batch_norm_whose_result_is_computed_again(backend: str) -> None:
-    """Its new running statistics are no obstacle: the result of a training step does not depend on them."""
+    """Its new running statistics do not prevent it: the result of a training step does not depend on them."""
 
     def function(x, weight, mean, var):
         return F.batch_norm(x, mean, var, weight, training=True).pow(2)
@@ -837,7 +837,7 @@ def test_a_checkpoint_that_dynamo_keeps(with_dropout: bool, segments: int, backe
 @pytest.mark.usefixtures("eagers_numbers")
 @pytest.mark.parametrize("budget", [0.0, 1.0])
 def test_random_numbers_that_a_memory_budget_draws_again(halves, budget: float) -> None:
-    """What a second-order function draws again starts from the state before the call, if no mask was saved, too."""
+    """A second-order function redraws from the state before the call, also if no mask is saved."""
 
     def function(x):
         return F.dropout(x.exp(), 0.5).sin()

@@ -1,4 +1,4 @@
-"""Ops that take functions: branches, loops, scans, regions, and the transforms of `torch.func`, as in eager."""
+"""Ops with function arguments: branches, loops, scans, regions, and the transforms of `torch.func`, as in eager."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_one_plan_serves_every_number_of_passes(backend):
 
 
 def test_no_call_asks_how_many_passes_a_loop_makes():
-    """Torch checks that it kept one at least, which is always so: a condition on it would run the loop twice."""
+    """Torch checks that it kept at least one, which always holds: a condition on it would run the loop twice."""
     compiled = aotgrad.aot_function(powers, aotgrad.nop)
     compiled(leaf(4), leaf(4)).sum().backward()
     assert "values:" not in str(compiled.debug_state())
@@ -165,7 +165,7 @@ def test_associative_scan(backend):
 
 
 def test_quantized_regions():
-    """Its settings are an object, which is no value that a forward could hand over."""
+    """Its settings are an object, which a forward cannot pass on as a value."""
 
     def function(x, w):
         return InvokeQuant()(lambda x, w: ((x * 2 + w).sin(),), x, w, scheme="nf4")[0] * w
@@ -225,7 +225,7 @@ def test_a_nested_region_is_captured_once():
     assert len(calls) == 5 and len({call.args[0].target for call in calls}) == 1
 
 
-# --- What surrounds them ---------------------------------------------------------------------------------------------
+# --- Surroundings ----------------------------------------------------------------------------------------------------
 
 
 @every_frontend
@@ -278,7 +278,7 @@ class WithModes(torch.nn.Module):
 
 @every_frontend
 def test_modes_as_ops(backend):
-    """`torch.export` writes changes of grad mode and autocast as ops around regions."""
+    """`torch.export` represents changes of grad mode and autocast as ops around regions."""
     torch.manual_seed(0)
     module, x = WithModes(), leaf(3, 4)
     exported = torch.export.export(module, (x,)).module()

@@ -1,4 +1,4 @@
-"""Hooks of inputs, outputs and parameters, and of the nodes behind them: order, values, replacements, as in eager."""
+"""Hooks on inputs, outputs and parameters, and on their autograd nodes: order, values, replacements, as in eager."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def leaves() -> list[Tensor]:
 
 
 def traced(function: Callable, register: Callable[[Trace, dict[str, Tensor]], None], before: bool = False) -> Trace:
-    """What hooks saw in one backward, and the gradients that came out."""
+    """The gradients that hooks received in one backward, and the final gradients."""
     seen: Trace = []
     x, w = leaves()
     inputs = {"x": x * 1, "w": w}
@@ -69,7 +69,7 @@ def replacing_hooks(seen: Trace, tensors: dict[str, Tensor]) -> None:
 
 
 def kept_gradients(seen: Trace, tensors: dict[str, Tensor]) -> None:
-    """`retains_grad` runs last, whenever it was asked for."""
+    """`retains_grad` runs last, whenever it was set."""
     for tensor in tensors.values():
         if not tensor.is_leaf:
             tensor.retain_grad()
@@ -259,7 +259,7 @@ HOOKING = [
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("leaf", [False, True])
 def test_hooks_registered_inside(halves, function, used: int | None, calls: int, leaf: bool):
-    """They see what comes from outside of the function, too, after those that were registered before, at every call."""
+    """At every call, they also see gradients from outside the function, after the hooks registered earlier."""
 
     def run(function: Callable) -> list[Any]:
         seen: Trace = []
@@ -382,7 +382,7 @@ def test_the_order_of_the_hooks_of_many_leaves(halves):
 
 
 def packed_and_unpacked(function: Callable) -> list[Tensor]:
-    """Gradients where what is saved is kept in half the precision."""
+    """Gradients with saved values in half the precision."""
 
     def pack(tensor: Tensor) -> Tensor:
         return tensor.to(torch.float32)

@@ -1,4 +1,4 @@
-"""Views that an index with several items makes have eager's history, also with symbolic sizes."""
+"""Views by an index with several items have eager's history, also with symbolic sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INDICES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def history(tensor: Tensor) -> list[str]:
-    """The names of the autograd nodes that lead to what was computed, or to the argument."""
+    """The names of the autograd nodes up to the computed base, or the argument."""
     found, node = [], tensor.grad_fn
     while node is not None and any(word in node.name() for word in ("Slice", "Select", "Alias", "Unsqueeze", "View")):
         found.append(node.name())

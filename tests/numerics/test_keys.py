@@ -1,4 +1,4 @@
-"""What a plan depends on, one thing at a time: changed for the second call, and changed back for the third."""
+"""The dependencies of a plan, one at a time: changed for the second call, and restored for the third."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Own(torch.Tensor):
 
 
 def describe(x):
-    """Depends on everything that a tensor is."""
+    """Depends on every property of a tensor."""
     changed = x * 2
     facts = (tuple(x.shape), x.stride(), x.dtype, str(x.device), x.requires_grad, x.is_conj(), x.is_neg(), x.is_contiguous())
     return changed, facts, torch.zeros_like(x)
@@ -347,7 +347,7 @@ def test_inside_of_a_transform_a_compiled_function_is_the_function(transform: st
 
 
 def test_a_storage_that_is_freed_and_filled_again() -> None:
-    """As sharded training does with its parameters."""
+    """Sharded training does this with its parameters."""
     under_test = aotgrad.aot_function(lambda w, x: (w * x).sum(), aotgrad.nop)
     w, x = leaf(4), plain(4)
     for value in (1.0, 2.0, 3.0):

@@ -1,4 +1,4 @@
-"""Inputs that the function changes: their data, their metadata, both; seen by autograd or hidden from it."""
+"""Inputs that the function mutates: their data, their metadata, or both; visible to autograd or hidden from it."""
 
 from __future__ import annotations
 
@@ -368,7 +368,7 @@ def batch_norm_in_evaluation(x, mean, var):
     return nn.functional.batch_norm(x, mean, var, training=False)
 
 
-# --- What the caller sees afterwards ---------------------------------------------------------------------------------
+# --- Effects visible to the caller -----------------------------------------------------------------------------------
 
 
 @CASES.add(lambda: (non_leaf(3),), caller=lambda outputs, args: args[0] * outputs)
@@ -387,7 +387,7 @@ def transposed_view_of_old_and_new(x):
 
 @pytest.mark.parametrize("change", [lambda x: x.t_(), lambda x: x.mul_(2), lambda x: x.mul_(2).t_()])
 def test_gradient_with_respect_to_a_changed_input(halves, change) -> None:
-    """It is that of the new value; what was computed of the old one has no part in it."""
+    """It is the gradient of the new value; values computed from the old one do not contribute."""
 
     def function(x):
         old = x.exp().sum()
@@ -502,7 +502,7 @@ def test_a_write_from_elsewhere_in_the_same_tensor(halves, name) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, None])
 def test_a_written_tensor_with_gaps_is_viewed_as_in_eager(halves, dynamic) -> None:
-    """Its new value has no gaps in the graph; `view(-1)` gave that, where eager says that there is no such view."""
+    """Its new value has no gaps in the graph, so `view(-1)` succeeded where eager refuses the view."""
 
     def f(x):
         x.mul_(2)
@@ -517,7 +517,7 @@ def test_a_written_tensor_with_gaps_is_viewed_as_in_eager(halves, dynamic) -> No
 
 
 def test_a_view_of_a_view_of_a_leaf_keeps_its_size(halves) -> None:
-    """Autograd refuses to squeeze it in place, as any view of the leaf; under `no_grad` it may be."""
+    """Autograd refuses to squeeze it in place, like any view of the leaf; `no_grad` allows it."""
 
     def seen(x):
         x.squeeze(0).squeeze_()
@@ -553,7 +553,7 @@ LISTS = {
 
 @pytest.mark.parametrize("name", LISTS)
 def test_a_write_to_a_list_of_tensors(halves, name) -> None:
-    """Later tensors of the list see what was written to memory that they share with earlier ones, and versions rise."""
+    """Later tensors of the list see writes to memory that they share with earlier ones, and versions rise."""
 
     def backward_across(called) -> list:
         x, y, weight = torch.arange(3.0), torch.ones(3), torch.ones(3, requires_grad=True)
@@ -577,7 +577,7 @@ def test_mutations(case: Case, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", DYNAMO_BACKENDS)
 def test_a_leaf_in_place_of_a_result_is_refused_and_left_as_it_was(backend: str) -> None:
-    """Dynamo guards whether an argument requires grad, and not whether it is a leaf."""
+    """Dynamo guards on `requires_grad` of an argument, but not on `is_leaf`."""
     torch._dynamo.reset()
     function = compiled(lambda x: x.mul_(2) * x.sin(), backend)
     expected = function(leaf(3) * 1)
@@ -591,7 +591,7 @@ def test_a_leaf_in_place_of_a_result_is_refused_and_left_as_it_was(backend: str)
 
 @pytest.mark.parametrize("backend", DYNAMO_BACKENDS)
 def test_a_tensor_of_its_own_in_place_of_a_view_is_written(backend: str) -> None:
-    """Dynamo does not guard that either; its gradients would be those of what it is a view of."""
+    """Dynamo does not guard on that either; its gradients would be those of its base."""
     torch._dynamo.reset()
 
     def function(x):
@@ -618,7 +618,7 @@ def views_of_bases_of_several_sizes() -> Iterator[tuple[torch.Tensor, torch.Tens
 
 @pytest.mark.parametrize("backend", ALL)
 def test_the_data_of_views_of_bases_of_several_sizes_is_written(backend: str) -> None:
-    """Autograd does not see the write, so that the graph has the memory of the base, of which no frontend knows the size."""
+    """Autograd does not see the write, so the graph gets the memory of the base; no frontend knows its size."""
 
     def function(x):
         x.data.add_(1)

@@ -1,4 +1,4 @@
-"""What `torch.compile` returned, called inside of a function or module that aotgrad traces itself: a part of its graph."""
+"""A result of `torch.compile`, called inside a function or module that aotgrad traces itself, is a part of its graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that a trace can hardly keep: each is as in eager, or refused with an error of ours; never silently different."""
+"""Programs that are hard to trace: each is as in eager, or refused with an error of ours; never silently different."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def gradient_of_a_gradient_inside(x):
     return (gradient**2).sum()
 
 
-# --- What a trace sees otherwise than eager --------------------------------------------------------------------------
+# --- Differences between a trace and eager ---------------------------------------------------------------------------
 
 
 @CASES.add(lambda: (leaf(3),), known_difference="a traced tensor is of another class")
@@ -263,7 +263,7 @@ def forward_mode(x):
     "case", [pytest.param(case, id=case.name, marks=known(case.known_difference)) for case in CASES.cases]
 )
 def test_as_eager_or_refused(case: Case) -> None:
-    """With one compiler: what these meet is the trace, which is the same for all."""
+    """With one compiler: these concern the trace, which is the same for all."""
     try:
         case.check("nop", compilations=None)
     except AOTGradError as error:

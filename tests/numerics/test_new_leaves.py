@@ -1,4 +1,4 @@
-"""Tensors that a function tells to require grad: what it has made, or detached, and arguments."""
+"""Tensors that a function sets to require grad: new ones, detached ones, and arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotgrad.errors import HigherOrderError
 from tests.numerics.against_eager import COMPILERS
 from tests.numerics.test_backward_effects import assert_alike
 
-# Dynamo breaks the graph at these, and eager does them: there is nothing to compile.
+# Dynamo breaks the graph at these, and eager runs them: nothing is left to compile.
 every_backend = pytest.mark.parametrize("backend", COMPILERS)
 
 
@@ -134,7 +134,7 @@ TOLD = (
 
 
 def backward_of_all(function: Callable, args: Sequence[Tensor]) -> Any:
-    """The gradients of all results, and of the new leaves; then the leaves are changed, and used on."""
+    """The gradients of all results and of the new leaves; then the leaves are mutated and used further."""
     outputs = function(*args)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     scale = iter(range(2, 99))
@@ -268,7 +268,7 @@ def flags_and_gradients(function: Callable, args: Sequence[Tensor]) -> Any:
     return found, outputs, LEAVES[0].grad
 
 
-# Dynamo breaks the graph at these, and what is behind them is another one.
+# Dynamo breaks the graph at these, and the code after them is another graph.
 @pytest.mark.parametrize("make_args", [leaf_and_other, computed_and_other], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("backend", COMPILERS)
 @pytest.mark.parametrize("function", ENDED, ids=lambda function: function.__name__)

@@ -1,4 +1,4 @@
-"""What a function may return: tensors with and without gradients, and everything around them."""
+"""Results of functions: tensors with and without gradients, containers and other values."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def everything_at_once(x):
     return {"y": y, "view": y[1:], "in": x, "n": [1, None, y.argmax()], "detached": y.detach()}
 
 
-# --- Copies of what the backward needs, which the caller changes ---------------------------------------------------------
+# --- Copies of saved values that the caller mutates -----------------------------------------------------------------------
 
 
 @CASES.add(lambda: (leaf(3),), caller=lambda outputs, args: outputs[1].mul_(2))

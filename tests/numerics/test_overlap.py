@@ -1,4 +1,4 @@
-"""Inputs that share memory, one of which is changed: the others see the change, and gradients reach the right ones."""
+"""Inputs that share memory with a mutated one: they see the change, and gradients reach the right inputs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add(name, make, function=scale_first, **expectations):
 
 HALVES = (slice(0, 5), slice(3, 8))
 
-# --- Where the inputs lie --------------------------------------------------------------------------------------------
+# --- Positions of the inputs -----------------------------------------------------------------------------------------
 
 add("halves", lambda: cut(plain(8), *HALVES))
 add("halves_with_gradients", lambda: cut(non_leaf(8), *HALVES))
@@ -173,7 +173,7 @@ add("detached_before_it_is_saved", lambda: (lambda x: (x, x.detach()))(leaf(3)),
 add("disjoint_before_it_is_saved", lambda: cut(non_leaf(8), HALVES[0], slice(5, 8)), changed_then_saved)
 add("data_alias", lambda: (lambda x: (x, x.data))(plain(3)), change_second)
 
-# --- What the function does ------------------------------------------------------------------------------------------
+# --- Functions -------------------------------------------------------------------------------------------------------
 
 
 @CASES.add(lambda: cut(non_leaf(8), *HALVES), gradients_close=ORDER)
@@ -275,7 +275,7 @@ PATTERNS = {
 @pytest.mark.parametrize("first", ["separate", "overlapping", "the same"])
 @pytest.mark.parametrize("backend", ["nop", "dynamo"])
 def test_each_pattern_of_overlap_is_right(backend: str, first: str, dynamic: bool) -> None:
-    """Whichever pattern was there first, one after another, and all of them again; values and gradients."""
+    """Values and gradients for all patterns in turn, twice, starting from any of them."""
     under_test = compiled(scale_first, backend, dynamic=dynamic)
     for pattern in (first, *PATTERNS, *PATTERNS):
         assert_like_eager(scale_first, PATTERNS[pattern], under_test, compilations=None, gradients_close=ORDER)
@@ -292,7 +292,7 @@ def test_each_pattern_of_overlap_is_right_under_inductor(backend: str, first: st
 
 @pytest.mark.parametrize("backend", ["aotgrad_eager", "aotgrad"])
 def test_buffers_of_a_module_that_come_to_overlap_under_dynamo(backend: str) -> None:
-    """Dynamo does not see that a buffer is now a part of another one; the values are right all the same."""
+    """Dynamo does not see that a buffer became a part of another one; the values are still right."""
 
     class Running(torch.nn.Module):
         def __init__(self) -> None:
@@ -320,7 +320,7 @@ def test_a_pattern_is_compiled_once(halves) -> None:
     under_test = aotgrad.aot_function(scale_first, halves)
     for start in range(3):
         under_test(*cut(plain(16)[start:], *HALVES))
-    assert len(under_test.plans()) <= 3  # where the pieces lie within 16 bytes is part of the pattern
+    assert len(under_test.plans()) <= 3  # positions of the pieces within 16 bytes are part of the pattern
     under_test(*cut(plain(16)[4:], *HALVES))
     assert len(under_test.plans()) <= 3
 
@@ -436,7 +436,7 @@ LEGAL = [
 
 @pytest.mark.parametrize(("function", "name"), LEGAL)
 def test_each_input_sees_its_own_gradient(halves, function, name) -> None:
-    """Also what depends on an input as it was before the write, and hooks from before the call see that only."""
+    """Also values computed from an input before the write; hooks from before the call see only these."""
 
     def run(called) -> list:
         origin, seen = torch.arange(8.0).requires_grad_(), []
@@ -497,7 +497,7 @@ VIEWS_AND_WRITES = [
 
 
 def views_of_one_tensor(hook, leaf: torch.Tensor, beside: bool) -> tuple[torch.Tensor, list]:
-    """A tensor, and views of it to call a function with: one, or two that share memory."""
+    """A tensor and the views of it that are passed: one, or two that share memory."""
     whole = leaf.clone()
     x = whole.t()
     x.register_hook(hook)
@@ -533,9 +533,9 @@ def test_a_result_of_an_older_view_passes_the_input_by(function, backend: str) -
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "with another view"])
 @pytest.mark.parametrize("function", VIEWS_AND_WRITES)
 def test_views_are_older_or_newer_than_a_write(halves, function, beside: bool) -> None:
-    """In eager, the gradient of an older view goes to what both are views of, past the one that it was made of.
+    """In eager, the gradient of an older view goes to the common base, past the view that it was made of.
 
-    A hook from before the call sees what depends on the value of before.
+    A hook from before the call sees gradients of the old value.
     """
 
     def gradients(called) -> list:
@@ -554,7 +554,7 @@ def test_views_are_older_or_newer_than_a_write(halves, function, beside: bool) -
 
 
 def test_a_hook_on_a_written_view_is_guarded(halves) -> None:
-    """A plan made without one takes the gradient through the view; with one it is taken as in eager, past it."""
+    """A plan made without one routes the gradient through the view; with one, past it, as in eager."""
 
     def seen_by_hook(called, hooked: bool) -> list:
         whole, seen = torch.ones(3, 3, requires_grad=True) * 2, []
@@ -581,7 +581,7 @@ WRITES_THROUGH_ONE_OF_TWO_VIEWS = {
 
 @pytest.mark.parametrize("name", WRITES_THROUGH_ONE_OF_TWO_VIEWS)
 def test_views_that_were_written_have_the_history_of_what_they_are_views_of(halves, name: str) -> None:
-    """Each is copied to by itself; the gradient of the first went past the history that the second copy made."""
+    """Each gets its own copy; once, the gradient of the first bypassed the history of the second copy."""
 
     def function(x, y):
         WRITES_THROUGH_ONE_OF_TWO_VIEWS[name](x, y)
@@ -648,7 +648,7 @@ def gradients_of_what_was_computed_beside_a_write(called) -> tuple[Tensor | None
 
 
 def test_gradients_of_what_was_computed_beside_a_write(halves) -> None:
-    """Eager makes the history of the other view anew, too: its gradient enters what both are views of, as that is now."""
+    """Eager rebuilds the history of the other view, too: its gradient enters the current history of the common base."""
     found = gradients_of_what_was_computed_beside_a_write(aotgrad.aot_function(writes_x, halves))
     assert_matches(found, gradients_of_what_was_computed_beside_a_write(writes_x), halves)
 

@@ -1,4 +1,4 @@
-"""A function overwrites a value that its backward needs: gradients without it are computed, the others raise as in eager."""
+"""A function overwrites a value that its backward needs: gradients independent of it are computed, the others raise."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ FUNCTIONS = [
 
 
 def gradients(results: Tensors, inputs: Tensors, **options: Any) -> Any:
-    """What each result's backward gives or raises, for some sets of inputs."""
+    """The gradients or the error of each result's backward, for some sets of inputs."""
     try:
         found = torch.autograd.grad(sum(r.sum() for r in results), inputs, allow_unused=True, retain_graph=True, **options)
     except RuntimeError as error:
@@ -119,7 +119,7 @@ def test_what_an_overwritten_value_is_not_needed_for_is_computed(halves, functio
 
 
 def second_gradients(function: Callable[..., Any]) -> list[Any]:
-    """Of a function that overwrites a value on the way from its first input; with respect to the second one."""
+    """The gradient by the second input of a function that overwrites a value that depends on the first."""
     torch.manual_seed(1)
     x, weight = (torch.rand(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     *_, result = function(x, weight)

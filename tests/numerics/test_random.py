@@ -1,4 +1,4 @@
-"""Random operations: the numbers of eager, drawn once, and the same in the backward."""
+"""Random operations: eager's numbers, drawn once, and the same in the backward."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_every_call_draws_other_numbers(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", DYNAMO_BACKENDS)
 def test_a_model_with_dropout_in_training_and_evaluation(backend: str) -> None:
-    """Switching between the two is switching between two plans."""
+    """Each of the two has its own plan."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     for training in (True, False, True):
         model.train(training)
@@ -215,7 +215,7 @@ def regions_within_a_region(x, w):
 
 
 def a_seldom_used_region(x, w):
-    """What a backward does not run again draws nothing."""
+    """An op that a backward does not recompute draws nothing."""
     return checkpointed(lambda x: nn.functional.dropout(x * w, 0.5).exp(), x), nn.functional.dropout(x * w, 0.2).cos()
 
 
@@ -227,7 +227,7 @@ REGIONS = (two_layers, regions_within_a_region, a_seldom_used_region)
 @pytest.mark.parametrize("backend", ALL)
 @pytest.mark.parametrize("function", REGIONS, ids=lambda function: function.__name__)
 def test_dropout_in_a_checkpoint(function, backend: str, order: int) -> None:
-    """The backward draws the numbers of the forward again, and leaves the generator alone."""
+    """The backward redraws the numbers of the forward, and leaves the generator unchanged."""
 
     def run(function):
         torch.manual_seed(0)
@@ -275,7 +275,7 @@ class NoisyGradient(torch.autograd.Function):
 @pytest.mark.parametrize("retain", [False, True])
 @pytest.mark.parametrize("wanted", [(0, 1), (0,), (1,)], ids=str)
 def test_a_backward_that_draws(halves, wanted: tuple[int, ...], retain: bool) -> None:
-    """It does so when eager's node runs: not for a gradient that does not go through it."""
+    """It draws when eager's node runs: not for a gradient that does not pass through the node."""
 
     def function(x, w):
         return NoisyGradient.apply(x).sin(), (NoisyGradient.apply(w) * x).exp()
@@ -296,7 +296,7 @@ def test_a_backward_that_draws(halves, wanted: tuple[int, ...], retain: bool) ->
 
 
 def test_a_gradient_of_one_that_draws_is_refused(halves) -> None:
-    """It would draw other numbers, and again."""
+    """It would draw a second time, and other numbers."""
     x = torch.ones(3, requires_grad=True)
     y = aotgrad.aot_function(lambda x: NoisyGradient.apply(x).sin(), halves)(x)
     with pytest.raises(HigherOrderError, match="the backward of the compiled function draws random numbers"):
@@ -305,7 +305,7 @@ def test_a_gradient_of_one_that_draws_is_refused(halves) -> None:
 
 @pytest.mark.parametrize("backend", (*AOT, "aot_inductor"))
 def test_a_generator_that_is_saved_and_left_as_it_was(backend: str) -> None:
-    """What draws nothing may save and restore the state; reading it is fine, too."""
+    """A function that draws nothing may save, restore and read the state."""
 
     def function(x):
         state = torch.get_rng_state()
@@ -319,7 +319,7 @@ def test_a_generator_that_is_saved_and_left_as_it_was(backend: str) -> None:
 
 @pytest.mark.usefixtures("eagers_numbers")
 def test_the_same_numbers_drawn_twice(halves) -> None:
-    """From a state that the function has set again, and that it leaves as eager does."""
+    """Draws from a state that the function has restored; the final state is eager's."""
 
     def function(x):
         with torch.random.fork_rng(devices=()):
@@ -374,7 +374,7 @@ SETTERS = (draws_and_goes_back, seeds_for_a_while, seeds_afterwards, seeds_by_ch
 
 @pytest.mark.parametrize("function", [*SETTERS, *READERS], ids=lambda function: function.__name__)
 def test_a_function_that_sets_the_generator_is_refused(halves, function) -> None:
-    """And leaves it as it was."""
+    """The state is unchanged afterwards."""
     before = torch.get_rng_state()
     with pytest.raises(CaptureError, match="the function seeds the random generator or sets its state"):
         aotgrad.aot_function(function, halves)(torch.ones(3))

@@ -1,4 +1,4 @@
-"""Where another kernel of torch, or another order of a sum, would round otherwise than eager: equal to the last bit."""
+"""Bit-for-bit equality where another kernel of torch, or another order of a sum, would round differently from eager."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import aotgrad
 
 
 def results(function, x: torch.Tensor) -> list[torch.Tensor]:
-    """What a function returns, and its gradient."""
+    """The result of a function and its gradient."""
     torch.manual_seed(1)
     returned = function(x)
     returned = returned if isinstance(returned, (list, tuple)) else [returned]

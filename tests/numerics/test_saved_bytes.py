@@ -1,4 +1,4 @@
-"""How many bytes whole models save, to the byte, beside eager and the peer; without parameters, arguments and results."""
+"""The exact bytes that whole models save, beside eager and the peer; without parameters, arguments and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.numerics.against_eager import DYNAMO_BACKENDS, leaf
 
 
 def saved_bytes(run: Callable, model: nn.Module, *args: Tensor) -> int:
-    """What a call keeps for its backward of memory that nobody else has."""
+    """The bytes that a call keeps alive only for its backward."""
     packed: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def feed_forward() -> nn.Module:
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_normalization_saves_its_input_as_eager_does(way, requires_grad):
-    """Mean and variance of each row, the normalized rows, and what is before and after GELU."""
+    """Mean and variance of each row, the normalized rows, and the values before and after GELU."""
     torch._dynamo.reset()
     model, x = feed_forward(), torch.randn(ROWS, WIDTH, requires_grad=requires_grad)
     expected = 4 * ROWS * (1 + 1 + WIDTH + 2 * INNER)
@@ -89,7 +89,7 @@ class RMSNorm(nn.Module):
 
 
 class Residual(nn.Module):
-    """Blocks of a normalization and a gated feed-forward net, on a stream that they add to."""
+    """Residual blocks of a normalization and a gated feed-forward net."""
 
     def __init__(self, norm: Callable[[int], nn.Module], layers: int = 6, width: int = 32):
         super().__init__()
@@ -106,7 +106,7 @@ class Residual(nn.Module):
 
 
 class Values(nn.Module):
-    """A model that returns a dictionary, as one that returns a tuple."""
+    """Wraps a model that returns a dictionary into one that returns a tuple."""
 
     def __init__(self, model: nn.Module):
         super().__init__()

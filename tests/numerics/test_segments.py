@@ -104,7 +104,7 @@ Action = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
 
 
 def history(function: Callable, actions: Sequence[Action], make: Callable = inputs) -> list[Any]:
-    """What each action returned or raised, and the gradients after it."""
+    """The result or error of each action, and the gradients after it."""
     leaves = make()
     arguments = [leaves[0] * 1, *leaves[1:]]
     outputs = function(*arguments)
@@ -137,7 +137,7 @@ def backward(*chosen: int, **options: Any) -> Action:
 
 
 def gradient(*chosen: int, of: Sequence[int], **options: Any) -> Action:
-    """Of outputs, counted on into the inputs."""
+    """Indices of outputs, continued into the inputs."""
 
     def run(outputs, arguments):
         pool = [*outputs, *arguments]
@@ -201,7 +201,7 @@ def layers(x, *weights):
 @pytest.mark.parametrize("segments", [1, 2, 3, 8])
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_how_far_second_derivatives_are_from_eagers(depth, segments, dtype):
-    """What reaches a hidden value in several ways is added up at the inputs, in other last bits."""
+    """Gradients that reach a hidden value in several ways are summed at the inputs, with other last bits."""
 
     def second(function, of_weights, with_value):
         torch.manual_seed(depth)
@@ -312,7 +312,7 @@ def test_no_more_matrix_products_than_in_eager(program):
 
 
 class Freed:
-    """Notes which of the tensors that are saved for a backward have been let go of."""
+    """Records which tensors saved for a backward have been freed."""
 
     def __init__(self) -> None:
         self.alive: list[weakref.ref] = []
@@ -380,7 +380,7 @@ def test_outputs_and_inputs_die_with_the_graph():
     assert [reference() for reference in references] == [None] * 6
 
 
-# --- what a segment saves --------------------------------------------------------------------------------------------
+# --- saved values of a segment ---------------------------------------------------------------------------------------
 
 
 def saved_by(function: Callable, arguments: Sequence[Tensor]) -> list[Tensor]:
@@ -434,7 +434,7 @@ class Layers(nn.Module):
 
 
 def order_of_gradients(model: nn.Module, x: Tensor, **options: Any) -> tuple[list[str], list[int], list[Tensor]]:
-    """The parameters in the order of their hooks, how many matrix products had run by then, and the gradients."""
+    """The parameters in the order of their hooks, the number of matrix products until then, and the gradients."""
     compiled_model = aotgrad.aot_module(model, compile_eager, options=options)
     seen: list[str] = []
     counts: list[int] = []
@@ -494,7 +494,7 @@ def test_an_optimizer_in_the_backward_trains_as_one_after_it():
 
 
 def test_an_optimizer_gets_none_for_a_head_that_is_not_used():
-    """AdamW decays what has a gradient of zeros, and leaves alone what has none."""
+    """AdamW decays parameters with a zero gradient, and skips those without a gradient."""
 
     class TwoHeads(nn.Module):
         def __init__(self):
@@ -540,7 +540,7 @@ RETURNED_VIEWS = {
 
 
 def gradients_of_second(function, x) -> list:
-    """Of the second result, and of that gradient again, with respect to the first one and the input."""
+    """The gradient of the second result, and its gradient, with respect to the first result and the input."""
     first, second, *_ = function(x)
     found = torch.autograd.grad(second.sum(), [first, x], create_graph=True)
     return [*found, *torch.autograd.grad([g.pow(2).sum() for g in found if g.requires_grad], [first, x], allow_unused=True)]
@@ -559,7 +559,7 @@ def test_gradient_with_respect_to_a_returned_view(name: str) -> None:
 
 @pytest.mark.parametrize("chosen", [(0,), (1,), (0, 1)])
 def test_a_check_in_the_backward_is_part_of_its_own_segment_only(chosen):
-    """The backward of `eig` solves a system and checks whether it could: that is no dead code."""
+    """The backward of `eig` solves a system and checks its success: the check is no dead code."""
 
     def function(x):
         values, vectors = torch.linalg.eig(x)
@@ -575,7 +575,7 @@ def test_a_check_in_the_backward_is_part_of_its_own_segment_only(chosen):
 
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_gradients_of_results_that_no_input_is_behind(create_graph):
-    """A view of a leaf made under `no_grad` requires grad and leads nowhere; what is computed from it gets gradients."""
+    """A view of a leaf made under `no_grad` requires grad and leads nowhere; values computed from it get gradients."""
 
     def f(x):
         with torch.no_grad():

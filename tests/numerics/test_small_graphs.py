@@ -1,4 +1,4 @@
-"""Functions that are not worth compiling run as they are."""
+"""Functions that are too small to compile run eagerly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALONE = {"min_graph_ops": 100}
 
 @pytest.fixture
 def counted():
-    """What was counted of calls and plans since the test began."""
+    """The counts of calls and plans since the start of the test."""
     before = Counter(aotgrad.counters)
     return lambda: {name: n - before[name] for name, n in aotgrad.counters.items() if n != before[name] and name != "graphs"}
 
@@ -94,7 +94,7 @@ def test_a_function_that_grows_is_compiled(counted):
 
 
 def test_values_are_those_of_the_call():
-    """A plan that is left alone runs the function on the arguments of each call, in whatever mode that is."""
+    """A plan that is not compiled runs the function on the arguments of each call, under the modes of that call."""
     seen = []
 
     def function(x, scale):

@@ -1,4 +1,4 @@
-"""How many entries a sparse tensor has, what they are, and whether it is coalesced: asked while a function is traced."""
+"""The number of entries of a sparse tensor, the entries, and its coalesced flag, read during tracing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ THROUGH_INDUCTOR = ["a count", "the values", "the values are returned", "as larg
 
 
 def entries_at_two_places(x: Tensor) -> Tensor:
-    """An uncoalesced tensor: two of its entries are at one place."""
+    """An uncoalesced tensor: two entries have one index."""
     return torch.sparse_coo_tensor(torch.tensor([[0, 0, 1], [1, 1, 2]]), x[0, :3], (4, 4))
 
 
@@ -133,7 +133,7 @@ def test_one_plan_for_each_number_of_entries() -> None:
 
 
 def test_gradients_of_gradients_through_a_mask() -> None:
-    """The backward asks whether a tensor is coalesced that it has computed of a gradient."""
+    """The backward reads the coalesced flag of a tensor that it computes from a gradient."""
 
     def twice(call: Callable) -> list[Tensor]:
         x = some_zeros(0)

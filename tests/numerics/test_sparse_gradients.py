@@ -1,4 +1,4 @@
-"""Sparse gradients of tables, read by other ops before and after: eager's layout, flags, indices and values."""
+"""Sparse gradients of tables, between other ops: eager's layout, flags, indices and values."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Model(nn.Module):
 
 
 def trained(optimizer: str, compile_model: Callable) -> list[Tensor]:
-    """The parameters after three steps; words are more each time."""
+    """The parameters after three steps with a growing number of words."""
     torch.manual_seed(0)
     model = Model()
     tables = [model.words.weight, model.bags.weight]

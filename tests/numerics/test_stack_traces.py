@@ -1,4 +1,4 @@
-"""Every node says which line of the user's code it comes from; a backward node, that of the forward op it differentiates."""
+"""Every node records its line of the user's code; a backward node records the line of its forward op."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .against_eager import leaf
 
 
 def graphs_of(function, args, *, through_dynamo: bool = False):
-    """The forward and the backward graph that a compiler gets for a call and its backward."""
+    """The forward and the backward graph that the compiler receives for a call and its backward."""
     graphs = []
 
     def keep(module, inputs):
@@ -127,7 +127,7 @@ def of_torch() -> nn.Module:
 
 
 def compiled_with(module: nn.Module, through_dynamo: bool, **options):
-    """The module as it is compiled, and the list of graphs that come."""
+    """The compiled module, and the list that collects its graphs."""
     graphs = []
 
     def keep(graph, inputs):
@@ -229,7 +229,7 @@ def test_anomaly_mode_says_which_module_and_which_call() -> None:
 
 @either
 def test_lines_from_the_disk_are_those_of_this_call(through_dynamo: bool, tmp_path, monkeypatch) -> None:
-    """Another process, or another line, may have put the graphs there."""
+    """The cached graphs may come from another process or another line."""
     monkeypatch.setenv("AOTGRAD_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("AOTGRAD_VERIFY", "0")
     compiled, graphs = compiled_with(of_torch(), through_dynamo, cache=True)

@@ -1,7 +1,7 @@
-"""Gradients that somebody waits for: with no option set they come one after another, and memory is free again in between.
+"""Streamed gradients: for a waiting consumer they arrive one by one, without an option, and memory is freed in between.
 
-Who waits is seen when the function is compiled: hooks that run after a gradient was accumulated, hooks of the autograd
-node that accumulates it, and `DistributedDataParallel` around the module.
+Compilation detects the consumers: hooks that run after a gradient was accumulated, hooks of the autograd node that
+accumulates it, and `DistributedDataParallel` around the module.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Layers(nn.Module):
 
 
 def compiled(model: nn.Module, way: str, **options) -> nn.Module:
-    """`options` are aotgrad's; the gradients of a model with none set are to come as in eager."""
+    """`options` are aotgrad's; without any, gradients must arrive as in eager."""
     if way == "aot":
         return aotgrad.aot_module(model, compile_eager, options=options)
     torch._dynamo.reset()
@@ -55,11 +55,11 @@ def model_and_input() -> tuple[Layers, Tensor]:
     return Layers(), torch.randn(3, WIDTH)
 
 
-# --- What a backward holds -------------------------------------------------------------------------------------------
+# --- Memory of a backward --------------------------------------------------------------------------------------------
 
 
 class LiveMatrices(TorchDispatchMode):
-    """How many matrices of a weight's size, made by products, are alive at most; and the products so far."""
+    """The peak number of live products of a weight's size, and the number of products so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def after_accumulation(parameter: Tensor, hook: Hook) -> object:
 
 
 def of_the_node(parameter: Tensor, hook: Hook) -> object:
-    """As FSDP and others do; who does so keeps the node alive."""
+    """As FSDP and others do; the caller keeps the node alive."""
     node = torch.autograd.graph.get_gradient_edge(parameter).node
     node.register_hook(lambda *_: hook(parameter))
     return node
@@ -138,7 +138,7 @@ def test_a_backward_that_nobody_waits_for_is_whole(way):
     assert trained(compiled(model, way), model, x, steps=1) == LAYERS
     model, x = model_and_input()
     for parameter in model.parameters():
-        parameter.register_hook(lambda gradient: gradient)  # sees a gradient, and cannot let it go
+        parameter.register_hook(lambda gradient: gradient)  # sees a gradient, and cannot free it
     assert trained(compiled(model, way), model, x, steps=1) == LAYERS
 
 
@@ -166,7 +166,7 @@ def test_gradients_come_in_eagers_order_and_after_as_many_products(way):
     assert all(count <= products[name] + 1 for name, count in found)  # a bias may wait for the product beside it
 
 
-# --- Where it is cut -------------------------------------------------------------------------------------------------
+# --- Cuts ------------------------------------------------------------------------------------------------------------
 
 
 def segments_of(model: nn.Module, *args: Tensor, **options) -> int:
@@ -185,7 +185,7 @@ def test_gradients_of_many_layers_share_segments():
     x = torch.randn(2, 8)
     assert segments_of(awaited(Layers(1, 8)), x) == 1
     assert segments_of(awaited(Layers(16, 8)), x) == 16
-    assert segments_of(awaited(Layers(40, 8)), x) == 14  # of three layers each, the last of one
+    assert segments_of(awaited(Layers(40, 8)), x) == 14  # segments of three layers, the last of one
     assert segments_of(Layers(40, 8), x) == 1
 
 
@@ -203,7 +203,7 @@ def test_one_awaited_gradient_is_enough():
 
 
 def test_hooks_that_come_later_see_the_gradients_at_the_end():
-    """A plan is not made anew for them: what they see is right, only later. A plan that is made then is cut."""
+    """An existing plan is not recompiled for them: they see the right gradients, only later. New plans are cut."""
     model, x = model_and_input()
     step = aotgrad.aot_module(model, compile_eager)
     step(x)
@@ -252,7 +252,7 @@ def process_group() -> Iterator[None]:
 
 
 def products_at_buckets(model: nn.Module, wrap: Callable[[nn.Module], nn.Module], x: Tensor) -> list[int]:
-    """How many products had run when the reducer had each bucket full."""
+    """The number of products that had run when each bucket of the reducer was full."""
     matrices, counts = LiveMatrices(), []
     parallel = wrap(model)
 
@@ -264,7 +264,7 @@ def products_at_buckets(model: nn.Module, wrap: Callable[[nn.Module], nn.Module]
 
     ddp = next(part for part in parallel.modules() if isinstance(part, nn.parallel.DistributedDataParallel))
     ddp.register_comm_hook(None, hook)
-    for _ in range(3):  # the reducer orders its buckets anew after the first
+    for _ in range(3):  # the reducer reorders its buckets after the first
         counts.clear()
         loss = parallel(x)
         matrices.products = 0

@@ -60,7 +60,7 @@ def mixing(x):
 
 
 def batched_gradients(function, n):
-    """The number of batches is another one with each size, too."""
+    """The number of batches also changes with each size."""
     x = leaf(n)
     return torch.autograd.grad(function(x), x, torch.eye(n, dtype=torch.float64), is_grads_batched=True)
 
@@ -90,7 +90,7 @@ def later_from_a_result(function, n):
     return torch.autograd.grad((gradient**2).sum(), x)
 
 
-# Of each case: the function, what is done with it, and how many plans there are with Dynamo in front and without.
+# Per case: the function, its use, and the number of plans with Dynamo in front and without.
 CASES: dict[str, tuple[Callable, Step, int, int]] = {
     "force training": (energy, forces_in_the_loss, 2, 2),
     "two sizes": (two_sizes, penalty_of_two_sizes, 2, 2),
@@ -112,7 +112,7 @@ def made_without(function: Callable) -> Callable:
 
 
 def plans_made(function: Callable, compiled: Callable, step: Step, sizes: Sequence[int] = SIZES) -> list[int]:
-    """How many plans each size makes, after a comparison with eager, which adds up gradients in another order."""
+    """The number of plans for each size, after a comparison with eager, which sums gradients in another order."""
     made = []
     for n in sizes:
         before, results = aotgrad.counters["compilations"], []
@@ -163,7 +163,7 @@ def test_automatic_sizes_have_two_plans_of_each_derivative() -> None:
 
 
 def test_numbers_that_change_share_the_plan() -> None:
-    """A number that is no size of a tensor, which Dynamo passes after a second one was seen."""
+    """A number that is no size of a tensor; Dynamo passes it once a second value occurs."""
 
     def step(function, n):
         x = leaf(4)
@@ -194,7 +194,7 @@ def test_an_input_that_was_changed_since_raises_as_eager() -> None:
 
 
 def test_the_old_value_of_a_changed_input_is_refused() -> None:
-    """With numbers in front of the tensors; a value that is not needed is none that is missed."""
+    """With numbers in front of the tensors; an unneeded value is not missed."""
 
     def needs(x, y):
         result = (x * y).sin()
@@ -221,9 +221,9 @@ def of_a_product(x):
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("function", [mixing, with_its_size, of_a_product])
 def test_forward_mode_has_two_plans_for_all_sizes(function: Callable, requires_grad: bool) -> None:
-    """Behind Dynamo: the sizes that the second plan has symbols for are those that have changed.
+    """Behind Dynamo: the second plan has symbols for the sizes that have changed.
 
-    Dynamo of torch >= 2.14 leaves a function to eager whose argument has a tangent.
+    Dynamo of torch >= 2.14 runs a function eagerly if an argument has a tangent.
     """
     step = functools.partial(tangent_and_gradients, requires_grad=requires_grad)
     expected = [0] * 5 if torch.__version__ >= "2.14" else [2, 1, 0, 0, 0]

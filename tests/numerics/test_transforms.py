@@ -1,4 +1,4 @@
-"""Compiled functions inside of `torch.func` transforms: as in eager, compiled where a plan can be used, and cached."""
+"""Compiled functions inside `torch.func` transforms: as in eager, compiled where a plan applies, and cached."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def heads() -> nn.Module:
 
 
 def to_parameters(compile: Compile, differentiate: Callable) -> list[Any]:
-    """Gradients that go on to the parameters, outside of the transform."""
+    """Gradients that reach the parameters outside the transform."""
     model = mlp()
     model.zero_grad()
     result = differentiate(compile(model))
@@ -163,7 +163,7 @@ def bfloat16() -> torch.autocast:
 
 
 def under_autocast(compile: Compile, differentiate: Callable, factor: int | None = None) -> Any:
-    """A derivative outside of autocast; of arguments that were computed, if there is a factor."""
+    """A derivative outside of autocast; with a factor, the arguments are computed."""
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         with bfloat16():
@@ -315,7 +315,7 @@ def heads_and_parameters(compile: Compile) -> Any:
 
 
 def rounded(gradient: torch.Tensor) -> torch.Tensor:
-    """Without the last bits, in which gradients of gradients may differ: see docs/gradients.md."""
+    """Up to the last bits, which may differ in gradients of gradients: see docs/gradients.md."""
     return gradient.round(decimals=12)
 
 
@@ -407,7 +407,7 @@ def counted(case: Callable[[Compile], Any], compile: Compile) -> tuple[list[Any]
 
 
 def facts(value: Any) -> tuple[Any, ...]:
-    """What is compared of a tensor beside its values."""
+    """The properties of a tensor that are compared, besides its values."""
     if not isinstance(value, torch.Tensor):
         return ()
     return type(value), value.dtype, value.stride(), value.requires_grad, value.is_leaf

@@ -1,4 +1,4 @@
-"""User Triton kernels: the operator that wraps a call of one, traced; with the package, what torch makes of real ones."""
+"""User Triton kernels: the traced operator around a kernel call; with the package, torch's form of real ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ every_backend = pytest.mark.parametrize("backend", AOT)
 
 @pytest.fixture
 def writes(monkeypatch):
-    """Says which arguments a kernel writes to, as torch finds out by a device: without one, all are taken for written."""
+    """Declares the written arguments of a kernel, which torch detects with a device: without one, it assumes all."""
 
     def to(*names):
         monkeypatch.setattr(triton_kernel_wrap, "get_mutated_tensors", lambda *_: list(names))
@@ -43,7 +43,7 @@ def test_a_kernel_of_which_nothing_is_known(backend):
 
 @every_backend
 def test_a_kernel_is_hidden_from_autograd(backend, writes):
-    """What it writes has no history: gradients take the ways around it."""
+    """Its results have no history: gradients flow around it."""
     assert_like_eager(lambda x, y: add(x, y) * x, lambda: (leaf(5), leaf(5)), backend)
 
 
@@ -75,7 +75,7 @@ def test_kernels_in_both_directions(backend, writes):
 
 @pytest.mark.parametrize("budget", [0.0, 0.5])
 def test_kernels_within_a_budget(budget, writes):
-    """A kernel runs once: only what is read of it is saved."""
+    """A kernel runs once: only its results that are read are saved."""
     options = {"memory_budget": budget}
     assert_like_eager(lambda x, y: (Add.apply(x, y) * x).sin(), lambda: (leaf(5), leaf(5)), "nop", options=options)
 

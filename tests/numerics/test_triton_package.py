@@ -1,4 +1,4 @@
-"""Real Triton kernels, where the package is installed: traced for a device that is not there, and run where one is."""
+"""Real Triton kernels, if the package is installed: traced for an absent device, and run where one is present."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def launched(kernel, x, y):
 
 
 class Add(torch.autograd.Function):
-    """What a user writes around a kernel; Dynamo makes the call an operator."""
+    """A user's launcher of a kernel; Dynamo turns the call into an operator."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -49,7 +49,7 @@ add_op.register_autograd(lambda ctx, gradient: (gradient, add_op(gradient, gradi
 
 
 class NoDevice:
-    """A driver of Triton's that knows what to compile for, which is all that finding out what a kernel writes needs."""
+    """A Triton driver that only names a compilation target, which suffices to detect a kernel's writes."""
 
     def get_current_target(self):
         return triton.backends.compiler.GPUTarget("cuda", 90, 32)

@@ -1,4 +1,4 @@
-"""Functions that branch on values, or return what values decide: a plan holds for calls that get the same answers."""
+"""Functions that branch on values, or return data-dependent results: a plan holds for calls with the same answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assert_all_like_eager(compiled, halves) -> Callable:
     def check(
         function: Callable, *made: Callable, plans: int | None = None, raises=None, values_close="", **settings
     ) -> None:
-        """Compare calls with several arguments, twice each, of one compiled function; `raises`: what the last one raises."""
+        """Compare calls of one compiled function with several arguments, twice each; `raises`: the error of the last one."""
         under_test = compiled(function, **settings)
         close = values_close or ("" if halves is aotgrad.nop else INDUCTOR)
         for make in (*made, *made):
@@ -231,7 +231,7 @@ def at(start):
 
 
 def test_one_plan_for_all_places(halves, assert_all_like_eager):
-    """Inductor's form of the gradient of a slice has its place as a constant, before torch 2.14."""
+    """Before torch 2.14, Inductor's gradient of a slice has its position as a constant."""
     plans = 1 if halves is aotgrad.nop or torch.__version__ >= "2.14" else 2
     assert_all_like_eager(lambda x, k: x.narrow(0, k, 2) * 2, at(0), at(1), plans=plans)
 
@@ -278,7 +278,7 @@ RESULTS = (torch.float32, torch.int64, torch.float32)
 
 
 def test_a_size_that_the_backward_needs_too(assert_all_like_eager):
-    """A size of a tangent is that of what it is the tangent of."""
+    """A tangent has the sizes of its output."""
 
     def pairs(size):
         return lambda: (torch.rand(size, requires_grad=True),)
@@ -342,7 +342,7 @@ def test_forward_mode_and_vmap(halves, compiled):
         assert_matches(torch.func.jvp(f, (value,), (x,)), torch.func.jvp(branch, (value,), (x,)), halves)
 
 
-# --- Backwards that check what arrives ---------------------------------------------------------------------------------
+# --- Backwards that check their gradients ------------------------------------------------------------------------------
 
 
 CHECKED = {

@@ -1,7 +1,7 @@
-"""Stands in for a user's Triton kernel where there is neither the package nor a device.
+"""A stand-in for a user's Triton kernel without the package and a device.
 
-`launch` is the operator into which Dynamo and `torch.library.wrap_triton` make a call of a kernel; eager runs it, too. The
-kernel is a Python object that is called like a compiled one, and writes as one does: autograd and versions do not see it.
+`launch` is the operator that Dynamo and `torch.library.wrap_triton` make of a kernel call; eager runs it, too. The kernel
+is a Python object that is called like a compiled one, and writes like one: invisible to autograd and versions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ADD = AddKernel()
 
 
 def launch(x, y, out, scale=1.0):
-    """Calls the kernel for tensors of one size."""
+    """Launches the kernel for tensors of one size."""
     triton_kernel_wrapper_mutation(
         kernel_idx=kernel_side_table.add_kernel(ADD),
         constant_args_idx=kernel_side_table.add_constant_args({"scale": scale}),
