@@ -1,4 +1,4 @@
-"""Functions whose joint graphs every partition function must split correctly; each shows one thing."""
+"""Functions with joint graphs that every partition function must split correctly; each covers one feature."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.partition.joints import grad
 
 @dataclass(frozen=True)
 class Case:
-    """A function, its inputs, and what `joint_of` must be told of it."""
+    """A function, its inputs, and its arguments of `joint_of`."""
 
     name: str
     fn: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Joint graphs made by hand, for the tests of the partition stage: no other stage of aotgrad takes part."""
+"""Hand-made joint graphs for the tests of the partition stage; they involve no other stage of aotgrad."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def as_joint(module, num_primals, results, tangents_of, static=(), mutated=()) -
 def hand_made(
     build: Callable[..., tuple[Sequence[Any], Sequence[Any]]], primals: Sequence[Any], tangents: Sequence[Any], **kwargs
 ) -> JointGraph:
-    """The joint graph of `build(*primals, *tangents) -> (results, gradients)`, traced as it is, without autograd."""
+    """The joint graph of `build(*primals, *tangents) -> (results, gradients)`, traced without autograd."""
     counts = []
 
     def joint(*args):

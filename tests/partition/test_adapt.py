@@ -1,4 +1,4 @@
-"""Drop-in signatures, users' partition functions, and what is checked of their results."""
+"""Drop-in signatures, users' partition functions, and the checks of their results."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_an_overwritten_input_that_is_viewed_by_as_strided_is_refused():
 
 def test_a_random_op_in_both_halves_is_refused():
     def draw_again(forward, backward):
-        """Scale the gradient by a mask that is drawn again."""
+        """Scale the gradient by a redrawn mask."""
         output = output_of(backward)
         with backward.graph.inserting_before(output):
             (gradient,) = output.args[0]

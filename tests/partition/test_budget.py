@@ -1,4 +1,4 @@
-"""Budgets from the public API: gradients are eager's at every one, and what must run once does."""
+"""Budgets from the public API: gradients equal eager's at every budget, and ops that must run once do."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_gradients_through_dropout_on_a_gpu(budget):
 
 
 class Net(nn.Module):
-    """Batch norm, whose buffers are written in the forward, and dropout."""
+    """Batch norm, which writes buffers in the forward, and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def test_sizes_that_depend_on_data(budget):
 
 
 class Ops(TorchDispatchMode):
-    """Writes down the names of the ops that run, with the shapes of what they return."""
+    """Records the names of the ops that run, with the shapes of their results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Ops(TorchDispatchMode):
 
 
 def test_the_backward_runs_in_the_order_of_eagers_engine():
-    """So it holds no more of its own at once than eager does."""
+    """The backward holds no more own memory at once than eager's."""
 
     def loss(x, *weights):
         for weight in weights:
@@ -175,7 +175,7 @@ def test_inductor_within_a_budget():
 
 @pytest.mark.parametrize(("budget", "raises"), [(None, False), (0.0, True)])
 def test_an_input_that_changes_before_the_backward(budget, raises):
-    """Eager does not need `x` for it. A budget does, as a checkpoint would, and then it says so."""
+    """Eager does not need `x` in the backward. A budget does, as a checkpoint does, and reports it."""
     x, y = torch.randn(8, 1), grad(64)
     wide = aotgrad.aot_function(
         lambda x, y: (torch.tanh(x.expand(8, 64) * 2) * y).sum(), compile_eager, options={"memory_budget": budget}
@@ -265,7 +265,7 @@ def test_checkpoint_regions(partitioner):
     torch._dynamo.reset()
     compiled = torch.compile(two_checkpoints, backend="aotgrad_eager", options={"partitioner": partitioner})
     shapes = [tuple(t.shape) for t in saved_in_forward(compiled, *make())]
-    assert sorted(shapes) == [(96, 96)] * 3 + [(5056,)] * 2  # x, w, what the first hands to the second; two states
+    assert sorted(shapes) == [(96, 96)] * 3 + [(5056,)] * 2  # x, w, the value between the two; two states
 
 
 def test_a_checkpoint_that_reads_an_input_which_eager_would_not_save():
@@ -308,7 +308,7 @@ def test_fewer_bytes_for_a_smaller_budget():
 
 
 def test_parameters_do_not_count():
-    """A table that is far larger than the activations: the budget still divides the activations."""
+    """The budget divides the activations, even if a table is far larger."""
 
     def fn(table, index, w):
         h = table[index]

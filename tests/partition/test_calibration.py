@@ -1,4 +1,4 @@
-"""The measured figure: that it is sensible, kept, and never in the way."""
+"""The measured figure is plausible, is stored, and never fails a compilation."""
 
 from __future__ import annotations
 

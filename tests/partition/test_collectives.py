@@ -1,4 +1,4 @@
-"""Collectives run once, in the order that they were traced in, and start early where that is asked for."""
+"""Collectives run once, in traced order, and start early if the option says so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.partition.joints import hand_made, targets
 
 @pytest.fixture(autouse=True)
 def two_ranks():
-    """A process group whose collectives return at once, with nothing in their results."""
+    """A process group with collectives that return at once, with empty results."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield
     dist.destroy_process_group()
@@ -34,7 +34,7 @@ def summed(x: torch.Tensor) -> torch.Tensor:
 
 
 def gathered_product(x, w, t):
-    """The backward reads what the forward got from the other ranks, and an activation of it."""
+    """The backward reads the forward's data from the other ranks, and an activation of it."""
     full = summed(w)
     h = x @ full
     y = h.sin()
@@ -62,7 +62,7 @@ def test_not_even_if_everything_else_does():
 
 
 def two_gradients(x, w, t):
-    """Each gradient is reduced, and waited for at once, as autograd's hooks do."""
+    """Each gradient is reduced and awaited at once, as in autograd's hooks."""
     g = t * x
     first = summed(g @ w)
     second = summed(w.t() @ g)
@@ -93,7 +93,7 @@ def test_they_start_early_and_are_waited_for_late():
 
 
 def late_collectives(x, w, t):
-    """What is reduced is there long before it is."""
+    """The operand of the reduction is computed long before the reduction."""
     g = t * x
     other = (g @ w).relu()
     reduced = all_reduce(g)

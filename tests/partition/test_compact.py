@@ -1,4 +1,4 @@
-"""A saved slice does not keep alive what it was cut from, and the backward is as before."""
+"""A saved slice does not keep its base alive, and the backward is unchanged."""
 
 from __future__ import annotations
 

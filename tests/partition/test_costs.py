@@ -1,4 +1,4 @@
-"""Bytes: whole storages, each index once where that is what an op reads, hints for symbolic sizes."""
+"""Bytes: whole storages, each index once if an op reads it once, hints for symbolic sizes."""
 
 from __future__ import annotations
 

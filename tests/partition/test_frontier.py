@@ -41,7 +41,7 @@ def problems(draw, size: int = 7):
 
 
 def chain(count: int, held: int = 8, rerun: int = 1) -> Problem:
-    """`count` values, each made from the one before it; the first can only be saved, the backward reads all."""
+    """`count` values, each computed from its predecessor; the first can only be saved, the backward reads all."""
     return Problem(
         held=[0] + [held] * (count - 1),
         saving=[0] * count,
@@ -106,7 +106,7 @@ def test_a_value_that_can_be_neither_saved_nor_run_again():
 
 
 def test_equal_values_are_divided_by_position():
-    """All of a chain costs the same; with room for three of nine, the late three are saved."""
+    """All values of a chain cost the same; with room for three of nine, the last three are saved."""
     problem = chain(10)
     assert Frontier(problem).within(24).saved == {0, 7, 8, 9}
 

@@ -1,4 +1,4 @@
-"""What running values again costs within fused kernels, on ops as ints."""
+"""The cost of recomputing values within fused kernels, on ops as ints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rerun(*ops: Op) -> list[int]:
 
 
 def test_a_value_of_many_tensors_stays_within_the_one_kernel_that_reads_it():
-    """As that of a normalization: the input, and a number for each row, or column, of four more."""
+    """Sizes as in a normalization: the input, and a number for each row, or column, of four more."""
     made = [argument(), argument(8), argument(8), argument(8), argument(8), op(0, 1, 2, 3, 4)]
     readers = [op(5, backward=True), op(5, backward=True)]
     assert rerun(*made, *readers)[5] == 32 + 1
@@ -27,7 +27,7 @@ def test_a_value_of_many_tensors_stays_within_the_one_kernel_that_reads_it():
 
 
 def test_what_is_written_once_is_read_by_what_is_made_of_it():
-    """A sum of two that four kernels need is written; its product with a number for each row costs each of them that."""
+    """A sum of two values that four kernels need is written; its product with a number per row costs them that number."""
     made = [argument(), argument(), argument(8), op(0, 1), op(3, 2)]
     readers = [op(4, backward=True, elements=elements) for elements in (250, 500, 750, 1000)]
     costs = rerun(*made, *readers)

@@ -1,4 +1,4 @@
-"""Which half runs what: forward, backward, unclaimed; who owns which memory."""
+"""The half of each node (forward, backward, unclaimed), and the owner of each memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_random_op_of_the_backward_stays_there():
 
 
 def test_a_random_op_that_nobody_reads_stays():
-    """Those after it would draw other numbers than in eager."""
+    """Otherwise later ops would draw other numbers than in eager."""
     joint = hand_made(lambda x, t: ([x.sin(), torch.rand_like(x)][:1], [t]), [torch.randn(3)], [torch.ones(3)])
     assert "rand_like" in names(analyze_joint(joint).forward)
 

@@ -1,4 +1,4 @@
-"""The simulated memory is that of the halves as they run, and of small programs worked out by hand."""
+"""The simulated memory equals that of the running halves, and of small programs computed by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.partition.joints import grad, joint_of
 
 
 def chain() -> Program:
-    """0, 1, 2 run in the forward, each from the one before; 3 reads 2 in the backward, 4 reads 3 and 1."""
+    """0, 1, 2 run in the forward, each on its predecessor; 3 reads 2 in the backward, 4 reads 3 and 1."""
     return Program(
         sizes=[10, 10, 10, 10, 10],
         reads=[[], [0], [1], [2], [3, 1]],
@@ -55,12 +55,12 @@ def test_results_are_held_by_the_caller_all_along():
     assert simulate(held, {1, 2}).backward == [40, 40]
 
 
-# --- Against a simulation that runs one op after the other ------------------------------------------------------------
+# --- Against a simulation that runs op by op --------------------------------------------------------------------------
 
 
 @st.composite
 def programs(draw) -> tuple[Program, set[int]]:
-    """A program and values that are saved; those that nothing is made of, such as inputs, are."""
+    """A program and its saved values; values without operands, such as inputs, are always saved."""
     count, rest, made = draw(st.integers(1, 8)), draw(st.integers(1, 6)), draw(st.integers(1, 8))
     tangent = count
     reads = [sorted(draw(st.sets(st.integers(0, k - 1), max_size=3))) if k else [] for k in range(count)]
@@ -95,7 +95,7 @@ def closure(wanted, reads, stop=()) -> set[int]:
 
 
 def bytes_alive(program: Program, order: list[int], given: set[int], kept: set[int]) -> list[int]:
-    """While each op of `order` runs: what is given and what was made stays until its last use, and `kept` for ever."""
+    """The live bytes while each op of `order` runs: values live until their last use, and `kept` for ever."""
     alive, found = set(given), []
     for position, value in enumerate(order):
         alive.add(value)
@@ -113,7 +113,7 @@ def bytes_alive(program: Program, order: list[int], given: set[int], kept: set[i
 @given(programs())
 def test_the_profile_is_that_of_one_op_after_the_other(drawn):
     program, saved = drawn
-    saved |= program.results  # one that runs again takes memory twice, which a set of values does not tell
+    saved |= program.results  # a recomputed value takes memory twice, which a set of values does not show
     forward = sorted({*program.forward, *closure(saved, program.reads)})
     profile = simulate(program, saved)
     assert profile.forward == max(bytes_alive(program, forward, set(), saved | program.results))
@@ -135,7 +135,7 @@ def test_the_profile_is_that_of_one_op_after_the_other(drawn):
 
 
 class Allocations(TorchDispatchMode):
-    """Bytes of all storages that ops have made inside and that are still alive, and the most that there were."""
+    """Bytes of all live storages that ops allocated inside, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The cut has the value that brute force finds, and it cuts what it says it cuts."""
+"""The cut has the value that brute force finds, and its side is the smallest of all minimum cuts."""
 
 from __future__ import annotations
 

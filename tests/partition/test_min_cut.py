@@ -1,4 +1,4 @@
-"""The cut: cheap values run again where that saves memory, and nothing that must run once does."""
+"""The cut: cheap values are recomputed where that saves memory, never an op that must run once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_mask_is_saved_in_place_of_what_it_was_made_from():
 
 
 def test_a_mask_is_saved_since_inductor_writes_what_it_draws():
-    """Numbers that are drawn from a seed take memory of their own, more of it than the mask that is made of them."""
+    """Numbers drawn from a seed take their own memory, more than the mask computed from them."""
 
     def function(x, seeds, tangent):
         seed = inductor_prims.lookup_seed(seeds, 0)
@@ -70,13 +70,13 @@ def test_a_mask_is_saved_since_inductor_writes_what_it_draws():
 
 
 def test_what_the_forward_writes_anyway_is_saved():
-    """`exp` would be fused with the sum, so saving it would take a write that saving `mm` does not."""
+    """`exp` fuses with the sum, so saving it costs a write that saving `mm` does not."""
     joint = joint_of(lambda x, w: (x @ w).exp().sum(), grad(8, 8), grad(8, 8), static=[1])
     assert saved_names(cut(joint)) == ["primals_1", "primals_2", "mm"]
 
 
 def test_what_a_matrix_product_reads_is_saved():
-    """Running gelu again for `mm` would write its result to memory: no gain in traffic over holding it."""
+    """Recomputing gelu for `mm` writes its result to memory: no gain in traffic over saving it."""
     joint = joint_of(lambda x, w, v: F.gelu(x @ w) @ v, grad(8, 8), grad(8, 8), grad(8, 8), static=[1, 2])
     assert {"mm", "gelu"} <= set(saved_names(cut(joint)))
 
@@ -127,7 +127,7 @@ def test_a_tuple_that_the_backward_reads_as_a_whole_is_refused(partition_fn):
 
 
 class ReasonsTest(expecttest.TestCase):
-    """The reasons of a small attention block, as they are printed."""
+    """The printed reasons of a small attention block."""
 
     def test_attention(self):
         def attention(x, w):

@@ -1,4 +1,4 @@
-"""The table of what memory costs in time."""
+"""The table of memory against time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be done with each value, and the reason that is printed."""
+"""The choices for each value, and the printed reason."""
 
 from __future__ import annotations
 

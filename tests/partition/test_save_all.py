@@ -1,4 +1,4 @@
-"""Every crossing value is saved, views as their bases."""
+"""Every crossing value is saved; a view is saved as its base."""
 
 from __future__ import annotations
 

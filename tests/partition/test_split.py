@@ -1,4 +1,4 @@
-"""Whatever is saved, the two halves compute the joint graph."""
+"""The two halves compute the joint graph, for any choice of saved values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_halves_compute_the_joint_graph(case, partition_fn):
 @pytest.mark.parametrize("partition_fn", PARTITION_FNS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_both_sides_agree_on_names_and_types(case, partition_fn):
-    """What a user's function must get right, ours get right too."""
+    """Our functions satisfy the requirements on a user's function."""
     joint, _ = joint_of_case(case)
     halves = partition(joint, partition_fn)
     read = read_halves(dataclasses.replace(joint, mutated_inputs=frozenset()), *modules(halves))

@@ -1,4 +1,4 @@
-"""What an op needs while it runs, beside what torch's memory profiler says."""
+"""The workspace of an op while it runs, against torch's memory profiler."""
 
 from __future__ import annotations
 
