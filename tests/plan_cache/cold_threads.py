@@ -2,9 +2,9 @@
 
     python -m tests.plan_cache.cold_threads inductor --threads 8 --regions 40
 
-Every thread calls every region, each in another order, so that threads meet: at first calls, at first backwards, and at what
-a backward compiles besides (some of the gradients, gradients of gradients, a batch of backwards). Results are compared with
-eager. Prints what went wrong, and exits with 1 if something did.
+Every thread calls every region, each in another order, so that threads meet: at first calls, at first backwards, and at the
+other compilations of a backward (some of the gradients, gradients of gradients, a batch of backwards). Results are compared
+with eager. Prints the failures, and exits with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DYNAMO_IS_BUSY = "you are using FX to symbolically trace"
 
 
 def products(x, w):
-    """Inductor calls a library for these, and generates no code that a C++ compiler would take seconds for."""
+    """Inductor calls a library for these, and generates no code that takes a C++ compiler seconds."""
     return ((x @ w) @ w.t()) @ w
 
 
@@ -39,7 +39,7 @@ def pointwise(x, w):
 
 
 def region(k: int) -> Callable:
-    """A function of its own; Dynamo keeps what it compiled by code, so each has code of its own."""
+    """A separate function with its own code object, since Dynamo caches by code."""
     function = pointwise if k == 0 else products
     code = function.__code__.replace(co_name=f"region_{k}")
     return types.FunctionType(code, globals(), f"region_{k}")
@@ -81,7 +81,7 @@ KINDS = (some, twice, batched)
 
 
 def call(use: Callable, function: Callable, k: int) -> tuple[torch.Tensor, ...]:
-    """One call and its backward; again where Dynamo cannot be called beside a trace."""
+    """One call and its backward; retried where Dynamo cannot be called beside a trace."""
     while True:
         try:
             return use(function, *inputs(k))

@@ -1,4 +1,4 @@
-"""Threads that need the same functions compiled at once, in a process of their own; see `cold_threads.py`.
+"""Threads that need the same functions compiled at once, in a separate process; see `cold_threads.py`.
 
 `AOTGRAD_STRESS_REGIONS=40` makes as many regions, which takes minutes.
 """
@@ -95,7 +95,7 @@ def test_it_is_dynamos_lock() -> None:
 
 
 def test_who_compiles_runs_backwards_in_its_own_thread() -> None:
-    """Autograd's thread for a device might need a backward compiled, and wait for who waits for it."""
+    """Autograd's thread for a device might need a backward compiled, and wait for the thread that waits for it."""
     seen = []
 
     def function(x):

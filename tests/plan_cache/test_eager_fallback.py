@@ -1,4 +1,4 @@
-"""The option `on_error`: what cannot be compiled runs eagerly, and says so."""
+"""The option `on_error`: a function that cannot be compiled runs eagerly, with a warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is dep
 
 
 class Broken(Exception):
-    """What a compiler raises that has no kernel."""
+    """The error of a compiler without a kernel."""
 
 
 def broken(graph, inputs):
@@ -112,7 +112,7 @@ def test_what_inductor_cannot_compile(monkeypatch):
 
 
 def test_what_cannot_be_traced():
-    """Without `on_error` it is an error, with it eager's own result."""
+    """Without `on_error` it raises; with it the result is eager's."""
 
     def address(x):
         return x * (x.data_ptr() != 0)
@@ -127,7 +127,7 @@ def test_what_cannot_be_traced():
 
 
 def test_numbers_that_only_inductor_can_draw_again(monkeypatch):
-    """A backward that makes the forward's random numbers from their seed has no other way to run."""
+    """A backward that regenerates the forward's random numbers from their seed cannot run eagerly."""
     compile = torch_compat.inductor_compile
 
     def no_backwards(module, inputs, is_backward=False, **settings):

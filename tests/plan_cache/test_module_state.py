@@ -120,7 +120,7 @@ class Shifted(Everything):
 
 @pytest.fixture
 def kept_classes():
-    """Classes are afterwards as they were."""
+    """Classes are restored afterwards."""
     before = [(kind, dict(vars(kind))) for kind in (Everything, Shifted, Config)]
     steps, scale = list(Everything.steps), Everything.settings.scale
     yield
@@ -202,7 +202,7 @@ def compare_training(compiled, model, x):
 
 
 class Hard(nn.Module):
-    """Its class has what cannot be read, or counts as something else every time."""
+    """The class has an attribute that cannot be read, or that differs at every read."""
 
     lock, numbers, pending = threading.Lock(), (k for k in range(3)), [threading.Lock()]
 
@@ -234,7 +234,7 @@ def test_reading_an_unchanged_module_gives_the_same_state():
 
 
 def test_a_graph_counts_by_identity():
-    """Nodes lead to everything that a trace knows: a graph is not read."""
+    """Nodes lead to everything that a trace knows, so a graph is not read."""
     graph = torch.fx.symbolic_trace(nn.Linear(2, 2))
     for node in graph.graph.nodes:
         node.meta["secret"] = (i for i in ())

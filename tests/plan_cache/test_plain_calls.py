@@ -1,4 +1,4 @@
-"""Calls with nothing but distinct tensors take a short way to their plan. It must lead nowhere else than the long one."""
+"""Calls with only distinct tensors take a fast path to their plan. It must find the same plan as the full path."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SeenFunctions(TorchFunctionMode):
 
 
 def after_two_calls(function, *args):
-    """A compiled function that has found its plan once."""
+    """A compiled function that has already found its plan."""
     compiled = aotgrad.aot_function(function, aotgrad.nop)
     compiled(*args)
     compiled(*args)
@@ -55,7 +55,7 @@ def test_inside_a_transform_the_function_itself_runs(transform):
     seen = []
 
     def call(wrapped):
-        seen.append(compiled(x))  # what is no part of the transform is watched, too
+        seen.append(compiled(x))  # objects outside the transform are guarded, too
         return compiled(wrapped)
 
     assert torch.equal(transform(call)(x), transform(double)(x))

@@ -1,4 +1,4 @@
-"""Compiled modules are copied, pickled and saved as the modules that they were made of."""
+"""Compiled modules are copied, pickled and saved as their original modules."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_state_dicts_go_between_compiled_and_plain_modules():
 
 
 def test_a_part_of_a_saved_module():
-    """Inside of another one, and twice."""
+    """Inside another module, and twice."""
     part = aotgrad.aot_module(nn.Linear(3, 3), aotgrad.nop)
     whole = through_pickle(nn.Sequential(part, nn.Tanh(), part))
     assert whole[0] is whole[2] and type(whole[0]).__name__ == "AOTLinear"

@@ -1,4 +1,4 @@
-"""Several threads, forks, nested calls, and what stays in memory."""
+"""Several threads, forks, nested calls, and memory that stays alive."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_hit_takes_no_lock():
 
 
 def test_a_module_is_used_while_another_thread_traces_it():
-    """A trace has its own tensors in the module for a while; no other call may see them."""
+    """A trace temporarily puts its own tensors into the module; no other call may see them."""
     tracing, may_go_on = threading.Event(), threading.Event()
 
     class Slow(nn.Module):
