@@ -1,4 +1,4 @@
-"""Models that each lean on one thing that an ahead-of-time compiler gets wrong easily.
+"""Models that each exercise one feature that an ahead-of-time compiler easily gets wrong.
 
 Same form as `plain_models`. Gradients that must stay `None`, parameters and buffers written inside the forward, custom
 autograd functions, straight-through estimators, complex weights, autocast regions, indexed accumulation, a graph break,
@@ -21,7 +21,7 @@ def feature_batch(step: int) -> dict[str, Tensor]:
 
 
 class AutocastMLP(nn.Module):
-    """The body runs in bfloat16 with an island of float32 in it, the loss in float32 again."""
+    """The body runs in bfloat16 with an island of float32; the loss is float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def click_batch(step: int) -> dict[str, Tensor]:
 
 
 class ReverseGradient(torch.autograd.Function):
-    """The identity, whose backward flips and scales the gradient."""
+    """The identity; its backward flips and scales the gradient."""
 
     @staticmethod
     def forward(x: Tensor, strength: float) -> Tensor:
@@ -76,7 +76,7 @@ class ReverseGradient(torch.autograd.Function):
 
 
 class DomainAdversarial(nn.Module):
-    """Features good for the labels and bad for the domain: one custom autograd function between the two."""
+    """Features that predict the labels and hide the domain; a custom autograd function connects both heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def graph_batch(step: int) -> dict[str, Tensor]:
 
 
 class GrowingAttention(nn.Module):
-    """Attention over a sequence whose length is saved for the backward as a symbol."""
+    """Attention over a sequence; its symbolic length is saved for the backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class LowRankAdapter(nn.Module):
 
 
 class MeanTeacher(nn.Module):
-    """A student follows a teacher, whose parameters are moved towards the student's inside the forward."""
+    """A student follows a teacher; the forward moves the teacher's parameters towards the student's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class SpectralDiscriminator(nn.Module):
 
 
 class TwoHeads(nn.Module):
-    """Both heads' losses are returned, only one is trained: the other's parameters have no gradient."""
+    """The losses of both heads are returned, but only one is trained: the other head's parameters have no gradient."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What holds for every model: compiled from nothing, with eager's random numbers."""
+"""Setup of every model test: compiled from scratch, with eager's random numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import aotgrad
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
-    """Nothing compiled before and all counters at zero; Dynamo traces `nn.LSTM`, and random numbers are eager's."""
+    """Reset compiled code and counters, let Dynamo trace `nn.LSTM`, and draw eager's random numbers."""
     torch._dynamo.reset()
     dynamo_counters.clear()
     aotgrad.counters.clear()

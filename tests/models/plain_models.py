@@ -1,9 +1,8 @@
 """Small models made of `torch.nn` parts: the usual architectures, each at the smallest size that has all its parts.
 
-In: nothing but the global random state, which the harness seeds. Out: for each architecture a module, whose `forward`
-takes the keyword arguments of a batch and returns a dictionary with the entry `"loss"`, and a function that makes such
-a batch of step 0, 1 or 2.
-A batch's floating-point tensors require grad where a gradient of the input makes sense.
+In: only the global random state, which the harness seeds. Out: for each architecture a module and a function that makes
+the batch of step 0, 1 or 2. `forward` takes the batch as keyword arguments and returns a dictionary with the entry
+`"loss"`. A batch's floating-point tensors require grad where a gradient of the input makes sense.
 
     model = ResNet()
     model(**image_batch(step=0))["loss"].backward()
@@ -178,7 +177,7 @@ def timestep_embedding(timesteps: Tensor, width: int) -> Tensor:
 
 
 class ConditionedBlock(nn.Module):
-    """A convolution block whose scale and shift come from the timestep embedding."""
+    """A convolution block with scale and shift from the timestep embedding."""
 
     def __init__(self, channels: int, condition_width: int) -> None:
         super().__init__()

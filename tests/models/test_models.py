@@ -1,9 +1,9 @@
 """Real models train under `torch.compile(backend="aotgrad...")` exactly as they do in eager.
 
 Each case is built twice with equal weights and trained for three SGD steps on the same batches under the same seeds,
-once eager and once compiled. Equal must be: everything each step's forward returns, the gradient of every parameter and
-input (`None` exactly where eager has `None`), and at the end every parameter and buffer. Graphs are counted on Dynamo's
-side and on aotgrad's, so that nothing passes by running eager.
+once eager and once compiled. These must be equal: all results of each step's forward, the gradient of every parameter and
+input (`None` exactly where eager has `None`), and every parameter and buffer at the end. Dynamo's and aotgrad's graphs
+are counted, so that no case passes by running eager.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ STEPS = 3
 LEARNING_RATE = 0.1
 
 pytestmark = [
-    # Dynamo reads `.grad` of inputs that are no leaves; it keeps the warning from being shown, not from being raised.
+    # Dynamo reads `.grad` of non-leaf inputs; it suppresses the display of the warning, not its raising.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"),
     # Inductor's first import scripts a function.
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     # Inductor leaves complex numbers to eager's kernels, and says so.
     pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators:UserWarning"),
-    # Mamba's scan asks cached functions which libraries are installed, and Dynamo traces through the cache.
+    # Mamba's scan calls cached functions that list the installed libraries, and Dynamo traces through the cache.
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function:UserWarning"),
     # Dynamo itself instantiates a custom autograd function, which torch deprecates.
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
@@ -44,7 +44,7 @@ Named = Mapping[str, "Tensor | None"]
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one training step showed of itself."""
+    """Observations of one training step."""
 
     output_structure: pytree.TreeSpec
     requires_grad: tuple[bool, ...]
@@ -54,7 +54,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What a training run showed of itself: its steps, and the parameters and buffers that it ended with."""
+    """Observations of a training run: its steps, and its final parameters and buffers."""
 
     steps: tuple[StepRecord, ...]
     state: Named
@@ -76,7 +76,7 @@ def train(case: ModelCase, **compile_options: Any) -> TrainingRecord:
 
 
 def seeded_batch(case: ModelCase, step: int) -> Mapping[str, Tensor]:
-    """The step's batch, which leaves the random state equally seeded for the forward of either run."""
+    """The step's batch; seeds the random state equally for the forward of both runs."""
     torch.manual_seed(step + 1)
     return case.batch(step)
 
@@ -121,7 +121,7 @@ def assert_equal_tensors(where: str, actual: Named, expected: Named, rtol: float
 
 
 def strides_that_count(tensor: Tensor) -> list[int]:
-    """The strides of the dimensions with more than one element: along the others nothing is ever stepped."""
+    """The strides of the dimensions with more than one element; the others are never stepped along."""
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 

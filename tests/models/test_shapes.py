@@ -22,7 +22,7 @@ SEVERAL = {
     ("autocast_mlp", 0): BATCHES,
     ("bert", 0): BATCHES,
     ("bert", 1): LENGTHS,
-    ("click_model", 0): (7, 3, 2, 64),  # Dynamo takes sizes for one that are equal at first: it has others of 2 and 3
+    ("click_model", 0): (7, 3, 2, 64),  # Dynamo unifies sizes that are equal at first: other sizes are 2 and 3
     ("denoiser", 0): BATCHES,
     ("domain_adversarial", 0): BATCHES,
     ("fourier_operator", 0): BATCHES,
@@ -193,7 +193,7 @@ def assert_equal_steps(
     sizes: Sequence[int],
     gradients_rtol: float = 1e-4,
 ) -> None:
-    """A step at each size, of the compiled model and of an equal one in eager, which show the same of themselves."""
+    """The compiled model and an equal eager model agree in a step at each size."""
     eager = copy.deepcopy(model)
     for size in sizes:
         steps = []
@@ -208,7 +208,7 @@ def assert_equal_steps(
 
 
 def resized(batch: Mapping[str, Tensor], dim: int, size: int) -> Mapping[str, Tensor]:
-    """The batch with another size along its longest extent of `dim`, its elements repeated or cut off."""
+    """The batch with `dim` resized where it is longest; elements are repeated or cut off."""
     old = max(tensor.shape[dim] for tensor in batch.values() if tensor.dim() > dim)
     chosen = torch.arange(size) % old
     return {

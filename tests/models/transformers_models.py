@@ -1,6 +1,6 @@
 """Architectures from `transformers` with random weights, built from configurations at toy sizes: nothing to download.
 
-Same form as `plain_models`: a function that builds a model, whose output has the entry `"loss"`, and functions that
+Same form as `plain_models`: a function that builds a model with the output entry `"loss"`, and functions that
 make batches. Caches for generation are off, as in training; dropout stays on where it is the default.
 """
 
@@ -57,7 +57,7 @@ def gpt2() -> nn.Module:
         vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=256, use_cache=False, **SPECIAL_TOKENS
     )
     model = transformers.GPT2LMHeadModel(config)
-    # Left unset, the model logs inside its forward which loss it falls back to; Dynamo cannot trace the logger.
+    # If unset, the forward logs its fallback loss; Dynamo cannot trace the logger.
     model.loss_type = "ForCausalLM"
     return model
 
@@ -100,7 +100,7 @@ def t5() -> nn.Module:
 def vit() -> nn.Module:
     sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=5)
-    # Left unset, the first forward derives it from the labels and writes it here, and the second call compiles again.
+    # If unset, the first forward derives it from the labels and writes it here, and the second call recompiles.
     config.problem_type = "single_label_classification"
     return transformers.ViTForImageClassification(config)
 

@@ -17,17 +17,17 @@ from . import transformers_models as hf
 
 @dataclass(frozen=True)
 class ModelCase:
-    """One model, how to feed it, and how Dynamo cuts it.
+    """One model, its batches, and the graphs that Dynamo makes of it.
 
     Attributes:
         name: The test's id.
         build: Makes the model from the global random state; the same seed gives the same weights.
         batch: Makes the keyword arguments of step 0, 1, 2 from the global random state.
-        graphs: How many graphs Dynamo hands over in all steps together.
-        graph_breaks: How many breaks in the model's code there are among them; with 0 it is compiled with `fullgraph`.
-        inductor_rtol, inductor_atol: How far Inductor's halves, which reorder arithmetic, may be from eager.
+        graphs: Number of graphs from Dynamo in all steps together.
+        graph_breaks: Number of graph breaks in the model's code; with 0 it is compiled with `fullgraph`.
+        inductor_rtol, inductor_atol: Tolerance of Inductor's halves, which reorder arithmetic.
         symbolic: Whether it is also compiled with `dynamic=True`, which makes sizes and Python numbers symbolic.
-        rtol, atol: How far eager halves may be from eager. Not zero, because gradients may be summed in another order.
+        rtol, atol: Tolerance of eager halves. Not zero, because gradients may be summed in another order.
     """
 
     name: str
