@@ -1,4 +1,4 @@
-"""What every test starts from: a fixed seed, one thread, and every stage checked against its contract."""
+"""Common setup of every test: a fixed seed, one thread, and contract checks on every stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.sampling import deselect
 __all__ = ["golden", "implementation", "library"]
 
 os.environ.setdefault("AOTGRAD_VERIFY", "1")
-# Tests, and the processes that they start, leave the user's cache alone.
+# Tests and their child processes leave the user's cache alone.
 os.environ["AOTGRAD_CACHE_DIR"] = tempfile.mkdtemp(prefix="aotgrad-tests-")
 atexit.register(shutil.rmtree, os.environ["AOTGRAD_CACHE_DIR"], ignore_errors=True)
 use_quick_compiler()
@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def fixed_seed() -> Iterator[None]:
-    """The same random numbers whichever tests ran before, and torch's global modes left as they were."""
+    """Seed each test independently of earlier tests, and restore torch's global modes."""
     torch.manual_seed(0)
     yield
     assert torch.is_grad_enabled(), "the test left grad mode off"
@@ -39,12 +39,12 @@ def fixed_seed() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def registered_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
+    """Undo a test's registrations when it ends."""
     monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A sample of the tests, for what is run often (`scripts/versions.py --every 10`)."""
+    """Select a sample of the tests, for frequent runs (`scripts/versions.py --every 10`)."""
     if (every := int(os.environ.get("AOTGRAD_TEST_EVERY", "1"))) > 1:
         deselect(config, items, [item for k, item in enumerate(items) if k % every])
 
@@ -53,7 +53,7 @@ if os.environ.get("AOTGRAD_TEST_CACHE") == "1":
 
     @pytest.fixture(autouse=True)
     def through_cache() -> Iterator[None]:
-        """What is compiled goes through its form on disk."""
+        """Compile through the serialized form on disk."""
         from tests.cache.round_trip import through_the_cache
 
         with through_the_cache():

@@ -1,4 +1,4 @@
-"""Stage results to test with: what the pipeline makes of a small function."""
+"""Stage results for tests: the output of the pipeline for a small function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def executable_of(function: Callable[..., Any], *specs: str, **options: Any) -> 
 
 
 def with_copied_graph(stage: JointGraph | GraphHalf) -> Any:
-    """The same stage with a graph of its own, to be changed by a test."""
+    """A copy of the stage with its own graph, which a test may change."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(stage.module.graph, {}))
     return replace(stage, module=fx.GraphModule(stage.module, graph))

@@ -1,7 +1,7 @@
 """A C++ compiler that takes half as long for Inductor's kernels, since the suite runs each only a few times.
 
-It optimizes less, and links empty libraries of the names of torch's, which are loaded before any kernel is. Linkers that
-leave out a library which has none of the symbols would leave these out, and not all torches make theirs known otherwise.
+It optimizes less, and links empty libraries named like torch's, which are loaded before any kernel. Linkers that drop
+a library without needed symbols would drop these, and not every torch publishes its own in another way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ exec {compiler} -L{folder} "${{arguments[@]}}"
 
 
 def use_quick_compiler() -> None:
-    """Name the compiler in `CXX`, where Inductor of this process and its children looks, if nobody has named another one."""
+    """Set `CXX`, which Inductor reads in this process and its children, unless it is set already."""
     compiler = shutil.which("g++")
     if compiler is None or os.name != "posix" or "CXX" in os.environ:
         return
@@ -41,9 +41,9 @@ def use_quick_compiler() -> None:
         options = ["-shared", "-x", "c++", "/dev/null", f"-Wl,-soname,{name}", "-o", str(folder / name)]
         if subprocess.run([compiler, *options], capture_output=True).returncode:
             return
-    wrapper = folder / "g++"  # Inductor knows by its name what options it takes.
+    wrapper = folder / "g++"  # Inductor derives the supported options from the compiler's name.
     wrapper.write_text(WRAPPER.format(compiler=compiler, folder=folder))
     wrapper.chmod(0o755)
     os.environ["CXX"] = str(wrapper)
-    # Inductor compiles a program for each vector extension, in each new cache, to see whether the compiler has it.
+    # In each new cache, Inductor compiles a program per vector extension to detect compiler support.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")

@@ -26,7 +26,7 @@ EXAMPLES = [
 def test_an_example_runs(source):
     with warnings.catch_warnings():
         for package in packages_of(source) - OWN:
-            warnings.simplefilter("ignore")  # what frameworks say of torch and of themselves
+            warnings.simplefilter("ignore")  # warnings of frameworks about torch and themselves
             pytest.importorskip(package, reason=f"{package} is in scripts/workflows.txt")
         exec(compile(source, "example", "exec"), {})
 
@@ -60,7 +60,7 @@ def test_links_lead_somewhere(path):
 
 
 def anchor(heading: str) -> str:
-    """What a heading is called in links: words in lower case, with hyphens between them."""
+    """The anchor of a heading: words in lower case, joined by hyphens."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 

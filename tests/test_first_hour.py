@@ -1,4 +1,4 @@
-"""The way from a call to the first stage, as docs/architecture.md tells it."""
+"""The path from a call to the first stage, as docs/architecture.md describes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCUMENT = PACKAGE.parent / "docs" / "architecture.md"
 
 
 def documented_hops(heading: str) -> list[tuple[str, str]]:
-    """File and function of each row of the table that follows `heading`, the first row first."""
+    """File and function of each row, in order, of the table after `heading`."""
     table = DOCUMENT.read_text().split(heading, 1)[1].split("\n\n")[1]
     rows = re.findall(r"^\| ?\d? \| `([\w/.]+)` `([\w.]+)`", table, re.MULTILINE)
     return [(file, name.rsplit(".", 1)[-1]) for file, name in rows]

@@ -1,4 +1,4 @@
-"""The package is imported when a backend is first looked up by name, in whichever mode the program is then."""
+"""The first lookup of a backend by name imports the package, under any mode that is active then."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ torch.testing.assert_close(found, expected)
 @pytest.mark.parametrize("backend", ["aotgrad", "aotgrad_eager"])
 @pytest.mark.parametrize("dynamo", [True, False], ids=["compile", "aot_function"])
 def test_the_first_thing_compiled_is_a_max_pooling(backend: str, dynamo: bool) -> None:
-    """A decomposition of Inductor's reads a part of Inductor that nobody may have imported yet."""
+    """A decomposition of Inductor reads a part of Inductor that may not be imported yet."""
     program = POOLING.format(backend=backend, dynamo=dynamo)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Who may import whom, and who may touch torch's private names: read off the source."""
+"""Checks on the source: allowed imports between packages, and allowed uses of torch's private names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ STAGES = ("analysis", "backends", "capture", "convention", "joint", "partition",
 SHARED = (
     "errors",
     "graph",
-    "guards.data_dependent",  # the trace asks what it guards
+    "guards.data_dependent",  # the trace reads what it guards
     "ir",
     "native",
     "options",
-    "plan_cache.lock",  # some stages compile when something is first needed
+    "plan_cache.lock",  # some stages compile on first use
     "slots",
     "telemetry",
     "torch_compat",
@@ -71,13 +71,13 @@ def module_name(file: str) -> str:
 
 
 def modules_of(names: Iterable[str], modules: Container[str]) -> Iterator[str]:
-    """The modules among names that are imported: `a.b.f` is of `a.b`, where `f` is no module."""
+    """The modules of imported names: `a.b.f` gives `a.b` if `f` is no module."""
     for name in names:
         yield name if name in modules else name.rpartition(".")[0]
 
 
 def imports_at_run_time(tree: ast.AST) -> Iterator[str]:
-    """Names that are imported, in functions, too, but for those that types alone need."""
+    """Imported names, also inside functions, except those used only in types."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and dotted(node.test) == "TYPE_CHECKING":
             continue
@@ -87,7 +87,7 @@ def imports_at_run_time(tree: ast.AST) -> Iterator[str]:
 
 
 def circle_in(imported: Mapping[str, Collection[str]]) -> list[str] | None:
-    """Modules of which each one imports the next, from one back to itself."""
+    """A cycle of modules: each imports the next, the last imports the first."""
     finished: set[str] = set()
 
     def search(path: list[str]) -> list[str] | None:
@@ -126,7 +126,7 @@ def test_no_name_stands_at_the_top_of_two_files():
 
 
 def top_level_names(tree: ast.Module) -> Iterator[str]:
-    """The classes, functions and variables that a file defines at its top."""
+    """The classes, functions and variables at the top level of a file."""
     for node in tree.body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             yield node.name

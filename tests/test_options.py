@@ -1,4 +1,4 @@
-"""Options: checked when they are made, with the environment as default."""
+"""Options: validated on creation, with the environment as default."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Calling(torch.nn.Module):
 
 
 def inductor_configurations(monkeypatch, function, way="dynamo", **options):
-    """What Inductor was configured to when it compiled the forward and the backward of a function."""
+    """Inductor's configuration while it compiled the forward and the backward of a function."""
     from torch._inductor import config
 
     found, compile = [], torch_compat.inductor_compile

@@ -1,4 +1,4 @@
-"""Graph layouts: what each half takes and returns, in which order."""
+"""Graph layouts: the inputs and outputs of each half, in order."""
 
 from __future__ import annotations
 

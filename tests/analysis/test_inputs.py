@@ -1,4 +1,4 @@
-"""What happened to each input, read off a capture."""
+"""Effects on each input, derived from a capture."""
 
 from __future__ import annotations
 

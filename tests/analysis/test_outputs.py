@@ -1,4 +1,4 @@
-"""What each output is an alias of, kind by kind."""
+"""Aliasing of outputs, kind by kind."""
 
 from __future__ import annotations
 

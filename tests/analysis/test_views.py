@@ -1,4 +1,4 @@
-"""View chains read off a graph, and what running them again gives."""
+"""View chains extracted from a graph, and the result of replaying them."""
 
 from __future__ import annotations
 

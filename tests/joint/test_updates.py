@@ -1,4 +1,4 @@
-"""What a backward reads of the new values of inputs."""
+"""Reads of the new values of inputs in a backward."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_new_values_that_a_backward_reads(function, is_read):
 
 
 def test_from_where_to_where():
-    """The gradients of both terms of the sum pass the part that reads the new value; that of the scale does not."""
+    """The gradients of both terms of the sum pass through the read of the new value; the gradient of the scale does not."""
 
     def f(x, y, scale):
         x.add_(y)

@@ -1,4 +1,4 @@
-"""The graph of each segment: what it gets, what it computes, and what it leaves to others."""
+"""The graph of each segment: its inputs, its computation, and the parts left to other segments."""
 
 from __future__ import annotations
 

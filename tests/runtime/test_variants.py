@@ -1,4 +1,4 @@
-"""Variants of a backward: what they leave out, and that they are compiled when they are first needed."""
+"""Variants of a backward: they omit unneeded work, and compile on first use."""
 
 from __future__ import annotations
 

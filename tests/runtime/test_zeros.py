@@ -1,4 +1,4 @@
-"""Symbolic zeros: removing undefined tangents gives what running on real zeros gives."""
+"""Symbolic zeros: removing undefined tangents gives the same result as running on real zeros."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TANGENTS = 2
 
 
 def linear_mixture(t1, t2, a, b):
-    """Gradients of which some depend on one tangent, some on both, in sums and in other ops."""
+    """Gradients that depend on one tangent or on both, in sums and in other ops."""
     s = t1 * a + t2 * b
     return t1 * b, s, t1 - t2, t2 - t1, torch.cat([t1, s]), (t2 * a).sum() + t1, a * b
 
