@@ -65,7 +65,7 @@ class CallCheck:
             try:
                 actual = observe(call, lambda function: self.compile(function, self.variant))
             except Exception as error:
-                return verdict_of(getattr(error, "inner_exception", error))  # Dynamo wraps what a backend raises
+                return verdict_of(getattr(error, "inner_exception", error))  # Dynamo wraps the errors of a backend
         ran_eagerly = [str(warning.message) for warning in caught if " ran eagerly: " in str(warning.message)]
         if ran_eagerly:
             return RanEagerly(one_line(ran_eagerly[0].partition(" ran eagerly: ")[2]))
@@ -81,7 +81,7 @@ class CallCheck:
         return OtherStrides(one_line("; ".join(other_strides))) if other_strides else Passed()
 
     def is_open(self, call: Call, wanted: Outcome) -> bool:
-        """Whether eager gives other values when it runs again; after another seed, where decompositions draw otherwise."""
+        """Whether a second eager run gives other values; after another seed, where decompositions draw differently."""
         if self.name.startswith(UNINITIALIZED):
             return True
         if any(different_values(observe(call), wanted)):

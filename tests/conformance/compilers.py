@@ -1,4 +1,4 @@
-"""What is held against eager: aotgrad, and the peer in its place.
+"""The compilers under comparison with eager: aotgrad, and the peer in its place.
 
 compiled = COMPILERS["aotgrad"](function, VARIANTS["dynamic"])
 compiled(*tensors)
@@ -63,7 +63,7 @@ def by_peer(function: Function, variant: Variant) -> Callable:
 
 @dataclass
 class FlatResults:
-    """A function that returns a list: the peer, called directly, gives lists for tuples. That shall not count."""
+    """A function that returns a list: the peer, called directly, returns lists for tuples. That must not count."""
 
     function: Function
     structure: Any = None

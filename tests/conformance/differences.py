@@ -1,4 +1,4 @@
-"""What differs between two runs, and whether it can be seen as more than a stride.
+"""Differences between two runs, and whether they concern more than strides.
 
 list(differences(actual, wanted))       ["output 0: requires_grad is False, not True"]
 """
@@ -36,7 +36,7 @@ def different_values(actual: Outcome, wanted: Outcome) -> Iterator[str]:
 
 
 def value_message(got: Tensor, expected: Tensor) -> str:
-    """Why two tensors are not close, in a line; empty if they are."""
+    """One line on why two tensors are not close; empty if they are."""
     try:
         torch.testing.assert_close(got, expected, equal_nan=True, check_stride=False)
     except AssertionError as error:
@@ -53,7 +53,7 @@ def different_strides(actual: Outcome, wanted: Outcome) -> Iterator[str]:
 
 
 def strides(tensor: Tensor) -> list[int] | None:
-    """Along which something is stepped; the others are arbitrary."""
+    """The strides of dimensions with several elements; the others are arbitrary."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return None
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]

@@ -1,9 +1,9 @@
-"""What eager refuses: the inputs of torch's own databases on which an operator has to raise.
+"""Inputs that eager refuses: those of torch's own databases on which an operator must raise.
 
     for call in refused_calls():
         result = outcome(aotgrad.aot_function(call.function), call)
 
-A compiled operator raises there, too: eager's type of error, or an error of aotgrad's that says what it does not compile.
+A compiled operator raises there, too: eager's type of error, or an aotgrad error that names what it does not compile.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RefusedCall:
 
 @functools.cache
 def refused_calls() -> tuple[RefusedCall, ...]:
-    """All of them, but for those that eager's call lets pass: torch checks these in another way."""
+    """All refused calls, except those that eager's call accepts: torch checks these in another way."""
     return tuple(_refused_calls())
 
 
@@ -53,7 +53,7 @@ def _refused_calls() -> Iterator[RefusedCall]:
 
 
 def called_with(op: Callable, settings: dict[str, Any]) -> Callable:
-    """An operator with keyword arguments, as a function that can be compiled."""
+    """An operator with keyword arguments, as a compilable function."""
 
     def function(*arguments: Any) -> Any:
         return op(*arguments, **settings)
@@ -62,7 +62,7 @@ def called_with(op: Callable, settings: dict[str, Any]) -> Callable:
 
 
 def outcome(function: Callable, arguments: tuple) -> Any:
-    """What a call returns, or the exception that it raises."""
+    """The result of a call, or its exception."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -72,5 +72,5 @@ def outcome(function: Callable, arguments: tuple) -> Any:
 
 
 def is_refused(found: Any, error: Exception) -> bool:
-    """Whether an outcome is an error like eager's, or one that says what is not compiled."""
+    """Whether an outcome is an error like eager's, or one that names what is not compiled."""
     return isinstance(found, (AOTGradError, type(error)))

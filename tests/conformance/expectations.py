@@ -1,7 +1,7 @@
 """Compares the rows of a sweep with the table of expected failures.
 
-unexpected(rows)        rows of aotgrad's that fail and are not in the table, or in another way than it says
-outdated(rows)          lines of the table of which none of the rows fails any longer
+unexpected(rows)        rows of aotgrad that fail and are not in the table, or fail in another way
+outdated(rows)          lines of the table without a failing row
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def unexpected(rows: Collection[Row]) -> list[Row]:
 
 
 def outdated(rows: Collection[Row]) -> list[Failure]:
-    """A line without variants stands for those that are supported; one of them has to fail."""
+    """A line without variants stands for all supported ones; at least one must fail."""
     found: dict[Failure, bool] = {}
     for row in rows:
         line = expected(row)

@@ -1,7 +1,7 @@
-"""Every subject that does not pass, and why; sorted by name. A line that starts to pass fails the suite.
+"""Every subject that does not pass, with the reason; sorted by name. A line that starts to pass fails the suite.
 
-`variants` names those that it fails in, where it does not in all. The reasons: a Python branch, or one in C++, needs the
-value of a tensor, which a trace does not have; a tensor lies in memory otherwise than in eager; torch cannot trace the op.
+`variants` names the failing ones, if not all fail. The reasons: a branch in Python or C++ needs the value of a tensor,
+which a trace does not have; a tensor has another layout than in eager; torch cannot trace the op.
 """
 
 from __future__ import annotations

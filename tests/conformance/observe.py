@@ -1,4 +1,4 @@
-"""Runs a call and its backward, and notes what a user can see afterwards.
+"""Runs a call and its backward, and records everything observable.
 
 outcome = observe(call)
 outcome.facts["output 0"]["dtype"], outcome.values["gradient 1"]
@@ -19,7 +19,7 @@ from tests.conformance.subjects import SEED, Call, Function
 
 @dataclass(frozen=True)
 class Outcome:
-    """What could be seen.
+    """Observations of a run.
 
     Attributes:
         facts: by name: flags, aliases, Python values.
@@ -31,7 +31,7 @@ class Outcome:
 
 
 def observe(call: Call, compile: Callable[[Function], Callable] | None = None, seed: int = SEED) -> Outcome:
-    """Run a call on fresh copies of its tensors, compiled or in eager; gradients of all that require grad."""
+    """Run a call on fresh copies of its tensors, compiled or in eager, with the gradients of all that require grad."""
     function = call.function.fresh()
     run = function if compile is None else compile(function)
     leaves = fresh(call.tensors)
@@ -58,7 +58,7 @@ def python_values(results: Sequence[Any]) -> dict[str, Any]:
 
 
 def facts_of(tensor: Tensor, arguments: Sequence[Tensor]) -> dict[str, Any]:
-    """Everything but values and strides."""
+    """Every fact except values and strides."""
     return {
         "type": type(tensor),
         "dtype": tensor.dtype,
@@ -90,14 +90,14 @@ def gradients_of(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> dict[st
 
 
 def tangent(position: int, output: Tensor) -> Tensor:
-    """Random numbers that depend on the position only, laid out as the output."""
+    """Random numbers that depend only on the position, in the layout of the output."""
     generator = torch.Generator().manual_seed(position)
     values = torch.rand(output.shape, dtype=output.dtype, generator=generator) + 0.5
     return torch.empty_like(output).copy_(values) if output.layout is torch.strided else values.to_sparse()
 
 
 def fresh(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Leaves of the same values, flags and strides; what is one tensor stays one."""
+    """Leaves with the same values, flags and strides; identical tensors stay identical."""
     copies = {id(tensor): copied(tensor).requires_grad_(tensor.requires_grad) for tensor in tensors}
     return [copies[id(tensor)] for tensor in tensors]
 

@@ -1,6 +1,6 @@
 """The rows of a sweep as tables.
 
-print(summary(rows))        how many of what eager supports passes, variant by variant, aotgrad beside the peer
+print(summary(rows))        the share of eager's supported calls that passes, by variant, aotgrad beside the peer
 print(exceptions(rows))     operator, variants, verdict, reason
 print(page(rows, command))  both, as a document
 """
@@ -27,13 +27,13 @@ def counts(rows: Collection[Row]) -> Counter[type]:
 
 
 def share(count: Counter[type]) -> str:
-    """Passed ones in a hundred of those that eager supports."""
+    """Percentage of passed rows among those that eager supports."""
     counted = sum(count.values()) - count[NotSupported]
     return f"{100 * count[Passed] / counted:.2f} %" if counted else "-"
 
 
 def summary(rows: Collection[Row]) -> str:
-    """The share that passes, variant by variant; at the end of all variants that every compiler was run in."""
+    """The passing share by variant; at the end, over all variants that every compiler ran in."""
     compilers = sorted({row.task.compiler for row in rows})
     variants = list(dict.fromkeys(row.task.variant for row in rows))
     pairs = {(row.task.compiler, row.task.variant) for row in rows}
@@ -51,7 +51,7 @@ def summary_line(title: str, variants: Sequence[str], rows: Collection[Row], com
 
 
 def verdicts(rows: Collection[Row]) -> str:
-    """How many of each verdict."""
+    """The number of each verdict."""
     compilers = sorted({row.task.compiler for row in rows})
     by_compiler = [counts([row for row in rows if row.task.compiler == compiler]) for compiler in compilers]
     table = [[kind.__name__, *(count[kind] for count in by_compiler)] for kind in KINDS]
@@ -59,7 +59,7 @@ def verdicts(rows: Collection[Row]) -> str:
 
 
 def exceptions(rows: Collection[Row]) -> str:
-    """What does not pass, a line for each subject and verdict."""
+    """The failures, one line per subject and verdict."""
     groups: dict[tuple[str, type], list[Row]] = {}
     for row in rows:
         if not isinstance(row.verdict, (Passed, NotSupported)):
@@ -74,13 +74,13 @@ def variants_of(rows: Sequence[Row]) -> str:
 
 
 def reason_of(row: Row) -> str:
-    """That of the table of expected failures, or else what was found."""
+    """The reason in the table of expected failures, or else the observed one."""
     line = expected(row) if row.task.compiler == "aotgrad" else None
     return escaped(row.verdict.reason if line is None else line.reason)
 
 
 def page(rows: Collection[Row], command: str, note: str = "") -> str:
-    """The document of a sweep's results; `note` says how they came about."""
+    """The document of a sweep's results; `note` describes the sweep."""
     ours = [row for row in rows if row.task.compiler == "aotgrad"]
     samples = max(row.task.samples for row in rows)
     return PAGE.format(

@@ -1,4 +1,4 @@
-"""What there is to call: every entry of torch's databases, with its sample inputs.
+"""The callables: every entry of torch's databases, with its sample inputs.
 
 subject = find_subjects()["add"]
 call = subject.calls(VARIANTS["static"], most=2)[0]
@@ -28,13 +28,13 @@ SEED = 0
 
 
 class Function(Protocol):
-    """A function of flat tensors. Its own tensors, if it has any, are those of a module."""
+    """A function of flat tensors. Its own tensors, if any, belong to a module."""
 
     @property
     def state(self) -> list[Tensor]: ...
 
     def fresh(self) -> Function:
-        """One whose state was not changed yet."""
+        """A copy with unchanged state."""
         ...
 
     def __call__(self, *tensors: Tensor) -> Any: ...
@@ -42,10 +42,10 @@ class Function(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """A function of flat tensors, with arguments for it.
+    """A function of flat tensors, with its arguments.
 
     Attributes:
-        changed: which tensors are changed; if they require grad, they are given as no leaves.
+        changed: the mutated tensors; those that require grad are passed as non-leaves.
     """
 
     function: Function
@@ -60,13 +60,13 @@ class Subject(Protocol):
     def name(self) -> str: ...
 
     def calls(self, variant: Variant, most: int) -> list[Call]:
-        """At most `most` sample calls, spread over those that there are; none if it has no such variant."""
+        """At most `most` sample calls, spread evenly; none if the variant does not apply."""
         ...
 
 
 @dataclass(frozen=True)
 class Operator:
-    """An entry of the operator database, or of that of higher-order operators."""
+    """An entry of the database of operators or of higher-order operators."""
 
     info: Any
     is_higher_order: bool = False
@@ -104,7 +104,7 @@ class Operator:
 
 
 def operator_call(function: Callable, sample: Any, variant: Variant) -> Call | None:
-    """The call of one sample; `None` if the variant is no other call than the plain one, or cannot be made."""
+    """The call of one sample; `None` if the variant equals the plain call or does not exist."""
     tensors, rebuild = flat_tensors((sample.input, sample.args, sample.kwargs))
     call = Call(OperatorFunction(function, rebuild, sample.output_process_fn_grad), tensors)
     match variant.form:
@@ -133,7 +133,7 @@ def with_first(call: Call, first: First) -> Call | None:
 
 
 def out_call(function: Callable, rebuild: Callable, tensors: Sequence[Tensor]) -> Call | None:
-    """The out= form; its tensors follow the others. They have the sizes of what eager returns."""
+    """The out= form; its tensors follow the others, with the sizes of eager's results."""
     tensors = tuple(tensor.detach() for tensor in tensors)
     (first, args, kwargs) = rebuild(tensors)
     results, spec = pytree.tree_flatten(function(first, *args, **kwargs))
@@ -171,7 +171,7 @@ class OperatorFunction(Stateless):
 
 @dataclass(frozen=True)
 class OutFunction(Stateless):
-    """The out= form of an operator; the tensors from `inputs` on are written to."""
+    """The out= form of an operator, which writes to the tensors from `inputs` on."""
 
     function: Callable
     rebuild: Callable
@@ -216,7 +216,7 @@ class Module:
 
 @dataclass(frozen=True)
 class ModuleFunction:
-    """A module as a function of the tensors that its forward gets."""
+    """A module as a function of the tensors of its forward."""
 
     module: nn.Module
     rebuild: Callable
@@ -234,7 +234,7 @@ class ModuleFunction:
 
 
 def flat_tensors(nested: Any) -> tuple[tuple[Tensor, ...], Callable]:
-    """The tensors in nested arguments, and what puts others in their place."""
+    """The tensors in nested arguments, and a function that substitutes others."""
     leaves, spec = pytree.tree_flatten(nested)
     positions = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     return tuple(leaves[k] for k in positions), functools.partial(with_tensors, leaves, spec, positions)
@@ -248,7 +248,7 @@ def with_tensors(leaves: Sequence[Any], spec: Any, positions: Sequence[int], ten
 
 
 def spread(samples: Sequence[Any], most: int) -> Iterator[Any]:
-    """At most `most` of them, evenly; the first is one of them.
+    """At most `most` of them, evenly spaced, including the first.
 
     >>> list(spread("abcdefg", 3))
     ['a', 'c', 'e']
@@ -260,7 +260,7 @@ def spread(samples: Sequence[Any], most: int) -> Iterator[Any]:
 @functools.cache
 def find_subjects() -> dict[str, Subject]:
     """Every subject by its name."""
-    # Random operators would seed the generator themselves, which is no part of the operator.
+    # The database would seed the generator in random operators, which is no part of the operator.
     setattr(common_methods_invocations, "wrapper_set_seed", lambda op, *args, **kwargs: op(*args, **kwargs))  # noqa: B010
     modules = [Module(info, training) for info in module_db for training in (True, False)]
     operators = map(Operator, common_methods_invocations.op_db)

@@ -1,4 +1,4 @@
-"""Runs many checks in worker processes. One that crashes or hangs costs its own check only.
+"""Runs many checks in worker processes. A crash or a hang costs only its own check.
 
 for row in sweep(tasks, jobs=2, limit_s=60): print(row.task.subject, row.verdict)
 """
@@ -37,7 +37,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a task."""
+    """The outcome of a task."""
 
     task: Task
     verdict: Verdict
@@ -54,7 +54,7 @@ class Row:
 
 
 def read_rows(path: Path) -> dict[Task, Row]:
-    """The rows of a file of JSON lines, the last one of each task; a line that was cut off is left out."""
+    """The rows of a file of JSON lines, the last of each task, without truncated lines."""
     if not path.exists():
         return {}
     lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
@@ -62,9 +62,9 @@ def read_rows(path: Path) -> dict[Task, Row]:
 
 
 def work(pipe: Connection) -> None:
-    """A worker: answers each task with its verdict, after it has said that it is ready."""
+    """A worker: reports that it is ready, then answers each task with its verdict."""
     logging.disable(logging.CRITICAL)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what C++ prints would tear the progress bar
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # output of C++ would garble the progress bar
     import torch
 
     from tests.conformance.check import check
@@ -72,7 +72,7 @@ def work(pipe: Connection) -> None:
     from tests.conformance.variants import VARIANTS
 
     torch.set_num_threads(1)
-    os.chdir(tempfile.mkdtemp())  # the peer leaves a file behind where its partitioner fails
+    os.chdir(tempfile.mkdtemp())  # the peer leaves a file behind if its partitioner fails
     subjects = find_subjects()
     pipe.send("ready")
     while True:
@@ -101,7 +101,7 @@ class Worker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has answered everything, and there was no more."""
+        """Whether it has answered everything, and no task is left."""
         return self.ready and self.task is None
 
     @property
@@ -115,7 +115,7 @@ class Worker:
         return row
 
     def exit_status(self) -> int | None:
-        """Of a process that closed its pipe: negative for the signal that it died of."""
+        """The exit code of a process that closed its pipe: negative for a fatal signal."""
         self.process.join(timeout=10)
         return self.process.exitcode
 
@@ -125,7 +125,7 @@ class Worker:
 
 
 def sweep(tasks: Iterable[Task], jobs: int, limit_s: float) -> Iterator[Row]:
-    """The rows of the tasks, as they come."""
+    """The rows of the tasks, in order of completion."""
     waiting = deque(tasks)
     workers = [Worker(limit_s) for _ in range(min(jobs, len(waiting)))]
     try:
@@ -162,7 +162,7 @@ def after_answer(worker: Worker, waiting: deque[Task]) -> tuple[Worker, Row | No
 
 
 def after_end(worker: Worker, verdict: TimedOut | None) -> tuple[Worker, Row | None]:
-    """A new worker in the place of one that hung or died, and what that means for its task."""
+    """Replaces a worker that hung or died, and gives the verdict for its task."""
     if not worker.ready:
         raise RuntimeError("a worker did not start; `python -c 'import tests.conformance.check'` says why")
     row = worker.row(verdict or Crashed(f"exit status {worker.exit_status()}"))

@@ -1,6 +1,6 @@
-"""A tenth of the operators and modules, another one each day, in the variants that are cheap.
+"""A tenth of the operators and modules, another tenth each day, in the cheap variants.
 
-The rest is `python scripts/conformance/ops.py`, whose results are docs/conformance.md.
+`python scripts/conformance/ops.py` runs the rest; its results are docs/conformance.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sweep itself: a compiler's mistakes are found, and a worker that dies or hangs costs its own check only."""
+"""The sweep itself: it finds a compiler's mistakes, and a worker that dies or hangs costs only its own check."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_function_that_runs_eagerly_does_not_pass(monkeypatch) -> None:
 
 
 def test_random_operators_draw_their_own_numbers() -> None:
-    """Torch's database seeds inside of them, which would hide what they draw."""
+    """Torch's database seeds inside them, which would hide their draws."""
     call = find_subjects()["randn_like"].calls(VARIANTS["static"], 1)[0]
     torch.manual_seed(5)
     assert not torch.equal(call.function(*call.tensors), call.function(*call.tensors))

@@ -1,4 +1,4 @@
-"""How a subject is called: what its inputs are like, through which form, and how it is compiled.
+"""Ways to call a subject: the kind of inputs, the form, and the compilation.
 
 >>> VARIANTS["dynamic core"]
 Variant(name='dynamic core', dtype=None, dynamic=True, decompositions='core', first=<First.PLAIN: 'plain'>, ...)
@@ -21,7 +21,7 @@ class First(enum.Enum):
 
 
 class Form(enum.Enum):
-    """Which form of an operator is called."""
+    """The form of an operator."""
 
     FUNCTION = "function"
     IN_PLACE = "in-place"
@@ -29,7 +29,7 @@ class Form(enum.Enum):
 
 
 class Backend(enum.Enum):
-    """What traces the function, and what compiles the graphs."""
+    """The tracer of the function, and the compiler of the graphs."""
 
     EAGER = "eager"
     DYNAMO = "dynamo"
@@ -50,7 +50,7 @@ class Variant:
         decompositions: `"none"`, `"core"` (core ATen's) or `"inductor"`.
         backend: `EAGER`: `aot_function`, whose graphs run as they are; `DYNAMO`: the same by `torch.compile`, for
             higher-order operators, which need it; `INDUCTOR`: `torch.compile`, whose graphs Inductor compiles.
-        every: only every so-many-th subject.
+        every: run only every n-th subject.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What became of one subject in one variant.
+"""The verdict on one subject in one variant.
 
 >>> from_json(to_json(Wrong("output 0: values")))
 Wrong(reason='output 0: values')
@@ -13,17 +13,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Verdict:
-    """One of the classes below; `reason` says what happened."""
+    """One of the classes below, with a `reason`."""
 
     reason: str = ""
 
 
 class Passed(Verdict):
-    """Every sample does what it does in eager."""
+    """Every sample behaves as in eager."""
 
 
 class Refused(Verdict):
-    """A clear error at compile time says what is not supported."""
+    """A clear error at compile time names what is not supported."""
 
 
 class RanEagerly(Verdict):
@@ -31,7 +31,7 @@ class RanEagerly(Verdict):
 
 
 class OtherStrides(Verdict):
-    """An output or a gradient lies in memory otherwise than in eager; nothing else differs."""
+    """An output or a gradient has another layout than in eager; nothing else differs."""
 
 
 class Wrong(Verdict):
@@ -39,7 +39,7 @@ class Wrong(Verdict):
 
 
 class Raised(Verdict):
-    """An error that eager does not raise, and that is no refusal."""
+    """An error that eager does not raise, and which is no refusal."""
 
 
 class Crashed(Verdict):
@@ -51,7 +51,7 @@ class TimedOut(Verdict):
 
 
 class NotSupported(Verdict):
-    """There is nothing to compare: eager raises, or there is no sample for the variant. Not counted."""
+    """Nothing to compare: eager raises, or the variant has no sample. Not counted."""
 
 
 KINDS: tuple[type[Verdict], ...] = (
@@ -71,7 +71,7 @@ BY_NAME = {kind.__name__: kind for kind in KINDS}
 
 
 def worst(verdicts: list[Verdict]) -> Verdict:
-    """The first of the worst ones.
+    """The first of the worst verdicts.
 
     >>> worst([Passed(), Refused("a"), Refused("b")])
     Refused(reason='a')
