@@ -1,4 +1,4 @@
-"""Runs many fresh programs. A campaign is cut into chunks with seeds of their own, so that it can be spread over processes.
+"""Runs many fresh programs. Each chunk of a campaign has its own seed, so that chunks can run in several processes.
 
 for seed, examples in chunks(500, seed=1): run_chunk(seed, examples)      Report(programs=100, ...)
 run_chunk(seed, examples, "inductor")                                     compiled in another way (ways.py)
@@ -37,7 +37,7 @@ SEED_FACTOR = 1_000_003
 
 @dataclass
 class Report:
-    """What a number of programs showed. `failures` are standalone scripts."""
+    """The result of some programs. `failures` are standalone scripts."""
 
     programs: int = 0
     calls: int = 0
@@ -51,7 +51,7 @@ class Report:
         self.failures += other.failures
 
     def note(self, program: Program, way: str) -> bool:
-        """Check a program; whether it is as in eager."""
+        """Check a program; return whether it matches eager."""
         try:
             rejections = check(program, way)
         except Exception:
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def rejected_share(self) -> float:
-        """Refused calls in a hundred."""
+        """Percentage of refused calls."""
         return 100 * sum(self.rejections.values()) / max(self.calls, 1)
 
 
@@ -74,7 +74,7 @@ def chunks(examples: int, seed: int) -> Iterator[tuple[int, int]]:
 
 
 def run_chunk(seed: int, examples: int, way: str = "eager") -> Report:
-    """Check `examples` programs drawn from `seed`; those that differ are made small in the end."""
+    """Check `examples` programs drawn from `seed`, then minimize those that differ."""
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)  # torch logs what fails while tracing, before it raises
     try:
@@ -103,7 +103,7 @@ def drawn(seed: int, examples: int) -> list[Program]:
 
 
 def report_of(drawn_programs: Iterable[Program]) -> Report:
-    """What programs show whose graphs run as they are."""
+    """The result of programs with graphs that run as they are."""
     report = Report()
     failed = [program for program in drawn_programs if not report.note(program, "eager")]
     report.failures += dict.fromkeys(failure_text(program) for program in failed)
@@ -111,7 +111,7 @@ def report_of(drawn_programs: Iterable[Program]) -> Report:
 
 
 def through_inductor(drawn_programs: Sequence[Program], way: str) -> Report:
-    """What programs show whose graphs Inductor compiles."""
+    """The result of programs with graphs that Inductor compiles."""
     report, stage = Report(), Stage()
     for k, program in enumerate(drawn_programs):
         with stage.rehearsal(k):
@@ -126,7 +126,7 @@ def through_inductor(drawn_programs: Sequence[Program], way: str) -> Report:
 
 
 def failure_text(program: Program, way: str = "eager") -> str:
-    """A program that differs, made small, as a script with what was found on top."""
+    """A minimized program that differs, as a script with the finding on top."""
 
     def error_of(candidate: Program) -> Exception | None:
         with Stage().directly() if way in THROUGH_INDUCTOR else contextlib.nullcontext():
@@ -154,14 +154,14 @@ def error_in(program: Program, way: str) -> Exception | None:
 
 
 def signature(error: Exception) -> str:
-    """What kind of difference it is: its first line, without names and numbers."""
+    """The kind of a difference: its first line, without names and numbers."""
     lines = str(error).splitlines()
     first = lines[1] if isinstance(error, Difference) else lines[0] if lines else ""
     return type(error).__name__ + re.sub(r"-?\d[\d.e+-]*|\[[^]]*\]|\([^)]*\)", "_", first)
 
 
 def found_text(error: Exception) -> str:
-    """What is written on top of the script: the difference, or where an error comes from."""
+    """The header of the script: the difference, or the origin of an error."""
     if isinstance(error, AssertionError):
         return str(error)
     return "".join(traceback.format_exception(error))

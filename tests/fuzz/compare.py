@@ -1,7 +1,7 @@
 """Compares a program's compiled run with its eager run, step by step.
 
-check(program)      a list of `Rejection`s; raises `Difference` at the first step after which the two differ
-check(program, "inductor")      the same, compiled in another of the ways (ways.py)
+check(program)      a list of `Rejection`s; raises `Difference` after the first step with a difference
+check(program, "inductor")      the same, compiled in another way (ways.py)
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Rejection:
 
 
 class Difference(AssertionError):
-    """What differs from eager, and after which step."""
+    """A difference from eager, and its step."""
 
 
 def check(program: Program, way: str = "eager") -> list[Rejection]:
     """Run every round of a program in eager and compiled.
 
     Raises:
-        Difference: with the first step after which something differs.
+        Difference: with the first step that differs.
     """
     eager = define(program)
     compiled = eval(f"compiled(f, {program.options})", {"f": define(program), "aotgrad": aotgrad, "compiled": WAYS[way]})
@@ -70,7 +70,7 @@ def check(program: Program, way: str = "eager") -> list[Rejection]:
 def compare_round(
     eager: Callable, compiled: Callable, round: Round, where: str, known: tuple[str, ...] = ()
 ) -> Rejection | None:
-    """The steps of one round in both worlds, up to the first that is refused."""
+    """The steps of one round in both worlds, up to the first refusal."""
     expected = list(run_round(eager, round))
     before: Step | None = None
     for position, actual in enumerate(run_round(compiled, round)):
@@ -82,14 +82,14 @@ def compare_round(
         if rejected:
             wanted = unchanged(before, actual)
         if rejected and has_graph_breaks(compiled):
-            return Rejection.of(actual.error)  # what stands before the break has run
+            return Rejection.of(actual.error)  # the code before the break has run
         both_fail = actual.error is not None and wanted.error is not None
         if is_call(actual) and both_fail and has_graph_breaks(compiled):
-            return None  # what stands before the break has run, what stands behind it has not
+            return None  # the code before the break has run, the code after it has not
         if is_call(actual) and both_fail and before is not None:
             wanted = unchanged(before, wanted) if any(different(actual, wanted)) else wanted
         if type(actual.error) is not type(wanted.error) and is_known(error_line(actual, wanted), known):
-            return None  # from here on the two have nothing in common
+            return None  # from here on the two diverge
         if differences := [line for line in different(actual, wanted) if not is_known(line, known)]:
             raise Difference("\n  ".join([f"{where}, after {actual.code!r}:", *differences[:MOST_LINES]]))
         if rejected:
@@ -99,7 +99,7 @@ def compare_round(
 
 
 def unwrapped(step: Step, wanted: Step) -> Step:
-    """A step without what Dynamo wraps around errors: one of ours, or whatever a compiler says where eager raises, too."""
+    """A step without Dynamo's wrapper of errors: aotgrad's error, or eager's if a compiler raises where eager does."""
     error: Exception | None = step.error
     if isinstance(error, BackendCompilerFailed):
         error = error.inner_exception
@@ -108,7 +108,7 @@ def unwrapped(step: Step, wanted: Step) -> Step:
 
 
 def unchanged(before: Step, failed: Step) -> Step:
-    """What a failed step is to be like that has changed nothing: a graph changes its inputs when it has run."""
+    """The expected record of a failed step without effects: a graph mutates its inputs only after it has run."""
     return Step(failed.code, failed.error, before.facts, before.values)
 
 
@@ -125,7 +125,7 @@ def different(actual: Step, wanted: Step) -> Iterator[str]:
     if type(actual.error) is not type(wanted.error):
         yield error_line(actual, wanted)
     if actual.error is not None and is_backward(actual):
-        return  # which gradients had arrived by then is open
+        return  # the gradients that had arrived by then are unspecified
     yield from different_facts(actual.facts, wanted.facts)
     for name in {**wanted.values, **actual.values}:
         if not same(actual.values.get(name), wanted.values.get(name)):

@@ -1,4 +1,4 @@
-"""What the lines of a fuzzed program call. Imports nothing but torch: a standalone script contains a copy of this file."""
+"""Functions that fuzzed programs call. Imports only torch: a standalone script contains a copy of this file."""
 
 import torch
 
@@ -13,14 +13,14 @@ def tensor(*shape, dtype=torch.float32, requires_grad=False, first=0):
 
 
 def cotangents(tensors, expanded):
-    """What a backward from `tensors` starts with: whole numbers, or one number expanded, as the backward of `sum` gives."""
+    """Tangents for a backward from `tensors`: whole numbers, or one expanded number, as the backward of `sum` gives."""
     if expanded:
         return [torch.full((), 2, dtype=t.dtype).expand_as(t) for t in tensors]
     return [tensor(*t.shape, dtype=t.dtype, first=3) for t in tensors]
 
 
 def backward(*tensors, expanded=False, **options):
-    """`torch.autograd.backward` from those of `tensors` that a backward can start from."""
+    """`torch.autograd.backward` from those `tensors` where a backward can start."""
     roots = [t for t in tensors if t is not None and t.requires_grad]
     if roots:
         torch.autograd.backward(roots, cotangents(roots, expanded), **options)
@@ -37,7 +37,7 @@ def gradients(tensors, inputs, **options):
 
 
 def watch(log, name, tensor, factor=None):
-    """Register a hook that notes every gradient of `tensor` in `log[name]`, and multiplies it by `factor`."""
+    """Register a hook that records every gradient of `tensor` in `log[name]`, and multiplies it by `factor`."""
 
     def note(gradient):
         log.setdefault(name, []).append(gradient.detach().clone())

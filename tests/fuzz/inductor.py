@@ -1,17 +1,17 @@
-"""Inductor for many small programs: the C++ kernels of all of them are compiled at once.
+"""Inductor for many small programs: all their C++ kernels are compiled at once.
 
-A compiler reads torch's headers for longer than a hundred kernels. But a program's backward is compiled when its forward has
-run. So each program runs twice: a rehearsal, in which Inductor makes code for each graph and the graph runs as it is, and,
-when the kernels of all programs are there, the performance, which compiles the same graphs and is given that code.
+A compiler spends more time on torch's headers than on a hundred kernels. But a program's backward is compiled only after
+its forward has run. So each program runs twice. In the rehearsal, Inductor generates code for each graph, and the graph
+runs as it is. After all kernels are compiled, the performance compiles the same graphs and reuses that code.
 
     stage = Stage()
     for program in programs:
-        with stage.rehearsal(program): ...          whatever is compiled here by `aotgrad.backends.get("inductor")`
+        with stage.rehearsal(program): ...          collects the compilations of `aotgrad.backends.get("inductor")`
     stage.compile_kernels()
     for program in programs:
         with stage.performance(program): ...
 
-Nothing is optimized by the C++ compiler: what is tested is what the kernels say.
+The C++ compiler does not optimize: the tests concern only the meaning of the kernels.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PLAIN = "#define FLATTENED"
 
 @dataclass(frozen=True)
 class Made:
-    """What Inductor made of a graph, and the strides that it told of its results."""
+    """Inductor's code for a graph, and the strides that it reported for the results."""
 
     text: str
     function: Callable
@@ -51,7 +51,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Rehearsing(InductorBackend):
-    """Makes code, and runs the graphs as they are."""
+    """Generates code, and runs the graphs as they are."""
 
     made: list[Made] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ class Rehearsing(InductorBackend):
 
 @dataclass(frozen=True)
 class Performing(InductorBackend):
-    """Takes the code that was made; a graph that did not come up in the rehearsal is compiled by itself."""
+    """Uses the generated code; a graph that is absent from the rehearsal is compiled by itself."""
 
     made: list[Made] = field(default_factory=list)
 
@@ -81,21 +81,21 @@ class Performing(InductorBackend):
 
 
 def text_of(job: Job) -> str:
-    """A graph with the types of its inputs, and what else its code depends on."""
+    """A graph with the types of its inputs, and the other dependencies of its code."""
     graph = job.half.module.graph
     types = [(v.dtype, v.size(), v.stride()) if hasattr(v, "stride") else v for v in example_inputs(job.half.module)]
     return f"{graph} {types} {job.text}"
 
 
 def strides_told() -> list[Any]:
-    """Where Inductor writes the strides of a graph's results, if anybody asked."""
+    """Where Inductor writes the strides of a graph's results, if requested."""
     context = TracingContext.try_get()
     return [] if context is None or context.output_strides is None else context.output_strides
 
 
 @dataclass
 class Stage:
-    """The code of programs that were rehearsed; `waiting` are the kernels that are not compiled yet."""
+    """The code of rehearsed programs; `waiting` are the kernels that are not compiled yet."""
 
     made: dict[Hashable, list[Made]] = field(default_factory=dict)
     kernels: dict[CppKernel, Callable] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Stage:
 
     @contextmanager
     def directly(self) -> Iterator[None]:
-        """Without a rehearsal: kernels are compiled when they are first called."""
+        """Without a rehearsal: kernels are compiled at their first call."""
         with self.compiling_by(InductorBackend()):
             yield
 
@@ -131,7 +131,7 @@ class Stage:
         return [Promised(self, kernel) for kernel in kernels]
 
     def compile_kernels(self) -> None:
-        """Together what can stand in one source, the others one by one."""
+        """Compiles kernels that fit into one source together, the others one by one."""
         kernels, self.waiting = list(self.waiting), {}
         sharing = [kernel for kernel in kernels if kernel.can_share]
         with unoptimized():
@@ -142,7 +142,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Promised:
-    """A kernel that is looked up when it is called."""
+    """A kernel that is looked up at its call."""
 
     stage: Stage
     kernel: CppKernel

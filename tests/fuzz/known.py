@@ -1,6 +1,6 @@
-"""Differences from eager that are known, each with the strict expected failure or the document that says so.
+"""Known differences from eager, each with the strict expected failure or the document that states it.
 
-As narrow as it can be told: a predicate of one line of difference.
+As narrow as possible: a predicate on one line of difference.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ ATTRIBUTE_VIEW = re.compile(r"\.(T|H|mT|mH|real|imag)\b")
 
 
 def known_differences(program: Program, round: Round, way: str = "eager") -> tuple[str, ...]:
-    """What may differ in a round of a program that is compiled in a way: regular expressions of lines."""
+    """Allowed differences in a round of a program under one way of compiling: regular expressions of lines."""
     has_budget = "memory_budget" in program.options
     statements = (*round.setup, *program.body)
     contexts = (round.context, *(statement.context for statement in statements if isinstance(statement, Block)))

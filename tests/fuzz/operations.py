@@ -1,6 +1,6 @@
-"""The statements that programs are drawn from: templates of Python, one a line. `{0}` is the tensor that they are about.
+"""The statements of drawn programs: templates of Python, one per line. `{0}` is their main tensor.
 
-What does not apply to a tensor (its rank, its dtype) raises in eager; the strategies then mostly draw again.
+A statement that does not apply to a tensor (its rank, its dtype) raises in eager; the strategies then mostly redraw.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What is fuzzed: a function, and a caller that calls it several times and goes on with what it got.
+"""A fuzzed program: a function, and a caller that calls it several times and uses the results.
 
     Program    parameters, body, result         the function
                rounds                           one call each, with other arguments; the plans of the function stay
-    Round      setup, arguments, actions        makes the arguments; what the caller does after the call
+    Round      setup, arguments, actions        makes the arguments; the caller's actions after the call
 
-Statements are templates of Python, applied to names, so what runs is what is printed:
+Statements are templates of Python, applied to names, so the printed text is the code that runs:
 
     Apply("v0", "{0}.transpose(0, 1)", ("p0",))     v0 = p0.transpose(0, 1)
 """

@@ -1,6 +1,6 @@
-"""Makes a program that differs small: parts are left out as long as it still differs in the same way.
+"""Minimizes a program that differs: omits parts as long as it still differs in the same way.
 
-reduced(program, differs)      a program for which `differs` answers True, and from which no single part can be left out
+reduced(program, differs)      a program with true `differs` from which no single part can be omitted
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.fuzz.program import Apply, Backward, Block, Leaf, Name, Program, Roun
 
 
 def reduced(program: Program, differs: Callable[[Program], bool]) -> Program:
-    """The smallest program that is reached by leaving out one part at a time."""
+    """The smallest program reached by omitting one part at a time."""
     while True:
         for candidate in smaller(program):
             if differs(candidate):
@@ -24,7 +24,7 @@ def reduced(program: Program, differs: Callable[[Program], bool]) -> Program:
 
 
 def smaller(program: Program) -> Iterator[Program]:
-    """The program with one part left out; large parts first."""
+    """The programs with one part omitted, large parts first."""
     for rounds in without_one(program.rounds):
         if rounds:
             yield replace(program, rounds=rounds)
@@ -49,7 +49,7 @@ def smaller_rounds(round: Round) -> Iterator[Round]:
 
 
 def smaller_blocks(statements: tuple[Statement, ...]) -> Iterator[tuple[Statement, ...]]:
-    """Without one statement, or with one that is simpler. The last ones are tried first: nothing depends on them."""
+    """Without one statement, or with a simpler one. The last statements come first: nothing depends on them."""
     for k in reversed(range(len(statements))):
         before, after = statements[:k], statements[k + 1 :]
         yield (*before, *after)
@@ -86,7 +86,7 @@ def smaller_results(result: Any) -> Iterator[Any]:
 
 
 def without_parameter(program: Program, position: int) -> Program:
-    """The function with one argument less."""
+    """The function with one argument fewer."""
 
     def dropped(items: tuple) -> tuple:
         return (*items[:position], *items[position + 1 :])

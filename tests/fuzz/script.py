@@ -1,6 +1,6 @@
-"""A program as a script that runs by itself: it prints what differs between eager and compiled.
+"""A program as a standalone script that prints the differences between eager and compiled.
 
-print(standalone(program, "what was found"))        `way`: how it is compiled (ways.py)
+print(standalone(program, "the finding"))        `way`: the way of compiling (ways.py)
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ import aotgrad
 
 
 def standalone(program: Program, found: str, way: str = "eager") -> str:
-    """The script, with what was found on top."""
+    """The script, with the finding on top."""
     comment = "\n".join(f"# {line}" for line in found.splitlines())
     compiler = WAYS[way]
     parts = [

@@ -1,4 +1,4 @@
-"""Draws programs. Every statement is tried in eager while it is drawn, so that most programs run to their end.
+"""Draws programs. Each drawn statement is tried in eager first, so that most programs run to their end.
 
 @given(programs())
 def test(program): check(program)
@@ -114,7 +114,7 @@ def other_flag(choices: Draw, earlier: Round) -> Round:
 
 
 def other_shape(choices: Draw, earlier: Round) -> Round:
-    """Every leaf gets one more row: what they have in common stays so."""
+    """Every leaf gets one more row, so that equal shapes stay equal."""
 
     def grown(leaf: Leaf) -> Leaf:
         return replace(leaf, shape=(leaf.shape[0] + 1, *leaf.shape[1:]) if leaf.shape else ())
@@ -128,7 +128,7 @@ def with_leaf(choices: Draw, setup: Sequence[Statement], change: Callable[[Leaf]
 
 
 def other_aliases(choices: Draw, earlier: Round) -> Round:
-    """One argument becomes another one, or a view of another one of the same shape."""
+    """Replaces one argument by another one, or by a view of another one of the same shape."""
     position = choices.number(0, len(earlier.arguments) - 1)
     world = World(lambda: None)
     world.run(source(earlier.setup))
@@ -161,7 +161,7 @@ def with_argument(earlier: Round, position: int, made: Apply) -> Round:
 
 
 def draw_body(choices: Draw, world: World, arguments: Sequence[str]) -> tuple[tuple[Statement, ...], list[str]]:
-    """Statements on the parameters; also which variables there are in the end."""
+    """Statements on the parameters, and the final variables."""
     maker = Maker(choices, World(lambda: None), "v")
     maker.world.namespace.update({f"p{k}": world.namespace[name] for k, name in enumerate(arguments)})
     for _ in range(choices.number(1, 8)):
@@ -170,7 +170,7 @@ def draw_body(choices: Draw, world: World, arguments: Sequence[str]) -> tuple[tu
 
 
 def draw_result(choices: Draw, names: Sequence[str]) -> Any:
-    """What is returned: variables, mostly late ones, in nested containers, and other things."""
+    """The result: variables, mostly late ones, in nested containers, and other values."""
     latest_first = [*names[::-1], *names[::-1][:3]]
     items = [Name(name) for name in choices.some_of(latest_first, 4)]
     if choices.chance(10):
@@ -189,7 +189,7 @@ def draw_result(choices: Draw, names: Sequence[str]) -> Any:
 
 
 def draw_round(choices: Draw, program: Program, round: Round) -> Round:
-    """What the caller does after the call, tried in eager."""
+    """The caller's actions after the call, tried in eager."""
     world = World(define(program))
     world.run(source(round.setup))
     if world.call(round.call()).error is not None:
@@ -203,7 +203,7 @@ def draw_round(choices: Draw, program: Program, round: Round) -> Round:
 
 
 class Maker:
-    """Adds statements that eager accepts, and a few that it does not; `prefix` names the variables that they make."""
+    """Adds statements that eager accepts, and a few that it rejects; `prefix` starts the names of new variables."""
 
     def __init__(self, choices: Draw, world: World, prefix: str) -> None:
         self.choices = choices
@@ -296,7 +296,7 @@ class Maker:
         else:
             self.add(statement)
 
-    # -- what a caller does
+    # -- actions of a caller
 
     def any_action(self) -> None:
         action = self.choices.weighted(
@@ -350,7 +350,7 @@ class Maker:
             self.add(Backward(targets, retain_graph=self.choices.chance(50)), keep_errors=20)
 
     def watchable(self) -> list[str]:
-        """Tensors of which a gradient may be asked on the way."""
+        """Tensors for intermediate gradients."""
         return [name for name in self.differentiable() if name[0] != "r"]
 
     def hook(self) -> None:
@@ -372,9 +372,9 @@ class Maker:
 
 
 def depends_on_order(target: Tensor, source: Tensor, is_copy: bool) -> bool:
-    """Whether what a write to `target` gives depends on the order in which its kernel reads and writes.
+    """Whether the result of a write to `target` depends on the kernel's order of reads and writes.
 
-    Not if the two have no element in common, or are the same. For dense tensors eager then raises, unless it copies.
+    It does not if the two share no element, or are the same. For other dense tensors eager raises, unless it copies.
     """
     if storage_of(target) != storage_of(source) or not bytes_of(target) & bytes_of(source):
         return False
@@ -397,5 +397,5 @@ def bytes_of(value: Tensor) -> set[int]:
 
 
 def can_start_backward(value: Tensor) -> bool:
-    """Not at a view made under `no_grad`, though it says that it requires grad."""
+    """Not at a view made under `no_grad`, although its `requires_grad` is true."""
     return value.requires_grad and (value._base is None or asked(lambda view: view.grad_fn is not None, value) is True)

@@ -1,4 +1,4 @@
-"""Programs that once differed from eager, made small: everything that the fuzzer compares is compared."""
+"""Minimized programs that once differed from eager, under all comparisons of the fuzzer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def program(
     context: str = "",
     dynamic: bool = False,
 ) -> Callable[[str], Program]:
-    """A function of `p0`, `p1`, ..., called with the tensors `call` that `setup` makes, and once more after `then`."""
+    """A function of `p0`, `p1`, ..., called with the tensors `call` of `setup`, and once more after `then`."""
     arguments = tuple(call.split(", "))
     rounds = [Round(lines(each), arguments, context, lines(*actions)) for each in (setup, then) if each]
     parameters = tuple(f"p{k}" for k in range(len(arguments)))
@@ -479,7 +479,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
-    """With an error of ours, and before anything has changed."""
+    """Refused with an error of ours, before any change."""
     build, kind = REFUSED[name]
     (rejection,) = check(build(PARTITIONERS[0]))
     assert isinstance(rejection, Rejection)

@@ -1,7 +1,7 @@
-"""Random programs: each does in compiled code what it does in eager, or is refused with an error of ours.
+"""Random programs: each behaves as in eager, or is refused with an error of ours.
 
-The seed is printed, and the command that runs the same programs again. It is the same in every run, unless
-`AOTGRAD_FUZZ_SEED` gives another one, or is `random`.
+The tests print the seed and the command that repeats the programs. The seed is fixed, unless `AOTGRAD_FUZZ_SEED`
+gives another one, or is `random`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_a_mistake_is_found(mistake: str, monkeypatch) -> None:
 
 
 def test_a_program_that_differs_is_made_small() -> None:
-    """What is needed stays: here the write to `v0`, and a backward."""
+    """Necessary parts stay: here the write to `v0`, and a backward."""
 
     def differs(program: Program) -> bool:
         body = [statement for statement in program.body if "add_" in getattr(statement, "template", "")]
@@ -169,7 +169,7 @@ class Two(torch.autograd.Function):
 
 
 def test_a_defect_of_torch_that_is_known():
-    """If this raises no more, `KEPT_GRADIENT_OF_ONE_OF_SEVERAL` is to go."""
+    """If this no longer raises, remove `KEPT_GRADIENT_OF_ONE_OF_SEVERAL`."""
     _, second = Two.apply(torch.ones(2, requires_grad=True))
     second.retain_grad()
     with pytest.raises(RuntimeError, match="INTERNAL ASSERT FAILED"):
@@ -184,14 +184,14 @@ def made_anew(x):
 
 @pytest.mark.skipif(torch.__version__ >= "2.15", reason="torch 2.15 has mended it")
 def test_dynamo_makes_a_view_anew_where_grad_mode_is_on():
-    """If this fails, the first line of `OF_DYNAMO` is to go."""
+    """If this fails, remove the first line of `OF_DYNAMO`."""
     x = torch.ones(2, 3, requires_grad=True)
     assert made_anew(x).is_leaf
     assert not torch.compile(made_anew, backend="eager")(x).is_leaf
 
 
 def test_dynamo_has_no_guard_for_an_input_that_gets_a_dimension():
-    """If this fails, the second line of `OF_DYNAMO` is to go."""
+    """If this fails, remove the second line of `OF_DYNAMO`."""
     with pytest.raises(IndexError):
         torch.compile(lambda x: x.mul_(x).unsqueeze_(0), backend="eager")(torch.tensor(3.0))
 

@@ -1,7 +1,7 @@
-"""How a program is compiled. A standalone script contains the source of the function that it is compiled with.
+"""Ways to compile a program. A standalone script contains the source of its compile function.
 
 WAYS["eager"](f, aotgrad.nop, dynamic=True)         `aot_function`, whose graphs run as they are
-WAYS["inductor"](f, aotgrad.nop, dynamic=True)      the same, but that Inductor compiles the graphs
+WAYS["inductor"](f, aotgrad.nop, dynamic=True)      the same, but Inductor compiles the graphs
 WAYS["dynamo"](f, aotgrad.nop, dynamic=True)        `torch.compile`, and Inductor
 """
 
@@ -34,7 +34,7 @@ def by_dynamo(f, fw_compiler, partition_fn=aotgrad.default_partition, dynamic=Fa
 
 
 def has_graph_breaks(compiled) -> bool:
-    """Whether the program that was compiled last is Dynamo's, in several parts."""
+    """Whether Dynamo split the last compiled program into several parts."""
     is_dynamos = hasattr(compiled, "_torchdynamo_orig_callable")
     return is_dynamos and bool(torch._dynamo.utils.counters["graph_break"])
 

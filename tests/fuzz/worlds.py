@@ -1,10 +1,10 @@
-"""Runs a program line by line, and notes everything that a user can see after each line.
+"""Runs a program line by line, and records everything observable after each line.
 
     world = World(f)
     world.setup(round)
     world.step("o0.mul_(2)")        Step(code, error=None, facts={...}, values={...})
 
-The eager run and the compiled one are two worlds; `compare` finds the first step after which they differ.
+The eager run and the compiled one are two worlds; `compare` finds the first step that differs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HELPERS = {name: value for name, value in vars(helpers).items() if not name.star
 
 @dataclass(frozen=True)
 class Step:
-    """What could be seen after one line of a caller ran. `error` is what it raised."""
+    """Observations after one line of a caller, with its `error`."""
 
     code: str
     error: Exception | None
@@ -48,7 +48,7 @@ class World:
         self.namespace.update(HELPERS, f=self.function, log=self.log)
 
     def run(self, code: str) -> Exception | None:
-        """Run a line; returns what it raised."""
+        """Run a line; return its error."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -98,7 +98,7 @@ class World:
             yield from ((f"gradient {k} seen by the hook of {name}", value) for k, value in enumerate(gradients))
 
     def version_groups(self) -> dict[str, list[str]]:
-        """Which variables count their versions together. Changes the versions."""
+        """The variables that share a version counter. Changes the versions."""
         tensors = {name: value for name, value in self.tensors().items() if not name.startswith("g")}
         groups = {}
         for name, value in tensors.items():
@@ -134,18 +134,18 @@ OF_TENSORS: dict[str, Callable[[Tensor], Any]] = {
 
 
 def properties(name: str, value: Tensor) -> dict[str, Any]:
-    """What a tensor says of itself."""
+    """The properties of a tensor."""
     table = OF_GRADIENTS if name.startswith("g") else OF_TENSORS
     return {what: asked(read, value) for what, read in table.items()}
 
 
 def strides_with_extent(value: Tensor) -> list[int | None]:
-    """Strides along which something is stepped; the others are arbitrary."""
+    """Strides of dimensions with several elements; the others are arbitrary."""
     return [step if size > 1 and value.numel() else None for size, step in zip(value.shape, value.stride(), strict=True)]
 
 
 def asked(read: Callable[[Tensor], Any], value: Tensor) -> Any:
-    """Asking may raise: after a write to the base of a view that was made under `no_grad`."""
+    """Reading it may raise: after a write to the base of a view that was made under `no_grad`."""
     try:
         return read(value)
     except RuntimeError:
@@ -153,16 +153,16 @@ def asked(read: Callable[[Tensor], Any], value: Tensor) -> Any:
 
 
 class Relations:
-    """Who is the same object as whom, shares its storage with whom, and is whose view.
+    """Relations between tensors: same object, shared storage, view and base.
 
-    Which views share a detached alias that nobody else can see is not compared.
+    Sharing of an otherwise invisible detached alias by views is not compared.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = {name: value for name, value in tensors.items() if not name.startswith("g")}
         self.first_by_id = first_names(self.tensors, id)
         self.first_by_storage = first_names(self.tensors, storage_of)
-        self.families = {name: base_or_self(value) for name, value in self.tensors.items()}  # keeps the bases' ids
+        self.families = {name: base_or_self(value) for name, value in self.tensors.items()}  # keeps the ids of bases valid
         self.first_by_family = first_names(self.families, id)
 
     def of(self, name: str) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def define(program: Program) -> Callable:
 
 
 def run_round(function: Callable, round: Round) -> Iterator[Step]:
-    """The steps of a round; nothing runs after the call, or a backward, has raised: what it had done by then is open."""
+    """The steps of a round, up to an error of the call or a backward, which leaves an unspecified state."""
     world = World(function)
     before = torch.is_grad_enabled()
     try:
