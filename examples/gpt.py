@@ -4,7 +4,7 @@
     loss = model(tokens, targets)    # i64[B, T], i64[B, T] -> f32[]
     logits = model(tokens)           # i64[B, T] -> f32[B, T, vocab_size]
 
-It is written the way such a model is written in eager PyTorch; nothing in it knows that it will be compiled.
+It is ordinary eager PyTorch; nothing in it is specific to compilation.
 """
 
 from dataclasses import dataclass
@@ -107,6 +107,6 @@ class GPT(nn.Module):
 
 
 def _residual_branch_end(layer: nn.Linear) -> nn.Linear:
-    """Let a residual branch start at zero: a short training run learns much faster so."""
+    """Let a residual branch start at zero: a short training run then learns much faster."""
     nn.init.zeros_(layer.weight)
     return layer

@@ -2,7 +2,7 @@
 
     bytes_kept = saved_bytes(lambda: model(tokens, targets), exclude=model.parameters())
 
-Every backend, and eager itself, hands what it keeps to autograd, so the hooks of
+Every backend, and eager itself, saves through autograd, so the hooks of
 `torch.autograd.graph.saved_tensors_hooks` see all of it. A storage counts once and in full, however many tensors view
 it. Limit: tensors that an `autograd.Function` keeps as attributes of its context are not seen.
 """
@@ -17,11 +17,11 @@ def saved_bytes(forward: Callable[[], object], exclude: Iterable[Tensor] = ()) -
     """Run `forward` once and return the bytes of the distinct storages it saved.
 
     Args:
-        forward: the forward pass; what it returns is kept alive while the bytes are counted.
-        exclude: tensors that live anyway, such as parameters.
+        forward: the forward pass; its result stays alive during the count.
+        exclude: tensors that are alive anyway, such as parameters.
     """
     bytes_by_address: dict[int, int] = {}
-    kept: list[Tensor] = []  # A storage that is freed and allocated again would hide behind its own address.
+    kept: list[Tensor] = []  # A freed and reallocated storage would hide behind its own address.
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

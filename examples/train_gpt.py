@@ -3,9 +3,9 @@
     python examples/train_gpt.py
     python examples/train_gpt.py --steps 50 --backends eager aotgrad
 
-Every run starts from the same weights and sees the same batches, so eager's losses are the yardstick: a backend that
-computes what eager computes has eager's loss curve, up to the rounding of reordered sums. The runs take turns, a step
-each, so that a slow spell of the machine hits the step times of all of them alike.
+Every run starts from the same weights and sees the same batches, so eager's losses are the yardstick: a correct backend
+has eager's loss curve, up to the rounding of reordered sums. The runs take turns, a step each, so that a slow spell of
+the machine affects the step times of all alike.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from tqdm import tqdm
 
 BACKENDS = ("eager", "inductor", "aotgrad", "aotgrad_eager")
 SEED = 1234
-EARLY_STEPS = 50  # Rounding differences grow with every step, so the first ones are compared on their own.
+EARLY_STEPS = 50  # Rounding differences grow with every step, so the first steps are compared separately.
 WARMUP_STEPS = 10
 CURVE_ROWS = 8
 
 
 @dataclass
 class Run:
-    """A model in training, and what was recorded of it."""
+    """A model in training, and its records."""
 
     backend: str
     model: GPT
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def cold_compile_seconds(self) -> float:
-        """What the first step took beyond a step; eager has nothing to compile."""
+        """The first step's time beyond a normal step; eager has nothing to compile."""
         return 0.0 if self.backend == "eager" else self.step_seconds[0] - self.median_step_seconds
 
 
