@@ -591,7 +591,7 @@ def test_a_leaf_in_place_of_a_result_is_refused_and_left_as_it_was(backend: str)
 
 @pytest.mark.parametrize("backend", DYNAMO_BACKENDS)
 def test_a_tensor_of_its_own_in_place_of_a_view_is_written(backend: str) -> None:
-    """Dynamo does not guard on that either; its gradients would be those of its base."""
+    """Dynamo does not guard on being a view either; the gradients would be those of the base."""
     torch._dynamo.reset()
 
     def function(x):

@@ -119,7 +119,7 @@ def test_what_an_overwritten_value_is_not_needed_for_is_computed(halves, functio
 
 
 def second_gradients(function: Callable[..., Any]) -> list[Any]:
-    """The gradient by the second input of a function that overwrites a value that depends on the first."""
+    """Derivatives by the second input, if the function overwrites a value between the first input and its result."""
     torch.manual_seed(1)
     x, weight = (torch.rand(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     *_, result = function(x, weight)
