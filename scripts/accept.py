@@ -1,4 +1,4 @@
-"""Rewrite the golden files under expect/ from what the tests produce now, and show what changed.
+"""Rewrite the golden files under expect/ from the current output of the tests, and show the changes.
 
     python scripts/accept.py                      every test file that uses the `golden` fixture
     python scripts/accept.py tests/joint -k cse   some of them; arguments go to pytest

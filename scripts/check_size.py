@@ -1,4 +1,4 @@
-"""Print how long aotgrad's files and functions are, beside the codebases it wants to be like.
+"""Print the lengths of aotgrad's files and functions, beside those of its model codebases.
 
     python scripts/check_size.py            aotgrad/
     python scripts/check_size.py tests      another folder
@@ -45,7 +45,7 @@ def functions_in(path: Path) -> Iterator[Function]:
 
 
 def code_lines(source: str) -> int:
-    """How many lines of a file are code."""
+    """The number of code lines of a file."""
     others: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         is_import = isinstance(node, (ast.Import, ast.ImportFrom))

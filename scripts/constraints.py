@@ -1,4 +1,4 @@
-"""Print the constraints to install aotgrad with into the environment of the Python that runs this.
+"""Print the constraints for installing aotgrad into the environment of the running Python.
 
 A package that the environment already has is pinned at the version it has, so that pip never replaces it: a user's own
 torch stays. Every other one keeps its line of constraints.txt. Our own .venv was installed from that file and follows

@@ -3,11 +3,11 @@
     python scripts/versions.py                                        everything, which takes a day
     python scripts/versions.py --torch 2.15 --python 3.11,3.13 tests/numerics tests/torch_compat
     python scripts/versions.py --every 10                             each tenth test, one run a combination
-    python scripts/versions.py --table                                what was run so far, as a table
+    python scripts/versions.py --table                                the results so far, as a table
 
-Each combination gets an environment of its own in --folder (by default .versions), made when it is first needed. Each part
-of the tests is one run; what was run at this commit is not run again, so that the same command goes on where it was stopped.
-A part that takes longer than --minutes is stopped and counts as not finished.
+Each combination gets its own environment in --folder (by default .versions), created on first use. Each part of the tests
+is one run; a part that ran at this commit is skipped, so that the same command resumes a stopped run. A part that takes
+longer than --minutes is stopped and counts as not finished.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Combination:
 
 @dataclass(frozen=True)
 class Result:
-    """What one part of the tests gave: how many of which outcome, nothing if it did not finish, and what failed."""
+    """The result of one part of the tests: counts by outcome, none if it did not finish, and the failures."""
 
     torch: str
     python: str
@@ -62,11 +62,11 @@ class Result:
     seconds: int
 
 
-# --- What there is
+# --- Pythons and torches
 
 
 def interpreters() -> dict[str, Path]:
-    """The newest Python of each version on PATH and among those of pyenv, that torch could support."""
+    """The newest Python of each version on PATH or in pyenv that torch could support."""
     found: dict[str, Path] = {}
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for minor in range(10, 20):
@@ -104,7 +104,7 @@ def numbers(version: str) -> Version:
 
 
 def environment_of(combination: Combination, folder: Path) -> Path | None:
-    """The Python of a combination's environment, made if need be; `None`, and why, where pip finds no such torch."""
+    """The Python of a combination's environment, created on demand; `None` and the reason if pip finds no such torch."""
     place = folder / combination.name
     python, stamp = place / "bin" / "python", place / "made"
     if not stamp.exists():
@@ -115,7 +115,7 @@ def environment_of(combination: Combination, folder: Path) -> Path | None:
 
 
 def make_environment(combination: Combination, place: Path, folder: Path) -> str | None:
-    """What pip says if it can't make one."""
+    """The message of pip if it cannot create one."""
     python = place / "bin" / "python"
     print(f"{combination.name}: making the environment ...", file=sys.stderr, flush=True)
     subprocess.run([combination.interpreter, "-m", "venv", "--clear", place], check=True)
@@ -129,7 +129,7 @@ def make_environment(combination: Combination, place: Path, folder: Path) -> str
 
 
 def pip(python: Path, *arguments: str) -> str | None:
-    """What pip says if it fails."""
+    """The message of pip if it fails."""
     done = subprocess.run([python, "-m", "pip", "install", "--quiet", *arguments], capture_output=True, text=True)
     return done.stderr.strip() if done.returncode else None
 
@@ -140,7 +140,7 @@ def install_aotgrad(python: Path) -> None:
 
 
 def requirements(python: Path, package: str) -> list[str]:
-    """What a package and its tests need in an environment, without GPU libraries and torch."""
+    """The requirements of a package and its tests, without GPU libraries and torch."""
     lines = answer(python, f"importlib.metadata.requires({package!r}) or []")
     extra = {"extra": "test" if package == "aotgrad" else ""}
     needed = [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(extra)]
@@ -162,7 +162,7 @@ def constraints(folder: Path) -> Path:
 
 
 def link_libraries(python: Path, shared: Path) -> None:
-    """The GPU libraries that torch is linked to, of which there is one copy for each version of torch."""
+    """The GPU libraries that torch is linked to, one copy per version of torch."""
     lines = answer(python, "importlib.metadata.requires('torch')")
     wanted = [line.split(";")[0] for line in lines if line.startswith(("nvidia", "cuda-toolkit"))]
     if wanted and not shared.exists():
@@ -185,7 +185,7 @@ def run_part(python: Path, combination: Combination, part: str, minutes: int) ->
 
 
 def output_of(command: list[str], every: int, minutes: int) -> str:
-    """What a run of every so-many-th test prints; nothing if it takes too long."""
+    """The output of a run of every n-th test; empty if it takes too long."""
     alone = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     environment, limit = {**os.environ, **alone, "AOTGRAD_TEST_EVERY": str(every)}, 60 * minutes
     try:
@@ -205,7 +205,7 @@ def counts(said: str) -> dict[str, int] | None:
 
 
 def files(part: str) -> list[str]:
-    """A folder or file; `tests` alone is what lies in no other folder, but for a sample, which is one of them all."""
+    """A folder or file; `tests` alone is the files at its top, except in a sample, which covers all tests."""
     if every(part) > 1:
         return [part.split()[-1]]
     return sorted(map(str, (ROOT / part).glob("test_*.py"))) if part == "tests" else [part]
@@ -231,7 +231,7 @@ def commit() -> str:
 
 
 def results(folder: Path) -> list[Result]:
-    """What was run so far, the latest of each part."""
+    """The results so far, the latest of each part."""
     path = folder / "results.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     found = [Result(**json.loads(line)) for line in lines]
@@ -244,7 +244,7 @@ def keep(result: Result, folder: Path) -> None:
 
 
 def table(found: Sequence[Result]) -> str:
-    """A row for each combination that all tests were run with, and for each part of others; then what failed."""
+    """A row for each combination with all tests run, and for each part of the others; then the failures."""
     head = ("torch", "Python", "tests", *OUTCOMES[:2], "errors", *OUTCOMES[3:], "seconds", "commit")
     rows = [head, ["---"] * len(head)]
     for combination, results in grouped(found):
@@ -279,7 +279,7 @@ def seconds(results: Sequence[Result]) -> int:
 
 
 def files_of(results: Sequence[Result]) -> str:
-    """The files with tests that failed, and how many of each."""
+    """The files with failed tests, and the number of each."""
     failed = Counter(name.partition("::")[0] for name in names(results))
     return ", ".join(f"`{file}` {number}" for file, number in sorted(failed.items()))
 

@@ -3,8 +3,8 @@
     python scripts/bench/backward.py
     python scripts/bench/backward.py --only heads selection --markdown backward.md
 
-The candidates take turns in one process, medians of the processor's time are compared. All graphs run as plain FX code
-("eager halves"), so what differs is which gradients are computed, and when.
+The candidates take turns in one process; medians of processor time are compared. All graphs run as plain FX code
+("eager halves"), so only the choice of gradients and their order differ.
 """
 
 import argparse
@@ -40,7 +40,7 @@ LAYERS = 12
 
 @dataclass(frozen=True)
 class Table:
-    """Measured numbers by what and by whom, and the figure that matters."""
+    """Measured numbers by subject and candidate, and the main figure."""
 
     title: str
     headers: Sequence[str]
@@ -121,7 +121,7 @@ def summed(*inputs: Tensor) -> Tensor:
 
 
 def seconds_of_selection(count: int) -> float:
-    """Seconds that the node of a function of so many inputs takes to find out: all tangents, all gradients."""
+    """Seconds that the node of a function of so many inputs takes to select a variant: all tangents, all gradients."""
     found: list[float] = []
 
     def timed(graph: torch.fx.GraphModule, _: object) -> Function:
@@ -172,7 +172,7 @@ def streaming_models() -> dict[str, nn.Module]:
 
 
 def timed_step(model: nn.Module, x: Tensor) -> tuple[float, float]:
-    """Seconds of a whole step, and the share of the backward at which the first gradient was there."""
+    """Seconds of a whole step, and the share of the backward until the first gradient."""
     first: list[float] = []
 
     def note(parameter: Tensor) -> None:
@@ -243,9 +243,9 @@ class LiveBytes(TorchDispatchMode):
 
 
 def peak_of_fused_step(model: nn.Module, x: Tensor) -> int:
-    """Most memory that a backward allocates in which each parameter is updated, and its gradient let go, at once.
+    """Peak memory of a backward that updates each parameter and frees its gradient at once.
 
-    The forward runs outside of the mode: a call that a mode watches runs eagerly.
+    The forward runs outside of the mode: a call under a mode runs eagerly.
     """
 
     def update(parameter: Tensor) -> None:

@@ -5,9 +5,8 @@
     python scripts/bench/capture.py --scaling
 
 Both sides run `aot_module_simplified` with pass-through compilers and the min-cut partitioner on the same model, in turns;
-nothing of the model runs for real. `hf_gpt2` is captured from the graph that Dynamo made of it. Seconds are medians of the
-processor's time, with the garbage collector on; the ratio is aotgrad over the peer. Memory is the most that Python
-objects take at once (tracemalloc).
+the model itself does not run. `hf_gpt2` is captured from Dynamo's graph. Seconds are medians of processor time, with the
+garbage collector on; the ratio is aotgrad over the peer. Memory is the peak size of Python objects (tracemalloc).
 
 --scaling captures chains of more and more layers. The exponent is the slope of log(seconds) over log(nodes).
 """
@@ -65,7 +64,7 @@ Capture = Callable[[nn.Module, Inputs], object]
 
 
 class AsTuple(nn.Module):
-    """What a frontend hands over: a module that returns a flat tuple."""
+    """A frontend's module, which returns a flat tuple."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -90,7 +89,7 @@ class LSTM(nn.Module):
 
 
 class ManyParameters(nn.Module):
-    """Tiny ops, each with a parameter of its own."""
+    """Tiny ops, each with its own parameter."""
 
     def __init__(self, count: int = 400):
         super().__init__()
@@ -208,7 +207,7 @@ def measure(module: nn.Module, inputs: Inputs, rounds: int) -> dict[str, float]:
     """Medians: seconds of each side and of each stage; and the peak of each side, if `rounds` is positive."""
     samples: dict[str, list[float]] = {key: [] for key in (*SIDES, *COLUMNS)}
     for capture in SIDES.values():
-        capture(module, inputs)  # what is imported or cached once a process is nobody's cost
+        capture(module, inputs)  # imports and caches, once per process, count for no side
     for _ in range(rounds):
         for side, capture in SIDES.items():
             samples[side].append(seconds_of(capture, module, inputs))
@@ -219,7 +218,7 @@ def measure(module: nn.Module, inputs: Inputs, rounds: int) -> dict[str, float]:
 
 
 def with_model(name: str, use: Callable[[nn.Module, Inputs], Any]) -> Any:
-    """`use(module, inputs)` of a model, inside of Dynamo's call of a backend if it is one of `transformers`."""
+    """`use(module, inputs)` of a model, inside Dynamo's call of a backend if the model is from `transformers`."""
     model, inputs = OWN[name]() if name in OWN else model_and_inputs(name)
     model.train()
     if not name.startswith("hf_"):

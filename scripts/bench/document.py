@@ -1,10 +1,10 @@
-"""Make the tables of a document again, each by the command that it stands under; the rest of the document is left alone.
+"""Regenerate the tables of a document, each by the command above it; the rest of the document stays unchanged.
 
     python scripts/bench/document.py docs/performance.md                       all of them, which takes an hour
     python scripts/bench/document.py docs/performance.md --only overview.py guards.py
 
-A table stands between `<!-- made by: COMMAND -->` and `<!-- end -->`, and is what the command prints. Each is written as
-soon as it is there.
+A table stands between `<!-- made by: COMMAND -->` and `<!-- end -->`, and is the output of the command. Each is written
+as soon as it is finished.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def commands(text: str, only: Sequence[str] = ()) -> Iterator[str]:
-    """The commands in a document in which one of the words of `only` is, if there are any."""
+    """The commands in a document; with `only`, those that contain one of its words."""
     found = (match["command"] for match in SECTION.finditer(text))
     return (command for command in found if not only or any(word in command for word in only))
 
 
 def with_output(text: str, command: str, output: str) -> str:
-    """A document with other output under a command."""
+    """The document with new output under a command."""
 
     def section(match: re.Match[str]) -> str:
         if match["command"] != command:
@@ -39,7 +39,7 @@ def with_output(text: str, command: str, output: str) -> str:
 
 
 def output_of(command: str) -> str:
-    """What a command prints; what it says on the way goes to stderr, as its errors do."""
+    """The output of a command; its progress and errors go to stderr."""
     python, *arguments = shlex.split(command)
     assert python == "python", f"not a program of this project: {command}"
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout

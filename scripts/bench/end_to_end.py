@@ -2,7 +2,7 @@
 
     python scripts/bench/end_to_end.py
     python scripts/bench/end_to_end.py --only mlp8 hf_gpt2 --rounds 11 --markdown
-    python scripts/bench/end_to_end.py --kept rows.json         goes on where it was stopped
+    python scripts/bench/end_to_end.py --kept rows.json         resumes a stopped run
 
 Cold: processor time (the C++ compiler's is part of it; there are no other processes) from `torch.compile` to the end of the
 first step, forward and backward, with empty caches, one compilation a side. Step: medians of processor time, in turns.
@@ -42,12 +42,12 @@ def cold_seconds(model: nn.Module, backend: str, inputs: tuple[Tensor, ...]) -> 
 
 
 def processor_seconds() -> float:
-    """Of this process and of those that it has waited for."""
+    """Processor time of this process and of the children that it has waited for."""
     return sum(os.times()[:4])
 
 
 def warm_up() -> None:
-    """The first compilation in a process imports much; let nobody pay for that."""
+    """The first compilation in a process imports much; exclude that from all times."""
     for backend in BACKENDS.values():
         made = STEPS["mlp8"]()
         cold_seconds(made.model, backend, made.inputs)
@@ -90,7 +90,7 @@ def kept(file: Path | None) -> dict[str, list[str]]:
 
 
 def measured(names: Sequence[str], rounds: int, file: Path | None) -> list[list[str]]:
-    """The rows of some models; those in the file are not measured again, and those that are, are kept there at once."""
+    """The rows of some models; rows in the file are not remeasured, new ones are stored there at once."""
     rows = kept(file)
     for name in names:
         if name not in rows:

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""How long it takes to find out that a plan may be used again.
+"""Measure how long the guards take to accept a plan.
 
     python scripts/bench/guards.py
 
-Per number of tensors: the check of a plan that changes nothing; of one that changes an input, and so compares which
-inputs share memory; the same with the changed input at another address at every call; the same with disjoint slices of one
-buffer; and reading a module with as many parameters. The aim is 1 us and 0.1 us a tensor. Each is measured with the
-functions in Python and with those in C++ (`python -m aotgrad native build`). Then what it costs to notice that inputs of a
-graph of Dynamo's share memory: with our guard, and with Dynamo's own for it, which asks every pair. Times are the least of
-many short samples.
+Per number of tensors: the check of a plan without mutations; of one that mutates an input, and so compares shared memory
+of inputs; the same with the mutated input at another address at every call; the same with disjoint slices of one buffer;
+and reading a module with as many parameters. The aim is 1 us and 0.1 us a tensor. Each is measured with the functions in
+Python and with those in C++ (`python -m aotgrad native build`). Then the cost of detecting shared memory of inputs of a
+Dynamo graph: with our guard, and with Dynamo's own, which checks every pair. Times are the minimum of many short samples.
 """
 
 import argparse
@@ -33,7 +32,7 @@ COUNTS = (1, 10, 100, 1000)
 
 
 def check(function: Callable, tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
-    """The guards of a plan made for `tensors`, ready to be asked."""
+    """The guards of a plan made for `tensors`, ready to run."""
     compiled = aotgrad.aot_function(function, aotgrad.nop)
     compiled(*tensors)
     plan_guards = compiled.plans()[0].guards
@@ -42,7 +41,7 @@ def check(function: Callable, tensors: Sequence[torch.Tensor]) -> Callable[[], b
 
 
 def check_moving(function: Callable, tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
-    """The same, with a first tensor that lies elsewhere at every call, as an activation does."""
+    """The same, with a first tensor at another address at every call, like an activation."""
     compiled = aotgrad.aot_function(function, aotgrad.nop)
     compiled(*tensors)
     plan_guards = compiled.plans()[0].guards
@@ -59,7 +58,7 @@ def changes(*tensors: torch.Tensor) -> torch.Tensor:
 
 
 def measure(count: int) -> dict[str, float]:
-    """Seconds by what is measured, with the functions that are in use."""
+    """Seconds by subject, with the active implementation."""
     tensors = [torch.ones(4, 4) for _ in range(count)]
     return least_seconds(
         {

@@ -5,7 +5,7 @@
 
 A step is forward and backward. Each model runs in eager, in eager with `torch.utils.checkpoint` around each of its blocks,
 and compiled with each budget. Peaks are those of the CPU's allocator, above what is allocated before the step; gradients
-are part of them. `simulated` is what the partitioner expects of the same halves. Times are CPU seconds, medians of steps in
+are part of them. `simulated` is the partitioner's estimate for the same halves. Times are CPU seconds, medians of steps in
 turns.
 """
 
@@ -46,7 +46,7 @@ LENGTH, WORDS = 512, 2000
 
 @dataclass(frozen=True)
 class Workload:
-    """A model that returns its loss, inputs, and the modules that a user would checkpoint."""
+    """A model that returns its loss, its inputs, and the modules that a user would checkpoint."""
 
     model: nn.Module
     inputs: tuple[Tensor, ...]
@@ -112,7 +112,7 @@ def step(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
 
 def first_step(run: Callable[[], None]) -> int | None:
-    """Compile and warm up; the peak that is expected of the halves, if something was compiled."""
+    """Compile and warm up; return the estimated peak of the halves, if compiled."""
     expected: list[int] = []
 
     def partitioned(joint: JointGraph, choose: Any, objective: Objective) -> Partition:
@@ -136,7 +136,7 @@ def simulated_peak(joint: JointGraph, halves: Partition, objective: Objective) -
 def peak_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     """The most bytes allocated at any moment of a step, above what was allocated before it, without gradients."""
     step(model, inputs)
-    model.zero_grad(set_to_none=True)  # now: the profiler does not count when memory is freed that it did not see allocated
+    model.zero_grad(set_to_none=True)  # now: the profiler does not count frees of memory whose allocation it did not record
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step(model, inputs)

@@ -1,4 +1,4 @@
-"""The models that the benchmarks train: a module whose output is the loss, and inputs for it.
+"""The models that the benchmarks train: a module that returns its loss, and its inputs.
 
     for workload in workloads():
         workload.fresh_model()(*workload.inputs).backward()

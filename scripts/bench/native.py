@@ -1,4 +1,4 @@
-"""Both implementations of what calls are checked and run with, for programs that measure the two beside one another."""
+"""Both implementations of guards and calls, for programs that compare them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from aotgrad import native
 
 
 def libraries() -> dict[str, ModuleType | None]:
-    """The library in C++ by the name of what uses it; `None` is Python."""
+    """The C++ library by the name of its user; `None` is Python."""
     found = native.library()
     if found is None:
         raise SystemExit("the functions in C++ are not there: python -m aotgrad native build")
@@ -17,7 +17,7 @@ def libraries() -> dict[str, ModuleType | None]:
 
 @contextmanager
 def using(library: ModuleType | None) -> Iterator[None]:
-    """What is compiled inside uses that library."""
+    """Compilations inside the context use that library."""
     before, native.library = native.library, lambda: library  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a call costs besides the graphs that it runs, beside torch's own AOTAutograd.
+"""Measure the overhead of a call over its graphs, beside torch's own AOTAutograd.
 
     python scripts/bench/overhead.py
     python scripts/bench/overhead.py --only "3 tensors" --markdown
@@ -6,11 +6,11 @@
 
 Overhead is the time of the compiled call less that of its graph callables alone, on the inputs that they had in that call.
 All sides get the same pass-through compiler. *floor* is a hand-written `torch.autograd.Function` around the same callables
-(without gradients: the callable alone), so what is between the two is what could still go. `aot_function` finds its plan by
+(without gradients: the callable alone), so the distance to it is the removable part. `aot_function` finds its plan by
 guards, which the peer does not have. aotgrad is measured with its functions in Python, and with those in C++
-(`python -m aotgrad native build`). Behind Dynamo, what a backend returned to it is called: Dynamo's own cost is left out,
-and so is that of `torch._dynamo.disable`, which it puts around all that it gets, in place of one that is there already.
-Candidates take turns; medians of processor time.
+(`python -m aotgrad native build`). Behind Dynamo, only the backend's result is called: this excludes Dynamo's own cost and
+that of `torch._dynamo.disable`, which Dynamo puts around each result, in place of an existing one. Candidates take turns;
+medians of processor time.
 """
 
 import argparse
@@ -39,7 +39,7 @@ ROUNDS = 21
 
 @dataclass
 class Recorder:
-    """A pass-through compiler that notes each graph's callable, and the inputs of its last call."""
+    """A pass-through compiler that records each graph's callable, and the inputs of its last call."""
 
     runs: list[Function] = field(default_factory=list)
     inputs: list[list[Any]] = field(default_factory=list)
@@ -58,13 +58,13 @@ class Recorder:
         return run
 
     def alone(self, runs: Sequence[Function]) -> None:
-        """The recorded graphs without anything around them; `runs` stand in for their callables."""
+        """The bare recorded graphs; `runs` replace their callables."""
         with torch._C._AutoDispatchBelowADInplaceOrView():
             for run, inputs in zip(runs, self.inputs, strict=True):
                 run(list(inputs))
 
     def candidates(self) -> dict[str, Callable[[], None]]:
-        """What to subtract from the time of a call, and what to add again: the cost of measuring that."""
+        """The time to subtract from a call, and the cost of measuring it, to add back."""
         return {"graphs": partial(self.alone, self.runs), "nothing": partial(self.alone, [bool] * len(self.runs))}
 
 
@@ -73,7 +73,7 @@ def three_tensors(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def mutation_and_views(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-    """Changes its last argument, and returns three views of another one."""
+    """Mutates its last argument, and returns three views of another one."""
     c.add_(1)
     return a * b, b.t(), b[0], b.view(-1)
 
@@ -84,7 +84,7 @@ def many_parameters(x: Tensor, *parameters: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of call. `differentiable`: how many of the inputs require grad; `backward`: whether one is part of it."""
+    """One kind of call. `differentiable`: number of inputs that require grad; `backward`: whether it includes one."""
 
     name: str
     function: Function
@@ -119,7 +119,7 @@ def cases() -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A function to time, the graphs that it runs, and the order in which it takes the inputs."""
+    """A function to time, its graphs, and the order of its inputs."""
 
     call: Function
     graphs: Recorder
@@ -141,7 +141,7 @@ def our_backend(recorder: Recorder) -> Function:
 
 
 def through_dynamo(backend: Callable[[Recorder], Function], case: Case, inputs: Sequence[Tensor]) -> Compiled:
-    """What a backend gives to Dynamo, called with the arguments that Dynamo calls it with, in that order."""
+    """The backend's result for Dynamo, called with Dynamo's arguments in Dynamo's order."""
     torch._dynamo.reset()
     recorder, found, order = Recorder(), [], []
 
@@ -167,7 +167,7 @@ FRONTENDS = {
 
 
 class Floor(torch.autograd.Function):
-    """What one would write by hand: the graph, what it saved, its outputs."""
+    """A hand-written function: the graph, its saved values, its outputs."""
 
     @staticmethod
     def forward(ctx: Any, run: Function, backward: Function, results: int, *inputs: Tensor) -> Any:
@@ -182,7 +182,7 @@ class Floor(torch.autograd.Function):
 
 
 def by_hand(case: Case, ours: Compiled) -> Function:
-    """`case.function` around the graphs that aotgrad made of it."""
+    """`case.function` around its graphs from aotgrad."""
     forward, backward = ours.graphs.runs[0], ours.graphs.runs[-1]
     results = 2 if case.function is mutation_and_views else 1
 
@@ -268,7 +268,7 @@ def table_of_parts() -> str:
 
 
 class Ready(torch.autograd.Function):
-    """An autograd node that computes nothing: its result and its gradients are there already."""
+    """An autograd node that computes nothing: its result and its gradients exist already."""
 
     @staticmethod
     def forward(ctx: Any, gradients: Sequence[Tensor | None], result: Tensor, *inputs: Tensor) -> tuple[Tensor]:
@@ -281,7 +281,7 @@ class Ready(torch.autograd.Function):
 
 
 def parts_of_many(count: int) -> dict[str, Callable[[], object]]:
-    """What torch itself needs for an autograd node with many inputs."""
+    """The time that torch itself needs for an autograd node with many inputs."""
     sentinel, *inputs = (torch.randn(4, 4, requires_grad=True) for _ in range(count + 1))
     library = libraries()["with C++"]
     assert library is not None, "it was built"

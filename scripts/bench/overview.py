@@ -26,7 +26,7 @@ import aotgrad
 
 Function = Callable[..., Tensor]
 Compiler = Callable[[nn.Module], Function]
-Measured = Mapping[str, float]  # By candidate: "peer", "aotgrad" and, where it says something, "eager".
+Measured = Mapping[str, float]  # By candidate: "peer", "aotgrad" and, where it is informative, "eager".
 
 CAPTURE_ROUNDS = 3
 INDUCTOR_ROUNDS = 1  # A cold compilation takes ten seconds and more.
@@ -149,7 +149,7 @@ OVERHEAD_CALLS = {
 
 
 def call_seconds(function: Function, inputs: Sequence[Tensor], call: Callable) -> Measured:
-    # Compiled anew for each kind of call: the peer keeps the graph of its first call, whatever the grad mode is later.
+    # Recompiled for each kind of call: the peer keeps the graph of its first call under any later grad mode.
     candidates = {
         "eager": function,
         "peer": functorch.compile.aot_function(function, functorch.compile.nop),
@@ -186,7 +186,7 @@ def measure_saved() -> Table:
 
 
 def load_inductor() -> None:
-    """The first compilation in a process imports much; let nobody pay for that."""
+    """The first compilation in a process imports much; exclude that from all times."""
     for compiler in DYNAMO_INDUCTOR.values():
         train_step(compiler(nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))), [torch.ones(1, 2)])
 

@@ -3,12 +3,12 @@
     python scripts/bench/partition.py --markdown docs/partition_benchmark.md
     python scripts/bench/partition.py --only gpt6 unet
 
-For each model and budget of the peer's, ours is given as many bytes as the peer's plan really keeps, and as much peak
-memory as the peer's plan really needs. Both plans are judged alike:
+For each model and budget of the peer, our limit is the bytes that the peer's partition really keeps, and then its real peak
+memory. Both partitions are judged alike:
 
     kept        bytes of the distinct storages that the forward hands to the backward, parameters not counted
     recompute   time of what runs in both halves, each op by itself, in percent of the forward
-    peak        bytes alive at the worst moment of both halves, simulated
+    peak        most bytes alive at any moment of both halves, simulated
     seconds     CPU time of the partition function, everything included
     gap         time above the lower bound (the convex front, and branches of it), in points of a full recomputation
 
@@ -60,7 +60,7 @@ LIMITS = 20  # on the peak, between the lowest and the fastest plan's
 
 @dataclass(frozen=True)
 class Plan:
-    """How good one partition is."""
+    """The quality of one partition."""
 
     kept: int
     recompute: float
@@ -152,7 +152,7 @@ class Judge:
 
     @functools.cached_property
     def peaks_out_of_order(self) -> int:
-        """Of limits up to the fastest plan's peak: how many are exceeded, or take more time than a lower one."""
+        """For limits up to the fastest plan's peak: how many are exceeded, or take more time than a lower one."""
         lowest, highest = self.peak_front.lowest().peak, self.peak_front.fastest.peak
         limits = [lowest + (highest - lowest) * step // LIMITS for step in range(LIMITS + 1)]
         found = [self.peak_front.within(limit) for limit in limits]
@@ -160,14 +160,14 @@ class Judge:
         return exceeded + sum(more.solution.time > less.solution.time for less, more in itertools.pairwise(found))
 
     def _gap(self, limit: int, branches: int) -> float:
-        """How far our time is above the lower bound, in percent of recomputing everything."""
+        """Our time above the lower bound, in percent of recomputing everything."""
         front = self.front
         found, most = front.within(limit), front.smallest()
         bound = min(front.bound(limit, branches), found.time)  # infinite where nothing fits
         return 100 * (found.time - bound) / max(1, most.time)
 
     def _bytes_at(self, peer: Plan) -> int:
-        """The fewest bytes with which we need no more time than the peer's plan, by bisection."""
+        """The fewest bytes at which our time is at most that of the peer's plan, by bisection."""
         front = self.front
         wanted = peer.recompute / 100 * self.forward_time
         low, high = front.smallest().kept_bytes, max(peer.kept, front.fastest().kept_bytes)
@@ -200,7 +200,7 @@ class Judge:
         halves = partition(joint, min_cut_rematerialization_partition, given)
         return halves, time.process_time() - start
 
-    # -- how good they are
+    # -- quality
 
     def judge(self, halves: Partition, seconds: float) -> Plan:
         assert halves.backward is not None
@@ -218,7 +218,7 @@ class Judge:
 
 
 def read_peer_halves(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule) -> Partition:
-    """The peer's halves; random ops that it runs twice, and so wrongly, are let through to be counted."""
+    """The peer's halves; random ops that it wrongly runs twice are accepted, and counted."""
     from aotgrad.partition import adapt
 
     check, adapt._check_nothing_runs_twice = adapt._check_nothing_runs_twice, lambda *_: None
@@ -280,7 +280,7 @@ def out_of_order(rows: list[Row]) -> str:
 
 
 def is_out_of_order(peaks: list[int]) -> bool:
-    """Whether peaks, from the largest budget to the smallest, rise somewhere."""
+    """Whether peaks rise somewhere from the largest budget to the smallest."""
     return any(smaller > larger for larger, smaller in itertools.pairwise(peaks))
 
 
@@ -310,7 +310,7 @@ def table(headers: list[str], rows: list[list[str]]) -> str:
 
 
 def heading(title: str, models: Iterable[str], legend: str) -> list[str]:
-    """How a document of a benchmark begins: what made it, of which models, and where the columns are explained."""
+    """The head of a benchmark document: its command, its models, and the place of the legend."""
     script = f"scripts/bench/{Path(sys.argv[0]).name}"
     command = f"python {script} {' '.join(sys.argv[1:])}".strip()
     return [
@@ -340,7 +340,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def measured_alone(model: str, args: argparse.Namespace) -> list[Row]:
-    """One process a model, so that memory and caches of one do not bear on the next."""
+    """One process per model, so that memory and caches of one do not affect the next."""
     command = [sys.executable, __file__, "--only", model, "--json", "--budgets", *map(str, args.budgets)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -366,7 +366,7 @@ def main() -> None:
     for model in args.only:
         rows += measured_alone(model, args)
         text = markdown(rows)
-        if args.markdown:  # what there is, should the next one take too long
+        if args.markdown:  # partial results, in case the next model takes too long
             args.markdown.write_text(text)
     print(text)
 

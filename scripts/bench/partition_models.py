@@ -1,9 +1,9 @@
 """The joint graphs of the partitioner's benchmark: thirteen models at class size, traced with fake tensors.
 
-    joint = joint_graph("gpt6")        an `fx.GraphModule` in the convention of partition functions, and what it is told
+    joint = joint_graph("gpt6")        an `fx.GraphModule` in the convention of partition functions, with their arguments
 
-Nothing runs and nothing is downloaded: weights are those that memory happens to hold, and models of `transformers` are made
-from a configuration.
+Nothing runs and nothing is downloaded: weights are uninitialized memory, and models of `transformers` are made from a
+configuration.
 Ops are decomposed as Inductor does, and equal ops of the forward and of the backward are merged, before any partitioner
 sees the graph.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor.lowering  # a decomposition of pooling looks for it
+import torch._inductor.lowering  # a decomposition of pooling needs it
 import torch.fx as fx
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ BATCH, LENGTH = 8, 512
 
 @dataclass(frozen=True)
 class Captured:
-    """A joint graph, how many of its outputs are the forward's, and which inputs are parameters."""
+    """A joint graph, the number of its forward outputs, and the inputs that are parameters."""
 
     name: str
     module: fx.GraphModule
@@ -41,7 +41,7 @@ class Captured:
     static: tuple[int, ...]
 
     def copy(self) -> fx.GraphModule:
-        """A module with its own graph, since partition functions may change what they are given."""
+        """A module with its own graph, since partition functions may change their input."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(self.module.graph, {}))
         for old, new in zip(self.module.graph.nodes, graph.nodes, strict=True):
@@ -237,7 +237,7 @@ class FromTransformers(nn.Module):
 
 def gpt2(library: Any) -> nn.Module:
     model = library.GPT2LMHeadModel(library.GPT2Config(n_positions=LENGTH, use_cache=False))
-    model.loss_type = "ForCausalLM"  # or it writes to a logger, which Dynamo does not follow
+    model.loss_type = "ForCausalLM"  # otherwise it writes to a logger, which Dynamo does not trace
     return model
 
 
@@ -297,11 +297,11 @@ EXTRA: dict[str, Maker] = {
 
 
 class Stop(Exception):
-    """Raised when the joint graph is there: nothing else of the compilation is wanted."""
+    """Raised once the joint graph exists, to end the compilation."""
 
 
 def model_and_inputs(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Our own models get memory that nobody writes to, and that therefore takes none."""
+    """Our own models get memory that is never written, and so takes no space."""
     make = (MODELS | EXTRA)[name]
     if name.startswith("hf_"):
         return make()
@@ -336,7 +336,7 @@ def joint_graph(name: str) -> Captured:
 
 
 def parser_of(description: str | None, models: Iterable[str] = MODELS) -> argparse.ArgumentParser:
-    """What the benchmarks of the partitioner have in common on the command line; `models` are the usual ones."""
+    """The common command line of the partitioner's benchmarks; `models` are the default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*MODELS, *EXTRA], default=list(models), help="which models")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file")

@@ -2,9 +2,9 @@
 
     python scripts/bench/partition_scaling.py --markdown docs/partition_scaling.md
 
-Seconds are CPU time of a partition function, everything included, the least of some rounds. Ours is given as many bytes as
-the peer's plan keeps (`bytes`), and as much memory at the peak as it needs (`peak`). The exponent is the slope of
-log(seconds) over log(nodes).
+Seconds are CPU time of a partition function, everything included, the minimum of some rounds. Our limit is the bytes that
+the peer's partition keeps (`bytes`), or its peak memory (`peak`). The exponent is the slope of log(seconds) over
+log(nodes).
 """
 
 import json
@@ -26,7 +26,7 @@ SIDES = ("peer", "bytes", "peak")
 
 @dataclass(frozen=True)
 class Timed:
-    """CPU seconds of the partition functions on one joint graph at one budget of the peer's."""
+    """CPU seconds of the partition functions on one joint graph at one budget of the peer."""
 
     nodes: int
     budget: float
@@ -52,7 +52,7 @@ def timed(judge: Judge, budget: float, rounds: int) -> Timed:
 
 
 def measured_alone(model: str, rounds: int) -> list[Timed]:
-    """One process a model, so that memory and caches of one do not bear on the next."""
+    """One process per model, so that memory and caches of one do not affect the next."""
     command = [sys.executable, __file__, "--json", "--only", model, "--rounds", str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [Timed(**entry) for entry in json.loads(done.stdout.splitlines()[-1])]
@@ -74,7 +74,7 @@ def cells(each: Timed) -> list[str]:
 
 
 def exponent(times: list[Timed], side: str) -> float:
-    """Of a power of the nodes, fitted to the times."""
+    """The exponent of a power of the nodes, fitted to the times."""
     nodes, seconds = ([math.log(getattr(each, name)) for each in times] for name in ("nodes", side))
     return statistics.linear_regression(nodes, seconds).slope
 

@@ -1,10 +1,9 @@
-"""Measure what Inductor's kernels move with the partitioner's plans and with its peer's, on the same joint graphs.
+"""Measure the traffic of Inductor's kernels with the partitioner's plans and its peer's, on the same joint graphs.
 
     python scripts/bench/partition_traffic.py --rows traffic_rows --markdown docs/partition_traffic.md
 
-Ours is given as many bytes as each of the peer's plans really keeps, and as much peak memory as it really needs, as in
-`partition.py`. Random ops read seeds, as Inductor has it. Both halves of each plan are lowered and fused by it, without
-code being generated:
+Our limits are the bytes that each of the peer's plans really keeps, and its real peak memory, as in `partition.py`. Random
+ops read seeds, as in Inductor. Inductor lowers and fuses both halves of each plan, without generating code:
 
     kept          bytes of the distinct storages that the forward hands to the backward, parameters not counted
     traffic       bytes that the kernels of both halves read and write, and floating point operations divided by
@@ -62,7 +61,7 @@ class Row:
     """One model at one budget of the peer's: the peer's plan, ours with its bytes, ours with its peak.
 
     Attributes:
-        anew: ours with its bytes if Inductor chooses the backward's layouts, too; `None` where it has no choice.
+        anew: ours with its bytes if Inductor chooses the backward's layouts, too; `None` without a choice.
         fastest, smallest: the ends of our front, the same at all budgets.
     """
 
@@ -77,7 +76,7 @@ class Row:
 
 
 class Counter:
-    """Counts what the plans of one joint graph move; plans that are alike are lowered once."""
+    """Counts the traffic of the plans of one joint graph; equal plans are lowered once."""
 
     def __init__(self, model: str) -> None:
         self.judge = Judge(seeded(joint_graph(model)), fuses=True)
@@ -99,7 +98,7 @@ class Counter:
 
     @functools.cached_property
     def has_layouts(self) -> bool:
-        """Whether Inductor may choose layouts, as it does where there are convolutions."""
+        """Whether Inductor may choose layouts, as it does for convolutions."""
         graph = self.judge.captured.module.graph
         return bool(graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default))
 
@@ -108,7 +107,7 @@ class Counter:
         return self.counted(self.judge.judge(halves, seconds), halves, layouts_anew)
 
     def counted(self, plan: Plan, halves: Partition, layouts_anew: bool) -> Counted:
-        """As the peer compiles them, or as our backend does: the backward's layouts are the forward's choice."""
+        """Settings as in the peer, or as in our backend: the forward chooses the backward's layouts."""
         assert halves.backward is not None
         key = (str(halves.forward.module.graph), str(halves.backward.module.graph), layouts_anew)
         if key not in self.known:
@@ -163,7 +162,7 @@ def kernel_bytes(module: fx.GraphModule) -> tuple[int, list[tuple[int, ...] | No
 
 
 def strides_of(output: Any) -> tuple[int, ...] | None:
-    """Of an output of Inductor's; `None` for numbers."""
+    """The strides of an output of Inductor; `None` for numbers."""
     return tuple(int(stride) for stride in output.get_stride()) if output.has_tensor_output() else None
 
 
@@ -171,7 +170,7 @@ def strides_of(output: Any) -> tuple[int, ...] | None:
 
 
 def bytes_at(moved: int, plans: list[Counted]) -> float:
-    """The fewest bytes with which a plan between two of `plans` moves at most `moved`; see the module's docstring."""
+    """The fewest bytes at which a plan between two of `plans` moves at most `moved`; see the module's docstring."""
     by_size = sorted(plans, key=lambda plan: (plan.kept, plan.traffic))
     if by_size[0].traffic <= moved:
         return by_size[0].kept
@@ -220,7 +219,7 @@ def summary_cells(of_budget: list[Row], rows: list[Row]) -> list[str]:
 
 
 def overheads(row: Row, rows: list[Row]) -> tuple[float, float]:
-    """Of the peer's plan and of ours with its bytes."""
+    """For the peer's plan and ours with its bytes."""
     base = max((each for each in rows if each.model == row.model), key=lambda each: each.budget).peer.traffic
     return row.peer.traffic / base - 1, row.same_bytes.traffic / base - 1
 
@@ -262,7 +261,7 @@ def markdown(rows: list[Row]) -> str:
     )
 
 
-# --- One process a model ---------------------------------------------------------------------------------------------
+# --- One process per model -------------------------------------------------------------------------------------------
 
 
 def count(model: str, budgets: list[float], kept: Path) -> None:
@@ -287,7 +286,7 @@ def read_row(entry: dict[str, Any]) -> Row:
 
 
 def rows_of(model: str, args: argparse.Namespace, folder: Path) -> list[Row]:
-    """One process a model, so that memory and caches of one do not bear on the next."""
+    """One process per model, so that memory and caches of one do not affect the next."""
     kept = folder / f"{model}.jsonl"
     command = [sys.executable, __file__, "--only", model, "--into", kept, "--budgets", *map(str, args.budgets)]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)

@@ -2,8 +2,8 @@
 
     python scripts/bench/second_order.py [--rows 10000] [--width 64] [--rounds 15]
 
-    first    g = grad(mlp(x).sum(), x, create_graph=True); loss(g)      what a gradient penalty or a force field evaluates
-    full     the same and loss.backward(): the second-order backward    what it trains with
+    first    g = grad(mlp(x).sum(), x, create_graph=True); loss(g)      evaluation of a gradient penalty or force field
+    full     the same and loss.backward(): the second-order backward    its training
 
 The peer, torch's AOTAutograd, raises at the second derivative; its row says so. Source: the benchmark of PyTorch PR #82544.
 """
@@ -87,7 +87,7 @@ def measure(activation: str, rows: int, width: int, rounds: int) -> list[list[ob
 
 
 def peers_answer(model: nn.Module, parameters: list[torch.Tensor], x: torch.Tensor) -> str:
-    """What the peer does in the place of a time."""
+    """The peer's entry in place of a time."""
     try:
         step(peer(model), parameters, x, backward=True)
     except RuntimeError:

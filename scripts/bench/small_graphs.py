@@ -1,11 +1,11 @@
-"""Measure from how many ops on a graph is worth compiling: the ground for the default of `min_graph_ops`.
+"""Measure the number of ops from which compiling a graph pays: the basis of the default of `min_graph_ops`.
 
     python scripts/bench/small_graphs.py
     python scripts/bench/small_graphs.py --ops 1 2 3 --markdown small_graphs.md
 
 A function of a few ops goes through `torch.compile(backend="aotgrad")` twice: compiled by Inductor (`min_graph_ops=0`), and
-left alone, so that Dynamo's graph runs eagerly. Both pay for Dynamo's guards, in one process and in turns. Ratios are left
-alone over compiled: above 1, compiling saves time. The last column is what the compilation cost, with cold caches.
+left alone, so that Dynamo's graph runs eagerly. Both include Dynamo's guards, in one process and in turns. Ratios are left
+alone over compiled: above 1, compiling saves time. The last column is the cost of the compilation, with cold caches.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def train(function: Function, inputs: tuple[Tensor, Tensor]) -> None:
 
 
 def cells(function: Function, size: int, run: Callable) -> tuple[list[str], float]:
-    """Time left alone, time compiled, their ratio; and the seconds that compiling took."""
+    """Time left alone, time compiled, their ratio, and the seconds of the compilation."""
     inputs = torch.randn(size, requires_grad=True), torch.randn(size, requires_grad=True)
     alone = compiled(function, ALONE)
     run(alone, inputs)

@@ -43,7 +43,7 @@ def images() -> Tensor:
 
 def gpt2(library: Any) -> nn.Module:
     model = library.GPT2LMHeadModel(library.GPT2Config(n_layer=3, n_embd=WIDTH, n_head=4, vocab_size=WORDS, use_cache=False))
-    model.loss_type = "ForCausalLM"  # or it writes to a logger, which Dynamo does not follow
+    model.loss_type = "ForCausalLM"  # otherwise it writes to a logger, which Dynamo does not trace
     return model
 
 

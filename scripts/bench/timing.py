@@ -1,11 +1,11 @@
-"""Times that can be compared on a busy machine: candidates take turns in one process, and medians of the time that the
-process had the processor are compared. (First calls, which start other processes, are timed by the clock on the wall. So is
-everything with more than one thread, since the processor times of threads add up.)
+"""Comparable times on a busy machine: candidates take turns in one process, and medians of processor time are compared.
+(First calls, which start other processes, are timed by the wall clock. So is everything with more than one thread, since
+the processor times of threads add up.)
 
     seconds = median_seconds({"eager": lambda: f(x), "compiled": lambda: g(x)})
     seconds["eager"] / seconds["compiled"]
 
-A slow spell of the machine then hits all candidates alike, and a median drops the few samples that it hits hardest.
+A slow spell of the machine then affects all candidates alike, and a median drops the few worst samples.
 """
 
 import argparse
@@ -20,23 +20,25 @@ from contextlib import contextmanager
 import torch
 
 ROUNDS = 11
-SHORT_ROUNDS, SHORT_SAMPLE_SECONDS = 200, 0.001  # So many short ones that some of them meet nobody else.
-SAMPLE_SECONDS = 0.02  # Long against the clock's resolution and the loop's own cost, short against a scheduler's slice.
+SHORT_ROUNDS, SHORT_SAMPLE_SECONDS = 200, 0.001  # Enough short samples that some run undisturbed.
+SAMPLE_SECONDS = (
+    0.02  # Long compared with the clock's resolution and the loop's cost, short compared with a scheduler's slice.
+)
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
-    """The option `--threads`, of every program that times what torch computes."""
+    """The option `--threads` of every program that times torch's computations."""
     text = "of torch; one is the least noisy, more are timed by the clock on the wall (default: %(default)s)"
     parser.add_argument("--threads", type=int, default=1, help=text)
 
 
 def now() -> float:
-    """Seconds: of the processor, or of the clock on the wall if there are several threads."""
+    """Processor seconds, or wall-clock seconds with several threads."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def environment() -> str:
-    """What times depend on besides the code: versions, processor, threads, and the day."""
+    """The conditions of a measurement besides the code: versions, processor, threads, and the day."""
     return (
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
         f"{torch.get_num_threads()} thread(s), {datetime.date.today()}"
@@ -44,12 +46,12 @@ def environment() -> str:
 
 
 def median_seconds(candidates: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Call each candidate again and again, in turns, and return the median time of one call of each."""
+    """Call each candidate repeatedly, in turns, and return the median time of one call of each."""
     return {name: statistics.median(times) for name, times in _samples(candidates, rounds, SAMPLE_SECONDS).items()}
 
 
 def least_seconds(candidates: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The least time of many short samples instead: what short calls take when nobody else is there."""
+    """The minimum of many short samples instead: the undisturbed time of short calls."""
     samples = _samples(candidates, SHORT_ROUNDS, SHORT_SAMPLE_SECONDS)
     return {name: min(times) for name, times in samples.items()}
 
@@ -66,7 +68,7 @@ def _samples(candidates: Mapping[str, Callable[[], object]], rounds: int, sample
 
 
 def first_call_seconds(makers: Mapping[str, Callable[[], Callable[[], object]]], rounds: int) -> dict[str, float]:
-    """Make something new in each round and return the median time of its first call, making it not included."""
+    """Make a new function in each round and return the median time of its first call, without its construction."""
     samples: dict[str, list[float]] = {name: [] for name in makers}
     for _ in range(rounds):
         for name, make in makers.items():
@@ -77,7 +79,7 @@ def first_call_seconds(makers: Mapping[str, Callable[[], Callable[[], object]]],
 
 
 def _repeats(run: Callable[[], object], sample_seconds: float) -> int:
-    """How many calls make one sample; the first two calls compile and warm up."""
+    """The number of calls per sample; the first two calls compile and warm up."""
     run()
     run()
     return max(1, round(sample_seconds / _seconds_per_call(run, repeats=1)))
@@ -92,7 +94,7 @@ def _seconds_per_call(run: Callable[[], object], repeats: int, clock: Callable[[
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection walks all that compilers leave on the heap, and hits whoever happens to run."""
+    """A collection walks all leftovers of compilers on the heap, during any candidate."""
     gc.collect()
     gc.disable()
     try:

@@ -1,11 +1,11 @@
-"""Measure the first training step of a fresh process, with nothing kept on disk and with what an earlier process kept.
+"""Measure the first training step of a fresh process, with an empty disk cache and with that of an earlier process.
 
     python scripts/bench/warm_start.py
     python scripts/bench/warm_start.py --only MLP --rounds 3
 
 The peer is torch's own AOTAutograd with its AOTAutogradCache and Inductor's FxGraphCache; with eager halves (`aot_eager`) it
-keeps nothing. Both sides run in processes of their own, in turns, with the same Dynamo in front. Reported are medians by the
-clock on the wall: of the whole first step (Dynamo, forward and backward), and of what is below Dynamo: the backend and the
+keeps nothing. Both sides run in separate processes, in turns, with the same Dynamo in front. Reported are medians of
+wall-clock time: of the whole first step (Dynamo, forward and backward), and of the part below Dynamo: the backend and the
 first backward. The ratio is aotgrad over peer: below 1, aotgrad starts faster.
 """
 
@@ -61,7 +61,7 @@ def first_step(backend: str, name: str, threads: int) -> dict[str, float]:
 
 
 def in_a_process(backend: str, name: str, folder: Path, threads: int) -> dict[str, float]:
-    """`first_step` in a process of its own, whose caches are in `folder`."""
+    """`first_step` in a separate process with its caches in `folder`."""
     caches = {"AOTGRAD_CACHE_DIR": str(folder / "aotgrad"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
     command = [sys.executable, __file__, "--threads", str(threads), "--child", backend, name]
     variables = {**os.environ, **caches, "OMP_NUM_THREADS": str(threads)}

@@ -1,7 +1,7 @@
 """Compares random programs with eager: python scripts/conformance/fuzz.py --examples 20000 --jobs 2
 
-Prints how many were alike, which were refused with an error and why, and every program that differs, made small, as a script
-of its own. Exit status 1 if there is one.
+Prints the number of equal programs, the refused ones with reasons, and every program that differs, minimized, as a
+standalone script. Exit status 1 if there is one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def parts(examples: int, seed: int, jobs: int, way: str) -> Iterator[Report]:
-    """The reports of the chunks, as they come."""
+    """The reports of the chunks, in order of completion."""
     if jobs == 1:
         yield from (run_chunk(*chunk, way) for chunk in chunks(examples, seed))
         return

@@ -1,8 +1,8 @@
 """Compares every operator of torch's own database with eager: python scripts/conformance/ops.py --jobs 2
 
 Each is called with sample inputs, forward and backward, in several variants (`--list`), by aotgrad and by the peer. The
-results are kept in a file of JSON lines; what is in it already does not run again. Exit status 1 if aotgrad fails in a way
-that tests/conformance/expected_failures.py does not say, or a line there fails no longer.
+results are kept in a file of JSON lines; tasks with a result there are skipped. Exit status 1 if aotgrad fails in a way
+that tests/conformance/expected_failures.py does not list, or a line there no longer fails.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def command_of(arguments: argparse.Namespace) -> str:
-    """What makes the document again."""
+    """The command that regenerates the document."""
     variants = "" if arguments.variants == list(VARIANTS) else f"--variants {shlex.join(arguments.variants)} "
     return f"python scripts/conformance/ops.py {variants}--markdown {arguments.markdown}"
 
@@ -75,7 +75,7 @@ def chosen_tasks(arguments: argparse.Namespace) -> Iterator[Task]:
 
 
 def run(tasks: list[Task], arguments: argparse.Namespace) -> Iterator[Row]:
-    """The rows of the tasks, which are also written to the file."""
+    """The rows of the tasks; also appends them to the file."""
     with arguments.results.open("a") as file, tqdm(total=len(tasks), unit="check", disable=arguments.quiet) as progress:
         for row in sweep(tasks, arguments.jobs, arguments.limit):
             print(row.to_line(), file=file, flush=True)
@@ -90,7 +90,7 @@ def print_report(rows: list[Row]) -> None:
 
 
 def complain(rows: list[Row]) -> bool:
-    """Say where the table of expected failures is not right; whether there is such a place."""
+    """Print the wrong lines of the table of expected failures; return whether there are any."""
     new, old = unexpected(rows), outdated(rows)
     for row in new:
         print(f"not expected: {row.task.subject}, {row.task.variant}: {row.verdict}")

@@ -1,6 +1,6 @@
 """Runs the programs of other people's frameworks and compares them with eager: bash scripts/workflows.sh
 
-Results are kept in .workflows/; what is in there does not run again. Exit status 1 if a backend of aotgrad fails.
+Results are kept in .workflows/; cells with a result there are skipped. Exit status 1 if a backend of aotgrad fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One program with one backend, after the same in eager: python -m scripts.workflows.cell ROW BACKEND RESULT
 
 Writes a `Cell` as JSON to the file RESULT. Both runs start from the same seeds, Inductor draws eager's random numbers, and
-aotgrad compiles what it would leave to eager as too small (the option `min_graph_ops`) or find on disk.
+aotgrad also compiles graphs that are too small (the option `min_graph_ops`) or cached on disk.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ GOOD = (EQUAL, CLOSE)
 
 @dataclass(frozen=True)
 class Cell:
-    """What became of a program with a backend. `detail` is where the largest difference is, or the error; of a run that
-    did not end there are no figures. `from_dynamo` is how far eager halves that differ are from what Dynamo's graph computes
-    with no compiler behind it."""
+    """The result of a program with a backend. `detail` is where the largest difference is, or the error; a run that
+    did not end has no figures. `from_dynamo` is the difference of deviating eager halves from Dynamo's graph without a
+    compiler."""
 
     row: str
     backend: str
@@ -83,7 +83,7 @@ def run_cell(row: Row, backend: str) -> Cell:
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """What both runs of a cell are run with: nothing compiled before, all counters at zero."""
+    """Setup of both runs of a cell: no compiled code, all counters at zero."""
     torch._dynamo.reset()
     dynamo_counters.clear()
     aotgrad.counters.clear()
@@ -102,7 +102,7 @@ def run_once(row: Row, backend: str | None) -> Run:
 
 
 def compared(row: Row, eager: Run, compiled: Run) -> Cell:
-    """What became of the compiled run."""
+    """The result of the compiled run."""
     assert compiled.backend is not None
     found = difference(eager.observations, compiled.observations)
     made = compilations(compiled.backend)
@@ -123,7 +123,7 @@ def compared(row: Row, eager: Run, compiled: Run) -> Cell:
 
 
 def with_dynamo(row: Row, compiled: Run, cell: Cell) -> Cell:
-    """The result of eager halves that differ from eager, with how far they are from Dynamo's own graph."""
+    """The result of eager halves that differ from eager, with their difference from Dynamo's own graph."""
     if cell.backend != "aotgrad_eager" or cell.outcome == EQUAL:
         return cell
     torch._dynamo.reset()
@@ -131,7 +131,7 @@ def with_dynamo(row: Row, compiled: Run, cell: Cell) -> Cell:
 
 
 def judged(cell: Cell, row: Row) -> Cell:
-    """What has a figure, by the row's tolerance."""
+    """The outcome of a figure, by the row's tolerance."""
     if cell.difference is None or cell.outcome == NOT_COMPILED:
         return cell
     return replace(cell, outcome=outcome_of(cell.difference, row.tolerance))
@@ -144,12 +144,12 @@ def outcome_of(relative: float, tolerance: float) -> str:
 
 
 def compilations(backend: str) -> int:
-    """How many plans were made, or how often torch's own AOTAutograd ran."""
+    """The number of plans, or of runs of torch's own AOTAutograd."""
     return dynamo_counters["aot_autograd"]["total"] if backend == "inductor" else aotgrad.counters["compilations"]
 
 
 def surroundings(row: Row) -> dict[str, str]:
-    """With what a cell was run."""
+    """The conditions of a cell."""
     capability = torch.backends.cpu.get_cpu_capability()
     machine = f"{platform.system()}, {platform.machine()} ({capability}), Python {platform.python_version()}"
     return {"versions": versions(row), "machine": machine}

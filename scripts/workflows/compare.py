@@ -1,4 +1,4 @@
-"""How far the observations of two runs are apart.
+"""The difference between the observations of two runs.
 
     difference(expected, found)   # Difference(of="step 3 gradient weight", relative=2e-07)
 
@@ -20,7 +20,7 @@ Observations = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest one, and where; `relative` is infinite for a `None`, type or size that is another."""
+    """The largest difference and its place; `relative` is infinite for a different `None`, type or size."""
 
     of: str
     relative: float
@@ -37,7 +37,7 @@ def difference(expected: Observations, found: Observations) -> Difference:
 
 
 def place_of(name: str) -> str:
-    """What stands before the name of a parameter; gradients of one step are compared with each other."""
+    """The prefix of a parameter's name; gradients of one step are compared with each other."""
     before, separator, _ = name.partition(" gradient ")
     return before if separator else name
 

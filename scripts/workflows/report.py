@@ -19,7 +19,7 @@ NAMES = {"inductor": "peer", "aotgrad": "aotgrad", "aotgrad_eager": "aotgrad_eag
 
 
 def results(cells: Cells) -> str:
-    """A row for each program: how far each backend is from eager."""
+    """A row for each program: the difference of each backend from eager."""
     header = ["program", "package", "tolerance", *NAMES.values()]
     lines = [
         [row.what, row.needs, f"{row.tolerance:.0e}", *(verdict(cells.get((row.name, b))) for b in BACKENDS)] for row in ROWS
@@ -41,7 +41,7 @@ def verdict(cell: Cell | None) -> str:
 
 
 def times(cells: Cells) -> str:
-    """A row for each program: a step, beside eager's in the same process, the first step, and what was compiled."""
+    """A row for each program: the time of a step beside eager's in the same process, the first step, and the plans."""
     header = [
         "program",
         "eager",
@@ -72,7 +72,7 @@ def shown(value: float | None, form: str, unit: str = "") -> str:
 
 
 def failures(cells: Cells, backends: Iterable[str]) -> str:
-    """What backends fail at, each with the first line of its error; the same errors stand together."""
+    """Failures of backends, with the first line of the error; equal errors are grouped."""
     failed = [cell for row in ROWS for b in backends if (cell := cells.get((row.name, b))) is not None and not cell.good]
     return "\n".join(failure(row, list(group)) for row, group in groupby(failed, key=lambda cell: cell.row)) or "Nowhere."
 
@@ -126,7 +126,7 @@ def page(cells: Cells, command: str) -> str:
 
 
 def counts(good: str, run: str, cells: Cells, backend: str) -> dict[str, int]:
-    """How many programs with a backend compute what eager does, and how many were run."""
+    """The number of programs with eager's results under a backend, and the number that ran."""
     of_backend = [cell for row in ROWS if (cell := cells.get((row.name, backend))) is not None]
     return {good: sum(cell.good for cell in of_backend), run: len(of_backend)}
 

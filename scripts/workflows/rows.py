@@ -1,4 +1,4 @@
-"""The programs, and how close each must come to eager.
+"""The programs, and the tolerance of each.
 
 [row.name for row in ROWS]
 row.program()(Run("aotgrad"))

@@ -1,4 +1,4 @@
-"""What one run of a program shows: losses, gradients and times of its steps.
+"""The observations of one run of a program: losses, gradients and times of its steps.
 
 run = Run("aotgrad")                       # None: eager
 model = run.compile(torch.nn.Linear(2, 1))
@@ -26,8 +26,8 @@ Compiled = TypeVar("Compiled", bound=Callable[..., Any])
 
 @dataclass
 class Run:
-    """One run of a program. Steps are timed from the end of one to the end of the next; what a program observes, and what
-    is made before the first step, is not counted."""
+    """One run of a program. Steps are timed from the end of one to the end of the next, without observations and without
+    the setup before the first step."""
 
     backend: str | None
     observations: dict[str, Tensor | None] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Run:
         self._start_clocks()
 
     def compile(self, target: Compiled, **options: Any) -> Compiled:
-        """A function compiled with the run's backend, or a module that has been, in place."""
+        """A function compiled with the run's backend, or a module compiled in place."""
         if self.backend is None:
             return target
         if isinstance(target, nn.Module):
@@ -48,7 +48,7 @@ class Run:
 
     @contextmanager
     def installed(self) -> Iterator[str | None]:
-        """For a framework that compiles by itself: what its user calls the backend. "inductor" is aotgrad inside of it."""
+        """For a framework that compiles by itself: its user's name of the backend. "inductor" is aotgrad inside of it."""
         if self.backend is None or not self.backend.startswith("aotgrad"):
             yield self.backend
         else:
@@ -56,7 +56,7 @@ class Run:
                 yield "inductor" if self.backend == "aotgrad" else self.backend
 
     def step(self, loss: Tensor | None, *modules: nn.Module) -> None:
-        """A step has ended: what its loss was, and the gradients that parameters of the modules have."""
+        """Record the end of a step: its loss, and the gradients of the modules' parameters."""
         self.wall_s.append(time.perf_counter() - self._wall)
         self.processor_s.append(time.process_time() - self._processor)
         place = f"step {len(self.wall_s) - 1}"
@@ -68,7 +68,7 @@ class Run:
         self._start_clocks()
 
     def observe(self, name: str, value: Tensor | None) -> None:
-        """Anything else that the program has computed."""
+        """Record any other result of the program."""
         if name in self.observations:
             raise ValueError(f"{name!r} was observed before")
         self.observations[name] = None if value is None else value.detach().clone()

@@ -1,10 +1,10 @@
-"""Runs cells, each in a process of its own; one that crashes or hangs costs its own cell only.
+"""Runs cells, each in a separate process; a crash or a hang costs only its own cell.
 
 for cell in sweep([(row, "aotgrad")], folder, limit_s=600): print(cell.outcome)
 
-What a cell prints is kept in `folder`, and results in `folder/results.jsonl`; what is in there does not run again. Each
-process compiles everything: its caches are empty but for what Inductor has found out about the processor, by compiling a few
-programs of its own, which would be most of a small program's first step.
+The output of a cell is kept in `folder`, and results in `folder/results.jsonl`; cells with a result are skipped. Each
+process compiles everything: its caches contain only Inductor's probes of the processor, a few small compilations that
+would dominate a small program's first step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROBE = "from torch._inductor.cpu_vec_isa import pick_vec_isa; pick_vec_isa()"
 
 
 def read_cells(folder: Path) -> dict[Key, Cell]:
-    """The last result of each row and backend, by the tolerance that a row has now; a line that was cut off is left out."""
+    """The last result of each row and backend, by the row's current tolerance, without truncated lines."""
     path = folder / "results.jsonl"
     lines = path.read_text().splitlines() if path.exists() else ()
     cells = map(Cell.from_line, (line for line in lines if line.endswith("}")))
@@ -34,7 +34,7 @@ def read_cells(folder: Path) -> dict[Key, Cell]:
 
 
 def sweep(tasks: Iterable[tuple[Row, str]], folder: Path, limit_s: float) -> Iterator[Cell]:
-    """The cells of the tasks, one after the other, as they come."""
+    """The cells of the tasks, in order."""
     folder.mkdir(exist_ok=True)
     for row, backend in tasks:
         probe(folder / PROBED)
@@ -62,7 +62,7 @@ def in_a_process(row: Row, backend: str, folder: Path, limit_s: float) -> Cell:
 
 
 def probe(folder: Path) -> None:
-    """What Inductor finds out about the processor, once."""
+    """Inductor's probes of the processor, run once."""
     if not folder.exists():
         with tempfile.TemporaryDirectory(prefix="aotgrad-workflows-") as scratch:
             subprocess.run([sys.executable, "-c", PROBE], env=environment(scratch), check=True)

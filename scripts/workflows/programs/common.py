@@ -1,4 +1,4 @@
-"""What many programs need: a loop over steps, and a small network."""
+"""Common parts of programs: a loop over steps, and a small network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def train(
     update: Callable[[], object] | None = None,
     steps: int = STEPS,
 ) -> None:
-    """The plain loop: `loss_of` is called with the number of a step, `update` does more or else than the optimizer."""
+    """The plain loop: `loss_of` gets the number of a step; `update` replaces or extends the optimizer's step."""
     for step in range(steps):
         optimizer.zero_grad()
         loss = loss_of(step)
@@ -55,7 +55,7 @@ def mlp(*sizes: int, activation: Callable[[], nn.Module] = nn.ReLU) -> Chain:
 
 
 class Batches(torch.utils.data.Dataset):
-    """A data set of dictionaries, each made of one item of every tensor."""
+    """A data set of dictionaries, each with one item of every tensor."""
 
     def __init__(self, **tensors: Tensor) -> None:
         self.tensors = tensors

@@ -1,4 +1,4 @@
-"""Losses that are made of derivatives: gradients of gradients, with nothing but torch."""
+"""Losses made of derivatives: gradients of gradients, with only torch."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from scripts.workflows.run import Run
 
 
 class Stub(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands for torchvision, which timm imports to read and augment images, and which has no build for this torch."""
+    """Replaces torchvision, which timm imports to read and augment images, and which has no build for this torch."""
 
     def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
         return (

@@ -15,7 +15,7 @@ MOLECULES, ATOMS = 4, 5
 
 @dataclass(frozen=True)
 class Batch:
-    """Some molecules; `molecule` says of each atom to which it belongs."""
+    """Some molecules; `molecule` is the molecule of each atom."""
 
     kinds: Tensor
     positions: Tensor

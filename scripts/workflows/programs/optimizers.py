@@ -1,4 +1,4 @@
-"""Optimizers, schedulers and averages of `torch.optim`, with nothing but torch."""
+"""Optimizers, schedulers and averages of `torch.optim`, with only torch."""
 
 from __future__ import annotations
 

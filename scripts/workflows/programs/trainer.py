@@ -58,7 +58,7 @@ def llama() -> PreTrainedModel:
 
 
 class Record(TrainerCallback):
-    """Tells the run what a step's gradients are, before the optimizer changes anything."""
+    """Reports a step's gradients to the run, before the optimizer changes anything."""
 
     def __init__(self, run: Run, model: nn.Module) -> None:
         self.run, self.model = run, model
