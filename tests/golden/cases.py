@@ -1,4 +1,4 @@
-"""Cases of golden files: one function, one idea; the text of a case is its docstring, its source and what a stage gave.
+"""Cases of golden files: one function, one idea; the text of a case is its docstring, its source and a stage's result.
 
     @case("analysis", "runtime", args=["f32[3] nonleaf"])
     def input_mutation(x):
@@ -37,7 +37,7 @@ STAGES = {"capture": "capture", "analysis": "analysis", "joint": "joint", "parti
 
 @dataclass(frozen=True)
 class Case:
-    """What is compiled, for which arguments, and how."""
+    """A function to compile, its arguments, and the settings."""
 
     function: Callable[..., Any]
     folders: tuple[str, ...]
@@ -63,7 +63,7 @@ class Case:
         return aotgrad.aot_function(self.function, compile_eager, **self.options)
 
     def run(self) -> None:
-        """Compile and call; a grad mode that the function leaves behind is undone."""
+        """Compile and call; restore the grad mode."""
         torch.manual_seed(0)
         args = self.make_args()
         with self.around(), torch.set_grad_enabled(torch.is_grad_enabled()):
@@ -100,7 +100,7 @@ def setting_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class PassCase(Case):
-    """What one pass makes of the joint graph, as the passes before it leave it. Dead nodes are not shown."""
+    """The effect of one pass on the joint graph after the passes before it, without dead nodes."""
 
     changed_by: Pass
 
@@ -137,10 +137,10 @@ def case(
     """Make the decorated function (or module class) a case.
 
     Args:
-        folders: where it has a golden file; see `STAGES`.
+        folders: the folders of its golden files; see `STAGES`.
         args: see `aotgrad.inspect.specs`.
-        helpers: classes and functions whose source the reader needs too.
-        around: makes the context in which it is compiled and called.
+        helpers: further classes and functions to print for the reader.
+        around: makes the context of the compilation and the call.
         **options: for `aot_function` or `aot_module`.
     """
 
@@ -156,7 +156,7 @@ def case(
 
 
 def pass_case(changed_by: Pass, *, args: Sequence[str], **options: Any) -> Callable[[Any], Any]:
-    """Make the decorated function a case of expect/passes/: what `changed_by` does to its joint graph."""
+    """Make the decorated function a case of expect/passes/: the effect of `changed_by` on its joint graph."""
 
     def add(function: Any) -> Any:
         name = function.__name__
@@ -171,14 +171,14 @@ ERROR_CASES: dict[str, Callable[[], Any]] = {}
 
 
 def error_case(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Make a function that raises a case of expect/errors/."""
+    """Make a raising function a case of expect/errors/."""
     assert function.__name__ not in ERROR_CASES, f"two error cases are called {function.__name__}"
     ERROR_CASES[function.__name__] = function
     return function
 
 
 def error_text(function: Callable[[], Any]) -> str:
-    """The whole golden file of an error: what was done, and what the user reads."""
+    """The whole golden file of an error: the user's code and the message."""
     error = raised_by(function)
     assert error is not None, f"{function.__name__} raises nothing"
     message = without_places(f"{type(error).__name__}: {error}")
@@ -195,7 +195,7 @@ def raised_by(function: Callable[[], Any]) -> Exception | None:
 
 
 def without_places(text: str) -> str:
-    """Without folders and line numbers, which differ from one checkout and one edit to the next."""
+    """The text without folders and line numbers, which vary between checkouts and edits."""
     return re.sub(r"[^\s\"']*/([\w.]+\.py):\d+", r"\1:LINE", text)
 
 

@@ -1,4 +1,4 @@
-"""What users read when something cannot be compiled."""
+"""Error messages for programs that cannot be compiled."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def unknown_option():
 
 @error_case
 def illegal_option_value():
-    """An option with a value that is not legal."""
+    """An option with an illegal value."""
     aotgrad.Options(partitioner="greedy")
 
 
 @error_case
 def option_of_inductors():
-    """One of Inductor's options beside ours."""
+    """An option of Inductor beside ours."""
     aotgrad.DynamoBackend("inductor", options={"max_autotune": True})
 
 
@@ -46,31 +46,31 @@ def unknown_option_of_inductors():
 
 @error_case
 def option_of_inductors_of_another_type():
-    """An option of Inductor's with a value of another type."""
+    """An option of Inductor with a value of another type."""
     aotgrad.DynamoBackend("inductor", options={"inductor": {"triton.cudagraphs": "always"}})
 
 
 @error_case
 def option_that_inductor_does_not_read():
-    """An option of Inductor's for what torch does before it calls Inductor."""
+    """An option of Inductor for a step of torch before Inductor."""
     aotgrad.DynamoBackend("inductor", options={"inductor": {"freezing": True}})
 
 
 @error_case
 def budget_of_two_bytes():
-    """A memory budget that nobody means."""
+    """A memory budget out of range."""
     aotgrad.Options(memory_budget=2)
 
 
 @error_case
 def pickled_with_a_local_compiler():
-    """A compiled module is saved together with its compiler, which nobody could import."""
+    """A compiled module is saved together with a compiler that cannot be imported."""
     pickle.dumps(aotgrad.aot_module(nn.Linear(2, 2), fw_compiler=lambda graph, inputs: aotgrad.nop(graph, inputs)))
 
 
 @error_case
 def data_dependent_branch():
-    """Python control flow that depends on the value of a tensor, in a graph that is to hold for all values."""
+    """Python control flow that depends on the value of a tensor, in a graph that must hold for all values."""
 
     class Clipped(nn.Module):
         def forward(self, x):
@@ -93,7 +93,7 @@ _register_effectful_op("aotgrad_golden::temperature", EffectType.ORDERED)
 
 @error_case
 def branch_on_an_effect():
-    """Python control flow that depends on the result of an effect, which must not happen twice."""
+    """Python control flow that depends on the result of an effect, which must run only once."""
 
     def heated(x):
         return x * 2 if temperature(x).sum() > 0 else x
@@ -113,32 +113,32 @@ class Clipped(torch.autograd.Function):
 
 @error_case
 def branch_in_a_backward():
-    """Python control flow in a backward that depends on the gradient, which is not there when the function is compiled."""
+    """Python control flow in a backward that depends on the gradient, which does not exist at compile time."""
     aotgrad.aot_function(lambda x: Clipped.apply(x).sin(), aotgrad.nop)(torch.ones(3, requires_grad=True))
 
 
 @error_case
 def linearized_inside():
-    """`torch.func.linearize` runs a trace of its own, which this one cannot see into."""
+    """`torch.func.linearize` runs its own trace, which is opaque to this one."""
 
     def tangent(x):
         _, push_forward = torch.func.linearize(torch.sin, x)
         return push_forward(torch.ones_like(x))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of the other trace
+        warnings.simplefilter("ignore")  # torch's warning about the other trace
         aotgrad.aot_function(tangent, aotgrad.nop)(torch.ones(3))
 
 
 @error_case
 def unsupported_output():
-    """An output that cannot be made again on every call."""
+    """An output that calls cannot recreate."""
     aotgrad.aot_function(lambda x: (x, object()), aotgrad.nop)(torch.ones(3))
 
 
 @error_case
 def overlap_of_two_histories():
-    """Two inputs share memory that is changed, and each of them has a gradient history of its own."""
+    """Two inputs share mutated memory, and each has its own gradient history."""
     add = aotgrad.aot_function(lambda x, y: x.mul_(2) + y, aotgrad.nop)
     x = torch.ones(3, requires_grad=True) * 1
     add(x, x.detach().requires_grad_())
@@ -158,7 +158,7 @@ def values_of_a_sparse_input():
 
 @error_case
 def entries_of_a_sparse_tensor():
-    """An exported graph depends on how many entries a sparse tensor has."""
+    """An exported graph depends on the number of entries of a sparse tensor."""
 
     class Count(nn.Module):
         def forward(self, x):
@@ -169,7 +169,7 @@ def entries_of_a_sparse_tensor():
 
 @error_case
 def expanded_tensor_filled():
-    """An expanded tensor is filled, which eager lets pass."""
+    """An expanded tensor is filled, which eager allows."""
     aotgrad.aot_function(lambda x: x.expand(2, 3).fill_(1), aotgrad.nop)(torch.ones(3))
 
 
@@ -185,7 +185,7 @@ def part_of_an_expanded_input():
 
 @error_case
 def strided_and_changed():
-    """Memory with an offset is changed, and viewed by its geometry."""
+    """Memory with an offset is mutated, and viewed by its geometry."""
 
     def function(x):
         row = x.as_strided((2,), (1,))
@@ -197,7 +197,7 @@ def strided_and_changed():
 
 @error_case
 def reshaped_under_no_grad():
-    """A tensor with a history is transposed in place, and autograd does not see it."""
+    """A tensor with a history is transposed in place, hidden from autograd."""
 
     def function(x):
         y = x * 2
@@ -222,7 +222,7 @@ def view_before_a_transposition():
 
 @error_case
 def returned_view_before_a_transposition():
-    """A view is returned whose base was transposed in place."""
+    """A view is returned after its base was transposed in place."""
 
     def function(x):
         row = x[0]
@@ -234,7 +234,7 @@ def returned_view_before_a_transposition():
 
 @error_case
 def piece_of_a_changed_tensor():
-    """A view is returned that eager does not let anybody use."""
+    """A view is returned that eager forbids to use."""
 
     def function(x):
         first, _ = x.split(2)
@@ -260,7 +260,7 @@ def view_of_a_closure():
 
 @error_case
 def closure_in_changed_memory():
-    """An input is changed that is the same memory as a tensor of the closure."""
+    """An input that shares memory with a tensor of the closure is mutated."""
     total = torch.zeros(3)
     aotgrad.aot_function(lambda x: x.add_(1) * total, aotgrad.nop)(total[:])
 
@@ -274,7 +274,7 @@ def gradient_of_a_closure():
 
 @error_case
 def mutated_leaf():
-    """A leaf that requires grad is changed while grad mode is on: eager's own error."""
+    """A leaf that requires grad is mutated while grad mode is on: eager's own error."""
     aotgrad.aot_function(lambda x: x.mul_(2), aotgrad.nop)(torch.ones(3, requires_grad=True))
 
 
@@ -285,26 +285,26 @@ def assign(x, y):
 
 @error_case
 def replaced_storage():
-    """An input that requires grad is given another storage, of another size: its gradient would not fit."""
+    """An input that requires grad gets another storage of another size: its gradient would not fit."""
     aotgrad.aot_function(assign, aotgrad.nop)(torch.ones(3, requires_grad=True), torch.zeros(1))
 
 
 @error_case
 def changed_before_an_assignment():
-    """An input is changed in place, and then given another memory."""
+    """An input is mutated, and then gets other memory."""
     aotgrad.aot_function(lambda x, y: assign(x.mul_(2), y), aotgrad.nop)(torch.ones(3), torch.zeros(3))
 
 
 @error_case
 def changed_after_an_assignment():
-    """An input that requires grad is given another memory, and then changed in place."""
+    """An input that requires grad gets other memory, and is then mutated."""
     x = torch.ones(3, requires_grad=True) * 1
     aotgrad.aot_function(lambda x, y: (assign(x, y), x.mul_(2)), aotgrad.nop)(x, torch.zeros(3))
 
 
 @error_case
 def gradient_after_an_assignment():
-    """A gradient of a gradient of a function that gives an input another memory."""
+    """A gradient of a gradient of a function that gives an input other memory."""
     x = torch.ones(3, requires_grad=True)
     y = aotgrad.aot_function(lambda x, y: assign(x, y).sin(), aotgrad.nop)(x, torch.zeros(3))
     torch.autograd.grad(y.sum(), x, create_graph=True)
@@ -312,7 +312,7 @@ def gradient_after_an_assignment():
 
 @error_case
 def unsafe_pieces_changed():
-    """A piece that is no view for autograd is changed, and then the whole is used."""
+    """A piece that is no view for autograd is mutated, and then the whole is used."""
 
     def function(x):
         x.unsafe_chunk(2)[0].mul_(2)
@@ -323,13 +323,13 @@ def unsafe_pieces_changed():
 
 @error_case
 def strided_beyond_an_input():
-    """An input is laid out beyond its last element, in the memory of the tensor that it is a piece of."""
+    """An input is restrided beyond its last element, in the memory of the tensor that it is a piece of."""
     aotgrad.aot_function(lambda x: x.as_strided_((4,), (1,)), aotgrad.nop)(torch.ones(4)[:2])
 
 
 @error_case
 def hidden_data_alias():
-    """Two views of `.data` are returned, but not what they are views of."""
+    """Two views of `.data` are returned, but not their base."""
 
     def function(x):
         alias = x.data
@@ -340,7 +340,7 @@ def hidden_data_alias():
 
 @error_case
 def piece_changed_under_no_grad():
-    """One of several views is changed under `no_grad`, and nobody may use it from then on."""
+    """One of several views is mutated under `no_grad`, and must not be used afterwards."""
 
     def function(x):
         with torch.no_grad():
@@ -363,7 +363,7 @@ def view_reshaped_under_no_grad():
 
 @error_case
 def value_of_a_list_changed():
-    """An op on a list has saved a value that is changed afterwards."""
+    """An op on a list saves a value that is mutated afterwards."""
 
     def function(x):
         (product,) = torch._foreach_mul([x], [x])
@@ -404,7 +404,7 @@ def read_as_an_array():
 
 @error_case
 def memory_in_two_storages():
-    """Two tensors made from one NumPy array, one of which is changed."""
+    """Two tensors made from one NumPy array; one is mutated."""
     array = torch.zeros(3).numpy()
     x, y = torch.from_numpy(array), torch.from_numpy(array)
     aotgrad.aot_function(lambda x, y: x.add_(1) + y, aotgrad.nop)(x, y)
@@ -412,13 +412,13 @@ def memory_in_two_storages():
 
 @error_case
 def resized_beyond_its_storage():
-    """An input is made larger than its storage."""
+    """An input is resized beyond its storage."""
     aotgrad.aot_function(lambda x: x.resize_(100).zero_(), aotgrad.nop)(torch.ones(3))
 
 
 @error_case
 def freed_storage():
-    """The storage of an input is freed inside."""
+    """The storage of an input is freed inside the function."""
 
     def free(x):
         y = x * 2
@@ -430,20 +430,20 @@ def freed_storage():
 
 @error_case
 def other_elements_shown():
-    """An input is changed in place, and then shows only some of the elements that were changed."""
+    """An input is mutated, and then restrided to only some of the mutated elements."""
     aotgrad.aot_function(lambda x: x.mul_(2).as_strided_((2,), (1,)), aotgrad.nop)(torch.ones(4))
 
 
 @error_case
 def owner_of_changed_memory_transposed():
-    """An input is transposed in place, while its memory is changed through a detached alias."""
+    """An input is transposed in place, while its memory is mutated through a detached alias."""
     x = torch.ones(2, 3, requires_grad=True) * 1
     aotgrad.aot_function(lambda x, alias: (x.t_(), alias.mul_(2)), aotgrad.nop)(x, x.detach())
 
 
 @error_case
 def shared_memory_comes_to_require_grad():
-    """Two inputs are views of one tensor, which comes to require grad as it is changed."""
+    """Two inputs are views of one tensor; a mutation makes it require grad."""
     memory = torch.ones(3)
     w = torch.ones(3, requires_grad=True)
     aotgrad.aot_function(lambda x, y, w: x.mul_(w), aotgrad.nop)(memory, memory.view(3), w)
@@ -451,7 +451,7 @@ def shared_memory_comes_to_require_grad():
 
 @error_case
 def transposed_back_under_no_grad():
-    """An input is transposed in place, and back again where autograd does not see it."""
+    """An input is transposed in place, and then transposed back, hidden from autograd."""
 
     def there_and_back(x):
         x.t_()
@@ -482,7 +482,7 @@ def transposed_while_another_input_is_its_view():
 
 @error_case
 def written_and_reshaped_under_no_grad():
-    """A leaf is written to and unsqueezed in place where autograd does not see it."""
+    """A leaf is written to and unsqueezed in place, hidden from autograd."""
 
     def changed(x):
         with torch.no_grad():
@@ -500,7 +500,7 @@ def backward_of_what_was_reshaped():
 
 @error_case
 def requires_grad_changed():
-    """An input is told to require grad no more, and changed."""
+    """An input stops requiring grad, and is mutated."""
     x = torch.ones(3, requires_grad=True)
     aotgrad.aot_function(lambda x: x.sin() * x.requires_grad_(False).mul_(2), aotgrad.nop)(x)
 
@@ -518,7 +518,7 @@ def backward_inside():
 
 @error_case
 def history_of_an_argument():
-    """A traced tensor has no history but its own."""
+    """A traced tensor has only its own history."""
     aotgrad.aot_function(lambda x: x * x._version, aotgrad.nop)(torch.ones(3))
 
 
@@ -558,7 +558,7 @@ def seeded_inside():
 
 @error_case
 def seeded_for_a_while():
-    """The random generator is seeded while tracing, and has its own state again afterwards."""
+    """The random generator is seeded while tracing, and its state is restored afterwards."""
 
     def draw(x):
         with torch.random.fork_rng(devices=()):
@@ -570,7 +570,7 @@ def seeded_for_a_while():
 
 @error_case
 def view_at_a_computed_place():
-    """Which elements a view shows depends on the value of a tensor."""
+    """The elements of a view depend on the value of a tensor."""
 
     class Part(nn.Module):
         def forward(self, x, k):
@@ -587,7 +587,7 @@ def noise_with_gaps():
 
 @error_case
 def list_in_shared_memory():
-    """A list of tensors that share memory is changed in place where autograd records."""
+    """A list of tensors that share memory is mutated while autograd records."""
 
     def function(x):
         y = x * 1
@@ -629,7 +629,7 @@ def gradient_of_a_backward_that_draws():
 
 @error_case
 def checkpoint_of_what_changes():
-    """A region gets a tensor that is changed before the backward runs it again."""
+    """A region gets a tensor that is mutated before the backward recomputes the region."""
 
     def changed(x):
         h = x * 2
@@ -642,7 +642,7 @@ def checkpoint_of_what_changes():
 
 @error_case
 def higher_order_of_what_is_detached():
-    """An argument is detached, and a gradient of a gradient asked for."""
+    """An argument is detached, and a gradient of a gradient is computed."""
     x = torch.ones(3, requires_grad=True)
     y, _ = aotgrad.aot_function(lambda x: (x.sin(), x.detach_()), aotgrad.nop)(x)
     y.sum().backward(create_graph=True)
@@ -650,7 +650,7 @@ def higher_order_of_what_is_detached():
 
 @error_case
 def hook_of_a_node_outside():
-    """A hook is put on the node that accumulates the gradient of an argument."""
+    """A hook is registered on the node that accumulates the gradient of an argument."""
 
     def hooked(x):
         y = x.sin()
@@ -674,7 +674,7 @@ def drawn_again_in_another_way():
 
 @error_case
 def checkpoint_with_a_policy_and_a_write():
-    """The user says of a region that changes a tensor which of its values are saved."""
+    """The user selects the saved values of a region that mutates a tensor."""
 
     def policy(ctx, op, *args, **kwargs):
         return torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
@@ -692,7 +692,7 @@ def checkpoint_with_a_policy_and_a_write():
 
 @error_case
 def checkpoint_that_writes_around_two_results():
-    """A region changes a tensor, and a function in it has two results, of which a backward may need one."""
+    """A region mutates a tensor, and a function in it has two results; a backward may need only one."""
 
     class Two(torch.autograd.Function):
         @staticmethod
@@ -718,7 +718,7 @@ def checkpoint_that_writes_around_two_results():
 
 @error_case
 def reentrant_checkpoint_without_a_gradient():
-    """Eager says of all that such a region returns that it requires grad."""
+    """All results of such a region require grad in eager."""
 
     def block(x):
         return torch.utils.checkpoint.checkpoint(lambda h: (h.exp(), h.detach()), x, use_reentrant=True)
@@ -739,7 +739,7 @@ def saved_value_that_is_drawn():
 
 @error_case
 def detached_alias_that_requires_grad():
-    """A detached alias of an input starts a history of its own, and only a view of it is returned."""
+    """A detached alias of an input starts its own history, and only a view of it is returned."""
 
     def split_off(x):
         y = x.detach().requires_grad_()
@@ -750,7 +750,7 @@ def detached_alias_that_requires_grad():
 
 @error_case
 def dtypes_without_a_view():
-    """Two inputs of different dtypes share memory at places that no view of one describes."""
+    """Two inputs of different dtypes share memory at positions that no view of one describes."""
     x = torch.ones(6)
     y = x.view(torch.int32)[1:].as_strided((2, 2), (2, 2), 1)
     aotgrad.aot_function(lambda x, y: x.mul_(2) + y.sum(), aotgrad.nop)(x, y)
@@ -783,7 +783,7 @@ def gradient_beside_a_new_leaf():
 
 @error_case
 def attribute_changed_under_a_transform():
-    """A module that counts its calls, of which there is no plan under `vmap`, as it changes its argument."""
+    """A module that counts its calls has no plan under `vmap`, because it mutates its argument."""
 
     class Counter(nn.Module):
         calls = 0
@@ -797,7 +797,7 @@ def attribute_changed_under_a_transform():
 
 @error_case
 def attribute_changed_before_a_derivative():
-    """A module that counts its calls, and a derivative of a derivative, which runs it a second time."""
+    """A module that counts its calls, and a second derivative, which runs it a second time."""
 
     class Counter(nn.Module):
         calls = 0
@@ -812,7 +812,7 @@ def attribute_changed_before_a_derivative():
 
 @error_case
 def gradient_through_an_old_value():
-    """A gradient of a gradient needs what an input was before the call changed it."""
+    """A gradient of a gradient needs the value of an input before its mutation by the call."""
     x = torch.ones(4, requires_grad=True)
     y = x * 1
     scale = aotgrad.aot_function(lambda first, whole: (first.mul_(2), whole.sin())[1], aotgrad.nop)
@@ -834,7 +834,7 @@ class Counting(torch.autograd.Function):
 
 
 class Transposing(torch.autograd.Function):
-    """Transposes a tensor in the backward that it has not made."""
+    """Transposes an existing tensor in the backward."""
 
     @staticmethod
     def forward(ctx, x, other):
@@ -855,14 +855,14 @@ def new_parameter():
 
 @error_case
 def backward_that_changes_a_closure():
-    """The backward of an autograd function changes a tensor that is no argument."""
+    """The backward of an autograd function mutates a tensor that is no argument."""
     count = torch.zeros(3)
     aotgrad.aot_function(lambda x: Counting.apply(x, count), aotgrad.nop)(torch.ones(3, requires_grad=True))
 
 
 @error_case
 def backward_that_changes_shared_memory():
-    """The backward of an autograd function changes an argument that shares memory with another one."""
+    """The backward of an autograd function mutates an argument that shares memory with another one."""
     memory = torch.zeros(4)
     count = aotgrad.aot_function(lambda x, count, other: Counting.apply(x, count) + other, aotgrad.nop)
     count(torch.ones(3, requires_grad=True), memory[1:], memory[:3])
@@ -877,7 +877,7 @@ def backward_that_transposes_an_argument():
 
 @error_case
 def backward_that_gets_no_gradient():
-    """The backward of an autograd function changes a tensor, and that of another one gives it no gradient."""
+    """The backward of an autograd function mutates a tensor, and another backward gives it no gradient."""
 
     class Ends(Counting):
         @staticmethod
@@ -890,7 +890,7 @@ def backward_that_gets_no_gradient():
 
 @error_case
 def gradient_beside_a_changed_result():
-    """A gradient of a gradient of a function whose backward changes its result."""
+    """A gradient of a gradient of a function with a backward that mutates its result."""
 
     def function(x):
         count = x.detach() * 2
@@ -902,7 +902,7 @@ def gradient_beside_a_changed_result():
 
 @error_case
 def gradient_after_a_change_of_what_was_read():
-    """Two gradients of gradients of a function that reads what its backward changes."""
+    """Two gradients of gradients of a function that reads a tensor mutated by its backward."""
     x, count = torch.ones(3, requires_grad=True), torch.ones(3)
     y = aotgrad.aot_function(lambda x, count: Counting.apply((x + count).exp(), count), aotgrad.nop)(x, count)
     for _ in range(2):
@@ -911,7 +911,7 @@ def gradient_after_a_change_of_what_was_read():
 
 @error_case
 def gradient_after_a_change_with_a_history():
-    """Two gradients of gradients, of which the first has given a history to what the backward changes."""
+    """Two gradients of gradients; the first gives a history to the tensor that the backward mutates."""
 
     class Summing(Counting):
         @staticmethod
@@ -927,7 +927,7 @@ def gradient_after_a_change_with_a_history():
 
 @error_case
 def gradient_beside_an_overwritten_value():
-    """A gradient of a gradient beside a value that was overwritten in a view: what exactly raises is not known."""
+    """A gradient of a gradient beside a value that was overwritten in a view: it is unknown what exactly raises."""
 
     def function(x, weight):
         y = x.clone()
@@ -941,7 +941,7 @@ def gradient_beside_an_overwritten_value():
 
 @error_case
 def gradient_through_an_effect():
-    """A gradient of a gradient needs the result of an effect, which must not happen twice, and was not saved."""
+    """A gradient of a gradient needs the result of an effect, which must run only once, and was not saved."""
     x = torch.ones(3, requires_grad=True)
     y = aotgrad.aot_function(lambda x: temperature(x).sin(), aotgrad.nop, dynamic=True)(x)
     torch.autograd.grad(y.sum(), x, create_graph=True)
@@ -949,7 +949,7 @@ def gradient_through_an_effect():
 
 @error_case
 def subclass():
-    """A tensor subclass with rules of its own."""
+    """A tensor subclass with its own rules."""
 
     class Doubled(torch.Tensor):
         @classmethod
@@ -978,7 +978,7 @@ def reassigned_buffer():
 
 @error_case
 def compiler_returns_no_callable():
-    """A backend's compiler returns something else than a callable."""
+    """A backend's compiler returns no callable."""
     aotgrad.aot_function(torch.sin, lambda graph, inputs: 42)(torch.ones(3))
 
 
@@ -994,7 +994,7 @@ def wrong_number_of_results():
 
 @error_case
 def unknown_backend():
-    """A backend that nobody registered."""
+    """An unregistered backend."""
     aotgrad.backends.get("tpu")
 
 
@@ -1047,13 +1047,13 @@ def differentiable_rows():
 
 @error_case
 def number_for_a_flat_module():
-    """A module that takes flat tensors is given a number."""
+    """A module that takes flat tensors gets a number."""
     aotgrad.aot_module_simplified(nn.Identity(), [3], aotgrad.nop)
 
 
 @error_case
 def flat_module_that_returns_a_tensor():
-    """A module that is to return a flat list returns a tensor."""
+    """A module that must return a flat list returns a tensor."""
     aotgrad.aot_module_simplified(nn.Identity(), [torch.ones(3)], aotgrad.nop)
 
 
@@ -1071,7 +1071,7 @@ def hook_that_uses_an_intermediate():
 
 @error_case
 def hook_on_a_view_in_between():
-    """A returned view is a view of another one, which is hooked and not returned: the plan makes the first without it."""
+    """A returned view is a view of another one, which is hooked and not returned: the plan bypasses the second."""
 
     def function(x):
         transposed = x.t()
@@ -1108,13 +1108,13 @@ def small_graph_that_changes_its_module():
 
 @error_case
 def address_of_a_tensor():
-    """A function asks where a tensor lies in memory."""
+    """A function reads the address of a tensor."""
     aotgrad.aot_function(lambda x: x * (x.data_ptr() % 16), aotgrad.nop)(torch.ones(2))
 
 
 @error_case
 def unfolded_view_changed():
-    """A view is changed in place, and several of its elements are the same memory."""
+    """A view with overlapping elements is mutated."""
     aotgrad.aot_function(lambda x: x.unfold(0, 2, 1).add_(1), aotgrad.nop)(torch.ones(4))
 
 
@@ -1154,13 +1154,13 @@ def backward_that_cannot_be_traced():
 
 @error_case
 def generator_of_its_own():
-    """A function draws from a generator that it makes."""
+    """A function draws from a generator that it creates."""
     aotgrad.aot_function(lambda x: x * torch.rand(3, generator=torch.Generator()), aotgrad.nop)(torch.ones(3))
 
 
 @error_case
 def seeded_generator():
-    """A function seeds a generator that it was given."""
+    """A function seeds a generator that is an argument."""
 
     def function(x, generator):
         return x * torch.rand(3, generator=generator.manual_seed(0))
@@ -1183,7 +1183,7 @@ def partly_hidden_reshape():
 
 @error_case
 def number_that_inductor_has_to_know():
-    """An op takes no tensor in place of a number, which depends on values."""
+    """An op takes no tensor in place of a data-dependent number."""
 
     class Padded(torch.nn.Module):
         def forward(self, x):

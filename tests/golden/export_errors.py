@@ -1,4 +1,4 @@
-"""What cannot be exported, and what users read then."""
+"""Error messages for programs that cannot be exported."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def export_simple(function, *args):
 
 @error_case
 def export_without_a_loss():
-    """Nothing says which output is the loss."""
+    """No output is named as the loss."""
     export(lambda weight, x: (weight.sum(),), output_loss_index=None)
 
 
 @error_case
 def generator_in_an_export():
-    """The function draws from a generator that it is given."""
+    """The function draws from a generator that is an argument."""
     function = lambda x, generator: x * torch.rand(3, generator=generator)  # noqa: E731
     aotgrad.export_joint(function, (torch.ones(3, requires_grad=True), torch.Generator()))
 
 
 @error_case
 def loss_that_is_not_returned():
-    """The loss is an output that there is not."""
+    """The loss is an output that does not exist."""
     export(lambda weight, x: (weight.sum(),), output_loss_index=1)
 
 
@@ -68,7 +68,7 @@ def output_with_a_gradient_beside_the_loss():
 
 @error_case
 def export_before_autograd():
-    """Ops before autograd are asked for."""
+    """The export requests ops before autograd."""
     export(lambda weight, x: (weight.sum(),), pre_dispatch=True)
 
 
@@ -85,7 +85,7 @@ def transposed_in_an_export():
 
 @error_case
 def changed_with_a_gradient_in_an_export():
-    """An exported module changes an argument to something that requires grad."""
+    """An exported module writes a value that requires grad to an argument."""
     export(lambda weight, x: (weight.sum() + x.mul_(weight).sum().detach(),))
 
 
@@ -112,7 +112,7 @@ class Counting(torch.autograd.Function):
 
 @error_case
 def assignment_in_an_export():
-    """An exported function gives an argument another memory."""
+    """An exported function gives an argument other memory."""
 
     def forward(weight, x):
         x.data = x * 2
@@ -123,7 +123,7 @@ def assignment_in_an_export():
 
 @error_case
 def new_leaf_in_an_export():
-    """An exported function tells its argument to require grad."""
+    """An exported function sets its argument to require grad."""
     export(lambda weight, x: ((weight * x.requires_grad_()).sum(),))
 
 
@@ -135,25 +135,25 @@ def backward_with_an_effect_in_an_export():
 
 @error_case
 def simple_export_of_nested_arguments():
-    """The simple form is asked for of a function that takes a list."""
+    """The simple form of a function that takes a list."""
     export_simple(lambda xs: [xs[0] * 2], [torch.ones(2)])
 
 
 @error_case
 def simple_export_of_a_change():
-    """The simple form is asked for of a function that changes its argument."""
+    """The simple form of a function that mutates its argument."""
     export_simple(lambda x: [x.mul_(2) + 1])
 
 
 @error_case
 def simple_export_of_one_tensor():
-    """The simple form is asked for of a function that returns no list."""
+    """The simple form of a function that returns no list."""
     export_simple(lambda x: x * 2)
 
 
 @error_case
 def simple_export_of_a_view():
-    """The simple form is asked for of a function that returns a view of its argument."""
+    """The simple form of a function that returns a view of its argument."""
     export_simple(lambda x: [x.view(-1)])
 
 
@@ -166,7 +166,7 @@ def joint_for_other_arguments():
 
 @error_case
 def joint_of_what_is_disabled():
-    """The joint graph of a function is asked for while aotgrad is off."""
+    """The joint graph of a function is requested while aotgrad is off."""
     aotgrad.export_joint(torch.sin, (torch.ones(3),), options={"enabled": False})
 
 

@@ -1,4 +1,4 @@
-"""What is in a captured graph, and how a joint graph is split."""
+"""The contents of a captured graph, and the split of a joint graph."""
 
 from __future__ import annotations
 
@@ -45,42 +45,42 @@ class parameters(nn.Module):
 
 @case("capture", args=["f32[3] requires_grad"], helpers=[silu], decompositions={torch.ops.aten.silu.default: silu})
 def decomposition(x):
-    """Ops in the table of decompositions are taken apart while the function is traced."""
+    """Ops in the table of decompositions are decomposed during tracing."""
     return F.silu(x)
 
 
 @case("joint", args=["f32[3] requires_grad"])
 def dead_code(x):
-    """What no output needs is gone, and `detach` is the identity."""
+    """Ops that no output needs are removed, and `detach` is the identity."""
     x.exp().log()
     return x.detach() * x
 
 
 @case("joint", args=["f32[3] requires_grad", "f32[3] requires_grad"])
 def two_heads(x, y):
-    """Each differentiable output has a tangent and, here, a segment; the engine sums what both pass to the shared input."""
+    """Each differentiable output has a tangent and, here, a segment; the engine sums their gradients of the shared input."""
     return x.sin(), x * y
 
 
 @case("joint", "runtime", args=["f32[3] requires_grad"])
 def heads_on_a_trunk(x):
-    """The heads pass their gradients to the trunk through a cut, a value that nobody outside sees."""
+    """The heads pass their gradients to the trunk through a cut, a value that is invisible outside."""
     h = x.tanh()
     return h.sin(), h.cos()
 
 
 @case("joint", "runtime", args=["f32[3] requires_grad"])
 def returned_intermediate(x):
-    """The gradient of an output that others are computed from goes through that output: hooks on it see all of it."""
+    """Other outputs depend on an output: their gradients pass through it, and hooks on it see the whole gradient."""
     z = x * 2
     return z.sin(), z
 
 
 @case("joint", "runtime", args=["f32[2, 3] requires_grad"])
 def returned_view_of_input(x):
-    """A view is no result of the graph, but the gradient of what is computed from it goes through it, too.
+    """A view is no result of the graph, but gradients of values computed from it pass through it, too.
 
-    The graph gives a gradient of the view; the plan makes the view before the autograd node, which has it as its input.
+    The graph returns a gradient of the view; the plan makes the view before the autograd node and passes it as an input.
     """
     flat = x.view(6)
     return flat, flat.sin()
@@ -88,7 +88,7 @@ def returned_view_of_input(x):
 
 @case("joint", "runtime", args=["f32[2, 3] requires_grad"])
 def returned_view_beside_its_base(x):
-    """The view is made of the base that the first autograd node returned; the second node passes gradients to the view."""
+    """The plan makes the view from the base that the first autograd node returns; the second node passes gradients to it."""
     h = x * 2
     flat = h.view(6)
     return h, flat, flat.sin()
@@ -96,7 +96,7 @@ def returned_view_beside_its_base(x):
 
 @case("joint", "runtime", args=["f32[3] requires_grad"], options={"grad_segments": 2})
 def streamed_gradients(x):
-    """A backward that is cut into two segments, one after the other, where nothing but the option asks for it."""
+    """A backward that is cut into two consecutive segments, only because of the option."""
     return x.sin().exp()
 
 
@@ -120,13 +120,13 @@ def min_cut(x, w):
 
 @case("partition", args=["f32[2, 3] requires_grad", "f32[3, 4] requires_grad"], partition_fn=aotgrad.default_partition)
 def save_all(x, w):
-    """The same kind of function, with every value saved that the backward reads."""
+    """The same kind of function; every value that the backward reads is saved."""
     return (x @ w).sin().exp().cos()
 
 
 @case("partition", args=["f32[2, 3] requires_grad", "f32[3, 2] requires_grad"])
 def views_are_free(x, w):
-    """A view is never saved, its base is: the backward applies the view again."""
+    """A view is never saved, its base is: the backward replays the view."""
     y = x.exp()
     return y.t().reshape(2, 3) @ w
 
@@ -139,14 +139,14 @@ def output_is_saved(x, y):
 
 @case("partition", args=["f32[16, 8] requires_grad", "f32[8, 24] requires_grad"], options={"memory_budget": 0.8})
 def attention_within_a_budget(x, w):
-    """Four fifths of the bytes that would be saved without a budget: what is kept, what runs again, and why."""
+    """Four fifths of the bytes saved without a budget: the saved values, the recomputed ops, and the reasons."""
     q, k, v = (x @ w).split(8, dim=1)
     return torch.softmax(q @ k.t() / 8**0.5, dim=-1) @ v
 
 
 @case("partition", args=["f32[96, 64] requires_grad", "f32[64, 96] requires_grad"], options={"memory_budget": 0.0})
 def dropout_drawn_again(x, w):
-    """With the smallest budget the mask is drawn again, from the state that the forward records."""
+    """With the smallest budget the mask is redrawn, from the state that the forward records."""
     return F.dropout((x @ w).sin(), 0.5).exp().sum()
 
 

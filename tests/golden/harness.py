@@ -1,9 +1,9 @@
-"""Golden files: text that a test compares with a file under expect/, which a person reads and commits.
+"""Golden files: a test compares its text with a file under expect/, which a person reads and commits.
 
     def test_f(golden):
         golden("analysis/input_mutation", text)         expect/analysis/input_mutation.expect
 
-A file that is missing or differs fails the test; `EXPECTTEST_ACCEPT=1` writes it instead. A name can be used once.
+A missing or different file fails the test; `EXPECTTEST_ACCEPT=1` writes it instead. A name can be used once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUFFIX = ".expect"
 
 @dataclass
 class Golden:
-    """Compares texts with the files under `root`. `command` is what rewrites them."""
+    """Compares texts with the files under `root`. `command` rewrites them."""
 
     root: Path
     accept: bool

@@ -53,13 +53,13 @@ class Recipe(torch.autograd.Function):
 
 @case("joint", "runtime", args=["f32[3] requires_grad", "f32[3]"], helpers=[Recipe])
 def backward_that_changes_a_buffer(x, history):
-    """What a backward changes in place: its node is a segment, which gets the memory as it is then and gives a new value."""
+    """A backward that mutates a tensor: its node is a segment, which reads the current memory and returns a new value."""
     return Recipe.apply(x.sin(), history).exp()
 
 
 @case("analysis", "joint", args=["f32[3] requires_grad"], helpers=[ScaledGradientView])
 def custom_function_view(x):
-    """A view made by a custom function is returned by the graph: to replay the view op would lose its backward."""
+    """The graph returns a view made by a custom function: a replay of the view op would lose its backward."""
     return ScaledGradientView.apply(x)
 
 
@@ -89,11 +89,11 @@ def dropout(x):
 
 @case("capture", "joint", "partition", "runtime", args=["f32[3, 4] requires_grad"], dynamic=True)
 def symbolic_sizes(x):
-    """With `dynamic=True` sizes are symbols; one that the backward needs is saved for it as a number."""
+    """With `dynamic=True` sizes are symbols; a size that the backward needs is saved as a number."""
     return x.sum(0) / x.shape[0]
 
 
 @case("analysis", "runtime", args=["f32[3, 4] requires_grad"], dynamic=True)
 def view_of_symbolic_size(x):
-    """A view is replayed with the sizes of the call, which the plan reads off its inputs."""
+    """A view is replayed with the sizes of the call, which the plan reads from its inputs."""
     return x.view(x.shape[0] * 2, -1), x.shape[0] * 2

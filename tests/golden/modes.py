@@ -13,7 +13,7 @@ def bf16_autocast():
 
 @case("capture", "joint", args=["f32[3] requires_grad"])
 def no_grad_inside(x):
-    """What runs under `no_grad` is a constant to the backward."""
+    """Values computed under `no_grad` are constants to the backward."""
     with torch.no_grad():
         scale = x.exp()
     return x * scale
@@ -41,7 +41,7 @@ def view_under_no_grad(x):
 
 @case("analysis", "runtime", args=["f32[3]"])
 def grad_mode_left_off(x):
-    """A function that switches grad mode and leaves it so: the plan does the same."""
+    """A function that switches grad mode permanently: the plan does the same."""
     torch.set_grad_enabled(False)
     return x + 1
 

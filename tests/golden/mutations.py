@@ -1,4 +1,4 @@
-"""Inputs that the function changes."""
+"""Inputs that the function mutates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.golden.cases import case
 
 @case("analysis", "runtime", args=["f32[3] requires_grad", "f32[3]"])
 def assigned_data(x, y):
-    """An input is given the memory of a new value: it is a result that is assigned at the end; gradients go to the input."""
+    """An input gets the memory of a new value: the plan assigns a result at the end; gradients go to the input."""
     x.data = y * 2
     return x * y
 
@@ -19,8 +19,8 @@ def assigned_data(x, y):
 def input_mutation(x, y):
     """The data of an input changes in place.
 
-    The graph is functional: it returns the new value, and the plan copies it into the input. The copy is seen by
-    autograd, so gradients flow through it: the new value has a tangent of its own.
+    The graph is functional: it returns the new value, and the plan copies it into the input. Autograd records the
+    copy, so gradients flow through it: the new value has its own tangent.
     """
     x.mul_(y)
     return x.sin()
@@ -28,9 +28,9 @@ def input_mutation(x, y):
 
 @case("joint", "runtime", args=["f32[3] nonleaf"])
 def result_of_old_and_new_value(x):
-    """A result that depends on an input as it was and as it is now: when its node is made, the input has its new history.
+    """A result that depends on an input before and after its mutation: when its node is made, the input has its new history.
 
-    A stand-in without memory of its own keeps the old one.
+    A stand-in without its own memory keeps the old one.
     """
     old = x * 3
     x.mul_(2)
@@ -39,7 +39,7 @@ def result_of_old_and_new_value(x):
 
 @case("analysis", "joint", "runtime", args=["f32[2, 3] nonleaf"])
 def metadata_mutation(x):
-    """Only size and strides of an input change: the graph has nothing to return for it, the plan sets the geometry."""
+    """Only size and strides of an input change: the graph returns nothing for it, the plan sets the geometry."""
     x.t_()
     return x * 2
 
@@ -76,14 +76,14 @@ def leaf_under_no_grad(weight, gradient):
 
 @case("analysis", "runtime", args=["f32[3]"])
 def several_mutations(x):
-    """Two writes are one copy; the version counter is raised by two, as in eager."""
+    """Two writes are one copy; the version counter rises by two, as in eager."""
     x.mul_(2)
     x.add_(1)
 
 
 @case("analysis", "runtime", args=["f32[4]"])
 def mutation_through_a_view(x):
-    """A write to a slice of an input: the graph returns the whole input with the slice put in."""
+    """A write to a slice of an input: the graph returns the whole input with the new slice."""
     x[:2].zero_()
 
 
@@ -107,14 +107,14 @@ class batch_norm(nn.Module):
 
 @case("joint", "runtime", args=["f32[3]"], keep_inference_input_mutations=True)
 def kept_input_mutation(x):
-    """Without a backward, and if asked for, the graph itself ends in the copy, so that a backend can fuse it."""
+    """Without a backward, and with the option, the graph itself ends in the copy, so that a backend can fuse it."""
     x.mul_(2)
     return x + 1
 
 
 @case("partition", args=["f32[3]", "f32[3] requires_grad"])
 def old_value(x, y):
-    """The sum is cheap, but cannot be made again from an input that is overwritten: it is saved."""
+    """The sum is cheap, but cannot be recomputed from an overwritten input: it is saved."""
     z = (x + 1) * y
     x.zero_()
     return z
@@ -122,7 +122,7 @@ def old_value(x, y):
 
 @case("joint", "runtime", args=["f32[3] nonleaf"])
 def saved_value_overwritten(x):
-    """A value that the backward needs is changed: the call works, and a backward raises what it raises in eager."""
+    """A value that the backward needs is mutated: the call works, and a backward raises eager's error."""
     y = x.exp()
     y.add_(1)
     return y
@@ -130,15 +130,15 @@ def saved_value_overwritten(x):
 
 @case("joint", args=["f32[3] nonleaf", "f32[3] requires_grad"])
 def gradients_beside_an_overwritten_value(x, weight):
-    """A backward raises where it needs the value that is gone; gradients that are found without it are computed."""
+    """A backward raises where it needs the overwritten value; gradients that do not need it are computed."""
     return x.mul_(x) * weight
 
 
 @case("capture", "analysis", "joint", "runtime", args=["f32[4]", "view 0 [2][1] 1"])
 def overlapping_inputs(x, part):
-    """The second argument is a part of the first one, which changes: the graph gets the memory of both.
+    """The second argument is a part of the first one, which is mutated: the graph gets the memory of both.
 
-    Each argument is made of it by its own size, stride and offset, so that a write to one is seen through the other.
+    Each argument is a view of it by its own size, stride and offset, so that a write to one is visible through the other.
     """
     x.mul_(2)
     return part + 1
@@ -148,7 +148,7 @@ def overlapping_inputs(x, part):
 def overlapping_inputs_with_gradients(x, part):
     """Gradients of the shared memory flow to the tensor that the arguments are views of.
 
-    What the backward needs of it is saved as the memory itself, with its version counter: a later write is noticed.
+    For the backward, the memory itself is saved, with its version counter: a later write is detected.
     """
     part.mul_(2)
     return x.sin()
@@ -156,6 +156,6 @@ def overlapping_inputs_with_gradients(x, part):
 
 @case("runtime", args=["f32[4] nonleaf", "view 0 [2][1] 0", "f32[2]"])
 def disjoint_inputs(halves, first, other):
-    """Memory that overlaps and that nobody writes to needs nothing, whatever else is written."""
+    """Overlapping memory without writes needs nothing, whatever else is written."""
     other.add_(first)
     return halves * 2

@@ -1,4 +1,4 @@
-"""What a function may return."""
+"""Results of functions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Point(NamedTuple):
 
 @case("runtime", "joint", args=["f32[3]", "f32[3]"])
 def returned_new_leaves(x, y):
-    """A new tensor and a detached alias start histories of their own, where gradients end; an argument is told to."""
+    """A new tensor and a detached alias start histories of their own, where gradients end; an argument is set to."""
     leaf, alias = (x * 2).requires_grad_(), x.detach().requires_grad_()
     return leaf, alias, leaf * alias * y.requires_grad_()
 
 
 @case("analysis", "runtime", args=["f32[3] requires_grad", "f32[3]"])
 def output_is_input(x, y):
-    """An input returned as it is: the plan returns the caller's own object, the graph nothing."""
+    """An input returned unchanged: the plan returns the caller's own object, the graph nothing."""
     return x, y * x
 
 
@@ -35,14 +35,14 @@ def view_of_input(x):
 
 @case("analysis", "runtime", args=["f32[2, 3] requires_grad"])
 def view_of_returned_view(x):
-    """A view of a view that is returned too is made of that one: a hook on the first sees the gradient of both."""
+    """A view of a returned view is made from that view: a hook on the first sees the gradient of both."""
     flat = x.view(6)
     return flat, flat[1:]
 
 
 @case("analysis", "runtime", args=["f32[2, 3]"])
 def view_before_a_metadata_mutation(x):
-    """A view that is older than the transposition of its base is made before the plan transposes the caller's tensor."""
+    """A view older than the transposition of its base is made before the plan transposes the caller's tensor."""
     flat = x.view(6)
     x.t_()
     return flat, x[0]
@@ -50,14 +50,14 @@ def view_before_a_metadata_mutation(x):
 
 @case("analysis", "runtime", args=["f32[3] requires_grad"])
 def result_changed_in_place(x):
-    """The version counter of a result is what eager's would be, before autograd saves it."""
+    """The version counter of a result equals eager's, before autograd saves it."""
     y = (x * 2).add_(1)
     return y, y.sin()
 
 
 @case("analysis", "runtime", args=["f32[4] nonleaf"])
 def view_of_mutated_input(x):
-    """The view is made after the input has its new data, and of it: both share memory and history."""
+    """The view is made from the input, after that has its new data: both share memory and history."""
     x.mul_(2)
     return x.view(2, 2)
 
@@ -78,7 +78,7 @@ def base_is_output(x):
 
 @case("analysis", "joint", args=["f32[2, 3] requires_grad"])
 def single_view(x):
-    """One view of a tensor that nobody else can see: its base is a result of the graph, and the view is made of it again."""
+    """One view of an otherwise invisible tensor: its base is a result of the graph, and the plan replays the view."""
     return x.sin().t()
 
 
@@ -97,7 +97,7 @@ def detached_alias(x):
 
 @case("runtime", args=["f32[3] requires_grad"])
 def data_alias(x):
-    """`x.data` counts its versions by itself: the caller may change it, and autograd notices nothing, as in eager."""
+    """`x.data` has its own version counter: the caller may mutate it unnoticed by autograd, as in eager."""
     y = x.sin()
     return y, y.data, x.data[1:]
 
@@ -116,7 +116,7 @@ def nested_outputs(x):
 
 @case("analysis", "joint", args=["f32[3] requires_grad"])
 def integer_output(x):
-    """An output that cannot have a gradient: it has no tangent."""
+    """An output without a possible gradient has no tangent."""
     values, indices = x.sort()
     return values, indices
 

@@ -1,4 +1,4 @@
-"""What each pass does to a joint graph."""
+"""The effect of each pass on a joint graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CSE = CommonSubexpressionElimination()
 
 @pass_case(DeadCodeElimination(), args=["f32[3]"])
 def dead_random_numbers(x):
-    """What nobody reads goes. A random op stays: the numbers that are drawn after it depend on it."""
+    """Unused values are removed. A random op stays: the numbers drawn after it depend on it."""
     x.exp().log()
     torch.rand_like(x)
     return x + 1
@@ -31,7 +31,7 @@ def dead_random_numbers(x):
 
 @pass_case(LEFTOVERS, args=["f32[3] requires_grad"])
 def copies_of_fresh_tensors(x):
-    """A copy of a value that nobody else sees is that value. The copy of an input stays: the caller may change the input."""
+    """A copy of a value without other users is that value. The copy of an input stays: the caller may mutate the input."""
     y = x.clone()
     z = y.sin().clone()
     return y * z.exp()
@@ -39,7 +39,7 @@ def copies_of_fresh_tensors(x):
 
 @pass_case(LEFTOVERS, args=["f32[3]"])
 def overwritten_in_full(x):
-    """An assignment to all of a tensor is a copy, and the memory that it was written to is not needed."""
+    """An assignment to all of a tensor is a copy, and the written memory is not needed."""
     y = torch.empty(3)
     y[:] = x.exp()
     return y + 1
@@ -54,7 +54,7 @@ def returned_copy(x):
 
 @pass_case(CONSTANTS, args=["f32[3, 3]"])
 def constant_mask(x):
-    """What depends on numbers alone is computed once. Two masks with equal bits are one."""
+    """Values that depend only on numbers are computed once. Two masks with equal bits are merged."""
     upper = torch.ones(3, 3).tril() == 0
     again = torch.ones(3, 3).triu(1) == 1
     return x.masked_fill(upper, 0) + x.masked_fill(again, 1)
@@ -68,7 +68,7 @@ def tensors_made_of_numbers(x):
 
 @pass_case(PEEPHOLE, args=["f32[2, 3] requires_grad", "f32[3, 2]"])
 def views_of_views(x, w):
-    """Views that lead back are left out, and neighbours become one."""
+    """Views that cancel out are removed, and neighbours are merged."""
     y = x.sin().t().t().view(6).view(3, 2).expand(3, 2)
     return y.view(1, 6).view(2, 3) @ w
 
@@ -95,7 +95,7 @@ def widened_and_back(x):
 
 @pass_case(CSE, args=["f32[3] requires_grad", "f32[3]"])
 def computed_twice(x, y):
-    """Equal calls are made once, of the forward and of the backward alike."""
+    """Equal calls run once, in the forward and in the backward."""
     return (x * y).sin() + (x * y).sin() * 2
 
 
@@ -107,7 +107,7 @@ def not_the_same(x):
 
 @pass_case(RemoveRepeatedDraws(), args=["f32[3]"])
 def drawn_again(x):
-    """From a state that the function has set again: equal calls are one already, what is left of the other one goes."""
+    """From a state that the function has restored: equal calls are merged already, the rest of the other one is removed."""
     with torch.random.fork_rng(devices=()):
         y = torch.rand_like(x).sin()
     return torch.rand_like(x) + y
@@ -115,7 +115,7 @@ def drawn_again(x):
 
 @pass_case(RemoveRepeatedDraws(), args=["f32[3]"])
 def drawn_again_of_another_value(x):
-    """An op that reads values starts again from the state that the generator had before the first one."""
+    """An op that reads values restarts from the state of the generator before the first one."""
     with torch.random.fork_rng(devices=()):
         y = torch.bernoulli(x.sigmoid())
     return torch.bernoulli(x.cos().abs()) + y
@@ -123,13 +123,13 @@ def drawn_again_of_another_value(x):
 
 @pass_case(BatchMM(), args=["f32[4, 3]", "f32[4, 3]", "f32[3, 2]", "f32[3, 2]", "f32[2, 3]"])
 def small_products(x, y, w, v, u):
-    """Products with one right operand are one product of all rows; then those of equal shapes become one batch."""
+    """Products with one right operand become one product of all rows; then those of equal shapes become one batch."""
     return (x @ w).sin() + (y @ w).cos(), (x @ v).sin() + (y @ u.t()).cos()
 
 
 @pass_case(UnwrapEffects(), args=["f32[3]"])
 def printed_in_order(x):
-    """Effects are traced one behind the other, by a token that each takes and returns; in a graph their order is enough."""
+    """Effects are traced in sequence, by a token that each takes and returns; in a graph their order suffices."""
     torch.ops.aten._print("before")
     y = x.sin()
     torch.ops.aten._print("after")
@@ -138,7 +138,7 @@ def printed_in_order(x):
 
 @pass_case(CheckFunctional(), args=["f32[3]"])
 def written_and_returned(x):
-    """A trace has no op that writes: what was written is a new value. The check finds nothing, and changes nothing."""
+    """A trace has no op that writes: a write is a new value. The check finds nothing, and changes nothing."""
     y = x.exp()
     y.add_(1)
     return y

@@ -54,7 +54,7 @@ def reason_of_another_text(name: str) -> str | None:
 
 
 def named(name: str, *values: Any) -> Any:
-    """A case of this name, whose text is that of torch 2.13."""
+    """The case of this name, with the text of torch 2.13."""
     reason = reason_of_another_text(name)
     marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
     return pytest.param(*values, id=name.removeprefix("errors/"), marks=marks)
@@ -129,7 +129,7 @@ SAFETY_NETS = (
 
 
 def refusals() -> Iterator[tuple[str, str]]:
-    """Every place that refuses a program, and its message, as a pattern with gaps for what differs."""
+    """Every place that refuses a program, and its message, as a pattern with gaps for variable parts."""
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in REFUSALS and node.args:
@@ -151,7 +151,7 @@ def pattern_of(message: ast.expr) -> str:
 
 
 def test_every_refusal_is_in_the_document():
-    """A message that is made elsewhere (`.*`) is found where it is made."""
+    """A message that is built elsewhere (`.*`) is found where it is built."""
     shown = [(TESTS.parent / f"expect/errors/{name}.expect").read_text() for *_, name in REFUSED]
     nets = tuple(map(re.escape, SAFETY_NETS))
     missing = [

@@ -1,4 +1,4 @@
-"""A joint graph, the segments it is cut into, and variants of their graphs."""
+"""A joint graph, its segments, and variants of their graphs."""
 
 from __future__ import annotations
 
