@@ -308,7 +308,7 @@ def table_of_many(counts: Sequence[int] = (100, 1000)) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="TEXT", help="the cases in whose name one of these is")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="only cases with one of these in the name")
     parser.add_argument("--frontends", nargs="+", choices=FRONTENDS, default=list(FRONTENDS))
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples per candidate (default: %(default)s)")
     add_threads(parser)

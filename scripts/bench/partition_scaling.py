@@ -87,7 +87,7 @@ def markdown(times: list[Timed], command: str) -> str:
 
 def main() -> None:
     parser = parser_of(__doc__, DEPTHS)
-    parser.add_argument("--rounds", type=int, default=2, help="of which the least time counts")
+    parser.add_argument("--rounds", type=int, default=2, help="number of rounds; the minimum time counts")
     parser.add_argument("--json", action="store_true", help="print one line of JSON, for one model")
     args = parser.parse_args()
     if args.json:

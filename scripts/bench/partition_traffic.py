@@ -299,7 +299,7 @@ def rows_of(model: str, args: argparse.Namespace, folder: Path) -> list[Row]:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--budgets", nargs="+", type=float, default=list(BUDGETS), help="the peer's budgets")
-    parser.add_argument("--rows", type=Path, help="keep what is counted in this folder, and go on with what is there")
+    parser.add_argument("--rows", type=Path, help="keep counted rows in this folder, and resume from them")
     parser.add_argument("--into", type=Path, help="append the rows of one model to this file, and print nothing")
     args = parser.parse_args()
     if args.into:

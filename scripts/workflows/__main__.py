@@ -66,7 +66,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("rows", nargs="*", help="only these programs")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     parser.add_argument("--again", action="store_true", help="run what has a result, too")
-    parser.add_argument("--failed", action="store_true", help="run again what failed")
+    parser.add_argument("--failed", action="store_true", help="rerun failed cells")
     parser.add_argument("--limit", type=float, default=600, help="seconds for one program with one backend (default: 600)")
     parser.add_argument("--results", type=Path, default=Path(".workflows"), help="the folder of results")
     parser.add_argument("--markdown", type=Path, help="write the document here")

@@ -186,7 +186,7 @@ def test_jvp_around_the_backward_of_an_earlier_call(halves) -> None:
 def test_jvp_around_a_compiled_function(halves, name: str) -> None:
     function, *shapes = SMOOTH[name]
     if name in ("dictionary", "without_a_tangent"):
-        pytest.skip("torch.func.jvp takes functions of which every result is a tensor with a tangent")
+        pytest.skip("torch.func.jvp takes only functions with a tangent for every result")
     primals, tangents = tuple(doubles(*shapes)), tuple(doubles(*shapes))
     under_test, inlined = aotgrad.aot_function(function, halves), aotgrad.counters["inlined"]
     assert_equal(torch.func.jvp(under_test, primals, tangents), torch.func.jvp(function, primals, tangents))

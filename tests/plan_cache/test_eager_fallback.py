@@ -68,7 +68,7 @@ def test_a_forward_that_cannot_be_compiled(way):
     compiled, before = way(broken, aotgrad.nop, on_error="eager"), aotgrad.counters["eager_on_error"]
     (message,) = warned(lambda: assert_like_eager(compiled))
     assert message.endswith(" runs eagerly: it cannot be compiled, Broken: no kernel for this")
-    assert warned(lambda: assert_like_eager(compiled)) == [], "it is not tried again"
+    assert warned(lambda: assert_like_eager(compiled)) == [], "it is not retried"
     assert aotgrad.counters["eager_on_error"] == before + 1
 
 
