@@ -108,15 +108,15 @@ class PlanCache:
         """
         added = None
         while True:
-            with_states = self.with_states(call)
-            plan = self.find(with_states)
+            keyed = self.with_states(call).with_key()
+            plan = self.find(keyed)
             if plan is not None:
                 if counts:
                     plan.hits += 1
                     counters["hits"] += 1
-                return Planned(plan, with_states)
+                return Planned(plan, keyed)
             try:
-                return Planned(self.make(with_states), with_states)
+                return Planned(self.make(keyed), keyed)
             except OwnGeneratorError as error:
                 if added is not None and torch_compat.generator_key(added) not in error.drawn:
                     self.generators.remove(added)  # the function made it, and has made another one now

@@ -16,7 +16,9 @@ from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache, Planned
 from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
+from aotgrad.plan_cache.generators import GeneratorArguments
 from aotgrad.transforms.derived import DerivedFunction
+from aotgrad.transforms.input_views import NotCompiled
 
 
 class PlannedCall(NamedTuple):
@@ -65,13 +67,20 @@ class DerivedPlans:
         Args:
             is_unchanged: whether no trace has changed the state that `function.key` contains.
             known: see `Call`.
+
+        Raises:
+            NotCompiled: the function draws from a generator of its own.
         """
         call = Call(function, arguments, 0, self.state_of_call(function, is_unchanged), known)
-        return PlannedCall(self.cache, self.cache.plan_for(call))
+        planned = self.cache.plan_for(call)
+        if isinstance(planned.call.arguments, GeneratorArguments):  # transforms do not see the states of generators
+            raise NotCompiled
+        return PlannedCall(self.cache, planned)
 
     def call(self, function: DerivedFunction, arguments: Arguments, is_unchanged: Callable[[], bool] = lambda: True) -> Any:
-        """The result of a function."""
-        return self.find(function, arguments, is_unchanged)()
+        """The result of a function, which may draw from generators of its own."""
+        call = Call(function, arguments, 0, self.state_of_call(function, is_unchanged))
+        return self.cache.run(self.cache.plan_for(call))
 
     def state_of_call(self, function: DerivedFunction, is_unchanged: Callable[[], bool]) -> AmbientState:
         key = function.key
