@@ -108,15 +108,16 @@ class PlanCache:
         """
         added = None
         while True:
-            keyed = self.with_states(call).with_key()
-            plan = self.find(keyed)
+            with_states = self.with_states(call)
+            key = with_states.current_key()
+            plan = self.find(key, with_states.tensors)
             if plan is not None:
                 if counts:
                     plan.hits += 1
                     counters["hits"] += 1
-                return Planned(plan, keyed)
+                return Planned(plan, with_states)
             try:
-                return Planned(self.make(keyed), keyed)
+                return Planned(self.make(with_states._replace(key=key)), with_states)
             except OwnGeneratorError as error:
                 if added is not None and torch_compat.generator_key(added) not in error.drawn:
                     self.generators.remove(added)  # the function made it, and has made another one now
@@ -159,9 +160,8 @@ class PlanCache:
         """Whether a call may draw from generators of its own."""
         return bool(self.generators or (arguments.constants and generators_of(arguments)))
 
-    def find(self, call: Call) -> CachedPlan | None:
-        tensors = call.tensors
-        for plan in self.entries.get(call.key, ()):
+    def find(self, key: tuple, tensors: Sequence[torch.Tensor]) -> CachedPlan | None:
+        for plan in self.entries.get(key, ()):
             if plan.guards.check(tensors):
                 return plan
         return None
@@ -170,7 +170,7 @@ class PlanCache:
         """Compile a plan for a call; else the reason why there is none."""
         key = call.key
         with COMPILING:
-            plan = self.find(call)
+            plan = self.find(key, call.tensors)
             if plan is not None:
                 return plan
             if self.failed and failure_key(call) in self.failed:

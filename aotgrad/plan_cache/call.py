@@ -1,7 +1,7 @@
 """One call of a function: what is traced, for which arguments, and what else it depends on.
 
 call = Call(function, Arguments.of(args, kwargs), static_count=0, state=AmbientState(function))
-call.with_key().key         hashable: calls with the same key share plans, as far as guards allow
+call.current_key()          hashable: calls with the same key share plans, as far as guards allow
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class Call(NamedTuple):
         static_count: how many leading tensors are parameters or buffers.
         state: what else the trace depends on.
         known: tensors that hold values which the function would compute; determined by `state`.
-        key: what is known before guards: structure, constants, state, and the generation of the registered passes. It is set
-            by `with_key` before a trace, which may change objects among the constants.
+        key: the `current_key` before a trace, which may change objects among the constants; empty on a hit.
     """
 
     function: Callable
@@ -59,9 +58,9 @@ class Call(NamedTuple):
     def tensors(self) -> Sequence[torch.Tensor]:
         return self.arguments.tensors
 
-    def with_key(self) -> Call:
-        """The call with its key."""
-        return self._replace(key=self._key_with(self.state.value))
+    def current_key(self) -> tuple:
+        """What is known before guards: structure, constants, state, and the generation of the registered passes."""
+        return self._key_with(self.state.value)
 
     def has_changed_its_key(self) -> bool:
         """Whether a trace has changed what the key depends on."""
