@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import top_level_names
+
 PACKAGE = Path(__file__).parents[1] / "aotgrad"
 FILES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 STAGES = ("analysis", "backends", "capture", "convention", "joint", "partition", "passes", "runtime")
@@ -123,16 +125,6 @@ def test_no_name_stands_at_the_top_of_two_files():
         for name in {*top_level_names(tree)} - IDIOMS:
             files[name].append(file)
     assert {name: found for name, found in files.items() if len(found) > 1 and not name.startswith("__")} == {}
-
-
-def top_level_names(tree: ast.Module) -> Iterator[str]:
-    """The classes, functions and variables at the top level of a file."""
-    for node in tree.body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            yield node.name
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
 def test_private_names_of_other_packages_are_not_imported():

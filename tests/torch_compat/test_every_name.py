@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from aotgrad import torch_compat as compat
+from tests.sources import top_level_names
 
 FOLDER = Path(compat.__file__).parent
 MODULES = {
@@ -20,7 +21,7 @@ GATHERED = MODULES.pop("__init__")
 
 @pytest.mark.parametrize("name", MODULES)
 def test_what_a_module_defines_is_gathered(name):
-    defined = sorted(each for each in defined_names(MODULES[name]) if not each.startswith("_"))
+    defined = sorted(each for each in top_level_names(MODULES[name]) if not each.startswith("_"))
     assert sorted(imported_names(GATHERED, f"{compat.__name__}.{name}")) == defined
 
 
@@ -28,15 +29,6 @@ def test_every_name_has_a_feature_test():
     tests = [ast.parse(path.read_text()) for path in Path(__file__).parent.rglob("*.py")]
     used = {node.attr for tree in tests for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert sorted({*imported_names(GATHERED, "torch"), *imported_names(GATHERED, compat.__name__)} - used) == []
-
-
-def defined_names(module: ast.Module) -> Iterator[str]:
-    for node in module.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            yield node.name
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
 def imported_names(module: ast.Module, package: str) -> Iterator[str]:
