@@ -595,14 +595,18 @@ class ViewAndMutationMeta:
 class SavingNodes:
     """Nodes of eager's autograd graph that save values and run in the same backwards.
 
-    `tangent_mask` are the tangents of a segment that lead to them, `gradient_mask` the gradients that they lead to.
-    `values` are the inputs and results of the function that own the memory of the saved values. `error` is what a backward
-    through them raises where the function itself overwrote the saved values.
+    Attributes:
+        tangent_mask: the tangents of the segment that lead to them.
+        gradient_mask: the gradients that they lead to.
+        memory: inputs and results that own the memory of saved values and may change without the version counters of these
+            values: a backward changes them in place, or an input got their memory. The memory must be unchanged when the
+            nodes run.
+        error: what a backward through them raises where the function itself overwrote the saved values.
     """
 
     tangent_mask: int
     gradient_mask: int
-    values: frozenset[Primal | ForwardResult]
+    memory: frozenset[Primal | ForwardResult] = frozenset()
     error: str | None = None
 
 
@@ -630,8 +634,7 @@ class BackwardSegment:
     Attributes:
         gradients: in the order of the node's inputs, for which the engine runs the hooks of leaves as in eager.
         materialize: an undefined tangent beside a defined one is zeros, as for a custom function.
-        saving: eager's nodes in it that save a value. A second backward through one raises unless the graph was retained;
-            so does a backward after the value was changed in place.
+        saving: eager's nodes in it that save a value.
         changes: what its one node changes in place.
     """
 
@@ -671,6 +674,7 @@ class JointGraph:
         private_inputs: primals that the caller does not hold, so that nothing else writes to them.
         memory: the inputs, results and tangents that a backward changes in place.
         effects: groups of autograd nodes that change memory, one segment each; a node is its age in the function.
+        saved_in_eager: the inputs and results that own the memory of a value that eager saves.
     """
 
     module: fx.GraphModule
@@ -681,6 +685,7 @@ class JointGraph:
     private_inputs: frozenset[int] = frozenset()
     memory: tuple[Primal | ForwardResult | Tangent, ...] = ()
     effects: tuple[frozenset[int], ...] = ()
+    saved_in_eager: frozenset[Primal | ForwardResult] = frozenset()
 
     @property
     def differentiable(self) -> bool:

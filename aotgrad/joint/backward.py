@@ -50,12 +50,12 @@ from aotgrad.joint.segments import (
     find_segments,
     order_for_engine,
     positions_of,
+    saved_in_eager,
     saving_nodes,
     single_segment,
     targets_behind,
     visited_nodes,
 )
-from aotgrad.joint.updates import reads_of_updates
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
@@ -103,7 +103,16 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
     static, mutated = static_inputs(capture), mutated_inputs(capture, meta)
     mutated |= {place.index for place in backward.memory if isinstance(place, Primal)}
     module, segments = capture.trace.module(), backward.segments
-    return JointGraph(module, signature, static, mutated, segments, memory=backward.memory, effects=backward.effects)
+    return JointGraph(
+        module,
+        signature,
+        static,
+        mutated,
+        segments,
+        memory=backward.memory,
+        effects=backward.effects,
+        saved_in_eager=backward.saved_in_eager & {*signature.inputs, *signature.outputs},
+    )
 
 
 def _tag_effects(graph: fx.Graph) -> None:
@@ -121,7 +130,7 @@ OVERWRITTEN = "modified by an inplace operation"
 class AppendedBackward:
     """The live tensor of each tangent, and the node of each gradient or `None`. All empty if there is no backward.
 
-    `memory` and `effects`: see `JointGraph`.
+    `memory`, `effects` and `saved_in_eager`: see `JointGraph`.
     """
 
     tangents: dict[Tangent, torch.Tensor]
@@ -129,6 +138,7 @@ class AppendedBackward:
     segments: tuple[BackwardSegment, ...]
     memory: tuple[Place | Tangent, ...] = ()
     effects: tuple[frozenset[int], ...] = ()
+    saved_in_eager: frozenset[Primal | ForwardResult] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -196,7 +206,7 @@ def _append_possible_backward(
             with effects.traced():
                 appended = _append_backward(capture, outputs, views, grad_segments, effects, failing)
             if not effects.grown:
-                return _with_reads_of_updates(capture, outputs, appended, forward)
+                return appended
             _erase_gradients(capture.trace.graph, forward)
         except OverwrittenValue as error:
             _erase_gradients(capture.trace.graph, forward)
@@ -282,20 +292,6 @@ def reject_hidden_reshape(error: RuntimeError) -> None:
         ) from error
 
 
-def _with_reads_of_updates(
-    capture: Capture, outputs: Sequence[Result], found: AppendedBackward, forward: Collection[fx.Node]
-) -> AppendedBackward:
-    """The backward with what its segments read of new values of inputs."""
-    updates = {result.slot: result.node for result in outputs if isinstance(result.slot, UpdatedInput)}
-    if not updates:
-        return found
-    tangents = {tangent: capture.trace.node_of(value) for tangent, value in found.tangents.items()}
-    graph, gradients = capture.trace.graph, found.gradients
-    reads = (reads_of_updates(graph, forward, updates, segment, tangents, gradients) for segment in found.segments)
-    pairs = zip(found.segments, reads, strict=True)
-    return replace(found, segments=tuple(replace(segment, saving=segment.saving + own) for segment, own in pairs))
-
-
 def _append_backward(
     capture: Capture,
     outputs: Sequence[Result],
@@ -320,10 +316,10 @@ def _append_backward(
     flowing = [slot for slot, value in gradients.items() if value is not None or slot in undefined]
     materialized = segmentation.materialized if segmentation else frozenset()
     segments = backward_segments(found.entry, flowing, found.left, materialized)
-    segments = with_saving_nodes(capture, outputs, segments, segmentation, effects)
     _reject_new_draws(capture, list(found.tangents.values()))
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
     appended = AppendedBackward(found.tangents, nodes, segments)
+    appended = with_saved_values(capture, outputs, appended, segmentation, effects)
     return appended if segmentation is None else _with_effects(capture, appended, segmentation, effects)
 
 
@@ -363,12 +359,13 @@ def _with_effects(
     for number, change, value in effects.outcome(placeholders, segmentation.segment_of):
         values[Gradient(change.memory, number if segmentation.count > 1 else None)] = value
         segments[number] = replace(segments[number], changes=(*segments[number].changes, change))
-    return AppendedBackward(
-        {**cells, **appended.tangents},
-        {**appended.gradients, **values},
-        tuple(segments),
-        tuple(effects.memory(placeholders)),
-        segmentation.effects,
+    return replace(
+        appended,
+        tangents={**cells, **appended.tangents},
+        gradients={**appended.gradients, **values},
+        segments=tuple(segments),
+        memory=tuple(effects.memory(placeholders)),
+        effects=segmentation.effects,
     )
 
 
@@ -445,32 +442,42 @@ def _of_one_segment(capture: Capture, gradients: Mapping[Gradient, Any]) -> dict
     return {**{Gradient(Primal(k)): None for k in range(capture.convention.placeholder_count)}, **found}
 
 
-def with_saving_nodes(
+def with_saved_values(
     capture: Capture,
     outputs: Sequence[Result],
-    segments: Sequence[BackwardSegment],
+    appended: AppendedBackward,
     segmentation: Segmentation | None,
-    effects: Effects | None = None,
-) -> tuple[BackwardSegment, ...]:
-    """The segments with what they save in eager."""
+    effects: Effects,
+) -> AppendedBackward:
+    """The backward with the values that eager saves."""
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
     if segmentation is None:
         segmentation = single_segment(results, _input_edges(capture, outputs))
     edges = {target: edge for edge, target in segmentation.targets.items()} | results
-    entered = {tangent: edges[tangent.of] for segment in segments for tangent in segment.tangents}
+    entered = {tangent: edges[tangent.of] for segment in appended.segments for tangent in segment.tangents}
+    with torch_compat.disable_proxy_modes_tracing():  # what is read of a node is a functional tensor
+        assigned = assigned_memory(capture)
+        memory = {storage: {cell.place} for storage, cell in effects.cells.items()}
+        for storage, primal in assigned.items():
+            memory.setdefault(storage, set()).add(primal)
+        saving = saving_nodes(segmentation, appended.segments, entered, memory)
+        values = saved_in_eager(segmentation, owners_of_memory(capture, outputs), assigned, memory)
+    segments = tuple(replace(segment, saving=nodes) for segment, nodes in zip(appended.segments, saving, strict=True))
+    return replace(appended, segments=segments, saved_in_eager=values)
+
+
+def owners_of_memory(capture: Capture, outputs: Sequence[Result]) -> dict[int, Primal | ForwardResult]:
+    """The inputs and results by their storage. An input that is returned counts as an input."""
     live: list[tuple[Any, Any]] = [(UserOutput(k), output) for k, output in enumerate(capture.outputs)]
-    # An input that is returned counts as an input; one with a history has another storage than its primal.
-    arguments = capture.arguments[: len(capture.primals)]
+    arguments = capture.arguments[: len(capture.primals)]  # one with a history has another storage than its primal
     live += [(Primal(k), value) for values in (arguments, capture.primals) for k, value in enumerate(values)]
     live += [(result.slot, result.differentiable) for result in outputs]
-    if effects is not None:
-        live = [*((cell.place, cell.tensor) for cell in effects.cells.values()), *live]
-    with torch_compat.disable_proxy_modes_tracing():  # what is read of a node is a functional tensor
-        owners = {torch_compat.storage_id(value): slot for slot, value in live if torch_compat.has_storage(value)}
-        assigned = {torch_compat.storage_id(capture.arguments[k]): Primal(k) for k in capture.assigned}
-        written = () if effects is None else effects.cells
-        saving = saving_nodes(segmentation, segments, entered, owners, written, assigned)
-    return tuple(replace(segment, saving=masks) for segment, masks in zip(segments, saving, strict=True))
+    return {torch_compat.storage_id(value): slot for slot, value in live if torch_compat.has_storage(value)}
+
+
+def assigned_memory(capture: Capture) -> dict[int, Primal]:
+    """The inputs that are given other memory, by its storage."""
+    return {torch_compat.storage_id(capture.arguments[k]): Primal(k) for k in capture.assigned}
 
 
 def segmentation_of(

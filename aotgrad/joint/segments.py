@@ -58,7 +58,6 @@ Chunks = int | Mapping[Primal, int]
 """The number of chunks of equal length; or the bytes of each gradient, for chunks of about equal bytes."""
 
 NOTHING_FAILS: Mapping[Any, str] = {}
-NOTHING_ASSIGNED: Mapping[int, Primal] = {}
 
 
 @dataclass(frozen=True)
@@ -482,62 +481,84 @@ def saving_nodes(
     segmentation: Segmentation,
     segments: Sequence[BackwardSegment],
     edges: Mapping[Tangent, Edge],
-    owners: Mapping[int, Primal | ForwardResult],
-    memory: Collection[int] = (),
-    assigned: Mapping[int, Primal] = NOTHING_ASSIGNED,
+    memory: Mapping[int, Collection[Primal | ForwardResult]],
 ) -> list[tuple[SavingNodes, ...]]:
     """For each segment, its nodes that save a value; see `BackwardSegment.saving`.
 
     Args:
-        edges: where each tangent comes in.
-        owners: the inputs and results by their storage.
-        memory: the storages that some node changes: a custom function that has saved one raises, too.
-        assigned: the inputs that are given other memory, by that: what is saved of it may be such an input.
+        edges: where each tangent enters.
+        memory: the places of memory that may change without the version counter of a saved tensor, by storage.
     """
-    segment_of = segmentation.segment_of
-    onward = {node: () if node in segmentation.failures else edges_of(node) for node in segment_of}
+    segment_of, failures = segmentation.segment_of, segmentation.failures
+    tangents, gradients = masks_of_nodes(segmentation, segments, edges)
+    found: dict[tuple[int, int, int], set[Primal | ForwardResult]] = {}
+    for node in (node for node in tangents if node not in failures):
+        storages = saved_storages(node, memory)
+        if storages or torch_compat.saves_a_value(node):
+            values = found.setdefault((segment_of[node], tangents[node], gradients[node]), set())
+            values.update(*(memory[storage] for storage in storages & memory.keys()))
+    groups: list[list[SavingNodes]] = [[] for _ in segments]
+    for node, failure in failures.items():
+        groups[segment_of[node]].append(SavingNodes(tangents[node], gradients[node], error=failure.message))
+    for (number, *masks), values in sorted(found.items(), key=lambda item: item[0]):
+        groups[number].append(SavingNodes(*masks, memory=frozenset(values)))
+    return list(map(tuple, groups))
+
+
+def masks_of_nodes(
+    segmentation: Segmentation, segments: Sequence[BackwardSegment], edges: Mapping[Tangent, Edge]
+) -> tuple[dict[Any, int], dict[Any, int]]:
+    """For each node, the tangents of its segment that lead to it, and the gradients that it leads to, as bit masks."""
+    segment_of, failures = segmentation.segment_of, segmentation.failures
+    onward = {node: () if node in failures else edges_of(node) for node in segment_of}
     inside = {node: [n for n, _ in onward[node] if segment_of.get(n) == segment_of[node]] for node in segment_of}
     order = topological_order(segment_of, inside.__getitem__, segment_of.__getitem__)
-    reached, leads = dict.fromkeys(order, 0), dict.fromkeys(order, 0)
+    tangents, gradients = dict.fromkeys(order, 0), dict.fromkeys(order, 0)
     for segment in segments:
         for k, tangent in enumerate(segment.tangents):
-            reached[edges[tangent][0]] |= 1 << k
+            tangents[edges[tangent][0]] |= 1 << k
     for node in order:
         for successor in inside[node]:
-            reached[successor] |= reached[node]
-    bits: list[Mapping[Any, int]] = [bits_of_targets(segment.gradients) for segment in segments]
+            tangents[successor] |= tangents[node]
+    bits = [bits_of_targets(segment.gradients) for segment in segments]
     for node in reversed(order):
-        left = {segmentation.targets.get(edge) for edge in onward[node] if segmentation.leaves(segment_of[node], edge)}
-        if node in segmentation.failures:
-            left = segmentation.failures[node].targets
-        leads[node] = sum(bits[segment_of[node]].get(target, 0) for target in left)
+        left = (edge for edge in onward[node] if segmentation.leaves(segment_of[node], edge))
+        targets = failures[node].targets if node in failures else {segmentation.targets.get(edge) for edge in left}
+        gradients[node] = sum(bits[segment_of[node]].get(target, 0) for target in targets)
         for successor in inside[node]:
-            leads[node] |= leads[successor]
-    found: dict[tuple[int, int, int], set] = {}
-    for node in (node for node in order if node not in segmentation.failures):
-        saved = torch_compat.saved_tensors(node) or saved_memory(node, memory)
-        if saved or torch_compat.saves_a_value(node):
-            masks = (segment_of[node], reached[node], leads[node])
-            values = found.setdefault(masks, set())
-            for storage in map(torch_compat.storage_id, saved):
-                values.update(each[storage] for each in (owners, assigned) if storage in each)
-    raising = segmentation.failures.items()
-    groups = [(segment_of[n], SavingNodes(reached[n], leads[n], frozenset(), each.message)) for n, each in raising]
-    groups += [(s, SavingNodes(reached, leads, frozenset(values))) for (s, reached, leads), values in sorted(found.items())]
-    return [tuple(group for s, group in groups if s == number) for number in range(len(segments))]
+            gradients[node] |= gradients[successor]
+    return tangents, gradients
 
 
-def saved_memory(node: Any, memory: Collection[int]) -> list[torch.Tensor]:
-    """What a custom function has saved of the storages in `memory`."""
-    if not memory or not torch_compat.is_custom_node(node):
-        return []
-    saved = filter(torch_compat.has_storage, torch_compat.saved_by_function(node))
-    return [tensor for tensor in saved if torch_compat.storage_id(tensor) in memory]
+def saved_in_eager(
+    segmentation: Segmentation,
+    owners: Mapping[int, Primal | ForwardResult],
+    assigned: Mapping[int, Primal],
+    memory: Collection[int],
+) -> frozenset[Primal | ForwardResult]:
+    """The inputs and results of the function in whose memory eager's nodes save a value.
+
+    Args:
+        owners: the inputs and results by their storage.
+        assigned: the inputs that get other memory, by its storage: a value saved in it may be the input.
+        memory: see `saved_storages`.
+    """
+    nodes = (node for node in segmentation.segment_of if node not in segmentation.failures)
+    storages = frozenset().union(*(saved_storages(node, memory) for node in nodes))
+    return frozenset(each[storage] for storage in storages for each in (owners, assigned) if storage in each)
 
 
-def bits_of_targets(gradients: Sequence[Gradient]) -> dict[GradientTarget, int]:
+def saved_storages(node: Any, memory: Collection[int]) -> set[int]:
+    """The storages of the tensors that a node saved; for a custom function only those in `memory`."""
+    if not torch_compat.is_custom_node(node):
+        return set(map(torch_compat.storage_id, torch_compat.saved_tensors(node)))
+    saved = torch_compat.saved_by_function(node) if memory else ()
+    return {torch_compat.storage_id(tensor) for tensor in saved if torch_compat.has_storage(tensor)}.intersection(memory)
+
+
+def bits_of_targets(gradients: Sequence[Gradient]) -> dict[GradientTarget | None, int]:
     """The positions of the gradients of each target, as bits."""
-    bits: dict[GradientTarget, int] = {}
+    bits: dict[GradientTarget | None, int] = {}
     for k, gradient in enumerate(gradients):
         bits[gradient.of] = bits.get(gradient.of, 0) | 1 << k
     return bits

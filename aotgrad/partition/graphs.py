@@ -127,8 +127,7 @@ class JointAnalysis:
     @functools.cached_property
     def saved_in_eager(self) -> frozenset[fx.Node]:
         """The inputs and results in whose memory eager saves a value, even if formulas here do not read it."""
-        groups = (nodes.values for segment in self.joint.segments for nodes in segment.saving)
-        slots = frozenset().union(*groups)
+        slots = self.joint.saved_in_eager
         inputs = (node for node, slot in self.primals.items() if slot in slots)
         outputs = zip(self.joint.signature.outputs, self.results, strict=False)
         results = (value for slot, value in outputs if slot in slots and isinstance(value, fx.Node))

@@ -32,17 +32,17 @@ SENTINEL, SENTINEL_NODE = make_sentinel()
 
 
 class CallDetails(NamedTuple):
-    """What only the call knows: symbolic sizes and layouts, and watched results.
+    """What only the call knows: symbolic sizes and layouts, and memory that changes in place.
 
-    `watched_results` are (tensor, version, nodes): tensors that eager saves and the segment does not, and a bit mask of the
-    nodes that save each. If one of these runs, the version must be unchanged. `memory` is what a backward reads, as it is
-    at that time, and changes.
+    `memory` is what this backward reads, as it is when it runs, or changes. `watched` are (tensor, version, nodes): tensors
+    that own the memory of values that eager saves, and a bit mask of the nodes that save them. If one of these runs, the
+    version must be unchanged.
     """
 
     sizes: tuple[int, ...]
     layouts: tuple[SizeAndStride, ...] | None
-    watched_results: tuple[tuple[torch.Tensor, int, int], ...] = ()
     memory: tuple[torch.Tensor, ...] = ()
+    watched: tuple[tuple[torch.Tensor, int, int], ...] = ()
 
 
 class Segment(torch.autograd.Function):
@@ -66,7 +66,7 @@ class Segment(torch.autograd.Function):
             ctx.save_for_backward(*saved)
         ctx.backward, ctx.recomputation = backward, recomputation
         if details is not None:
-            ctx.sizes, ctx.layouts, ctx.watched_results, ctx.memory = details
+            ctx.sizes, ctx.layouts, ctx.memory, ctx.watched = details
         if torch.is_anomaly_enabled():
             ctx.metadata["traceback_"] = backward.user_traceback(ctx.metadata["traceback_"])
         return outputs
@@ -77,20 +77,18 @@ class Segment(torch.autograd.Function):
         backward: Backward = ctx.backward
         layouts = ctx.layouts or backward.layouts
         is_full = is_known_full(tangents, backward)
-        if is_full and backward.whole is not None and not (ctx.ran or is_watched_or_transformed()):
+        if is_full and backward.whole is not None and ctx.kept is None and not is_watched_or_transformed():
             return run_whole(ctx, backward, tangents, layouts)
         key = backward.full if is_full else variant_key(backward, tangents)
         if backward.failing:
             check_overwritten(backward, key)
-        if ctx.ran:
-            check_second_run(ctx, key)
-        if backward.watched_inputs or ctx.watched_results:
+        if ctx.watched:
             check_watched(ctx, key)
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
             backward.find_nan(key, [*ctx.sizes, *unpack(ctx, key), *backward.memory_inputs(ctx.memory)], tangents, layouts)
         creates_graph = torch.is_grad_enabled()
         is_higher_order = creates_graph or (ctx.of_dual_numbers and torch_compat.forward_mode_is_open())
-        if is_higher_order and (ctx.recomputation is not None or backward.nodes_run(key)):
+        if is_higher_order and (ctx.recomputation is not None or backward.saved_needed(key) != () or ctx.memory):
             with torch.enable_grad():
                 gradients = backward.higher_order(recomputation_of(ctx), saved_by_slot(ctx, key), tangents, key.gradients)
             release(ctx, key)
@@ -120,16 +118,14 @@ def is_watched_or_transformed() -> bool:
 
 def run_whole(ctx: Any, backward: Backward, tangents: Sequence[Any], layouts: Sequence[SizeAndStride]) -> tuple[Any, ...]:
     """The first backward of a node with all tangents and gradients: the usual case, in which each Python call counts."""
-    if backward.watched_inputs or ctx.watched_results:
-        check_watched(ctx, backward.full)
     values = [*ctx.sizes, *ctx.saved_tensors] if backward.saves else [*ctx.sizes]
     if not torch_compat.graph_is_retained():
-        release_all(ctx, backward.full)
+        release_all(ctx)
     values += map(with_traced_layout, tangents, layouts)
     return backward.node_results(backward.below_autograd(backward.whole, values))
 
 
-DEFAULTS: dict[str, Any] = {"sizes": (), "layouts": None, "watched_results": (), "memory": (), "ran": (), "kept": None}
+DEFAULTS: dict[str, Any] = {"sizes": (), "layouts": None, "memory": (), "watched": (), "ran": frozenset(), "kept": None}
 torch_compat.set_defaults(Segment, **DEFAULTS, of_dual_numbers=False)
 
 
@@ -180,17 +176,6 @@ def recomputation_of(ctx: Any) -> Recomputation:
     return cast(Recomputation, ctx.recomputation)
 
 
-def check_second_run(ctx: Any, key: VariantKey) -> None:
-    """Check that no earlier backward freed what this one needs.
-
-    Raises:
-        RuntimeError: as eager's.
-    """
-    needed = ctx.backward.nodes_run(key)
-    if any(needed & ctx.backward.nodes_run(earlier) for earlier in ctx.ran):
-        torch_compat.raise_second_backward()
-
-
 def check_overwritten(backward: Backward, key: VariantKey) -> None:
     """Check that no node that runs needs a value which the call itself overwrote.
 
@@ -204,15 +189,13 @@ def check_overwritten(backward: Backward, key: VariantKey) -> None:
 
 
 def check_watched(ctx: Any, key: VariantKey) -> None:
-    """Check that no tensor which eager saves for a node that runs was changed in place.
+    """Check that no watched memory changed that eager saves in a node which runs.
 
     Raises:
         RuntimeError: as eager's.
     """
     run = ctx.backward.nodes_run(key)
-    if ctx.recomputation is not None:
-        ctx.recomputation.check_unchanged(index for index, nodes in ctx.backward.watched_inputs if nodes & run)
-    for tensor, version, nodes in ctx.watched_results:
+    for tensor, version, nodes in ctx.watched:
         if nodes & run:
             check_version(tensor, version)
 

@@ -97,12 +97,9 @@ class Backward:
         gradient_positions: where the graph returns the gradients of the node's inputs.
         full: the key of the variant with all tangents and all gradients.
         layouts: size and stride of each tangent, if they are not symbolic.
-        watched_inputs: the inputs (by position) that eager saves and the segment does not, and the nodes that save each:
-            if one of these runs, the version must be unchanged.
         formats: dtype and device of each tangent.
         materialize: the node gets zeros for undefined tangents.
         saving: see `BackwardSegment`. Masks of eager's nodes are masks of its items.
-        saved_by: the nodes of eager's that save each saved tensor.
         changes: writes to memory that others see.
         needed_positions, pending_positions: the results of `saved_needed` and `saved_needed_later` so far.
     """
@@ -113,15 +110,13 @@ class Backward:
     gradient_positions: tuple[int, ...]
     full: VariantKey
     layouts: tuple[SizeAndStride, ...]
-    watched_inputs: tuple[tuple[int, int], ...]
     formats: tuple[tuple[torch.dtype, torch.device], ...]
     materialize: bool
     has_sentinel: bool
     saving: tuple[SavingNodes, ...]
-    saved_by: tuple[int, ...]
     changes: tuple[MemoryWrite, ...]
     needed_positions: dict[VariantKey, tuple[int, ...] | None] = field(default_factory=dict)
-    pending_positions: dict[int, frozenset[int]] = field(default_factory=dict)
+    pending_positions: dict[frozenset[VariantKey], tuple[int, ...]] = field(default_factory=dict)
     probe: EdgeProbe = field(default_factory=EdgeProbe)
 
     @classmethod
@@ -132,7 +127,6 @@ class Backward:
         higher_order: HigherOrder,
         segment: BackwardSegment,
         step: Attach,
-        saved_by: tuple[int, ...],
     ) -> Backward:
         position_of = {output: k for k, output in enumerate(variants.full.signature.outputs)}
         return cls(
@@ -142,19 +136,23 @@ class Backward:
             gradient_positions=tuple(position_of[gradient] for gradient in variants.gradients),
             full=variants.full_key(),
             layouts=tuple((layout.size, layout.stride) for layout in step.tangents),
-            watched_inputs=step.watched_inputs,
             formats=tangent_formats(variants.full),
             materialize=segment.materialize,
             has_sentinel=segment.has_sentinel,
             saving=segment.saving,
-            saved_by=saved_by,
             changes=tuple(MemoryWrite.of(change, variants.full, segment) for change in segment.changes),
         )
 
     @property
     def whole(self) -> BoxedCallable | None:
-        """The compiled graph of the usual case, once it is compiled; `None` if a node of eager's raises or writes in it."""
-        return None if self.failing or self.variants.full.signature.memory or self.changes else self.variants.run_whole
+        """The compiled graph of the usual case, once it is compiled; `None` if a backward checks or writes memory, too."""
+        return None if self.checks_or_writes else self.variants.run_whole
+
+    @functools.cached_property
+    def checks_or_writes(self) -> bool:
+        """Whether a node of eager's raises, saved memory that may change, or changes memory."""
+        saves_memory = any(nodes.memory for nodes in self.saving)
+        return bool(self.failing or self.variants.full.signature.memory or self.changes or saves_memory)
 
     @functools.cached_property
     def failing(self) -> tuple[tuple[int, str], ...]:
@@ -168,7 +166,7 @@ class Backward:
 
     @functools.cached_property
     def saves(self) -> bool:
-        return bool(self.saved_by)
+        return bool(self.saved_slots)
 
     # -- results
 
@@ -259,36 +257,35 @@ class Backward:
         return of_kind(self.variants.full.signature.inputs, Saved)
 
     def saved_needed(self, key: VariantKey) -> tuple[int, ...] | None:
-        """The positions of the saved tensors that a variant unpacks; `None` for all.
-
-        It unpacks what its graph takes, and what eager's nodes unpack: if one of these was changed in place, eager raises.
-        """
+        """The positions of the saved tensors that a variant unpacks; `None` for all."""
         if key is self.full:
             return None
         if key not in self.needed_positions:
-            taken, run = set(self.variants.graph(key)[0].signature.inputs), self.nodes_run(key)
-            slots = enumerate(zip(self.saved_slots, self.saved_by, strict=True))
-            needed = tuple(k for k, (slot, nodes) in slots if slot in taken or nodes & run)
-            self.needed_positions[key] = None if len(needed) == len(self.saved_by) else needed
+            taken = set(self.variants.graph(key)[0].signature.inputs)
+            needed = tuple(k for k, slot in enumerate(self.saved_slots) if slot in taken)
+            self.needed_positions[key] = None if len(needed) == len(self.saved_slots) else needed
         return self.needed_positions[key]
 
-    def saved_needed_later(self, ran: Iterable[VariantKey]) -> frozenset[int]:
-        """The positions of the saved tensors that eager still has after backwards that retained nothing."""
-        nodes = functools.reduce(operator.or_, map(self.nodes_run, ran))
-        if nodes not in self.pending_positions:
-            self.pending_positions[nodes] = self.find_needed_later(nodes)
-        return self.pending_positions[nodes]
+    @functools.cached_property
+    def everything_ran(self) -> frozenset[VariantKey]:
+        """The variants that ran after a backward with all tangents and all gradients."""
+        return frozenset((self.full,))
 
-    def find_needed_later(self, ran: int) -> frozenset[int]:
-        """The positions of the saved tensors that backwards may need through nodes other than `ran`."""
+    def saved_needed_later(self, ran: frozenset[VariantKey]) -> tuple[int, ...]:
+        """The positions of the saved tensors that gradients need which none of the variants in `ran` computed."""
+        if ran not in self.pending_positions:
+            self.pending_positions[ran] = self.find_needed_later(ran)
+        return self.pending_positions[ran]
+
+    def find_needed_later(self, ran: frozenset[VariantKey]) -> tuple[int, ...]:
         tangents, gradients = (range(len(flags)) for flags in (self.full.tangents, self.full.gradients))
-        paths = {pair: self.nodes_between(1 << pair[0], 1 << pair[1]) for pair in itertools.product(tangents, gradients)}
-        left = [pair for pair, nodes in paths.items() if nodes and not nodes & ran]
+        pairs = itertools.product(tangents, gradients)
+        left = [(t, g) for t, g in pairs if not any(key.tangents[t] and key.gradients[g] for key in ran)]
         if not left:
-            return frozenset()
+            return ()
         roots, ends = map(set, zip(*left, strict=True))
         needed = self.saved_needed(VariantKey(tuple(k in roots for k in tangents), tuple(k in ends for k in gradients)))
-        return frozenset(range(len(self.saved_by)) if needed is None else needed)
+        return tuple(range(len(self.saved_slots))) if needed is None else needed
 
     # -- without the compiled graph
 

@@ -124,11 +124,11 @@ def make_backwards(
     """What the autograd node of each segment runs."""
     symbolic = any(torch_compat.has_symbols(value) for _, value in schedule.fakes)
     backwards = []
-    parts = zip(schedule.segments, segments, schedule.attach_steps, schedule.saved_by, strict=bool(schedule.segments))
-    for number, (half, segment, step, saved_by) in enumerate(parts):
+    parts = zip(schedule.segments, segments, schedule.attach_steps, strict=bool(schedule.segments))
+    for number, (half, segment, step) in enumerate(parts):
         assert compiled.compile_backward is not None, "there are segments"
         variants = VariantCache(half, compiled.compile_backward, segment.gradients)
         if symbolic:
             variants.get(variants.full_key())  # now, while guards that this adds are still read
-        backwards.append(Backward.of(variants, number, higher_order, segment, step, saved_by))
+        backwards.append(Backward.of(variants, number, higher_order, segment, step))
     return backwards

@@ -87,7 +87,7 @@ class MutationSteps:
         primal = placeholder_index(self.capture.inputs[index], index)
         members = [k for k, spec in enumerate(self.capture.inputs) if placeholder_index(spec, k) == primal]
         memory = {Primal(primal), *map(UpdatedInput, members)}
-        return any(memory & nodes.values for segment in self.results.segments for nodes in segment.saving)
+        return not memory.isdisjoint(self.results.joint.saved_in_eager)
 
     def has_layout_of(self, index: int, node: Any) -> bool:
         """Whether an input, once written, has the layout of the updated value that the backward was traced with."""
@@ -125,15 +125,19 @@ class MutationSteps:
             yield AliasBase(f"{base.name}_after", member, base.start_bytes, int(base.fake.numel()))
 
     def versions_of_saved(self) -> Iterator[ShareVersion]:
-        """Results in the memory of a saved value: the backward must notice the caller's writes to them."""
+        """Saved views of inputs, and results in the memory of a saved value: a backward must notice the caller's writes."""
         if not self.results.has_backward:
             return
-        nodes = self.result_nodes
-        saved = {memory_owner(nodes[slot]): slot for slot in self.results.saved}
-        for slot in of_kind(self.results.signature.outputs, (UserOutput, IntermediateBase)):
-            owner = saved.get(memory_owner(nodes[slot]))
-            if owner is not None and owner.name not in self.inputs and nodes[slot] is not nodes[owner]:
-                yield ShareVersion(result_name(slot), result_name(owner))
+        nodes, primals = self.result_nodes, self.results.primal_names
+        saved = {slot: memory_owner(nodes[slot]) for slot in self.results.saved if slot.name not in self.inputs}
+        for slot, owner in saved.items():
+            if owner in primals:
+                yield ShareVersion(result_name(slot), primals[owner])
+        first = {owner: slot for slot, owner in reversed(saved.items()) if owner not in primals}
+        for slot in of_kind(self.results.signature.outputs, (Saved, UserOutput, IntermediateBase)):
+            other = first.get(memory_owner(nodes[slot]))
+            if other is not None and nodes[slot] is not nodes[other]:
+                yield ShareVersion(result_name(slot), result_name(other))
 
     def started_versions(self) -> Iterator[StartVersion]:
         """Versions of results, before autograd saves them: it remembers their versions."""

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from aotgrad import ir
-from aotgrad.graph.memory_owners import memory_owner
-from aotgrad.ir import BackwardSegment, MemberInput, SavingNodes, memory_of
+from aotgrad.ir import BackwardSegment, memory_of
 from aotgrad.runtime.mutation_steps import MutationSteps
 from aotgrad.runtime.stage_results import StageResults, is_changed, result_name
 from aotgrad.runtime.steps import (
@@ -24,11 +23,11 @@ from aotgrad.runtime.steps import (
     RecordResults,
     Step,
     TangentLayout,
+    WatchedMemory,
 )
 from aotgrad.runtime.view_steps import ViewSteps
 from aotgrad.slots import (
     GradientTarget,
-    IntermediateBase,
     OldInput,
     Primal,
     ReturnedView,
@@ -61,7 +60,7 @@ class NodeSteps:
             return
         changed = (index for index in self.capture.asked_inputs if self.meta.info(index).mutation.data)
         copied = frozenset(self.inputs[index] for index in changed)
-        yield KeepInputs(self.results.primals, self.mutated(), tuple(self.watched_updates()), copied)
+        yield KeepInputs(self.results.primals, self.mutated(), copied)
         for number in reversed(range(len(self.segments))):
             yield from self.writes_before(number)
             yield from (view for index, view in self.views.later_views() if self.made_at.get(index) == number)
@@ -92,7 +91,8 @@ class NodeSteps:
         own_results = tuple(self.own_results(segment, saved))
         for slot in own_results:
             yield MakeAlias(f"{result_name(slot)}_alias", result_name(slot))
-        memory = {memory.index: self.memory_target(memory.index) for memory in memory_of(half, segment)}
+        places = self.results.joint.memory
+        memory = {slot.index: self.variable_of(places[slot.index]) for slot in memory_of(half, segment)}
         for index, target in memory.items():
             if target not in self.inputs:  # a node must not keep its own output alive
                 yield MakeAlias(f"memory_{index}", target)
@@ -104,15 +104,12 @@ class NodeSteps:
             sizes=tuple(result_name(slot) for slot in of_kind(half.signature.inputs, SavedSymInt)),
             tangents=tuple(TangentLayout(tuple(fake.size()), tuple(fake.stride())) for fake in tangents.values()),
             grad_mode=self.results.node_grad_mode,
-            watched_inputs=tuple(self.watched_inputs(segment.saving, saved)),
-            watched_results=tuple(self.watched_results(segment.saving, saved)),
-            watched_members=tuple(self.watched_members(segment.saving, saved)),
             memory=tuple(name if name in self.inputs else f"memory_{index}" for index, name in memory.items()),
+            watched=tuple(self.watched_memory(segment)),
         )
 
-    def memory_target(self, index: int) -> str:
-        """The variable that holds memory which a backward changes."""
-        place = self.results.memory[index]
+    def variable_of(self, place: Any) -> str:
+        """The variable that holds an input or a result."""
         return self.inputs[place.index] if isinstance(place, Primal) else result_name(place)
 
     def own_results(self, segment: BackwardSegment, saved: Sequence[Saved]) -> Iterator[Saved]:
@@ -148,62 +145,13 @@ class NodeSteps:
         written = {index for index in primals if number <= self.written_at.get(index, -1)}
         return {index for index in written if not self.meta.info(index).hidden_from_autograd}
 
-    # -- what eager saves
-
-    def saved_by(self) -> Iterator[tuple[int, ...]]:
-        """See `Schedule`."""
-        nodes = self.results.result_nodes
-        placeholders = self.results.partition.forward.module.graph.find_nodes(op="placeholder")
-        values: list[tuple[Any, Any]] = [(Primal(k), node) for k, node in enumerate(placeholders)]
-        values += [(slot, nodes[slot]) for slot in self.results.signature.forward_results]
-        for segment, half in zip(self.segments, self.halves, strict=bool(self.halves)):
-            saving, masks = masks_of(segment.saving), dict[Any, int]()
-            for slot, node in values:
-                masks[memory_owner(node)] = masks.get(memory_owner(node), 0) | saving.get(slot, 0)
-            saved = of_kind(half.signature.inputs, Saved)
-            yield tuple(masks.get(memory_owner(nodes[slot]), 0) for slot in saved)
-
-    def watched_inputs(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[int, int]]:
-        """The inputs that eager saves and a segment does not, with the nodes that do, as a bit mask.
-
-        If the function changes an input, eager has saved the new value; otherwise its backward raises anyway.
-        """
-        updates = self.mutations.saved_updates
-        names = {updates.get(slot, slot.name) for slot in saved if slot not in self.results.copied_inputs}
-        masks = masks_of(saving)
-        for index, name in enumerate(self.results.primals):
-            nodes = masks.get(Primal(index), 0) | masks.get(UpdatedInput(index), 0)
-            if nodes and self.meta.inputs[index] is not None and name not in names:
-                yield index, nodes
-
-    def watched_members(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[str, int, int]]:
-        """The inputs in shared memory whose new value eager saves and a segment does not, with the nodes that do."""
-        updates, bases = self.mutations.saved_updates, self.mutations.saved_bases
-        names = {updates[slot] for slot in saved if slot in updates} | {bases[slot].name for slot in saved if slot in bases}
-        masks = masks_of(saving)
-        members = ((index, spec) for index, spec in enumerate(self.capture.inputs) if isinstance(spec, MemberInput))
-        for index, spec in members:
-            nodes = masks.get(UpdatedInput(index), 0)
-            if nodes and names.isdisjoint((spec.name, self.inputs[spec.base])):
-                yield spec.name, nodes, self.meta.info(index).version_bumps
-
-    def watched_updates(self) -> Iterator[tuple[str, int]]:
-        """The watched inputs that the function changes, and by how much the call raises their version."""
-        for segment, half in zip(self.segments, self.halves, strict=bool(self.halves)):
-            for index, _ in self.watched_inputs(segment.saving, of_kind(half.signature.inputs, Saved)):
-                if bumps := self.meta.info(index).version_bumps:
-                    yield self.results.primals[index], bumps
-
-    def watched_results(self, saving: Sequence[SavingNodes], saved: Sequence[Saved]) -> Iterator[tuple[str, int]]:
-        """The results that eager saves and a segment does not, with the nodes that do, as a bit mask."""
-        result_nodes = self.results.result_nodes
-        memory = {memory_owner(result_nodes[slot]) for slot in saved}
-        changed = {slot for slot, _ in self.meta.versions}
-        masks = masks_of(saving)
-        for slot in of_kind(self.results.signature.outputs, (UserOutput, IntermediateBase)):
-            nodes = masks.get(slot, 0)
-            if nodes and slot not in changed and memory_owner(result_nodes[slot]) not in memory:
-                yield result_name(slot), nodes
+    def watched_memory(self, segment: BackwardSegment) -> Iterator[WatchedMemory]:
+        """See `SavingNodes.memory`."""
+        places = {place for nodes in segment.saving for place in nodes.memory}
+        for place in sorted(places, key=lambda place: (not isinstance(place, Primal), place.index)):
+            nodes = sum(1 << k for k, nodes in enumerate(segment.saving) if place in nodes.memory)
+            info = self.meta.inputs[place.index] if isinstance(place, Primal) else None
+            yield WatchedMemory(self.variable_of(place), nodes, 0 if info is None else info.version_bumps)
 
     # -- what a segment passes gradients on through: it is made before the segment's node
 
@@ -260,12 +208,3 @@ class NodeSteps:
     def writes_before(self, number: int) -> Iterator[Step]:
         for index in sorted(index for index, first in self.written_at.items() if first == number):
             yield from self.mutations.mutate(index, self.meta.info(index))
-
-
-def masks_of(saving: Sequence[SavingNodes]) -> dict[Any, int]:
-    """The nodes that save each value, as a bit mask."""
-    masks: dict[Any, int] = {}
-    for k, nodes in enumerate(saving):
-        for value in nodes.values:
-            masks[value] = masks.get(value, 0) | 1 << k
-    return masks

@@ -21,7 +21,7 @@ Reference = tuple["weakref.ref[torch.Tensor]", "int | None"]
 class Recomputation:
     """What a rerun of the original function needs: its inputs, their versions, and the random state at entry.
 
-    The version of a number is `None`; that of an input that the call changes is the version after the call, or `None`.
+    The version of a number, and of an input that the call changes, is `None`.
     `results` are the differentiable results that the call returned unchanged, and views (with their versions) that others
     were computed from. The caller may have dropped a result since, or changed its history.
     """

@@ -1,8 +1,8 @@
-"""The saved tensors of a segment's autograd node: a backward unpacks what it needs, and releases them as eager does.
+"""The saved tensors of a segment's autograd node: a backward unpacks what it needs, and releases what no other needs.
 
 A backward that needs some of the saved tensors unpacks only these, since others may have been changed in place. If it does
-not retain the graph, tensors that only eager's other nodes need stay. They move to `ctx.kept`, since the engine clears all
-that the node saved.
+not retain the graph, tensors stay that gradients need which no backward has computed yet. They move to `ctx.kept`, since the
+engine clears all that the node saved.
 
     y = x.exp() + w.sin();  grad(y.sum(), x)      unpacks exp(x), and keeps w for grad(y.sum(), w)
 """
@@ -66,16 +66,13 @@ def unpack_and_release(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | Non
 
 
 def release(ctx: Any, key: VariantKey) -> None:
-    """Record that a backward ran, and release the saved tensors, unless the graph is retained.
-
-    As in eager, a node that saves nothing can run any number of times.
-    """
+    """Record that a backward ran, and release what no other gradient needs, unless the graph is retained."""
     if torch_compat.graph_is_retained():
         return
-    ctx.ran += (key,)
+    ctx.ran = ctx.backward.everything_ran if key is ctx.backward.full else ctx.ran | {key}
     if not ctx.backward.saves:
         return
-    positions = () if key is ctx.backward.full else ctx.backward.saved_needed_later(ctx.ran)
+    positions = ctx.backward.saved_needed_later(ctx.ran)
     if ctx.kept is None:
         kept = {position: KeptTensor.of(ctx, position) for position in positions}
         torch_compat.release_saved_tensors(ctx)
@@ -86,9 +83,9 @@ def release(ctx: Any, key: VariantKey) -> None:
         ctx.recomputation = None
 
 
-def release_all(ctx: Any, key: VariantKey) -> None:
+def release_all(ctx: Any) -> None:
     """The same for the first backward of a node, with all gradients: no other backward may need any saved tensor."""
-    ctx.ran = (key,)
+    ctx.ran = ctx.backward.everything_ran
     if ctx.backward.saves:
         torch_compat.release_saved_tensors(ctx)
         ctx.recomputation = None

@@ -32,15 +32,12 @@ class Schedule:
         steps: the steps, in order.
         fakes: the traced value behind each name, for symbolic sizes.
         segments: the backward graph of each autograd node.
-        saved_by: for each tensor that a segment saves, the nodes of eager's that save it too, as a bit mask of
-            `BackwardSegment.saving`.
     """
 
     arguments: tuple[str, ...]
     steps: tuple[Step, ...]
     fakes: tuple[tuple[str, Any], ...]
     segments: tuple[GraphHalf, ...]
-    saved_by: tuple[tuple[int, ...], ...]
 
     @property
     def attach_steps(self) -> tuple[Attach, ...]:
@@ -76,7 +73,7 @@ def make_schedule(capture: Capture, meta: ViewAndMutationMeta, partition: Partit
     )
     steps = (*bases(results), forward(results, later), *later) if runs_forward(partition) else later
     arguments = tuple(results.inputs[index] for index in capture.convention.order)
-    return Schedule(arguments, steps, results.fakes, tuple(results.halves), tuple(nodes.saved_by()))
+    return Schedule(arguments, steps, results.fakes, tuple(results.halves))
 
 
 def runs_forward(partition: Partition) -> bool:

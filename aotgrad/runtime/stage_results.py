@@ -42,7 +42,7 @@ class StageResults:
     """
 
     def __init__(self, capture: Capture, meta: ViewAndMutationMeta, partition: Partition, joint: JointGraph) -> None:
-        self.capture, self.meta, self.partition, self.memory = capture, meta, partition, joint.memory
+        self.capture, self.meta, self.partition, self.joint = capture, meta, partition, joint
         self.signature = partition.forward.signature
         self.inputs = tuple(spec.name for spec in capture.inputs)
         self.segments: Sequence[BackwardSegment] = joint.segments
@@ -54,6 +54,11 @@ class StageResults:
     def primals(self) -> tuple[str, ...]:
         """The names of the graph's inputs."""
         return self.inputs[: self.capture.convention.placeholder_count]
+
+    @functools.cached_property
+    def primal_names(self) -> dict[Any, str]:
+        """The names of the graph's inputs, by placeholder."""
+        return dict(zip(self.partition.forward.module.graph.find_nodes(op="placeholder"), self.primals, strict=True))
 
     @property
     def has_backward(self) -> bool:

@@ -136,32 +136,26 @@ class Forward(Step):
 class KeepInputs(Step):
     """Keep `primals` for gradients of gradients.
 
-    `mutated`: those that change after this step. `watched`: those with a new value that eager saves, and by how much the
-    call raises their version. `copied`: those whose old value the function branches on, so a retrace needs it.
+    `mutated`: those that change after this step. `copied`: those whose old value the function branches on, so a retrace
+    needs it.
     """
 
     primals: tuple[str, ...]
     mutated: frozenset[str]
-    watched: tuple[tuple[str, int], ...] = ()
     copied: frozenset[str] = frozenset()
 
     def reads(self) -> tuple[str, ...]:
         return self.primals
 
-    def entry_versions(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self.watched)
-
     def emit(self, writer: SourceWriter) -> None:
-        raised, state = dict(self.watched), "state" if "state" in writer.bound else "None"
+        state = "state" if "state" in writer.bound else "None"
         kept = tuple_of([f"{name}.clone()" if name in self.copied else name for name in self.primals])
-        versions = versions_text([(name, self._version(name, raised, writer)) for name in self.primals])
+        versions = versions_text([(name, self._version(name, writer)) for name in self.primals])
         writer.line(f"recomputation = Recomputation(({kept}), {versions}, {state})")
 
-    def _version(self, name: str, raised: dict[str, int], writer: SourceWriter) -> str:
-        if name in raised:
-            return f"version_{name} + {raised[name]}"
-        is_watched = isinstance(writer.fakes.get(name), torch.Tensor) and name not in self.mutated
-        return writer.version(name) if is_watched else "None"
+    def _version(self, name: str, writer: SourceWriter) -> str:
+        is_known = isinstance(writer.fakes.get(name), torch.Tensor) and name not in self.mutated
+        return writer.version(name) if is_known else "None"
 
     def description(self, value_text: Callable[[Any], str]) -> str:
         return f"keep {list_of_names(self.primals)} for gradients of gradients"
@@ -210,15 +204,27 @@ class TangentLayout:
 
 
 @dataclass(frozen=True)
+class WatchedMemory:
+    """A tensor whose version must be unchanged when some nodes run, a bit mask of `BackwardSegment.saving`.
+
+    `version_bumps`: by how much the call raises the version.
+    """
+
+    name: str
+    nodes: int
+    version_bumps: int
+
+    def version_after(self, writer: SourceWriter) -> str:
+        """The version that the tensor has after the call."""
+        return f"version_{self.name} + {self.version_bumps}" if self.version_bumps else writer.version(self.name)
+
+
+@dataclass(frozen=True)
 class Attach(Step):
     """Make `outputs` the outputs of the autograd node of one segment; the node's inputs are `inputs`.
 
-    `backward` names what the node runs. `grad_mode` is the mode to make the node in; `None` leaves the caller's.
-
-    The versions of watched tensors must stay the same: eager saves these tensors, in nodes given by a bit mask.
-    `watched_inputs` are positions, `watched_results` names. `watched_members` are inputs in shared memory that the function
-    changes, also with the number by which the call raises their version. `memory` is what backwards change in place, as far
-    as this one reads or changes it.
+    `backward` names what the node runs. `grad_mode` is the mode to make the node in; `None` leaves the caller's. `memory` is
+    what backwards change in place, as far as this one reads or changes it. `watched`: see `SavingNodes.memory`.
     """
 
     backward: str
@@ -228,17 +234,15 @@ class Attach(Step):
     sizes: tuple[str, ...]
     tangents: tuple[TangentLayout, ...]
     grad_mode: bool | None
-    watched_inputs: tuple[tuple[int, int], ...] = ()
-    watched_results: tuple[tuple[str, int], ...] = ()
-    watched_members: tuple[tuple[str, int, int], ...] = ()
     memory: tuple[str, ...] = ()
+    watched: tuple[WatchedMemory, ...] = ()
 
     def reads(self) -> tuple[str, ...]:
-        watched = (name for name, *_ in (*self.watched_results, *self.watched_members))
+        watched = (each.name for each in self.watched)
         return (*self.outputs, *self.inputs, *self.saved, *self.sizes, *watched, *self.memory)
 
     def entry_versions(self) -> tuple[str, ...]:
-        return tuple(name for name, *_ in self.watched_members)
+        return tuple(each.name for each in self.watched if each.version_bumps)
 
     def emit(self, writer: SourceWriter) -> None:
         arguments = [self.backward, f"({tuple_of(self.outputs)})", f"({tuple_of(self.saved)})", "recomputation"]
@@ -250,16 +254,15 @@ class Attach(Step):
             writer.line(f"{tuple_of(self.outputs)} = {attach}({', '.join(arguments)})")
 
     def _details(self, writer: SourceWriter) -> str:
-        """What only the call knows: symbolic sizes and layouts, watched results, and memory."""
+        """What only the call knows; see `CallDetails`."""
         layouts = tuple((layout.size, layout.stride) for layout in self.tangents)
-        results = [f"({name}.detach(), {writer.version(name)}, {nodes})" for name, nodes in self.watched_results]
-        results += [f"({name}.detach(), version_{name} + {bumps}, {nodes})" for name, nodes, bumps in self.watched_members]
         symbolic = any(torch_compat.has_symbols(number) for layout in layouts for part in layout for number in part)
-        if not (results or self.sizes or symbolic or self.memory):
+        if not (self.sizes or symbolic or self.memory or self.watched):
             return "None"
         arguments = [f"({tuple_of(self.sizes)})", writer.value(layouts) if symbolic else "None"]
-        arguments += [f"({tuple_of(results)})"] if results or self.memory else []
-        arguments += [f"({tuple_of(self.memory)})"] if self.memory else []
+        watched = [f"({each.name}.detach(), {each.version_after(writer)}, {each.nodes})" for each in self.watched]
+        arguments += [f"({tuple_of(self.memory)})"] if self.memory or watched else []
+        arguments += [f"({tuple_of(watched)})"] if watched else []
         return f"CallDetails({', '.join(arguments)})"
 
     def description(self, value_text: Callable[[Any], str]) -> str:

@@ -23,11 +23,11 @@ def has_no_memory(tensor: torch.Tensor) -> bool:
 
 def sharing_version(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """`tensor` with the version counter of `other` if they share memory, so that a write to one shows at the other."""
-    if tensor is other or tensor.dtype != other.dtype or storage_key(tensor) != storage_key(other):
+    if tensor is other or storage_key(tensor) != storage_key(other):
         return tensor
-    alias = strided_alias(other, tensor.size(), tensor.stride(), tensor.storage_offset())
-    alias = torch._conj(alias) if alias.is_conj() != tensor.is_conj() else alias
-    return torch._neg_view(alias) if alias.is_neg() != tensor.is_neg() else alias
+    alias = other.detach()
+    alias.data = tensor  # gets all but the version counter
+    return alias
 
 
 def strided_alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: Any) -> torch.Tensor:

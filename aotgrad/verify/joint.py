@@ -45,6 +45,7 @@ def check_joint(joint: JointGraph) -> Problems:
     yield from check_results(signature)
     yield from check_functional(joint)
     yield from check_segments(joint)
+    yield from check_saved_in_eager(joint)
     types = dict(zip(signature.inputs, placeholder_values(joint.module), strict=True))
     for gradient, node in zip(signature.outputs, output_values(joint.module), strict=True):
         if isinstance(gradient, Gradient) and not is_detour(gradient, signature):
@@ -99,6 +100,13 @@ def check_segments(joint: JointGraph) -> Problems:
                 continue
             elif segment_of.get(gradient.of, -1) <= number:
                 yield f"the {gradient} goes to no later segment"
+
+
+def check_saved_in_eager(joint: JointGraph) -> Problems:
+    """Check that the memory of values that eager saves is that of primals and results, also in each segment."""
+    places = joint.saved_in_eager.union(*(nodes.memory for segment in joint.segments for nodes in segment.saving))
+    if missing := places - {*joint.signature.primals, *joint.signature.forward_results}:
+        yield f"eager saves values in the memory of {slot_list(sorted(missing, key=str))}; the graph has no such place"
 
 
 def is_detour(gradient: Gradient, signature: SlotSignature) -> bool:

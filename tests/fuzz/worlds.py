@@ -205,7 +205,23 @@ def define(program: Program) -> Callable:
 
 def run_round(function: Callable, round: Round) -> Iterator[Step]:
     """The steps of a round, up to an error of the call or a backward, which leaves an unspecified state."""
+    yield from run_in(World(function), round)
+
+
+def run_without_storage_errors(function: Callable, round: Round) -> Iterator[Step]:
+    """The steps of a round in which each graph is retained, and saved values are copied before they are changed."""
     world = World(function)
+    world.namespace["backward"] = functools.partial(with_graph_retained, helpers.backward)
+    world.namespace["gradients"] = functools.partial(with_graph_retained, helpers.gradients)
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        yield from run_in(world, round)
+
+
+def with_graph_retained(function: Callable, *args: Any, retain_graph: bool = True, **options: Any) -> Any:
+    return function(*args, retain_graph=True, **options)
+
+
+def run_in(world: World, round: Round) -> Iterator[Step]:
     before = torch.is_grad_enabled()
     try:
         setup = world.step(source(round.setup))

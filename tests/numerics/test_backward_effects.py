@@ -703,3 +703,57 @@ def test_only_if_eager_runs_the_node(backend: str) -> None:
         return [torch.randn(3).requires_grad_(), torch.randn(3).requires_grad_(), torch.ones(3)]
 
     assert_alike(function, some, make_args, backend)
+
+
+class Doubled(torch.autograd.Function):
+    """Doubles `history` in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, history: Tensor) -> Tensor:
+        ctx.history = history
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.history.mul_(2)
+        return gradient * 2, None
+
+
+class SavesFactor(torch.autograd.Function):
+    """A product that saves one factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.saved_tensors[0], None
+
+
+@pytest.mark.parametrize("product", [torch.mul, SavesFactor.apply])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("caller_adds", [False, True])
+def test_saved_memory_that_a_backward_changes_may_not_be_changed_before(product, adds: bool, caller_adds: bool) -> None:
+    """The backward reads it as it is then."""
+
+    def function(x: Tensor, history: Tensor) -> Tensor:
+        if adds:
+            history.add_(1)
+        return product(Doubled.apply(x, history), history)
+
+    def run(function: Any) -> list[Any]:
+        x, history = torch.ones(3, requires_grad=True), torch.full((3,), 3.0)
+        y = function(x, history)
+        if caller_adds:
+            history.add_(1)
+        found: list[Any] = []
+        for _ in range(2):
+            try:
+                found += torch.autograd.grad(y.sum(), x, retain_graph=True)[0].tolist()
+            except RuntimeError as error:
+                found.append(str(error).partition(":")[0])
+        return [*found, history.tolist(), history._version]
+
+    assert run(aotgrad.aot_function(function, aotgrad.nop)) == run(function)

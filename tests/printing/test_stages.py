@@ -140,7 +140,7 @@ def test_branches_of_control_flow_are_nested_functions():
 def test_a_joint_graph_says_where_its_backward_raises():
     joint = executable_of(lambda x: x.sin(), "f32[3] requires_grad").joint
     (segment,) = joint.segments
-    nodes = SavingNodes(tangent_mask=1, gradient_mask=1, values=frozenset(), error="modified by an inplace operation")
+    nodes = SavingNodes(tangent_mask=1, gradient_mask=1, error="modified by an inplace operation")
     text = printing.text(replace(joint, segments=(replace(segment, saving=(nodes,)),)))
     assert text.endswith("a backward from output 0 to primal 0 raises\n    modified by an inplace operation")
 

@@ -31,7 +31,7 @@ FORWARD = Forward(("x",), ("y",), (), autocast=False, random_devices=())
 
 def lines(*steps, inputs=("x",)) -> list[str]:
     """The body of the emitted function, without unpacking and the forward."""
-    text = emit(Schedule(tuple(inputs), steps, (), (), ()))
+    text = emit(Schedule(tuple(inputs), steps, (), ()))
     compile(text, "<test>", "exec")
     return [line.strip() for line in text.splitlines()]
 

@@ -60,6 +60,18 @@ def test_sharing_version_makes_a_write_to_one_seen_at_the_other():
     assert shared._version == x._version > before
 
 
+def test_sharing_version_of_views_with_another_dtype_or_lazy_bits():
+    x = torch.tensor([1 + 2j, 3 + 4j])
+    for view in (torch.view_as_real(x)[:, 1], x.conj(), x.conj().imag):
+        with torch.no_grad():
+            separate = torch.empty(0).to(view.dtype)
+            separate.data = view
+        shared = compat.sharing_version(separate, x)
+        assert shared.equal(view) and (shared.stride(), shared.data_ptr()) == (view.stride(), view.data_ptr())
+        x.mul_(1)
+        assert shared._version == x._version > separate._version
+
+
 def test_strided_alias_sees_writes_and_leaves_the_version_alone():
     x = torch.arange(4.0)
     alias = compat.strided_alias(x, (2,), (2,), 1)

@@ -18,7 +18,7 @@ from aotgrad.transforms.subfunctions import (
     subfunctions_of,
 )
 
-SAVES = (SavingNodes(1, 1, frozenset()),)
+SAVES = (SavingNodes(1, 1),)
 
 
 def segment(tangent, *gradients, saves=True):

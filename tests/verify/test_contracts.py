@@ -23,6 +23,7 @@ from aotgrad.ir import (
     IsOutput,
     MutationType,
     SavedValue,
+    SavingNodes,
     ViewReplay,
     ViewStep,
 )
@@ -272,6 +273,15 @@ def test_gradients_go_to_later_segments(trunk):
     segments = (replace(one, tangents=last.tangents), other, replace(last, tangents=one.tangents))
     message = "the gradient of cut 0 from segment 0 goes to no later segment"
     assert_broken("joint", replace(trunk.joint, segments=segments), message)
+
+
+def test_saved_memory_is_that_of_inputs_and_results(product):
+    joint = replace(product.joint, saved_in_eager=frozenset({Primal(0), UserOutput(5)}))
+    assert_broken("joint", joint, "eager saves values in the memory of output 5; the graph has no such place")
+    (segment,) = product.joint.segments
+    saving = (SavingNodes(1, 1, frozenset({Primal(7)})),)
+    joint = replace(product.joint, segments=(replace(segment, saving=saving),))
+    assert_broken("joint", joint, "eager saves values in the memory of primal 7; the graph has no such place")
 
 
 def test_a_joint_graph_writes_nothing(product):
