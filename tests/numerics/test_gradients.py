@@ -80,18 +80,23 @@ def test_an_input_changed_before_a_second_derivative_is_noticed(halves) -> None:
 @pytest.mark.parametrize("y_requires_grad", [False, True])
 @pytest.mark.parametrize("changed", [0, 1])
 def test_an_input_whose_value_no_gradient_needs_may_change(halves, function, y_requires_grad, changed) -> None:
-    def run(function):
+    def run(function, factor=2.0):
         inputs = doubles((3,), (3,))
         inputs[1].requires_grad_(y_requires_grad)
         output = function(*inputs)
-        with torch.no_grad():
-            inputs[changed].mul_(2)
+        if factor != 1:
+            with torch.no_grad():
+                inputs[changed].mul_(factor)
         try:
             return torch.autograd.grad(output.sum(), inputs[0], create_graph=True)[0].tolist()
         except RuntimeError as error:
             return str(error).partition(":")[0]
 
-    assert run(aotgrad.aot_function(function, halves)) == run(function)
+    unchanged, computed = run(function, factor=1.0), run(aotgrad.aot_function(function, halves))
+    if run(function) != unchanged and (function, changed) != (torch.mul, 0):
+        assert computed == run(function)
+    else:  # also where eager raises: the product saves both factors, and this gradient needs only the other one
+        assert computed == unchanged
 
 
 def test_a_gradient_that_no_used_output_needs_is_none(halves) -> None:
