@@ -1,6 +1,7 @@
 """The entry points of other libraries: Dynamo, the name "inductor", and functorch's names.
 
-`dynamo` is the backend of `torch.compile`, `install` makes "inductor" mean aotgrad, `accelerate` extends that library's
-list of names, and `functorch_names` has the compilers of `functorch.compile`. `supported_versions` lists what was tested.
+`dynamo` is the backend of `torch.compile`, also for graphs with `list_inputs`. `install` makes "inductor" mean aotgrad,
+`accelerate` extends that library's list of names, and `functorch_names` has the compilers of `functorch.compile`.
+`supported_versions` lists what was tested.
 Only `aotgrad` itself imports them.
 """

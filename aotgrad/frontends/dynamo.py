@@ -20,6 +20,7 @@ from aotgrad import torch_compat
 from aotgrad.api import EagerModule, FlatCallable, compile_module
 from aotgrad.capture.recorder import give_lines
 from aotgrad.errors import AOTGradError, CaptureError
+from aotgrad.frontends.list_inputs import taking_lists, with_items
 from aotgrad.options import Options
 from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.compiler import make_compiler
@@ -59,6 +60,9 @@ class DynamoBackend:
             Exception: torch's own error, on which Dynamo breaks the graph: where the data of a tensor is needed, or Dynamo
                 has lost a history.
         """
+        if any(isinstance(value, list) for value in example_inputs):
+            flat, values = with_items(module, example_inputs)
+            return torch_compat.disable_dynamo(taking_lists(self(flat, values, options, mode)))
         torch_compat.refuse_lost_histories(module, example_inputs)
         torch_compat.record_backwards_of_custom_functions(module)
         try:
