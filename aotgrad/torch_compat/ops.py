@@ -226,6 +226,8 @@ def function_name(function: Any) -> str | None:
     """The qualified name of a function of torch or Python: `torch._C._nn.gelu`; `None` for other functions."""
     if isinstance(function, torch._ops.OpOverload):
         return schema_name(function)
+    if getattr(function, "is_custom_function", False):  # compiled autograd's name of a C++ function counts them
+        return None
     try:
         name = torch.fx.node._get_qualified_name(function)
     except (AttributeError, RuntimeError):

@@ -211,3 +211,10 @@ def test_numbers_and_lists_in_graphs():
         compat.assert_later(torch.tensor(False), "not so")
     (found,) = compat.foreach_op("add", "Scalar")([torch.ones(2)], 2)
     assert torch.equal(found, torch.full((2,), 3.0))
+
+
+def test_a_function_of_compiled_autograd_that_is_numbered_has_no_name():
+    from torch._dynamo import compiled_autograd
+
+    name = compiled_autograd.ops.add("Numbered", lambda: None, is_custom_function=True, is_traceable=True)
+    assert compat.function_name(compiled_autograd.ops.get(name)) is None
