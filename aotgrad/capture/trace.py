@@ -194,6 +194,7 @@ class Trace:
         torch.clear_autocast_cache()
         try:
             with (
+                torch_compat.no_compiled_autograd(),
                 torch.autograd.set_detect_anomaly(False),
                 torch_compat.normal_mode(),
                 torch_compat.inline_compiled_functions(),

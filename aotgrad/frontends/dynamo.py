@@ -63,6 +63,7 @@ class DynamoBackend:
         if any(isinstance(value, list) for value in example_inputs):
             flat, values = with_items(module, example_inputs)
             return torch_compat.disable_dynamo(taking_lists(self(flat, values, options, mode)))
+        torch_compat.refuse_hooks_of_later(example_inputs)
         torch_compat.refuse_lost_histories(module, example_inputs)
         torch_compat.record_backwards_of_custom_functions(module)
         try:

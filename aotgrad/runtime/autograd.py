@@ -14,6 +14,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.runtime.backward import Backward, SizeAndStride, with_traced_layout
+from aotgrad.runtime.inlined import InlinedBackward
 from aotgrad.runtime.recomputation import Recomputation, check_version
 from aotgrad.runtime.saved_tensors import release, release_all, saved_by_slot, unpack, unpack_and_release
 from aotgrad.runtime.variants import VariantKey
@@ -79,30 +80,34 @@ class Segment(torch.autograd.Function):
         is_full = is_known_full(tangents, backward)
         if is_full and backward.whole is not None and ctx.kept is None and not is_watched_or_transformed():
             return run_whole(ctx, backward, tangents, layouts)
-        key = backward.full if is_full else variant_key(backward, tangents)
-        if backward.failing:
-            check_overwritten(backward, key)
-        if ctx.watched:
-            check_watched(ctx, key)
-        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-            backward.find_nan(key, [*ctx.sizes, *unpack(ctx, key), *backward.memory_inputs(ctx.memory)], tangents, layouts)
-        creates_graph = torch.is_grad_enabled()
-        is_higher_order = creates_graph or (ctx.of_dual_numbers and torch_compat.forward_mode_is_open())
-        if is_higher_order and (ctx.recomputation is not None or backward.saved_needed(key) != () or ctx.memory):
-            with torch.enable_grad():
-                gradients = backward.higher_order(recomputation_of(ctx), saved_by_slot(ctx, key), tangents, key.gradients)
-            release(ctx, key)
-            return (*backward.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
-        if creates_graph or torch_compat.any_autocast_enabled() or torch_compat.is_transformed(tangents):
-            values = [*ctx.sizes, *unpack_and_release(ctx, key), *backward.memory_inputs(ctx.memory)]
-            return backward.finish(key, backward.run_transformed(key, values, tangents, layouts), ctx.memory, tangents)
-        variant = backward.variants.get(key)
+        return run_variant(ctx, backward.full if is_full else variant_key(backward, tangents), tangents, layouts)
+
+
+def run_variant(
+    ctx: Any, key: VariantKey, tangents: Sequence[torch.Tensor | None], layouts: Sequence[SizeAndStride]
+) -> tuple[Any, ...]:
+    """The gradients of a node, in whatever mode the backward runs."""
+    backward: Backward = ctx.backward
+    check_saving(ctx, key)
+    if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        backward.find_nan(key, [*ctx.sizes, *unpack(ctx, key), *backward.memory_inputs(ctx.memory)], tangents, layouts)
+    creates_graph = torch.is_grad_enabled()
+    is_higher_order = creates_graph or (ctx.of_dual_numbers and torch_compat.forward_mode_is_open())
+    if is_higher_order and (ctx.recomputation is not None or backward.saved_needed(key) != () or ctx.memory):
+        with torch.enable_grad():
+            gradients = backward.higher_order(recomputation_of(ctx), saved_by_slot(ctx, key), tangents, key.gradients)
+        release(ctx, key)
+        return (*backward.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
+    if creates_graph or torch_compat.any_autocast_enabled() or torch_compat.is_transformed(tangents):
         values = [*ctx.sizes, *unpack_and_release(ctx, key), *backward.memory_inputs(ctx.memory)]
-        ready = map(with_traced_layout, tangents, layouts)
-        values += ready if variant.undefined is None else backward.fill_undefined(list(ready), layouts)
-        with torch_compat.below_autograd():
-            gradients = variant(values)
-        return backward.finish(key, gradients, ctx.memory, tangents)
+        return backward.finish(key, backward.run_transformed(key, values, tangents, layouts), ctx.memory, tangents)
+    variant = backward.variants.get(key)
+    values = [*ctx.sizes, *unpack_and_release(ctx, key), *backward.memory_inputs(ctx.memory)]
+    ready = map(with_traced_layout, tangents, layouts)
+    values += ready if variant.undefined is None else backward.fill_undefined(list(ready), layouts)
+    with torch_compat.below_autograd():
+        gradients = variant(values)
+    return backward.finish(key, gradients, ctx.memory, tangents)
 
 
 def is_watched_or_transformed() -> bool:
@@ -126,7 +131,7 @@ def run_whole(ctx: Any, backward: Backward, tangents: Sequence[Any], layouts: Se
 
 
 DEFAULTS: dict[str, Any] = {"sizes": (), "layouts": None, "memory": (), "watched": (), "ran": frozenset(), "kept": None}
-torch_compat.set_defaults(Segment, **DEFAULTS, of_dual_numbers=False)
+torch_compat.set_defaults(Segment, **DEFAULTS, of_dual_numbers=False, wanted=())
 
 
 def mark_as_dual(result: torch.Tensor) -> None:
@@ -149,7 +154,7 @@ def mark_as_dual(result: torch.Tensor) -> None:
 
 
 def is_segment(node: Any) -> bool:
-    return getattr(node, "_forward_cls", None) is Segment
+    return issubclass(getattr(node, "_forward_cls", object), Segment)
 
 
 class History(torch.autograd.Function):
@@ -176,25 +181,14 @@ def recomputation_of(ctx: Any) -> Recomputation:
     return cast(Recomputation, ctx.recomputation)
 
 
-def check_overwritten(backward: Backward, key: VariantKey) -> None:
-    """Check that no node that runs needs a value which the call itself overwrote.
+def check_saving(ctx: Any, key: VariantKey) -> None:
+    """Check that no node of eager's that runs needs a value that changed: in the call itself, or watched memory since.
 
     Raises:
         RuntimeError: as eager's.
     """
-    run = backward.nodes_run(key)
-    for nodes, message in backward.failing:
-        if run & nodes:
-            raise RuntimeError(message)
-
-
-def check_watched(ctx: Any, key: VariantKey) -> None:
-    """Check that no watched memory changed that eager saves in a node which runs.
-
-    Raises:
-        RuntimeError: as eager's.
-    """
-    run = ctx.backward.nodes_run(key)
+    ctx.backward.check_overwritten(key)
+    run = ctx.backward.nodes_run(key) if ctx.watched else 0
     for tensor, version, nodes in ctx.watched:
         if nodes & run:
             check_version(tensor, version)
@@ -224,8 +218,56 @@ def is_known_full(tangents: Sequence[torch.Tensor | None], backward: Backward) -
 
 def variant_key(backward: Backward, tangents: Sequence[torch.Tensor | None]) -> VariantKey:
     """The key of the running node."""
-    gradients = backward.full.gradients
-    if not (backward.has_sentinel and torch_compat.is_wanted(SENTINEL_NODE)):
-        gradients = backward.wanted_gradients(torch_compat.edges_of_running_node()[backward.has_sentinel :])
-    key = VariantKey(tuple(tangent is not None for tangent in tangents), gradients)
+    return key_of(backward, tangents, wanted_gradients(backward, torch_compat.edges_of_running_node()))
+
+
+def key_of(backward: Backward, tangents: Sequence[torch.Tensor | None], wanted: tuple[bool, ...]) -> VariantKey:
+    key = VariantKey(tuple(tangent is not None for tangent in tangents), wanted)
     return backward.full if key.is_full else key
+
+
+def wanted_gradients(backward: Backward, edges: Sequence[Any]) -> tuple[bool, ...]:
+    """The gradients to compute, for a node with these edges in the running backward."""
+    if backward.has_sentinel and torch_compat.is_wanted(SENTINEL_NODE):
+        return backward.full.gradients
+    return backward.wanted_gradients(edges[backward.has_sentinel :])
+
+
+# -- compiled autograd
+
+
+class UninlinedSegment(Segment):
+    """A segment whose backward runs outside of the graph of compiled autograd: Dynamo breaks the graph there."""
+
+    @staticmethod
+    @torch_compat.disable_dynamo
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
+        if torch_compat.recorded_node(ctx) is None:
+            return Segment.backward(ctx, *tangents)
+        return run_variant(ctx, key_of(ctx.backward, tangents, ctx.wanted), tangents, ctx.layouts or ctx.backward.layouts)
+
+
+def hand_over(ctx: Any) -> type[torch.autograd.Function]:
+    """What a node becomes in a backward that compiled autograd runs: usually a copy of its graph.
+
+    The backward stays a call if it creates a graph, has dual numbers, or reads or changes memory that it has not saved.
+    """
+    backward: Backward = ctx.backward
+    wanted = ctx.wanted = wanted_gradients(backward, torch_compat.next_nodes(ctx))
+    is_higher_order = torch.is_grad_enabled() or (ctx.of_dual_numbers and torch_compat.forward_mode_is_open())
+    has_other_sizes = any(type(size) is not int for size in ctx.sizes)
+    if is_higher_order or has_other_sizes or ctx.memory or ctx.watched:
+        return UninlinedSegment
+    if wanted not in backward.inlined:
+        backward.inlined[wanted] = function_with_graph(InlinedBackward(backward, wanted))
+    if backward.saves and not torch_compat.graph_is_retained():
+        ctx.recomputation = None  # torch frees what the node saved
+    return backward.inlined[wanted]
+
+
+def function_with_graph(node: InlinedBackward) -> type[torch.autograd.Function]:
+    can_inline = torch_compat.can_inline() and node.knows_layouts and not node.backward.changes
+    return torch_compat.inlined(Segment, node) if can_inline else UninlinedSegment
+
+
+torch_compat.compile_nodes_of(Segment, hand_over, "sizes")

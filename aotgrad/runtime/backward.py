@@ -102,6 +102,7 @@ class Backward:
         saving: see `BackwardSegment`. Masks of eager's nodes are masks of its items.
         changes: writes to memory that others see.
         needed_positions, pending_positions: the results of `saved_needed` and `saved_needed_later` so far.
+        inlined: the functions of nodes that compiled autograd has taken over, by wanted gradients.
     """
 
     variants: VariantCache
@@ -118,6 +119,7 @@ class Backward:
     needed_positions: dict[VariantKey, tuple[int, ...] | None] = field(default_factory=dict)
     pending_positions: dict[frozenset[VariantKey], tuple[int, ...]] = field(default_factory=dict)
     probe: EdgeProbe = field(default_factory=EdgeProbe)
+    inlined: dict[tuple[bool, ...], type[torch.autograd.Function]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -251,6 +253,17 @@ class Backward:
         """The nodes of `saving` that lead from some of the tangents to some of the gradients."""
         led = (nodes.gradient_mask & gradients or gradients == EVERYTHING for nodes in self.saving)
         return bits(bool(nodes.tangent_mask & tangents and wanted) for nodes, wanted in zip(self.saving, led, strict=True))
+
+    def check_overwritten(self, key: VariantKey) -> None:
+        """Check that no node that runs needs a value which the call itself overwrote.
+
+        Raises:
+            RuntimeError: as eager's.
+        """
+        run = self.nodes_run(key) if self.failing else 0
+        for nodes, message in self.failing:
+            if run & nodes:
+                raise RuntimeError(message)
 
     @functools.cached_property
     def saved_slots(self) -> tuple[Saved, ...]:

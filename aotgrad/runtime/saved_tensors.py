@@ -69,6 +69,9 @@ def release(ctx: Any, key: VariantKey) -> None:
     """Record that a backward ran, and release what no other gradient needs, unless the graph is retained."""
     if torch_compat.graph_is_retained():
         return
+    if (node := torch_compat.recorded_node(ctx)) is not None:  # torch has freed what the node saved
+        node.recomputation = None if ctx.backward.saves else node.recomputation
+        return
     ctx.ran = ctx.backward.everything_ran if key is ctx.backward.full else ctx.ran | {key}
     if not ctx.backward.saves:
         return

@@ -3,7 +3,7 @@
 Only this package may import such names, so a new torch release changes nothing else. Each name has a feature test in
 `tests/torch_compat/` that fails if its meaning changes. Supports torch 2.11 to 2.15. Each module wraps one part:
 
-eager's tensors          autograd, backward_checks, memory, views, random
+eager's tensors          autograd, compiled_autograd, backward_checks, memory, views, random
 the state around a call  contexts, global_state, transforms, guards
 a trace                  fakes, shapes, expressions, functional_tensors, functionalization, layouts, refusals, assignments,
                          recording, kernels
@@ -59,6 +59,7 @@ from aotgrad.torch_compat.autograd import (
     is_wanted,
     kept_by_function,
     leaves_wanted,
+    next_nodes,
     node_sequence_nr,
     plain_apply,
     pop_hooks,
@@ -96,6 +97,14 @@ from aotgrad.torch_compat.checkpoints import (
     run_checkpointed,
     run_kept_regions,
 )
+from aotgrad.torch_compat.compiled_autograd import (
+    InlinedNode,
+    can_inline,
+    compile_nodes_of,
+    inlined,
+    no_compiled_autograd,
+    recorded_node,
+)
 from aotgrad.torch_compat.contexts import (
     AutocastState,
     any_autocast_enabled,
@@ -130,6 +139,7 @@ from aotgrad.torch_compat.dynamo import (
     inline_compiled_functions,
     new_dynamos_lock,
     record_backwards_of_custom_functions,
+    refuse_hooks_of_later,
     refuse_lost_histories,
     reset_dynamo,
     tracing_context,

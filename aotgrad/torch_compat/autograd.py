@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from aotgrad.torch_compat.compiled_autograd import recorded_node
 from aotgrad.torch_compat.memory import has_storage
 
 
@@ -115,9 +116,14 @@ def _emptied(hooks: dict[int, Callable] | None) -> list[Callable]:
     return found
 
 
+def next_nodes(node: Any) -> tuple[Any, ...]:
+    """The autograd nodes that a node passes gradients to; `None` where no gradient is needed."""
+    return tuple(function for function, _ in node.next_functions)
+
+
 def edges_of_running_node() -> tuple[Any, ...]:
-    """The autograd nodes that the running node passes gradients to; `None` where no gradient is needed."""
-    return tuple(function for function, _ in torch._C._current_autograd_node().next_functions)
+    """`next_nodes` of the node that runs in this thread."""
+    return next_nodes(torch._C._current_autograd_node())
 
 
 def plain_apply(function: type[torch.autograd.Function]) -> Callable:
@@ -305,7 +311,7 @@ def some_saved_tensors(ctx: Any, positions: Sequence[int]) -> list[torch.Tensor]
     """
     if not positions:
         return []
-    if not UNPACKS_ONE:
+    if not UNPACKS_ONE or recorded_node(ctx) is not None:
         saved = ctx.saved_tensors
         return [saved[position] for position in positions]
     raw = ctx._raw_saved_tensors

@@ -15,6 +15,7 @@ from torch._dynamo import convert_frame
 from torch._dynamo.exc import ShortenTraceback
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
+from torch.fx.experimental._backward_state import BackwardState
 
 disable_dynamo = torch._dynamo.disable
 """Marks a callable that Dynamo must not trace into."""
@@ -121,6 +122,21 @@ def refuse_lost_histories(module: fx.GraphModule, inputs: Sequence[Any]) -> None
         raise UnsupportedOperatorException(
             "autograd_function_apply: this version of Dynamo does not differentiate the backward of a custom autograd "
             "function inside of a torch.func transform; eager does, and so does aotgrad.aot_function"
+        )
+
+
+def refuse_hooks_of_later(inputs: Sequence[Any]) -> None:
+    """Make Dynamo break the graph where a function registers a hook on an intermediate, under compiled autograd.
+
+    Dynamo then passes an object that gets the hooks only after the call.
+
+    Raises:
+        UnsupportedOperatorException: Dynamo then breaks the graph.
+    """
+    if any(isinstance(each, BackwardState) for each in inputs):
+        raise UnsupportedOperatorException(
+            "register_hook: under compiled autograd, Dynamo does not show a backend the hook of an intermediate; register "
+            "it outside of the compiled function, or compile the function without compiled autograd"
         )
 
 

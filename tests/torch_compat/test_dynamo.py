@@ -271,3 +271,22 @@ def test_the_backward_of_a_custom_function_is_recorded(steps, left):
     compat.record_backwards_of_custom_functions(module)
     found = [node for node in module.backward_body.graph.nodes if node.op == "call_function"]
     assert [node.args[0] if node.target is torch._C._set_grad_enabled else node.target for node in found] == left
+
+
+def test_a_hook_that_a_graph_does_not_show_breaks_it():
+    seen = []
+
+    def backend(module, inputs):
+        compat.refuse_hooks_of_later(inputs)
+        seen.append(module)
+        return module.forward
+
+    def function(x):
+        y = x.sin()
+        y.register_hook(lambda gradient: gradient * 2)
+        return y * 3
+
+    x = torch.ones(2, requires_grad=True)
+    with compat.reset_dynamo(), torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+        torch.compile(function, backend=backend)(x).sum().backward()
+        assert torch.allclose(x.grad, 6 * torch.ones(2).cos()) and seen == []

@@ -1,0 +1,98 @@
+"""Feature tests of `aotgrad/torch_compat/compiled_autograd.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import torch.fx as fx
+from torch._dynamo import compiled_autograd
+
+from aotgrad import torch_compat as compat
+
+
+def recorded() -> int:
+    return torch._dynamo.utils.counters["compiled_autograd"]["captures"]
+
+
+def test_no_compiled_autograd():
+    x = torch.ones(2, requires_grad=True)
+    before = recorded()
+    with compiled_autograd._enable(lambda graph: graph):
+        with compat.no_compiled_autograd():
+            x.sin().sum().backward()
+        assert recorded() == before
+        x.sin().sum().backward()
+    assert recorded() == before + 1
+
+
+@dataclass
+class Doubled:
+    """A node that computes `a * sizes[0] * first`, where `a` was saved. Implements `InlinedNode`."""
+
+    defined: list = field(default_factory=list)
+
+    def graph(self, defined) -> fx.GraphModule:
+        self.defined.append(list(defined))
+        graph = fx.Graph()
+        size, a, gradient = map(graph.placeholder, ("size", "a", "gradient"))
+        product = graph.call_function(torch.ops.aten.mul.Tensor, (gradient, a))
+        graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (product, size)), None))
+        return fx.GraphModule({}, graph)
+
+    def inputs(self, saved, sizes, unused, tangents) -> list:
+        return [*sizes, *saved, *(tangent for tangent in tangents if tangent is not None)]
+
+    def results(self, gradients) -> tuple:
+        return tuple(gradients)
+
+
+class Outside(torch.autograd.Function):
+    """The function of the nodes under test."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(a)
+        ctx.sizes = (a.size(0),)
+        return a * 1, b * 1
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        node = compat.recorded_node(ctx)
+        assert node is not None and node.sizes == ctx.sizes and len(compat.next_nodes(node)) == 2
+        (a,) = ctx.saved_tensors
+        return gradients[0] * a * ctx.sizes[0], None
+
+
+@pytest.fixture
+def chosen() -> Iterator[list]:
+    """What nodes of `Outside` become: the last item."""
+    chosen: list = []
+    compat.compile_nodes_of(Outside, lambda ctx: chosen[-1], "sizes")
+    yield chosen
+    torch._dynamo.reset()
+
+
+@pytest.mark.skipif(not compat.can_inline(), reason="torch < 2.13 asks no function how its graph is called")
+def test_the_graph_of_a_node_is_copied(chosen):
+    node: compat.InlinedNode = Doubled()
+    chosen.append(compat.inlined(Outside, node))
+    before = recorded()
+    with compiled_autograd._enable(lambda graph: graph):
+        for size in (3, 4, 5):
+            a, b = torch.rand(size, requires_grad=True), torch.rand(size, requires_grad=True)
+            Outside.apply(a, b)[0].sum().backward()
+            assert torch.equal(a.grad, a.detach() * size) and b.grad is None
+    assert recorded() <= before + 2
+    assert {tuple(each) for each in node.defined} == {(True, False)}
+
+
+def test_a_node_may_run_outside_of_the_graph(chosen):
+    chosen.append(Outside)
+    a, b = torch.rand(3, requires_grad=True), torch.rand(3, requires_grad=True)
+    with compiled_autograd._enable(lambda graph: graph):
+        Outside.apply(a, b)[0].sum().backward()
+    assert torch.equal(a.grad, a.detach() * 3)
