@@ -405,6 +405,16 @@ class InputAliasInfo:
         """Whether the updated value is a forward result with a tangent in the backward."""
         return self.mutation.data and not self.hidden_from_autograd and self.requires_grad_after
 
+    @property
+    def is_written(self) -> bool:
+        """Whether autograd takes it as written: its data changes, or its version rises where autograd does not see it.
+
+        The second is so if a view of it has its size changed in place under `no_grad`. If the input is itself a view that
+        requires grad, eager recreates its history.
+        """
+        only_version = self.version_bumps > 0 and self.mutation is MutationType.NONE
+        return self.mutation.data or (only_version and self.hidden_from_autograd and self.requires_grad_after)
+
 
 @dataclass(frozen=True)
 class NonAlias:

@@ -50,7 +50,7 @@ class Group:
 class MemorySharing:
     """The memory sharing that a trace depends on, given which arguments are mutated.
 
-    `mutated`: arguments whose data changes. `hidden`: those whose change autograd does not see. `bumped`: those whose
+    `mutated`: arguments that are written. `hidden`: those whose change autograd does not see. `bumped`: those whose
     version rises. `counters`: sets of arguments with one version counter, if one of them is bumped.
     """
 
@@ -64,8 +64,8 @@ class MemorySharing:
     def of(cls, args: Sequence[Any], infos: Sequence[InputAliasInfo | None]) -> MemorySharing:
         """The sharing that matters to a function that does to `args` what `infos` say."""
         tensors = [(index, info) for index, info in enumerate(infos) if info is not None]
-        mutated = tuple(index for index, info in tensors if info.mutation.data or info.changed_later)
-        hidden = tuple(index for index, info in tensors if info.mutation.data and info.hidden_from_autograd)
+        mutated = tuple(index for index, info in tensors if info.is_written or info.changed_later)
+        hidden = tuple(index for index, info in tensors if info.is_written and info.hidden_from_autograd)
         bumped = tuple(index for index, info in tensors if info.version_bumps)
         return cls.among(args, mutated, hidden, bumped)
 

@@ -87,8 +87,11 @@ def _may_have_the_memory_of(target: Any, source: Any) -> bool:
 
 
 def _are_laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    facts = [(tensor.size(), tensor.stride(), tensor.storage_offset()) for tensor in (one, other)]
-    return facts[0] == facts[1]
+    return _layout_of(one) == _layout_of(other)
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
+    return tensor.size(), tensor.stride(), tensor.storage_offset()
 
 
 def _lay_out_alike(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -124,8 +127,8 @@ class ReshapedViews:
     """A view whose size or stride is changed in place becomes the view that shows the same, also for autograd.
 
     Autograd regenerates the history of such a view. Eager does so from the view's current geometry; for a traced tensor,
-    autograd only knows how the view was created. A view that is conjugated or has another dtype than its base is refused:
-    there, eager does not know more, and its gradients ignore the change.
+    autograd only knows how the view was created. A view that is conjugated or has another dtype than its base is refused
+    if its geometry changes: there, eager does not know more, and its gradients ignore the change.
 
     Attributes:
         arguments: the position of each argument, by its id.
@@ -143,8 +146,13 @@ class ReshapedViews:
     def handle(self, function: Any, call: Callable[..., Any], /, view: Any, *args: Any, **kwargs: Any) -> Any:
         if id(view._base) in self.of_leaves and torch.is_grad_enabled():
             raise RuntimeError(VIEW_OF_LEAF)
-        if id(view) not in self.arguments and is_converted_view(view):
+        before = _layout_of(view) if id(view) not in self.arguments and is_converted_view(view) else None
+        result = self.reshape(function, call, view, *args, **kwargs)
+        if before is not None and _layout_of(view) != before:
             raise RuntimeError(RESHAPED_CONVERSION)
+        return result
+
+    def reshape(self, function: Any, call: Callable[..., Any], view: Any, *args: Any, **kwargs: Any) -> Any:
         if id(view) in self.arguments and not torch.is_grad_enabled():
             self.hidden.add(self.arguments[id(view)])
         if function not in OUT_OF_PLACE or not may_be_swapped(view):

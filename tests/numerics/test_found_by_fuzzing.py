@@ -204,6 +204,58 @@ def view_of_a_leaf_changed_under_no_grad(x):
     return x * 2
 
 
+# --- Views with two histories: eager recreates the history after a write that autograd does not see ------------------
+
+
+def hook_of_the_new_history(outputs, args):
+    """The hook multiplies what reaches the view after the call, and not what was computed from it before the write."""
+    assert args[0].grad_fn is not None  # without this, eager's `register_hook` crashes
+    args[0].register_hook(lambda gradient: gradient * 3)
+    return args[0] * 2
+
+
+def view_of_a_leaf(*shape):
+    return leaf(*shape).as_strided(shape, torch.empty(shape).stride())
+
+
+TWO_HISTORIES = {"caller": hook_of_the_new_history, "without_dynamo": "breaks the graph at metadata mutations"}
+
+
+@CASES.add(lambda: (view_of_a_leaf(2),), **TWO_HISTORIES)
+def a_view_of_an_argument_is_strided_under_no_grad(x):
+    before = x.clone()
+    view = x.unfold(0, 2, 1)
+    with torch.no_grad():
+        view.as_strided_((2,), (1,))
+    return before * 1
+
+
+@CASES.add(lambda: (non_leaf(3, 2)[1:],), **TWO_HISTORIES)
+def a_view_of_an_argument_is_transposed_under_no_grad(x):
+    before = x * 2
+    view = x[:1]
+    with torch.no_grad():
+        view.t_()
+    return before, x.cos()
+
+
+@CASES.add(lambda: (view_of_a_leaf(2, 3),), **TWO_HISTORIES)
+def an_argument_keeps_its_size_under_no_grad(x):
+    before = x * 2
+    with torch.no_grad():
+        x.squeeze_(0)
+    return before, x.cos()
+
+
+@CASES.add(lambda: (lambda base: (base[:2], base[1:]))(non_leaf(3)), **TWO_HISTORIES)
+def one_of_two_views_is_strided_under_no_grad(x, y):
+    before = x * 2 + y * 3
+    view = y[None]
+    with torch.no_grad():
+        view.as_strided_((2,), (1,))
+    return before, x.cos() + y
+
+
 # --- Errors ----------------------------------------------------------------------------------------------------------
 
 
