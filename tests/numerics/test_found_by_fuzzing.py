@@ -204,6 +204,36 @@ def view_of_a_leaf_changed_under_no_grad(x):
     return x * 2
 
 
+@CASES.add(lambda: (leaf(3),))
+def converted_to_complex_under_no_grad(x):
+    with torch.no_grad():
+        hidden = x.to(torch.complex64)
+    return hidden, hidden.real * x
+
+
+@CASES.add(lambda: (leaf(3, 2),))
+def a_complex_number_changed_under_no_grad(x):
+    value = torch.view_as_complex(x * 2)
+    with torch.no_grad():
+        value.mul_(2j)
+        conjugate = value.conj()
+    return value * 1, conjugate * 1, x.to(torch.complex64) * 2
+
+
+@CASES.add(lambda: (plain(4, 3),))
+def moved_and_copied_from_its_flip(x):
+    m = x.contiguous().movedim(0, -1)
+    m.copy_(m.flip(0))
+    return m
+
+
+@CASES.add(lambda: (non_leaf(4, 3),))
+def a_differentiable_one_moved_and_copied_from_its_flip(x):
+    m = (x * 2).contiguous().movedim(0, -1)
+    m.copy_(m.flip(0))
+    return m
+
+
 # --- Views with two histories: eager recreates the history after a write that autograd does not see ------------------
 
 
