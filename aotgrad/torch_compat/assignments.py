@@ -90,7 +90,7 @@ def _are_laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return _layout_of(one) == _layout_of(other)
 
 
-def _layout_of(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.size(), tensor.stride(), tensor.storage_offset()
 
 
