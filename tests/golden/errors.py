@@ -376,7 +376,8 @@ def value_of_a_list_changed():
 @error_case
 def converted_view_reshaped():
     """The conjugate of a tensor is transposed in place."""
-    aotgrad.aot_function(lambda x: x.conj().t_(), aotgrad.nop)(torch.ones(2, 3, dtype=torch.complex64, requires_grad=True))
+    x = torch.ones(2, 3, dtype=torch.complex64, requires_grad=True)
+    aotgrad.aot_function(lambda x: (x * 2).conj().t_(), aotgrad.nop)(x)
 
 
 @error_case
