@@ -40,7 +40,9 @@ class FunctionHandlers(TorchFunctionMode):
         }
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call = function
+        call, keywords = function, dict(kwargs or {})
+        if function in self.table and "input" in keywords:
+            args = (keywords.pop("input"),)  # its handlers expect the first argument as eager's methods pass it
         for handler in self.table.get(function, self.for_all):
             call = functools.partial(handler.handle, function, call)
-        return call(*args, **(kwargs or {}))
+        return call(*args, **keywords)

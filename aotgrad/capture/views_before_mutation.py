@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.ir import InputSpec, MemberInput, TensorInput
@@ -29,7 +30,7 @@ class ViewVersions:
         self.used: dict[int, tuple[torch.Tensor, int]] = {}
 
     def handle(self, function: Any, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        older = [value for value in args if self.is_older(value)]
+        older = [value for value in pytree.tree_leaves((args, kwargs)) if self.is_older(value)]
         result = call(*args, **kwargs)
         values = result if isinstance(result, (tuple, list)) else (result,)
         differentiable = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]

@@ -44,3 +44,12 @@ def test_a_handler_may_replace_a_call():
     with FunctionHandlers([Negated()]):
         negated = x.sin()
     assert torch.equal(negated, -x.sin())
+
+
+def test_a_handler_gets_the_first_argument_of_a_call_by_keywords():
+    seen = []
+    x = torch.zeros(2)
+    with FunctionHandlers([Recording("named", {torch.as_strided_}, seen)]):
+        torch.as_strided_(input=x, size=(1,), stride=(1,))
+    assert seen == [("named", "as_strided_", 0)]
+    assert x.shape == (1,)

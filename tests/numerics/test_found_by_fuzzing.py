@@ -286,6 +286,26 @@ def one_of_two_views_is_strided_under_no_grad(x, y):
     return before, x.cos() + y
 
 
+@CASES.add(lambda: (non_leaf(2, 3)[:],), caller=hook_of_the_new_history)
+def an_older_view_is_used_by_keyword(x):
+    view = x.mT
+    x.mul_(2)
+    return torch.mul(input=view, other=3)
+
+
+@CASES.add(lambda: (non_leaf(2, 3)[:],), caller=hook_of_the_new_history)
+def an_older_view_is_used_in_a_list(x):
+    view = x.mT
+    x.mul_(2)
+    return torch.cat([view, view])
+
+
+@CASES.add(lambda: (plain(2, 3),), without_dynamo="breaks the graph at metadata mutations")
+def strided_in_place_by_keywords(x):
+    torch.as_strided_(input=x, size=(3, 2), stride=(2, 1))
+    return torch.as_strided_(input=x * 2, size=(6,), stride=(1,))
+
+
 # --- Errors ----------------------------------------------------------------------------------------------------------
 
 
