@@ -27,7 +27,7 @@ from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.compile import TracedOnce, compile_plan, reject_second_run
 from aotgrad.plan_cache.eager_fallback import ran_eagerly
-from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan
+from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan, NotCompiled
 from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generators_of, set_states
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.telemetry.counters import counters
@@ -187,7 +187,7 @@ class PlanCache:
             except Exception as error:
                 if error is traced.raised or isinstance(error, EagerError):
                     return NoPlan(RAISES, error)
-                if self.compiler.options.on_error == "raise" or isinstance(error, OwnGeneratorError):
+                if self.compiler.options.on_error == "raise" or isinstance(error, (OwnGeneratorError, NotCompiled)):
                     raise
                 ran_eagerly(self.name, error)
                 self.failed.add(failure_key(call))

@@ -28,7 +28,7 @@ from aotgrad.ir import InputHint, SymInput
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, Stages, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
 from aotgrad.plan_cache.call import Call
-from aotgrad.plan_cache.entry import CachedPlan
+from aotgrad.plan_cache.entry import CachedPlan, NotCompiled
 
 log = logging.getLogger("aotgrad.guards.plan")
 
@@ -198,7 +198,7 @@ def differs(fake: torch.Tensor, tensor: torch.Tensor, dim: int) -> bool:
 
 @dataclass
 class TracedOnce:
-    """Calls a function that is traced, and stores the error that it raised, unless it is an `AOTGradError`."""
+    """Calls a function that is traced, and stores the error that it raised, unless it is one of ours."""
 
     function: Callable
     raised: Exception | None = None
@@ -206,7 +206,7 @@ class TracedOnce:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self.function(*args, **kwargs)
-        except AOTGradError:
+        except (AOTGradError, NotCompiled):
             raise
         except Exception as error:
             self.raised = error

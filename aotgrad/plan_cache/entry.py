@@ -22,6 +22,13 @@ from aotgrad.telemetry.counters import counters
 _thread = threading.local()
 
 
+class NotCompiled(Exception):
+    """No plan can compute what a transform makes of this function: it runs op by op.
+
+    Raised before the function runs with real tensors: it runs only once, op by op.
+    """
+
+
 @dataclass(frozen=True)
 class NoPlan:
     """Why a call has no plan; `error` is what the function raised while it was traced, if it did."""

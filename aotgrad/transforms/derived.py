@@ -30,8 +30,9 @@ from aotgrad.joint.backward import autograd_nodes
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import AmbientState
+from aotgrad.plan_cache.entry import NotCompiled
 from aotgrad.torch_compat import AutocastState
-from aotgrad.transforms.input_views import NotCompiled, ViewRecorder
+from aotgrad.transforms.input_views import ViewRecorder
 from aotgrad.transforms.subfunctions import CallResult, PlacedResult, SubFunction, SubstituteResults, keep_results
 
 FRESH_OUTPUTS = (NonAlias, UnsafeViewAlias, SymOutput, ConstantOutput)

@@ -22,12 +22,12 @@ from aotgrad.pipeline import Compiler, Source, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.call import AmbientState
+from aotgrad.plan_cache.entry import NotCompiled
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.telemetry.counters import counters
 from aotgrad.transforms.closure_lifting import lift_closure
 from aotgrad.transforms.derived import CalledFunction
 from aotgrad.transforms.functorch import CallContext, SeveralNodes
-from aotgrad.transforms.input_views import NotCompiled
 from aotgrad.transforms.jvp import call_with_duals
 from aotgrad.transforms.plans import DerivedPlans
 from aotgrad.transforms.subfunctions import CallResult, SubFunction

@@ -31,12 +31,12 @@ from aotgrad.ir import AliasOfIntermediate, Geometry
 from aotgrad.joint.backward import autograd_nodes
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.entry import NoPlan
+from aotgrad.plan_cache.entry import NoPlan, NotCompiled
 from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
 from aotgrad.telemetry.counters import counters
 from aotgrad.transforms import derived
 from aotgrad.transforms.derived import Batch, CalledFunction, DerivedFunction, Jvp, Vjp, replace_at, tensor_leaves
-from aotgrad.transforms.input_views import NotCompiled, with_views
+from aotgrad.transforms.input_views import with_views
 from aotgrad.transforms.plans import DerivedPlans, PlannedCall
 from aotgrad.transforms.subfunctions import CallResult, SubFunction, complete, places_in, subfunctions_of
 

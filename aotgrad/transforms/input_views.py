@@ -17,10 +17,7 @@ import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from aotgrad import torch_compat
-
-
-class NotCompiled(Exception):
-    """No plan can compute what a transform makes of this function: it runs op by op."""
+from aotgrad.plan_cache.entry import NotCompiled
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,8 @@ class ViewRecorder(TorchFunctionMode):
             raise NotCompiled
         result = func(*args, **arguments[1])
         found = pytree.tree_leaves(result)
-        self.is_changed |= changes(func) and bool(args) and self.shares_memory(args[0])
+        written = pytree.tree_leaves((args[:1], arguments[1].get("input")))
+        self.is_changed |= changes(func) and any(map(self.shares_memory, written))
         for position, value in enumerate(found):
             if isinstance(value, torch.Tensor) and id(value) not in self.known:
                 call = RawCall(func, arguments, torch.is_grad_enabled(), position, self.number, version_and_history(value))

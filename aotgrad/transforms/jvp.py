@@ -22,10 +22,11 @@ from aotgrad import torch_compat
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import AmbientState
+from aotgrad.plan_cache.entry import NotCompiled
 from aotgrad.runtime.autograd import mark_as_dual
 from aotgrad.torch_compat import Dual
 from aotgrad.transforms.derived import CalledFunction, DerivedFunction, reject_changes_and_aliases
-from aotgrad.transforms.input_views import NotCompiled, with_views
+from aotgrad.transforms.input_views import with_views
 from aotgrad.transforms.plans import DerivedPlans
 
 

@@ -15,10 +15,9 @@ from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache, Planned
 from aotgrad.plan_cache.call import AmbientState, Call
-from aotgrad.plan_cache.entry import CachedPlan, NoPlan
+from aotgrad.plan_cache.entry import CachedPlan, NoPlan, NotCompiled
 from aotgrad.plan_cache.generators import GeneratorArguments
 from aotgrad.transforms.derived import DerivedFunction
-from aotgrad.transforms.input_views import NotCompiled
 
 
 class PlannedCall(NamedTuple):

@@ -22,8 +22,8 @@ import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from aotgrad.ir import BackwardSegment
+from aotgrad.plan_cache.entry import NotCompiled
 from aotgrad.slots import ForwardResult, IntermediateBase, Primal, SegmentBoundary, UserOutput
-from aotgrad.transforms.input_views import NotCompiled
 
 CallResult = tuple[int, int]
 """The number of the call that returned a tensor, among the calls of a function, and the tensor's position in its result."""

@@ -439,6 +439,18 @@ def changes_its_input(x: torch.Tensor) -> torch.Tensor:
     return x.sin()
 
 
+def returns_its_changed_input(x: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x
+
+
+def returns_a_view_of_its_changed_input(x: torch.Tensor) -> torch.Tensor:
+    first = x[:1]
+    torch.relu_(input=x)
+    torch._foreach_add_([x], 2)
+    return first
+
+
 def written_inside(compile: Compile) -> Any:
     def function(x: torch.Tensor) -> torch.Tensor:
         x = x * 1
@@ -501,6 +513,13 @@ INLINED: dict[str, Callable[[Compile], Any]] = {
     "a list of tensors in the closure": lambda c: grad(lambda w: c(lambda x, ws=[w]: x * ws[0])(vector()).sum())(vector()),
     "an input that is changed": lambda c: vmap(c(changes_its_input))(batch()),
     "an input that is changed, differentiated": written_inside,
+    "an input that is changed and returned": lambda c: vmap(c(returns_its_changed_input))(batch()),
+    "an input that is changed and returned, in forward mode": lambda c: jvp(
+        lambda x: c(returns_its_changed_input)(x * 1), (vector(),), (vector(),)
+    ),
+    "an input that is changed by lists and keywords, and a view of it": lambda c: jvp(
+        lambda x: c(returns_a_view_of_its_changed_input)(x * 1), (vector(),), (vector(),)
+    ),
     "a result that is a view of an input": written_through_a_view,
     "nothing but a view of an input": lambda c: vmap(c(lambda x: x.view(2, 2)))(batch()),
     "a view of an input that another result is computed from": through_a_view,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from aotgrad.ir import BackwardSegment, SavingNodes
+from aotgrad.plan_cache.entry import NotCompiled
 from aotgrad.slots import Gradient, Primal, SegmentBoundary, Tangent, UpdatedInput, UserOutput
-from aotgrad.transforms.input_views import NotCompiled
 from aotgrad.transforms.subfunctions import (
     SubFunction,
     SubstituteResults,
