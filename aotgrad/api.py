@@ -376,7 +376,7 @@ class FlatCallable(ModuleCallable):
         """The fastest equivalent callable: usually one that only checks whether values are transformed."""
         if self.tensors or self.memory is not None or not self.dedupe.is_identity:
             return self
-        in_vmap_mode = native.offered("in_vmap_mode", torch_compat.in_vmap_mode)
+        in_vmap_mode = native.lookup("in_vmap_mode", torch_compat.in_vmap_mode)
         return torch_compat.dispatch_transformed(self.executable.call, self, in_vmap_mode)
 
     def __call__(self, *args: Any) -> Sequence[Any]:

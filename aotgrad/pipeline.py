@@ -321,7 +321,7 @@ def partition_graph(
 ) -> Partition:
     """Partition a joint graph."""
     with names.compiling("joint"), collection_paused():
-        return partition_joint(passes.held_by_others(joint, known), compiler.partition_fn, compiler.objective)
+        return partition_joint(passes.mark_kept_values(joint, known), compiler.partition_fn, compiler.objective)
 
 
 def compile_forward(

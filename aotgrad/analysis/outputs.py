@@ -187,7 +187,7 @@ class _Outputs:
         """The views from a storage's current value to `value`: recorded in the graph, or replayed."""
         found, steps = chain_from(self.capture.trace.node_of(value), stops={root})
         if found is not root:
-            found, steps = chain_from(self.capture.trace.replayed(value, root), stops={root})
+            found, steps = chain_from(self.capture.trace.replay_views(value, root), stops={root})
         return steps
 
     def view_of_output(self, position: int, value: torch.Tensor, root: fx.Node) -> ir.AliasOfOutput | None:

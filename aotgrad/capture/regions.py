@@ -1,6 +1,6 @@
 """Checkpointed regions: `torch.utils.checkpoint` reruns them in the backward, where they are traced a second time.
 
-    with reentered(module_holds_traced_tensors):
+    with rerun_context(module_holds_traced_tensors):
         y = checkpoint(region, x)                 a `CheckpointedRegion`, with the autograd nodes that it made
     backward of y                                 reruns the region within `module_holds_traced_tensors()`
 
@@ -23,7 +23,7 @@ _contexts: contextvars.ContextVar[tuple[MakeContext, ...]] = contextvars.Context
 
 
 @contextlib.contextmanager
-def reentered(make_context: MakeContext) -> Iterator[None]:
+def rerun_context(make_context: MakeContext) -> Iterator[None]:
     """Open a context. Regions that run inside are rerun later within a new context of the same kind."""
     token = _contexts.set((*_contexts.get(), make_context))
     try:

@@ -2,7 +2,7 @@
 
 A second-order function reruns the original function, whose prints and checks have already happened.
 
-    with repeated():
+    with repeat_marks():
         y = f(x)            its nodes have meta["repeated"]
 """
 
@@ -16,7 +16,7 @@ _is_open: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_open", defa
 
 
 @contextlib.contextmanager
-def repeated() -> Iterator[None]:
+def repeat_marks() -> Iterator[None]:
     """Inside, recorded nodes are marked."""
     token = _is_open.set(True)
     try:

@@ -28,7 +28,7 @@ from aotgrad.capture.generator import WatchedGenerator, watch_draws
 from aotgrad.capture.hooks import HookRecords, held_by, take_hooks, take_hooks_of_views
 from aotgrad.capture.indexing import IndexMarks
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
-from aotgrad.capture.regions import CheckpointedRegion, reentered
+from aotgrad.capture.regions import CheckpointedRegion, rerun_context
 from aotgrad.capture.values import ValueReads
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.graph import op_table
@@ -144,7 +144,7 @@ class Trace:
                     "tensor in place, or draws other random numbers then; leave out context_fn, or checkpoint outside of "
                     "the compiled function"
                 )
-            with reentered(lambda: torch_compat.run_kept_regions(run_nested_region)):
+            with rerun_context(lambda: torch_compat.run_kept_regions(run_nested_region)):
                 return torch_compat.run_checkpointed(region, args, settings, self._retraced[region])
         if not torch.is_grad_enabled():
             return run(region, *args, **settings)
@@ -282,7 +282,7 @@ class Trace:
             raise CaptureError(UNSEEN)
         return node
 
-    def replayed(self, value: torch.Tensor, root: fx.Node) -> fx.Node:
+    def replay_views(self, value: torch.Tensor, root: fx.Node) -> fx.Node:
         """The node that replays the recorded views of `value` from `root`, the current value of its storage."""
         with torch_compat.hidden_tracing_modes():
             base = root.meta["val"].detach()

@@ -40,7 +40,7 @@ class Contents:
     def __init__(self, objects: Sequence[Any], tables: Sequence[dict]) -> None:
         self.objects, self.own = list(objects), [value.__dict__ for value in objects]
         plain, ordered = by_type([*self.own, *tables])
-        self.plain = Entries(plain, native.offered("same_contents", same_contents))
+        self.plain = Entries(plain, native.lookup("same_contents", same_contents))
         self.ordered = Entries(ordered, same_contents)
 
     def hold(self) -> bool:

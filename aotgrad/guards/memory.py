@@ -95,14 +95,14 @@ def separation_of(
     written = [sharers[0] for sharers in storages] + [k for k in changed if k not in sharers]
     others = [k for k in addressed if k not in changed and k not in sharers]
     spans = {k: span_of(traced[k]) for k in others}
-    separation = native.offered("separation", functools.partial(Separation, spans=spans))
+    separation = native.lookup("separation", functools.partial(Separation, spans=spans))
     return separation([k for k in written if k in addressed], others)
 
 
 def places_of(sharers: Sequence[int], storages: int, traced: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
     """`Places` of the arguments that share `storages` storages."""
     growing = [k for k in sharers if torch_compat.has_symbolic_shape(traced[k])]
-    return native.offered("sharing", functools.partial(Places, storages=storages, growing=growing))(sharers)
+    return native.lookup("sharing", functools.partial(Places, storages=storages, growing=growing))(sharers)
 
 
 class Places:

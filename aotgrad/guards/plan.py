@@ -55,7 +55,7 @@ class PlanGuards:
     @functools.cached_property
     def holds(self) -> Callable[[Sequence[torch.Tensor]], bool]:
         """`check` for as many distinct tensors as the plan has."""
-        return self.emitted(*self.global_state.conditions(native.offered("global_flags", None)))
+        return self.emitted(*self.global_state.conditions(native.lookup("global_flags", None)))
 
     def plain_check(self, generation: int) -> Callable[[Sequence[Any]], bool] | None:
         """`check` for as many values, which may be no tensors; `None` if it would be no faster.
@@ -64,7 +64,7 @@ class PlanGuards:
         """
         if not self.dedupe.is_identity or not self.tensors.is_one_call:
             return None
-        names, conditions = self.global_state.in_plain_calls(native.offered("global_flags", None))
+        names, conditions = self.global_state.in_plain_calls(native.lookup("global_flags", None))
         return self.emitted(names | {"generation": passes.generation}, [*conditions, f"generation() == {generation}"])
 
     def emitted(self, names: dict[str, Any], conditions: Sequence[str]) -> Callable[[Sequence[Any]], bool]:

@@ -45,8 +45,8 @@ from aotgrad.joint.segments import (
     Edge,
     ExternalView,
     Segmentation,
-    detours_by_edge,
     ends_without_inputs,
+    external_views_by_edge,
     find_segments,
     order_for_engine,
     positions_of,
@@ -420,7 +420,7 @@ def _find_gradients(
 
 def _is_one_piece(segmentation: Segmentation | None) -> bool:
     """Whether one call of the engine computes all gradients."""
-    return segmentation is None or (segmentation.count == 1 and not segmentation.detours)
+    return segmentation is None or (segmentation.count == 1 and not segmentation.external_views)
 
 
 def _gradients_behind_failures(
@@ -496,10 +496,12 @@ def segmentation_of(
     inputs = _input_edges(capture, outputs)
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
     bases = [tuple(results[base] for base in view.bases if base in results) for view in views]
-    detours = [ExternalView(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
-    reject_hooks_outside(capture, results, inputs, detours, failing)
-    positions = positions_of(effects.group_of, results, inputs, detours, failing) if effects is not None and writing else ()
-    found = find_segments(results, inputs, cut_into(capture, grad_segments), detours, failing, positions)
+    external_views = [ExternalView(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
+    reject_hooks_outside(capture, results, inputs, external_views, failing)
+    positions = (
+        positions_of(effects.group_of, results, inputs, external_views, failing) if effects is not None and writing else ()
+    )
+    found = find_segments(results, inputs, cut_into(capture, grad_segments), external_views, failing, positions)
     assert found is not None or not writing, "a result that is an input is no result of the graph"
     return single_segment(results, inputs, failing) if found is None and failing else found
 
@@ -508,7 +510,7 @@ def reject_hooks_outside(
     capture: Capture,
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
-    detours: Sequence[ExternalView],
+    external_views: Sequence[ExternalView],
     failing: Mapping[Any, str],
 ) -> None:
     """Raise for a hook of an autograd node outside of the graph.
@@ -516,7 +518,9 @@ def reject_hooks_outside(
     Raises:
         CaptureError: the hook would not be called.
     """
-    inside = visited_nodes([node for node, _ in results.values()], inputs, detours_by_edge(detours, inputs), failing)
+    inside = visited_nodes(
+        [node for node, _ in results.values()], inputs, external_views_by_edge(external_views, inputs), failing
+    )
     if not capture.nodes_with_hooks.issubset(inside):
         raise CaptureError(
             "the function hooks the autograd node of an argument, or of a view that it returns (x.grad_fn.register_hook), "

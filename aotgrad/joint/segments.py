@@ -93,7 +93,7 @@ class Segmentation:
     targets: Mapping[Edge, GradientTarget]
     count: int
     materialized: frozenset[int]
-    detours: frozenset[Edge] = frozenset()
+    external_views: frozenset[Edge] = frozenset()
     alone: frozenset[Any] = frozenset()
     effects: tuple[frozenset[int], ...] = ()
     failures: Mapping[Any, Failure] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Segmentation:
 
         At an edge of an input it does, even if the segment contains the node of the edge.
         """
-        if self.segment_of.get(edge[0]) != segment or edge in self.detours:
+        if self.segment_of.get(edge[0]) != segment or edge in self.external_views:
             return True
         return isinstance(self.targets.get(edge), Primal)
 
@@ -124,7 +124,7 @@ def find_segments(
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
     chunks: Chunks,
-    detours: Sequence[ExternalView] = (),
+    external_views: Sequence[ExternalView] = (),
     failing: Mapping[Any, str] = NOTHING_FAILS,
     effects: Collection[frozenset[int]] = (),
 ) -> Segmentation | None:
@@ -134,15 +134,15 @@ def find_segments(
         results: where the gradient of each result enters.
         inputs: where the gradients of inputs arrive.
         chunks: how to cut the work further, into segments that follow one another.
-        detours: where gradients leave the graph and may return; detours that no result depends on change nothing.
+        external_views: where gradients leave the graph and may return; one that no result depends on changes nothing.
         failing: the nodes that raise, and their messages.
         effects: the nodes that change tensors in place; see `positions_of`.
     """
     roots = list(results.values())
     if any(root in inputs for root in roots):
         return None
-    detour_at = detours_by_edge(detours, inputs)
-    successors = visited_nodes([node for node, _ in roots], inputs, detour_at, failing)
+    external_view_at = external_views_by_edge(external_views, inputs)
+    successors = visited_nodes([node for node, _ in roots], inputs, external_view_at, failing)
     order = topological_order(successors, successors.__getitem__, lambda node: -torch_compat.node_sequence_nr(node))
     reached = dependence(order, successors, [node for node, _ in roots])
     chunk = chunks_of(order, successors, inputs, chunks)
@@ -156,11 +156,11 @@ def find_segments(
     keys.update({node: (0, 0, 0, 0, group) for node, group in group_of.items()})
     segment_of = numbered(keys, successors)
     count = len(set(segment_of.values()))
-    targets = targets_of([node for node in order if node not in failing], segment_of, results, inputs, detour_at)
+    targets = targets_of([node for node in order if node not in failing], segment_of, results, inputs, external_view_at)
     custom = (node for group in groups if len(group) == 1 for node in group if torch_compat.is_custom_node(node))
     materialized = frozenset(segment_of[node] for node in (*zeroed, *custom))
-    failures = failures_of(order, failing, {**ends_at(results, detour_at), **inputs}) if failing else {}
-    left = frozenset(detour_at.keys() & targets.keys())
+    failures = failures_of(order, failing, {**ends_at(results, external_view_at), **inputs}) if failing else {}
+    left = frozenset(external_view_at.keys() & targets.keys())
     alone = frozenset().union(*groups)
     return Segmentation(segment_of, targets, count, materialized, left, alone, tuple(effects), failures)
 
@@ -228,19 +228,23 @@ def condense(
     return topological_order(lists, lists.__getitem__, position.__getitem__), lists
 
 
-def detours_by_edge(detours: Sequence[ExternalView], inputs: Mapping[Edge, Primal]) -> dict[Edge, ExternalView]:
-    return {detour.edge: detour for detour in detours if detour.edge not in inputs}
+def external_views_by_edge(
+    external_views: Sequence[ExternalView], inputs: Mapping[Edge, Primal]
+) -> dict[Edge, ExternalView]:
+    return {view.edge: view for view in external_views if view.edge not in inputs}
 
 
 def positions_of(
     group_of: Callable[[Any], Any],
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
-    detours: Sequence[ExternalView],
+    external_views: Sequence[ExternalView],
     failing: Collection[Any],
 ) -> tuple[frozenset[int], ...]:
     """The nodes of each group, by position in the age order of all nodes; every run of the function has the same."""
-    found = visited_nodes([node for node, _ in results.values()], inputs, detours_by_edge(detours, inputs), failing)
+    found = visited_nodes(
+        [node for node, _ in results.values()], inputs, external_views_by_edge(external_views, inputs), failing
+    )
     groups: dict[Any, set[int]] = {}
     for k, node in enumerate(sorted(found, key=torch_compat.node_sequence_nr)):
         if (group := group_of(node)) is not None:
@@ -263,9 +267,11 @@ def single_segment(
     return Segmentation(dict.fromkeys(successors, 0), inputs, 1, frozenset(), failures=failures)
 
 
-def ends_at(results: Mapping[ForwardResult, Edge], detours: Mapping[Edge, ExternalView]) -> dict[Edge, GradientTarget]:
+def ends_at(
+    results: Mapping[ForwardResult, Edge], external_views: Mapping[Edge, ExternalView]
+) -> dict[Edge, GradientTarget]:
     """The edges of results and views; the first result wins for an edge of several."""
-    views: dict[Edge, GradientTarget] = {edge: detour.slot for edge, detour in detours.items()}
+    views: dict[Edge, GradientTarget] = {edge: view.slot for edge, view in external_views.items()}
     views.update((edge, result) for result, edge in reversed(list(results.items())))
     return views
 
@@ -320,12 +326,12 @@ def edges_of(node: Any) -> list[Edge]:
 def visited_nodes(
     roots: Iterable[Any],
     inputs: Mapping[Edge, Primal],
-    detours: Mapping[Edge, ExternalView],
+    external_views: Mapping[Edge, ExternalView],
     failing: Collection[Any] = (),
 ) -> dict[Any, list[Any]]:
     """The nodes that a backward from `roots` visits before it reaches `inputs`, each with its successors.
 
-    Nodes outside, on `detours`, and nodes behind a failing node are left out.
+    Nodes outside, on `external_views`, and nodes behind a failing node are left out.
     """
     successors: dict[Any, list[Any]] = {}
     stack = list(roots)
@@ -333,7 +339,9 @@ def visited_nodes(
         node = stack.pop()
         if node not in successors:
             left = () if node in failing else edges_of(node)
-            edges = [onward for edge in left for onward in (detours[edge].bases if edge in detours else (edge,))]
+            edges = [
+                onward for edge in left for onward in (external_views[edge].bases if edge in external_views else (edge,))
+            ]
             successors[node] = [edge[0] for edge in edges if edge not in inputs]
             stack.extend(successors[node])
     return successors
@@ -364,7 +372,7 @@ def targets_of(
     segment_of: Mapping[Any, int],
     results: Mapping[ForwardResult, Edge],
     inputs: Mapping[Edge, Primal],
-    detours: Mapping[Edge, ExternalView],
+    external_views: Mapping[Edge, ExternalView],
 ) -> dict[Edge, GradientTarget]:
     """The meaning of each edge at which a gradient enters another segment, an input or a view."""
     targets: dict[Edge, GradientTarget] = {**inputs}
@@ -373,8 +381,8 @@ def targets_of(
     cuts = 0
     for node in order:
         for edge in edges_of(node):
-            if edge in detours:
-                targets.setdefault(edge, detours[edge].slot)
+            if edge in external_views:
+                targets.setdefault(edge, external_views[edge].slot)
             elif edge not in targets and segment_of[edge[0]] != segment_of[node]:
                 targets[edge] = SegmentBoundary(cuts)
                 cuts += 1

@@ -1,7 +1,7 @@
 """Our C++ functions, if the user built them; otherwise the same in Python.
 
     python -m aotgrad native build               builds them, once per torch and Python; nothing else does
-    native.offered("versions_of", in_python)     the function in C++, or `in_python`
+    native.lookup("versions_of", in_python)      the function in C++, or `in_python`
 
 From Python, each question about a tensor takes torch 40 to 60 ns; `library.cpp` asks a list of tensors in one call. Its
 functions, and what runs without it:
@@ -31,7 +31,7 @@ from aotgrad.options import native_wanted
 log = logging.getLogger("aotgrad.native")
 
 
-def offered(name: str, otherwise: Any) -> Any:
+def lookup(name: str, otherwise: Any) -> Any:
     """A function of the library, or `otherwise` if there is no library."""
     return getattr(library(), name, otherwise)
 

@@ -14,7 +14,7 @@ from aotgrad.passes.dead_code import DeadCodeElimination
 from aotgrad.passes.effects import UnwrapEffects
 from aotgrad.passes.functional import CheckFunctional
 from aotgrad.passes.input_mutations import keep_input_mutations
-from aotgrad.passes.known_values import KnownValues, held_by_others, take_known_values
+from aotgrad.passes.known_values import KnownValues, mark_kept_values, take_known_values
 from aotgrad.passes.leftovers import RemoveLeftovers
 from aotgrad.passes.ops import computes
 from aotgrad.passes.peephole import Peephole
@@ -59,8 +59,8 @@ __all__ = [
     "computes",
     "copy_half",
     "generation",
-    "held_by_others",
     "keep_input_mutations",
+    "mark_kept_values",
     "pipeline",
     "register",
     "registered",

@@ -67,14 +67,14 @@ def take_known_values(joint: JointGraph, known: KnownValues | None) -> JointGrap
     return joint
 
 
-def held_by_others(joint: JointGraph, known: KnownValues | None) -> JointGraph:
+def mark_kept_values(joint: JointGraph, known: KnownValues | None) -> JointGraph:
     """`joint` with known values, and the inputs that they were computed from, marked as inputs that are alive anyway.
 
     The earlier node holds the saved values and the inputs of the call, so saving them is free.
     """
     if known is None:
         return joint
-    joint = held_by_others(joint, known.earlier)
+    joint = mark_kept_values(joint, known.earlier)
     returned = {memory_owner(node) for node in results_of(known.source)}
     visible = {node.name for node in known.source.module.graph.nodes if memory_owner(node) in returned}
     private = {position for position, name in known.nodes.items() if name not in visible}

@@ -270,7 +270,7 @@ def make_guards(executable: Stages, dedupe: Dedupe, tensors: Sequence[torch.Tens
     return PlanGuards(
         dedupe=dedupe,
         global_state=torch_compat.GlobalState(),
-        tensors=torch_compat.TensorGuard(tensors, fakes, native.offered("tensor_check", None)),
+        tensors=torch_compat.TensorGuard(tensors, fakes, native.lookup("tensor_check", None)),
         memory=memory_guard(executable, tensors, sharing, fakes) if changed else None,
         facts=facts_of(tensors, wanted),
         shapes=torch_compat.shape_guards(fakes) if any(map(torch_compat.has_symbolic_shape, fakes)) else None,

@@ -299,7 +299,7 @@ class LiftedModule:
     def forward(self, *everything: Any, **kwargs: Any) -> Any:
         slots = slots_of(self.module)
         tensors, args = everything[: len(slots)], everything[len(slots) :]
-        with regions.reentered(lambda: self.replaced(slots, tensors)):
+        with regions.rerun_context(lambda: self.replaced(slots, tensors)):
             result = self.run(*args, **kwargs)
             check_not_reassigned(slots, tensors)
         check_keeps_no_traced(self.module)

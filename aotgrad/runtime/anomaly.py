@@ -55,12 +55,12 @@ class NanFinder(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        if is_handed_on(n) and isinstance(result, torch.Tensor) and has_nan(result):
+        if leaves_its_derivative(n) and isinstance(result, torch.Tensor) and has_nan(result):
             raise RuntimeError(nan_message(n))
         return result
 
 
-def is_handed_on(node: fx.Node) -> bool:
+def leaves_its_derivative(node: fx.Node) -> bool:
     """Whether the result of a backward node goes to the derivative of another forward op, or to the caller."""
     if not node.meta.get("autograd_backward"):
         return False

@@ -164,7 +164,7 @@ class Backward:
     @functools.cached_property
     def below_autograd(self) -> Callable[..., Gradients]:
         """Runs a compiled graph."""
-        return native.offered("below_autograd", torch_compat.run_below_autograd)
+        return native.lookup("below_autograd", torch_compat.run_below_autograd)
 
     @functools.cached_property
     def saves(self) -> bool:

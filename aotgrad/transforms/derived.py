@@ -225,7 +225,7 @@ class Vjp(DerivedFunction):
         count = len(tensors) - len(self.defined)
 
         def of_wanted(*wanted: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            with repeats.repeated():
+            with repeats.repeat_marks():
                 results = tensor_leaves(self.function(*replace_at(tensors[:count], self.wanted, wanted)))
             return tuple(results[position] for position in self.defined)
 
@@ -248,7 +248,7 @@ class Jvp(DerivedFunction):
         count = len(tensors) - len(self.dual)
 
         def of_dual(*dual: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            with repeats.repeated():
+            with repeats.repeat_marks():
                 return tensor_leaves(self.function(*replace_at(tensors[:count], self.dual, dual)))
 
         primals = tuple(tensors[position] for position in self.dual)

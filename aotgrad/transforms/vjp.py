@@ -466,7 +466,7 @@ class SegmentVjp(DerivedFunction):
     def rerun(self, primals: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
         """Open while the original function runs a second time, without effects."""
         runs_op_by_op = self.function.has_effects and not torch_compat.any_functional(primals)
-        return EffectSuppression() if runs_op_by_op else repeats.repeated()
+        return EffectSuppression() if runs_op_by_op else repeats.repeat_marks()
 
     def protected(self, primals: Sequence[Any]) -> list[Any]:
         """The inputs, cloned if the function changes them, or their size: it has changed them once already.

@@ -22,7 +22,7 @@ from aotgrad.ir import GraphHalf
 from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.runtime.anomaly import is_handed_on
+from aotgrad.runtime.anomaly import leaves_its_derivative
 from aotgrad.transforms.derived import Batch, DerivedFunction
 from aotgrad.transforms.plans import DerivedPlans
 
@@ -52,7 +52,7 @@ class BackwardInterpreter(fx.Interpreter):
             with torch_compat.disable_autocast():
                 return super().run_node(n)
         result, traced = super().run_node(n), n.meta.get("val")
-        return result.to(traced.dtype) if isinstance(traced, torch.Tensor) and is_handed_on(n) else result
+        return result.to(traced.dtype) if isinstance(traced, torch.Tensor) and leaves_its_derivative(n) else result
 
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
         op: Any = AS_ATEN.get(target, getattr(target, "impl_aten", target))

@@ -48,7 +48,7 @@ def check_joint(joint: JointGraph) -> Problems:
     yield from check_saved_in_eager(joint)
     types = dict(zip(signature.inputs, placeholder_values(joint.module), strict=True))
     for gradient, node in zip(signature.outputs, output_values(joint.module), strict=True):
-        if isinstance(gradient, Gradient) and not is_detour(gradient, signature):
+        if isinstance(gradient, Gradient) and not is_external_view(gradient, signature):
             target: Any = gradient.of
             place = joint.memory[target.index] if isinstance(target, Memory) else None
             key = target if isinstance(target, Primal) else place if isinstance(place, Tangent) else Tangent(target)
@@ -86,7 +86,7 @@ def check_segments(joint: JointGraph) -> Problems:
     signature, segments = joint.signature, joint.segments
     yield from same_set("tangents of segments", [t for s in segments for t in s.tangents], signature.incoming)
     if len(segments) == 1:
-        views = [gradient for gradient in signature.gradients if is_detour(gradient, signature)]
+        views = [gradient for gradient in signature.gradients if is_external_view(gradient, signature)]
         yield from same_set("gradients", signature.outgoing, (*map(Gradient, signature.primals), *views))
     elif segments:
         yield from same_set("gradients of segments", [g for s in segments for g in s.gradients], signature.outgoing)
@@ -96,7 +96,7 @@ def check_segments(joint: JointGraph) -> Problems:
         for gradient in segment.gradients:
             if gradient.segment != (number if len(segments) > 1 else None):
                 yield f"segment {number} lists the {gradient}"
-            elif is_detour(gradient, signature) or isinstance(gradient.of, Primal):
+            elif is_external_view(gradient, signature) or isinstance(gradient.of, Primal):
                 continue
             elif segment_of.get(gradient.of, -1) <= number:
                 yield f"the {gradient} goes to no later segment"
@@ -109,7 +109,7 @@ def check_saved_in_eager(joint: JointGraph) -> Problems:
         yield f"eager saves values in the memory of {slot_list(sorted(missing, key=str))}; the graph has no such place"
 
 
-def is_detour(gradient: Gradient, signature: SlotSignature) -> bool:
+def is_external_view(gradient: Gradient, signature: SlotSignature) -> bool:
     """Whether a gradient leaves the graph through a view that the plan makes: of a result, or of a changed input."""
     match gradient.of:
         case ReturnedView() | OldInput():

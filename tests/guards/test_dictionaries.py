@@ -149,6 +149,6 @@ def test_a_module_does_without_versions_that_nobody_counts(fresh, monkeypatch):
 
 def test_the_contents_are_compared_by_the_library_if_there_is_one(monkeypatch):
     example, asked = Example(), []
-    monkeypatch.setattr(native, "offered", lambda name, otherwise: lambda *known: asked.append(name) or otherwise(*known))
+    monkeypatch.setattr(native, "lookup", lambda name, otherwise: lambda *known: asked.append(name) or otherwise(*known))
     assert Contents([example], [example.table]).hold()
     assert asked == ["same_contents"]

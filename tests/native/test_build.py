@@ -58,14 +58,14 @@ def works() -> bool:
 
 
 def test_nothing_is_built_by_itself(folder):
-    assert native.library() is None and native.offered("versions_of", len) is len
+    assert native.library() is None and native.lookup("versions_of", len) is len
     assert works() and not folder.exists()
 
 
 def test_what_was_built_is_loaded(folder, content):
     keep(content)
     assert native.library() is not None
-    assert native.offered("versions_of", len)([torch.ones(1)]) == [0]
+    assert native.lookup("versions_of", len)([torch.ones(1)]) == [0]
     assert not Path(native.library().__file__).exists()
     assert works()
 

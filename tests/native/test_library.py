@@ -231,7 +231,7 @@ def test_an_inference_tensor_has_no_version(library):
 
 @pytest.mark.parametrize("change", CHANGES, ids=range(len(CHANGES)))
 def test_contents(library, monkeypatch, change):
-    monkeypatch.setattr(native, "offered", lambda name, otherwise: getattr(library, name))
+    monkeypatch.setattr(native, "lookup", lambda name, otherwise: getattr(library, name))
     assert tells(Contents, change)
 
 

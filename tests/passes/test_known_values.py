@@ -9,7 +9,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad.ir import JointGraph
-from aotgrad.passes import KnownValues, held_by_others, take_known_values
+from aotgrad.passes import KnownValues, mark_kept_values, take_known_values
 from aotgrad.slots import Primal, SlotSignature, UserOutput
 
 aten = torch.ops.aten
@@ -90,11 +90,11 @@ def test_random_numbers_are_the_same_if_drawn_at_the_same_place(name, taken):
 def test_known_inputs_are_held_by_others():
     source = joint_of(1, exp_of_sine)
     known = KnownValues(source, (0,), {2: "sin_default"}, KnownValues(source, (0,), {1: "exp_default"}, None))
-    assert held_by_others(joint_of(3, exp_of_sine), known).static_inputs == {0, 1, 2}
-    assert held_by_others(source, None) is source
+    assert mark_kept_values(joint_of(3, exp_of_sine), known).static_inputs == {0, 1, 2}
+    assert mark_kept_values(source, None) is source
 
 
 @pytest.mark.parametrize(("build", "private"), [(exp_of_sine, {2}), (piece_of_sine, frozenset())])
 def test_the_caller_has_what_a_returned_piece_is_a_view_of(build, private):
     known = KnownValues(joint_of(1, build), (0,), {2: "sin_default"}, None)
-    assert held_by_others(joint_of(3, build), known).private_inputs == private
+    assert mark_kept_values(joint_of(3, build), known).private_inputs == private
