@@ -30,7 +30,7 @@ class StoredPlan:
 
     `conditions` are symbolic: it holds where they do, and whoever takes it has to assume them as a trace would.
     `sharing` is how the inputs shared memory. `schedule` is without its segments, which are `halves`. `joint` is a digest of
-    the joint graph: gradients of gradients trace it again.
+    the joint graph: gradients of gradients retrace it.
     """
 
     convention: CallingConvention

@@ -1,6 +1,6 @@
 """Appends the backward to a captured forward: `autograd.grad` on the still-live traced results.
 
-In: a `Capture` and its `ViewAndMutationMeta`. Out: a `JointGraph`. The user's function is not run again. Every backward
+In: a `Capture` and its `ViewAndMutationMeta`. Out: a `JointGraph`. The user's function is not rerun. Every backward
 node gets the stack trace of the forward op whose derivative it is.
 
     forward   primals_1 -> sin                 results: output 0

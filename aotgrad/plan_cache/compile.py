@@ -64,7 +64,7 @@ def compile_plan(
             stricter = assumptions.after(error, source)
             if stricter is None or call.has_changed_its_key():
                 raise
-            log.info("%s: traced again with %s, after %s: %s", name, stricter, type(error).__name__, error)
+            log.info("%s: retraced with %s, after %s: %s", name, stricter, type(error).__name__, error)
             forget_frames(error)
             assumptions = stricter
     function.reads.check(tensors)

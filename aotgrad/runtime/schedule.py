@@ -105,7 +105,7 @@ def forward(results: StageResults, later: tuple[Step, ...]) -> Forward:
 
 
 def random_devices(partition: Partition) -> tuple[str, ...]:
-    """The device types on which a forward draws random numbers that a backward may have to draw again."""
+    """The device types on which a forward draws random numbers that a backward may have to redraw."""
     if partition.backward is None:
         return ()
     nodes = partition.forward.module.graph.nodes

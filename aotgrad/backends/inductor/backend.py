@@ -135,7 +135,7 @@ class InductorBackend:
         try:
             with self.configured(**job.configuration), compile_kernels_together():
                 return deserialize(content, job.role == "backward")
-        except Exception as error:  # whatever is wrong with it, the graph is compiled again
+        except Exception as error:  # whatever is wrong with it, the graph is recompiled
             artefact.failed(error)
             return None
 
