@@ -33,6 +33,7 @@ from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.tensor_properties import Fact, facts_hold, facts_of
 from aotgrad.inspect.debug_state import debug_state
 from aotgrad.ir import InputHint, MemberInput, SymInput
+from aotgrad.joint.backward import WrappedGradient
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, TracedJoint
@@ -40,9 +41,12 @@ from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.binding import BoundModule, PlainFunction, has_state, module_call, state_of
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.call import AmbientState, Call
+from aotgrad.plan_cache.compile import wrapped_gradient_form
 from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.module_state import LiftedModule, slots_of
+from aotgrad.subclasses.bridge import OtherGradientForm
+from aotgrad.subclasses.layout import USUAL, GradientForms, WrapperLayout
 from aotgrad.telemetry.graph_names import qualified_name
 from aotgrad.transforms.dispatch import Dispatch
 
@@ -268,35 +272,105 @@ def compile_module(
     mod: nn.Module, args: Sequence[Any], compiler: Compiler, stored: bool = False
 ) -> FlatCallable | EagerModule:
     """Compile the flat forward of a module, for inputs that a frontend guards; `stored`: with the cache on disk."""
-    lifted = LiftedModule(mod)
-    tensors = [slot.table[slot.key] for slot in slots_of(mod)]
-    everything = [*tensors, *args]
-    dedupe = Dedupe.of(everything)
-
-    def run_flat(*distinct: Any) -> Sequence[Any]:
-        result = lifted.forward(*dedupe.exit(distinct))
-        if not isinstance(result, (list, tuple)):
-            kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
-            raise CaptureError(f"the module returned a {kind}; a flat list or tuple is needed")
-        return result
-
-    hints = [InputHint(k < len(tensors) or is_static(arg)) for k, arg in enumerate(everything)]
-    distinct = dedupe.enter(everything)
-    source, compiler = Source(run_flat, distinct, dedupe.enter(hints)), compiler.for_call(distinct)
-    with COMPILING:
-        graph = mod if stored and isinstance(mod, fx.GraphModule) else None
-        found = Missing(compiler) if graph is None else look_up(graph, dedupe, source, compiler)
-        executable = found.keep(pipeline.compile(source, found.compiler)) if isinstance(found, Missing) else found
+    flat = FlatModule.of(mod, args)
+    while True:
+        source, compiler = flat.source(), compiler.for_call(flat.distinct)
+        try:
+            with COMPILING:
+                graph = mod if stored and isinstance(mod, fx.GraphModule) and not flat.layout.ends else None
+                found = Missing(compiler) if graph is None else look_up(graph, flat.dedupe, source, compiler)
+                if not isinstance(found, Missing):
+                    executable = found
+                    break
+                stages = pipeline.compile(source, found.compiler)
+                executable = stages if flat.layout.wrappers.needed else found.keep(stages)
+                break
+        except (OtherGradientForm, WrappedGradient) as error:
+            flat = flat.after(error)
     if isinstance(executable, SmallGraph | StoredSmallGraph):
         return EagerModule(mod)
     assert not isinstance(executable, TracedJoint), "it was compiled"
+    return flat_callable(flat, executable, compiler)
+
+
+@dataclass(frozen=True)
+class FlatModule:
+    """A module with a flat forward, taken apart for a compilation.
+
+    Attributes:
+        lifted: the module.
+        tensors: its own tensors.
+        args: example inputs.
+        gradients: the forms of gradients that traces have found.
+        layout: where the wrapper subclasses are among all inputs.
+        everything: the inputs, with parts in place of wrappers.
+    """
+
+    lifted: LiftedModule
+    tensors: Sequence[torch.Tensor]
+    args: Sequence[Any]
+    gradients: GradientForms
+    layout: WrapperLayout
+    everything: Sequence[Any]
+
+    @classmethod
+    def of(cls, mod: nn.Module, args: Sequence[Any], gradients: GradientForms = USUAL) -> FlatModule:
+        tensors = [slot.table[slot.key] for slot in slots_of(mod)]
+        layout = WrapperLayout.of([*tensors, *args], gradients)
+        return cls(LiftedModule(mod), tensors, args, gradients, layout, layout.take_apart([*tensors, *args])[0])
+
+    @functools.cached_property
+    def dedupe(self) -> Dedupe:
+        return Dedupe.of(self.everything)
+
+    @functools.cached_property
+    def distinct(self) -> list[Any]:
+        return self.dedupe.enter(self.everything)
+
+    def source(self) -> Source:
+        """The forward as a function of the distinct inputs."""
+        lifted, layout, dedupe = self.lifted, self.layout, self.dedupe
+
+        def run_flat(*distinct: Any) -> Sequence[Any]:
+            result = lifted.forward(*layout.enter(dedupe.exit(distinct)))
+            if not isinstance(result, (list, tuple)):
+                kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
+                raise CaptureError(f"the module returned a {kind}; a flat list or tuple is needed")
+            return layout.wrappers.take_apart(result)
+
+        static = [*[True] * len(self.tensors), *map(is_static, self.args)]
+        hints = [InputHint(bool(static[k])) for k in layout.origins]
+        return Source(run_flat, self.distinct, dedupe.enter(hints))
+
+    def after(self, error: OtherGradientForm | WrappedGradient) -> FlatModule:
+        """The module for another trace, with the form of a gradient that one has found.
+
+        Raises:
+            OtherGradientForm: it was found before.
+        """
+        if isinstance(error, WrappedGradient):
+            error = wrapped_gradient_form(error, self.dedupe, self.layout)
+        if error.index in self.gradients.values:
+            raise error
+        return FlatModule.of(self.lifted.module, self.args, self.gradients.with_value(error.index, error.form))
+
+
+def flat_callable(flat: FlatModule, executable: Executable | RestoredFunction, compiler: Compiler) -> FlatCallable:
+    """The compiled forward of a module, with guards that no frontend has."""
+    distinct, layout = flat.distinct, flat.layout
+    layout.expect_gradients(layout.wrappers)
+    if layout.wrappers.needed and isinstance(executable, Executable):
+        layout.wrappers.protect_saved(executable.saved_outputs)
     sharing = executable.sharing(distinct)
     memory = MemoryGuard(distinct, sharing, counters=False) if sharing.mutated else None
     # symbolic sizes stay symbolic in other plans
-    others = PlanCache(compiler.with_options(dynamic=None) if is_symbolic(executable) else compiler, type(mod).__qualname__)
+    name = type(flat.lifted.module).__qualname__
+    others = PlanCache(compiler.with_options(dynamic=None) if is_symbolic(executable) else compiler, name)
     written = written_with_gradients(executable)
     facts = facts_of(distinct, ((name, k) for k in written for name in ("is a leaf", "is a view")))
-    return FlatCallable(executable, dedupe, tuple(tensors), memory, facts, lifted, others, Dispatch(others))
+    return FlatCallable(
+        executable, flat.dedupe, layout, tuple(flat.tensors), memory, facts, flat.lifted, others, Dispatch(others)
+    )
 
 
 def written_with_gradients(executable: Executable | RestoredFunction) -> Iterator[int]:
@@ -355,11 +429,12 @@ class FlatCallable(ModuleCallable):
 
     `memory` guards which inputs share memory, if the function changes one of them, and `facts` are properties of changed
     inputs. No frontend guards these, and a check of every pair of inputs would be slow there. A call that differs finds
-    its plan among `others`.
+    its plan among `others`. `layout`: where the wrapper subclasses are.
     """
 
     executable: Executable | RestoredFunction
     dedupe: Dedupe
+    layout: WrapperLayout
     tensors: tuple[torch.Tensor, ...]
     memory: MemoryGuard | None
     facts: Sequence[Fact]
@@ -374,7 +449,7 @@ class FlatCallable(ModuleCallable):
     @property
     def fastest(self) -> Callable:
         """The fastest equivalent callable: usually one that only checks whether values are transformed."""
-        if self.tensors or self.memory is not None or not self.dedupe.is_identity:
+        if self.tensors or self.memory is not None or not self.dedupe.is_identity or not self.layout.is_plain:
             return self
         in_vmap_mode = native.lookup("in_vmap_mode", torch_compat.in_vmap_mode)
         return torch_compat.dispatch_transformed(self.executable.call, self, in_vmap_mode)
@@ -385,13 +460,34 @@ class FlatCallable(ModuleCallable):
             forward = self.module.forward
             return self.transformed.call(forward, self.arguments(values), AmbientState(forward))
         del args  # only the list holds them now, so each is freed at its last use
+        if not self.layout.is_plain:
+            return self.call_with_wrappers(values)
         if not self.dedupe.is_identity:
             values = self.dedupe.enter(values)
-        if self.memory is not None and not (self.memory(values) and facts_hold(self.facts, values)):
-            arguments = self.arguments(self.dedupe.exit(values))
-            call = Call(self.module.forward, arguments, len(self.tensors), AmbientState(self.module.forward))
-            return self.others.run(self.others.plan_for(call))
+        if not self.admits(values):
+            return self.call_another_plan(self.dedupe.exit(values))
         return self.executable.call(values)
+
+    def call_with_wrappers(self, values: list) -> Sequence[Any]:
+        """The results of a call with wrapper subclasses among its arguments or results."""
+        if self.others.gradient_forms.known:  # a gradient has arrived that this one does not expect
+            return self.call_another_plan(values)
+        flat, objects = self.layout.take_apart(values)
+        flat = self.dedupe.enter(flat)
+        if not self.admits(flat):
+            return self.call_another_plan(values)
+        detour = self.others.detour_of(self.call_of(values))
+        return self.layout.wrappers.assemble(self.executable.call(flat), objects, detour)
+
+    def admits(self, values: Sequence[Any]) -> bool:
+        """Whether the guards that no frontend has hold for the distinct inputs."""
+        return self.memory is None or (self.memory(values) and facts_hold(self.facts, values))
+
+    def call_another_plan(self, values: Sequence[Any]) -> Sequence[Any]:
+        return self.others.run(self.others.plan_for(self.call_of(values)))
+
+    def call_of(self, values: Sequence[Any]) -> Call:
+        return Call(self.module.forward, self.arguments(values), len(self.tensors), AmbientState(self.module.forward))
 
     def arguments(self, values: Sequence[Any]) -> Arguments:
         """Arguments for other plans: numbers that are symbolic here stay symbolic there."""

@@ -53,10 +53,11 @@ from aotgrad.runtime.backward import Backward
 from aotgrad.runtime.emit import build, emit, make_backwards
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.runtime.schedule import Schedule, make_schedule
-from aotgrad.slots import Primal
+from aotgrad.slots import Primal, Saved, UserOutput
 from aotgrad.telemetry.graph_names import GraphNames
 from aotgrad.telemetry.observer import Observer
 from aotgrad.torch_compat import FakeTensorMode
+from aotgrad.verify.common import output_values
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ class Traced:
     def draws(self) -> bool:
         """Whether the function draws random numbers."""
         return any(map(op_table.draws, self.capture.trace.graph.nodes))
+
+    @property
+    def saved_outputs(self) -> frozenset[int]:
+        """The outputs that the backward needs as the forward returned them."""
+        return frozenset()
 
     def sharing(self, args: Sequence[Any]) -> MemorySharing:
         """How arguments share memory with arguments that the function mutates."""
@@ -107,6 +113,13 @@ class Executable(Traced):
 
     def __call__(self, args: list) -> list:
         return self.call(args)
+
+    @functools.cached_property
+    def saved_outputs(self) -> frozenset[int]:
+        forward = self.partition.forward
+        values = list(zip(forward.signature.outputs, output_values(forward.module), strict=True))
+        saved = {id(value) for slot, value in values if isinstance(slot, Saved)}
+        return frozenset(slot.index for slot, value in values if isinstance(slot, UserOutput) and id(value) in saved)
 
     @functools.cached_property
     def inputs_read(self) -> tuple[int, ...]:

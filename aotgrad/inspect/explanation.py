@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-import torch.utils._pytree as pytree
 
 from aotgrad import ir
 from aotgrad.graph.source_lines import inside_of
@@ -301,9 +300,8 @@ class _Rows:
     def output_names(self) -> list[str]:
         """`output` for a lone result, else `output[0]`, `output['loss']`, `output.logits`; then views inside."""
         capture = self.executable.capture
-        leaves, _ = pytree.tree_flatten_with_path(self.plan.output.unflatten(list(range(capture.returned))))
-        paths = {leaf: f"output{pytree.keystr(path)}" for path, leaf in leaves}
-        names = [paths.get(k, f"output {k}") for k in range(capture.returned)]
+        names = [f"output{path}" for path in self.plan.output.paths()]
+        names += [f"output {k}" for k in range(len(names), capture.returned)]
         return names + ["(a view inside)"] * (len(capture.outputs) - capture.returned)
 
     def what(self, info: ir.OutputAliasInfo) -> str:

@@ -208,6 +208,11 @@ def _append_possible_backward(
             if not effects.grown:
                 return appended
             _erase_gradients(capture.trace.graph, forward)
+        except WrapperAtCut as error:
+            _erase_gradients(capture.trace.graph, forward)
+            if grad_segments is WHOLE:
+                raise CaptureError(str(error)) from None
+            grad_segments = WHOLE
         except OverwrittenValue as error:
             _erase_gradients(capture.trace.graph, forward)
             if error.node in failing:
@@ -217,6 +222,14 @@ def _append_possible_backward(
                 ) from error
             found = failing_nodes((output.differentiable for output in outputs), failing) or {error.node: str(error)}
             failing |= passed_over(found)
+
+
+WHOLE = "whole"
+"""The backward is one segment, whatever its results."""
+
+
+class WrapperAtCut(Exception):
+    """The gradient at a cut between two segments is a tensor subclass that wraps others."""
 
 
 class OverwrittenValue(Exception):
@@ -264,6 +277,24 @@ def reject_changed_argument(error: RuntimeError) -> None:
             "torch.utils.checkpoint reruns a region in the backward, and a tensor that requires grad and that it was "
             "given is changed in place before, which raises in eager, too; give it a clone()"
         ) from error
+
+
+class WrappedGradient(CaptureError):
+    """The gradient of a plain tensor is a tensor subclass that wraps others: the graph cannot return it as one tensor."""
+
+    def __init__(self, primal: Primal, gradient: torch.Tensor) -> None:
+        super().__init__(f"the gradient of {primal}, a plain tensor, is a {type(gradient).__name__}")
+        self.primal, self.gradient = primal, gradient
+
+
+def reject_wrapped_gradients(gradients: Mapping[Gradient, torch.Tensor | None]) -> None:
+    """Raises WrappedGradient."""
+    for slot, value in gradients.items():
+        if value is None or not torch_compat.is_wrapper_subclass(value):
+            continue
+        if isinstance(slot.of, Primal):
+            raise WrappedGradient(slot.of, value)
+        raise CaptureError(f"the {slot} is a {type(value).__name__}, a tensor subclass that wraps others")
 
 
 def reject_foreign_change(error: RuntimeError) -> None:
@@ -317,6 +348,7 @@ def _append_backward(
     materialized = segmentation.materialized if segmentation else frozenset()
     segments = backward_segments(found.entry, flowing, found.left, materialized)
     _reject_new_draws(capture, list(found.tangents.values()))
+    reject_wrapped_gradients(gradients)
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
     appended = AppendedBackward(found.tangents, nodes, segments)
     appended = with_saved_values(capture, outputs, appended, segmentation, effects)
@@ -498,10 +530,13 @@ def segmentation_of(
     bases = [tuple(results[base] for base in view.bases if base in results) for view in views]
     external_views = [ExternalView(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
     reject_hooks_outside(capture, results, inputs, external_views, failing)
+    if grad_segments is WHOLE and not (views or writing):
+        return single_segment(results, inputs, failing)
     positions = (
         positions_of(effects.group_of, results, inputs, external_views, failing) if effects is not None and writing else ()
     )
-    found = find_segments(results, inputs, cut_into(capture, grad_segments), external_views, failing, positions)
+    chunks = cut_into(capture, 1 if grad_segments is WHOLE else grad_segments)
+    found = find_segments(results, inputs, chunks, external_views, failing, positions)
     assert found is not None or not writing, "a result that is an input is no result of the graph"
     return single_segment(results, inputs, failing) if found is None and failing else found
 
@@ -566,6 +601,10 @@ def _gradients_of_segments(
     cuts: dict[Tangent, torch.Tensor] = {}
 
     def enter(cut: SegmentBoundary, gradient: torch.Tensor) -> torch.Tensor:
+        if torch_compat.is_wrapper_subclass(gradient):
+            raise WrapperAtCut(
+                f"the gradient of a {type(gradient).__name__} passes between two parts of the backward that run separately"
+            )
         name = f"tangents_{len(effects.cells) + len(tangents) + len(cuts) + 1}"
         return cuts.setdefault(Tangent(cut), capture.trace.add_placeholder(name, gradient))
 

@@ -304,7 +304,7 @@ def nodes_that_get_zeros(order: Sequence[Any], reached: Mapping[Any, int], roots
         for successor, position in edges_of(node):
             masks = arriving.setdefault(successor, {})
             masks[position] = masks.get(position, 0) | reached[node]
-    custom = (node for node in order if isinstance(node, torch.autograd.function.BackwardCFunction))
+    custom = (node for node in order if torch_compat.gets_zeros(node))
     return {node for node in custom if len(set(arriving[node].values())) > 1}
 
 

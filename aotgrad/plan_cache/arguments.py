@@ -14,6 +14,9 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from aotgrad.subclasses.boundary import Wrappers
+from aotgrad.subclasses.bridge import Detour
+
 
 class Carried(Enum):
     """Which property of its tensor a number is."""
@@ -86,25 +89,46 @@ class Arguments:
         sizes = {**sizes, **{len(self.tensors) + k: frozenset({0}) for k in range(len(tensors))}}
         return replace(self, tensors=[*self.tensors, *tensors], constants=constants, symbolic=sizes)
 
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Arguments:
+        """The same structure and constants with other tensors."""
+        args, kwargs = self.rebuild(tensors)
+        return replace(self, args=args, kwargs=kwargs, tensors=tensors)
+
     def without_tensors(self) -> Arguments:
         """The structure and constants alone, for objects that outlive the call: they must not keep its tensors alive."""
         return replace(self, args=(), kwargs={}, tensors=())
 
 
 class FlatOutput:
-    """Flattens the result of a function and stores its structure; `rebuild` is the inverse."""
+    """Flattens the result of a function and stores its structure; `rebuild` is the inverse.
 
-    def __init__(self) -> None:
+    Wrapper subclasses are taken apart, and assembled by `rebuild`.
+    """
+
+    def __init__(self, wrappers: Wrappers | None = None) -> None:
         self.spec: pytree.TreeSpec | None = None
+        self.wrappers = wrappers or Wrappers()
         self.rebuild: Callable[[list[Any]], Any] = list
 
     def flatten(self, result: Any) -> list[Any]:
         leaves, self.spec = pytree.tree_flatten(pytree.tree_map(name_size, result, is_leaf=is_size), is_leaf=is_size)
-        self.rebuild = unflattener(self.spec)
-        return leaves
+        flat = self.wrappers.take_apart(leaves)
+        self.rebuild = self.unflatten if self.wrappers.needed else unflattener(self.spec)
+        return flat
 
-    def unflatten(self, leaves: list[Any]) -> Any:
-        return self.rebuild(leaves)
+    def paths(self) -> list[str]:
+        """How each flat result is reached from the result: `"['loss']"`, or `"[0].a"` for a part."""
+        assert self.spec is not None, "the function was traced"
+        numbers = pytree.tree_unflatten(list(range(self.spec.num_leaves)), self.spec)
+        leaves, _ = pytree.tree_flatten_with_path(numbers)
+        names = {number: pytree.keystr(path) for path, number in leaves}
+        return self.wrappers.paths([names[k] for k in range(self.spec.num_leaves)])
+
+    def unflatten(self, flat: list[Any], objects: Sequence[torch.Tensor] = (), detour: Detour | None = None) -> Any:
+        """The result of a call from its flat results; `objects` are the wrappers among the arguments."""
+        assert self.spec is not None, "the function was traced"
+        leaves = self.wrappers.assemble(flat, objects, detour)
+        return pytree.tree_unflatten(leaves, self.spec)
 
 
 def unflattener(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:

@@ -22,6 +22,7 @@ from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 from aotgrad.plan_cache.module_state import LiftedModule, ModuleArguments, slots_of
+from aotgrad.plan_cache.wrappers import WrapperArguments
 
 
 class NamedTensor(NamedTuple):
@@ -44,9 +45,13 @@ class BoundFunction:
     def named_tensors(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
         """The name of each tensor of a call: a module's own tensors first, the states of generators last."""
         call = self.call_of(args, kwargs)
-        count = len(self.cache.with_states(call).tensors) - len(call.tensors)
-        states = (f"state of generator {k}" for k in range(count))
-        return [*self.named_arguments(args, kwargs), *(NamedTensor(name, "argument") for name in states)]
+        with_states = self.cache.with_states(call)
+        states = (f"state of generator {k}" for k in range(len(with_states.tensors) - len(call.tensors)))
+        named = [*self.named_arguments(args, kwargs), *(NamedTensor(name, "argument") for name in states)]
+        arguments = self.cache.with_parts(with_states).arguments
+        if not isinstance(arguments, WrapperArguments):
+            return named
+        return [NamedTensor(name, named[k].kind) for name, k in arguments.part_names([name for name, _ in named])]
 
     def named_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
         """The name of each tensor of a call, without states."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.utils._pytree as pytree
 
 from aotgrad import passes, torch_compat
 from aotgrad.capture.trace import OwnGeneratorError
@@ -30,6 +31,9 @@ from aotgrad.plan_cache.eager_fallback import ran_eagerly
 from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan, NotCompiled
 from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generators_of, set_states
 from aotgrad.plan_cache.lock import COMPILING
+from aotgrad.plan_cache.wrappers import KnownGradientForms, WrapperArguments
+from aotgrad.subclasses.bridge import Detour, GradientForm, OtherGradientForm
+from aotgrad.subclasses.forms import is_wrapper
 from aotgrad.telemetry.counters import counters
 
 DISABLED = "the option `enabled` is off"
@@ -59,6 +63,7 @@ class PlanCache:
         plain: the plans with a fast path, by the number of tensors.
         fallbacks: how many calls ran eagerly, by reason.
         generators: those that the function has closed over and draws from.
+        gradient_forms: the forms of gradients of tensor subclasses that differ from those of their tensors.
         warned: whether the limit of plans was reported.
         failed: calls that could not be compiled, see `failure_key`.
     """
@@ -69,6 +74,7 @@ class PlanCache:
     plain: dict[int, tuple[FastPath, ...]] = field(default_factory=dict)
     fallbacks: Counter[str] = field(default_factory=Counter)
     generators: list[torch.Generator] = field(default_factory=list)
+    gradient_forms: KnownGradientForms = field(default_factory=KnownGradientForms)
     warned: bool = False
     failed: set[tuple] = field(default_factory=set)
 
@@ -108,7 +114,7 @@ class PlanCache:
         """
         added = None
         while True:
-            with_states = self.with_states(call)
+            with_states = self.with_parts(self.with_states(call))
             key = with_states.current_key()
             plan = self.find(key, with_states.tensors)
             if plan is not None:
@@ -118,6 +124,8 @@ class PlanCache:
                 return Planned(plan, with_states)
             try:
                 return Planned(self.make(with_states._replace(key=key)), with_states)
+            except OtherGradientForm as error:
+                self.gradient_forms.learn_value(with_states, error)
             except OwnGeneratorError as error:
                 if added is not None and torch_compat.generator_key(added) not in error.drawn:
                     self.generators.remove(added)  # the function made it, and has made another one now
@@ -130,11 +138,22 @@ class PlanCache:
         plan, call = planned
         if isinstance(plan, NoPlan):
             return self.run_eagerly(plan, call)
-        if not isinstance(call.arguments, GeneratorArguments) or isinstance(plan.executable, SmallGraph):
-            return plan(call)
-        result, states = plan(call)
-        set_states(call.arguments.generators, states)
+        result = plan(call, self.detour_of(call) if plan.output.wrappers.needed else None)
+        arguments = call.arguments.inner if isinstance(call.arguments, WrapperArguments) else call.arguments
+        if not isinstance(arguments, GeneratorArguments) or isinstance(plan.executable, SmallGraph):
+            return result
+        result, states = result
+        set_states(arguments.generators, states)
         return result
+
+    def detour_of(self, call: Call) -> Detour | None:
+        """How gradients of the results of a call are computed that have other forms than its plan has assumed."""
+        inner = call.arguments.inner if isinstance(call.arguments, WrapperArguments) else call.arguments
+        positions = [k for k, tensor in enumerate(inner.tensors) if tensor.requires_grad]
+        if not (positions and torch.is_grad_enabled()):
+            return None
+        replay = ReplayedCall(self, call._replace(arguments=inner), tuple(positions))
+        return Detour(tuple(inner.tensors[k] for k in positions), replay.gradients)
 
     def run_eagerly(self, missing: NoPlan, call: Call) -> Any:
         """The result of the function. If it raised while it was traced, it raises eager's error, with eager's effects."""
@@ -155,6 +174,13 @@ class PlanCache:
             return call
         arguments = GeneratorArguments.of_call(call.arguments, self.generators)
         return call._replace(function=Drawing(call.function), arguments=arguments)
+
+    def with_parts(self, call: Call) -> Call:
+        """The call with the parts of wrapper subclasses as arguments in their place, if there are some."""
+        if not (self.gradient_forms.known or any(map(is_wrapper, call.tensors))):
+            return call
+        arguments = WrapperArguments.of_call(call.arguments, self.gradient_forms.of(call))
+        return call._replace(arguments=arguments, static_count=arguments.count_of(call.static_count))
 
     def draws_from_generators(self, arguments: Arguments) -> bool:
         """Whether a call may draw from generators of its own."""
@@ -187,7 +213,8 @@ class PlanCache:
             except Exception as error:
                 if error is traced.raised or isinstance(error, EagerError):
                     return NoPlan(RAISES, error)
-                if self.compiler.options.on_error == "raise" or isinstance(error, (OwnGeneratorError, NotCompiled)):
+                passes_through = isinstance(error, (OwnGeneratorError, OtherGradientForm, NotCompiled))
+                if self.compiler.options.on_error == "raise" or passes_through:
                     raise
                 ran_eagerly(self.name, error)
                 self.failed.add(failure_key(call))
@@ -235,6 +262,34 @@ class PlanCache:
                 f"run eagerly. What keeps changing: {self.reason(key, tensors)}",
                 stacklevel=2,
             )
+
+
+@dataclass(frozen=True)
+class ReplayedCall:
+    """A call that runs once more, for the gradient of a result that has another form than the plan has assumed.
+
+    `positions`: its tensors that require grad.
+    """
+
+    cache: PlanCache
+    call: Call
+    positions: Sequence[int]
+
+    def gradients(
+        self, inputs: Sequence[torch.Tensor], index: int, gradient: torch.Tensor, form: GradientForm
+    ) -> Sequence[torch.Tensor | None]:
+        """The gradients of `inputs` from the gradient of result `index`; later calls expect its form."""
+        arguments = self.call.arguments
+        self.cache.gradient_forms.learn_result(self.call, index, form)
+        with torch.enable_grad():
+            fresh = [value.detach().requires_grad_() for value in inputs]
+            tensors = list(arguments.tensors)
+            for position, value in zip(self.positions, fresh, strict=True):
+                tensors[position] = value
+            call = self.call._replace(arguments=arguments.with_tensors(tensors))
+            result = self.cache.run(self.cache.plan_for(call))
+        leaf = pytree.tree_leaves(result)[index]
+        return torch.autograd.grad(leaf, fresh, gradient, allow_unused=True, create_graph=torch.is_grad_enabled())
 
 
 def failure_key(call: Call) -> tuple:

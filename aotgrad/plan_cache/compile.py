@@ -25,10 +25,15 @@ from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.plan import PlanGuards
 from aotgrad.guards.tensor_properties import PropertyReads, facts_of
 from aotgrad.ir import InputHint, SymInput
+from aotgrad.joint.backward import WrappedGradient
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, Stages, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.entry import CachedPlan, NotCompiled
+from aotgrad.plan_cache.wrappers import WrapperArguments
+from aotgrad.subclasses.boundary import Wrappers
+from aotgrad.subclasses.bridge import GradientForm, OtherGradientForm
+from aotgrad.subclasses.layout import WrapperLayout
 
 log = logging.getLogger("aotgrad.guards.plan")
 
@@ -60,6 +65,9 @@ def compile_plan(
         try:
             stages = pipeline.compile(source, compiler)
             break
+        except WrappedGradient as error:
+            layout = call.arguments.layout if isinstance(call.arguments, WrapperArguments) else None
+            raise wrapped_gradient_form(error, dedupe, layout) from error
         except Exception as error:
             stricter = assumptions.after(error, source)
             if stricter is None or call.has_changed_its_key():
@@ -68,10 +76,17 @@ def compile_plan(
             forget_frames(error)
             assumptions = stricter
     function.reads.check(tensors)
+    function.output.wrappers.protect_saved(stages.saved_outputs)
     if call.state.check is not None:
         call.state.check(stages)
     guards = make_guards(stages, dedupe, tensors, function.reads)
     return CachedPlan(stages, guards, function.output, time.perf_counter_ns() - start_ns)
+
+
+def wrapped_gradient_form(error: WrappedGradient, dedupe: Dedupe, layout: WrapperLayout | None) -> OtherGradientForm:
+    """The form of the gradient of a plain tensor, with the position of the tensor among the values of the call."""
+    flat = dedupe.kept[error.primal.index]
+    return OtherGradientForm(flat if layout is None else layout.origins[flat], GradientForm.of(error.gradient))
 
 
 @dataclass(frozen=True)
@@ -130,7 +145,9 @@ class FlatCall:
     @classmethod
     def of(cls, call: Call, dedupe: Dedupe) -> FlatCall:
         parameters = [tensor if isinstance(tensor, torch.nn.Parameter) else None for tensor in dedupe.enter(call.tensors)]
-        return cls(call.function, call.arguments.without_tensors(), dedupe, parameters, FlatOutput(), PropertyReads())
+        arguments = call.arguments.without_tensors()
+        wrappers = arguments.layout.wrappers if isinstance(arguments, WrapperArguments) else Wrappers()
+        return cls(call.function, arguments, dedupe, parameters, FlatOutput(wrappers), PropertyReads())
 
     def __call__(self, *distinct: torch.Tensor) -> list[Any]:
         torch_compat.mark_parameters(distinct, self.parameters)

@@ -17,6 +17,8 @@ from aotgrad.guards.plan import PlanGuards
 from aotgrad.pipeline import Executable, SmallGraph, Stages
 from aotgrad.plan_cache.arguments import FlatOutput
 from aotgrad.plan_cache.call import Call
+from aotgrad.plan_cache.wrappers import WrapperArguments
+from aotgrad.subclasses.bridge import Detour
 from aotgrad.telemetry.counters import counters
 
 _thread = threading.local()
@@ -50,15 +52,20 @@ class CachedPlan:
     def __post_init__(self) -> None:
         self.reference = weakref.ref(self)
 
-    def __call__(self, call: Call) -> Any:
-        """Run the plan, whose guards admit the call."""
+    def __call__(self, call: Call, detour: Detour | None = None) -> Any:
+        """Run the plan, whose guards admit the call. `detour` is for results that are tensor subclasses."""
         _thread.last_executed = self.reference
         if isinstance(self.executable, SmallGraph):
             return call.run_eagerly()
+        if isinstance(call.arguments, WrapperArguments):
+            call.arguments.layout.expect_gradients(self.output.wrappers)
         dedupe, tensors = self.guards.dedupe, list(call.tensors)
         run: Any = self.executable  # a plan that was only traced is never called
         flat = run(tensors if dedupe.is_identity else dedupe.enter(tensors))
-        return self.output.unflatten(flat)
+        if self.output.wrappers.needed:
+            objects = call.arguments.objects if isinstance(call.arguments, WrapperArguments) else ()
+            return self.output.unflatten(flat, objects, detour)
+        return self.output.rebuild(flat)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ from aotgrad.torch_compat.autograd import (
     edges_of_running_node,
     engine_executes_all_edges,
     error_of_saved,
+    gets_zeros,
     global_module_hooks,
     gradient_edge,
     graph_is_retained,
@@ -175,6 +176,7 @@ from aotgrad.torch_compat.fakes import (
     fake_of_whole,
     is_whole_storage,
     item_of_fake,
+    mark_parameter,
     mark_parameters,
     meta_storage,
     metadata_of,
@@ -494,5 +496,14 @@ from aotgrad.torch_compat.views import (
     is_view_of_leaf,
     kind_of_value,
     made_under_no_grad,
+)
+from aotgrad.torch_compat.wrapper_subclasses import (
+    another_object,
+    dispatches_itself,
+    flattened,
+    is_wrapper_subclass,
+    model_of_view,
+    part_with_version,
+    replayed_view,
 )
 from aotgrad.torch_compat.zero_tensors import symbolic_zero_tensors

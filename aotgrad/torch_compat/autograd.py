@@ -208,6 +208,16 @@ def is_custom_node(node: Any) -> bool:
     return getattr(node, "_forward_cls", None) is not None
 
 
+def gets_zeros(node: Any) -> bool:
+    """Whether a node belongs to an `autograd.Function` that may get zeros for undefined gradients beside defined ones.
+
+    A function says otherwise by an attribute `arrives_whole`: either all its gradients are defined, or none.
+    """
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    return not getattr(node._forward_cls, "arrives_whole", False)
+
+
 def is_refused_by_transforms(node: Any) -> bool:
     """Whether an autograd node belongs to an `autograd.Function` whose forward takes `ctx`."""
     function = getattr(node, "_forward_cls", None)

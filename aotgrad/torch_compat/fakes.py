@@ -163,7 +163,12 @@ def mark_parameters(traced: Sequence[Any], tensors: Sequence[torch.Tensor | None
     """Make `isinstance(traced, nn.Parameter)` true where it is for the real tensor."""
     for value, tensor in zip(traced, tensors, strict=True):
         if isinstance(tensor, torch.nn.Parameter):
-            value._is_param = True
+            mark_parameter(value)
+
+
+def mark_parameter(value: Any) -> None:
+    """Make `isinstance(value, nn.Parameter)` true."""
+    value._is_param = True
 
 
 def meta_storage(nbytes: Any) -> torch.UntypedStorage:

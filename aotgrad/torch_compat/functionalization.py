@@ -37,6 +37,7 @@ from aotgrad.torch_compat.refusals import (
 )
 from aotgrad.torch_compat.shapes import has_symbolic_shape
 from aotgrad.torch_compat.views import is_view_by_schema
+from aotgrad.torch_compat.wrapper_subclasses import dispatches_itself
 
 
 class EffectTokens(dict):
@@ -117,6 +118,7 @@ COMPUTED_BEFORE_WRITTEN = {
 def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Functionalization, with eager's behaviour where it differs.
 
+    - The `__torch_dispatch__` of a subclass comes first; its ops on inner tensors come back here.
     - Other ops stand in for those of `REWRITES` and `VALUES_TO_WRITE`.
     - A write to a tensor that the function closed over, or to a view of one, is refused: it would run once, while tracing.
       What is computed from such tensors alone is functional too.
@@ -125,6 +127,8 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     - A view keeps the geometry of the base that it was made from, or is refused. So is an op that depends on the geometry of
       a value that the graph lays out differently: `as_strided`, or a write to the same memory.
     """
+    if dispatches_itself(classes):
+        return NotImplemented
     kwargs = kwargs or {}
     if not isinstance(op, torch._ops.OpOverload):
         return _functional_result(mode, op, classes, args, kwargs)

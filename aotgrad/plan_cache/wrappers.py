@@ -1,0 +1,105 @@
+"""Calls with wrapper subclasses: the parts of a wrapper are arguments of the graph in its place.
+
+    f(x: TwoTensor)     ->     run f on (x.a, x.b), which returns (y.a, y.b); the result is TwoTensor(y.a, y.b)
+
+Plans are told apart by the forms of wrappers, and guards see only plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from aotgrad.errors import CaptureError
+from aotgrad.plan_cache.arguments import Arguments
+from aotgrad.plan_cache.call import Call
+from aotgrad.subclasses.boundary import Wrappers
+from aotgrad.subclasses.bridge import GradientForm, OtherGradientForm
+from aotgrad.subclasses.layout import USUAL, GradientForms, WrapperLayout
+
+
+@dataclass(frozen=True)
+class WrapperArguments(Arguments):
+    """The arguments of a call with the parts of each wrapper in place of the wrapper.
+
+    Attributes:
+        inner: the arguments with the wrappers.
+        layout: where the wrappers are among the tensors of `inner`.
+        objects: the distinct wrappers of this call; empty in what outlives it.
+    """
+
+    inner: Arguments
+    layout: WrapperLayout
+    objects: Sequence[torch.Tensor]
+
+    @classmethod
+    def of_call(cls, inner: Arguments, gradients: GradientForms) -> WrapperArguments:
+        layout = WrapperLayout.of(inner.tensors, gradients)
+        flat, objects = layout.take_apart(inner.tensors)
+        sizes = {
+            k: frozenset() if layout.places[origin] is not None else inner.symbolic.get(origin)
+            for k, origin in enumerate(layout.origins)
+        }
+        symbolic = {k: dims for k, dims in sizes.items() if dims is not None}
+        spec = ("wrappers", layout.key, inner.spec)
+        return cls(inner.args, inner.kwargs, flat, inner.constants, spec, inner, layout, objects, symbolic=symbolic)
+
+    @property
+    def fixed_count(self) -> int:
+        return self.inner.fixed_count
+
+    def count_of(self, leading: int) -> int:
+        """How many tensors come from the first `leading` ones of `inner`."""
+        return sum(origin < leading for origin in self.layout.origins)
+
+    def rebuild(self, tensors: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
+        """The nested arguments; the wrappers are assembled from parts, in a trace."""
+        return self.inner.rebuild(self.layout.enter(tensors))
+
+    def part_names(self, names: Sequence[str]) -> list[tuple[str, int]]:
+        """The name of each tensor, and the position in `inner` of the tensor that it is or comes from."""
+        found: list[tuple[str, int]] = []
+        for k, _ in self.layout.counts():
+            place = self.layout.places[k]
+            parts = [names[k]] if place is None else self.layout.ends[place].part_names(names[k])
+            found += [(name, k) for name in parts]
+        return found
+
+    def without_tensors(self) -> WrapperArguments:
+        layout = replace(self.layout, wrappers=Wrappers(expected=self.layout.wrappers.expected))
+        return replace(self, args=(), kwargs={}, tensors=(), inner=self.inner.without_tensors(), layout=layout, objects=())
+
+
+@dataclass
+class KnownGradientForms:
+    """The forms of gradients that the calls of a cache were found to have, by the kind of call."""
+
+    known: dict[Hashable, GradientForms] = field(default_factory=dict)
+
+    def of(self, call: Call) -> GradientForms:
+        return self.known.get(kind_of_call(call), USUAL) if self.known else USUAL
+
+    def learn_value(self, call: Call, error: OtherGradientForm) -> None:
+        """Note what a trace of the call has found.
+
+        Raises:
+            CaptureError: it found something else before.
+        """
+        arguments = call.arguments
+        inner = call._replace(arguments=arguments.inner) if isinstance(arguments, WrapperArguments) else call
+        known = self.of(inner)
+        if error.index in known.values and known.values[error.index].key == error.form.key:
+            raise CaptureError(str(error)) from error
+        self.known[kind_of_call(inner)] = known.with_value(error.index, error.form)
+
+    def learn_result(self, call: Call, index: int, form: GradientForm) -> None:
+        """Note the gradient that arrived for a result of the call."""
+        self.known[kind_of_call(call)] = self.of(call).with_result(index, form)
+
+
+def kind_of_call(call: Call) -> Hashable:
+    """Equal for calls that have the same forms of gradients; `call` has its wrappers whole."""
+    return call.current_key(), WrapperLayout.of(call.tensors).key

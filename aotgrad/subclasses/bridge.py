@@ -1,0 +1,253 @@
+"""Two autograd functions between a wrapper and its parts, each the other's derivative.
+
+    TakeApart.apply(end, wrapper)       the parts of a wrapper: arguments outside of the graph, results in the trace
+    Assemble.apply(end, detour, ...)    a wrapper of parts: arguments in the trace, results outside of the graph
+
+The gradient of a wrapper usually has the form of the wrapper, and the gradient of a part is a part of the gradient. Where it
+has another form (a DTensor's placements, a plain tensor), tensors of its own take it: *carriers*, which have the shapes of
+its parts and no other use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.errors import CaptureError
+from aotgrad.subclasses.forms import TensorForm, WrapperForm, form_of, parts_of, paths_of
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """What autograd knows of a part of a gradient."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, part: torch.Tensor) -> PartSpec:
+        return cls(tuple(part.size()), part.dtype, part.device)
+
+
+@dataclass(frozen=True)
+class GradientForm:
+    """The form of a gradient, with its parts."""
+
+    form: TensorForm
+    parts: tuple[PartSpec, ...]
+
+    @classmethod
+    def of(cls, gradient: torch.Tensor) -> GradientForm:
+        form = form_of(gradient)
+        parts = tuple(map(PartSpec.of, parts_of(form, gradient)))
+        if isinstance(form, WrapperForm) and 0 in form.stride:
+            form = form.made_contiguous()
+        return cls(form, parts)
+
+    @property
+    def key(self) -> Hashable:
+        return (self.form.key, self.parts)
+
+    def matches(self, other: GradientForm) -> bool:
+        """Whether gradients of both forms differ at most in their strides."""
+        return self.parts == other.parts and self.form.layout_free_key == other.form.layout_free_key
+
+
+class OtherGradientForm(CaptureError):
+    """A trace computes a gradient of another form than it was told: it is repeated with that form."""
+
+    def __init__(self, index: int, form: GradientForm) -> None:
+        super().__init__(f"the gradient of tensor {index} has a form that depends on the calls of the trace: {form.form}")
+        self.index, self.form = index, form
+
+
+@dataclass
+class End:
+    """One tensor at the boundary.
+
+    Attributes:
+        name: for errors, as "argument 0".
+        index: of the argument or result.
+        form: of the tensor.
+        requires_grad: the tensor requires grad.
+        carried: the form of its gradient, if carriers take it.
+        gradient: the form of its gradient, as the trace has found it.
+        is_saved: the backward needs values of a result, which must not change until then.
+        is_traced: the trace is running.
+        is_leaf, is_parameter: of an argument.
+    """
+
+    name: str
+    index: int
+    form: TensorForm
+    requires_grad: bool = False
+    carried: GradientForm | None = None
+    gradient: TensorForm | None = None
+    is_saved: bool = False
+    is_traced: bool = False
+    is_leaf: bool = False
+    is_parameter: bool = False
+
+    @property
+    def key(self) -> Hashable:
+        """What plans depend on."""
+        carried = None if self.carried is None else self.carried.key
+        return (self.form.key, self.requires_grad, self.is_leaf, self.is_parameter, carried)
+
+    @property
+    def count(self) -> int:
+        """The number of parts and carriers."""
+        return self.form.count + (0 if self.carried is None else len(self.carried.parts))
+
+    @property
+    def gradient_form(self) -> TensorForm:
+        """The form in which a gradient is assembled."""
+        return self.carried.form if self.carried is not None else self.gradient or self.form
+
+    def part_names(self, name: str) -> list[str]:
+        """Names for the parts and carriers of a tensor of that name."""
+        carried = 0 if self.carried is None else len(self.carried.parts)
+        return [*(f"{name}{path}" for path in paths_of(self.form)), *[f"{name} (a carrier)"] * carried]
+
+    def of_gradient(self, form: TensorForm) -> End:
+        """The end of a gradient in that form."""
+        return End(f"the gradient of {self.name}", 0, form, is_traced=self.is_traced)
+
+    def sized_as(self, wrapper: torch.Tensor) -> End:
+        """The end for a wrapper whose sizes are symbolic in the form."""
+        if not isinstance(self.form, WrapperForm) or not self.form.is_symbolic:
+            return self
+        size, stride, gradient = tuple(wrapper.size()), tuple(wrapper.stride()), self.gradient
+        if isinstance(gradient, WrapperForm) and gradient.is_symbolic:
+            gradient = replace(gradient, size=size, stride=stride)
+        return replace(self, form=replace(self.form, size=size, stride=stride), gradient=gradient)
+
+    def resized(self, numbers: Sequence[int]) -> End:
+        """The end with `numbers` in place of the symbolic sizes and strides of its form."""
+        if not (numbers and isinstance(self.form, WrapperForm)):
+            return self
+        return replace(self, form=self.form.resized(numbers))
+
+
+class TakeApart(torch.autograd.Function):
+    """The parts of a wrapper, then the carriers of its gradient."""
+
+    arrives_whole = True
+
+    @staticmethod
+    def forward(ctx: Any, end: End, wrapper: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.end = end
+        parts = [torch_compat.part_with_version(part, wrapper) for part in parts_of(end.form, wrapper)]
+        fixed = parts if end.carried is not None else [part for part in parts if not carries_gradient(part)]
+        ctx.mark_non_differentiable(*fixed)
+        ctx.parts = parts if fixed and end.carried is None else None
+        return (*parts, *carriers(end))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, torch.Tensor | None]:
+        arrived = gradients if ctx.end.carried is None else gradients[ctx.end.form.count :]
+        if all(gradient is None for gradient in arrived):
+            return None, None
+        return None, assemble_gradient(ctx.end, arrived, ctx.parts)
+
+
+class Assemble(torch.autograd.Function):
+    """A wrapper of parts. Its gradient goes to the parts, to the carriers, or by a detour straight to `inputs`."""
+
+    @staticmethod
+    def forward(ctx: Any, end: End, detour: Detour | None, *values: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        parts = values[: end.form.count]
+        ctx.end, ctx.detour, ctx.count = end, detour, len(values)
+        ctx.differentiable = [carries_gradient(part) and end.carried is None for part in parts]
+        ctx.expected = end.carried or GradientForm(end.form, tuple(map(PartSpec.of, parts)))
+        wrapper = end.form.assemble([torch_compat.another_object(part) for part in parts])
+        ctx.save_for_backward(*(() if detour is None else detour.inputs), *([wrapper] if end.is_saved else ()))
+        return wrapper
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if gradient is None:
+            return (None,) * (2 + ctx.count)
+        if ctx.end.is_saved:
+            _ = ctx.saved_tensors  # raises if the result was changed
+        found = GradientForm.of(gradient)
+        if not found.matches(ctx.expected):
+            return (None, None, *other_gradient(ctx, gradient, found))
+        if ctx.end.is_traced:
+            ctx.end.gradient = found.form
+        values = take_apart(ctx.end.of_gradient(found.form), gradient)
+        to_parts = [value if wanted else None for value, wanted in zip(values, ctx.differentiable, strict=False)]
+        if ctx.end.carried is not None:
+            to_parts = [*[None] * ctx.end.form.count, *values]
+        return (None, None, *to_parts, *[None] * (ctx.count - len(to_parts)))
+
+
+@dataclass(frozen=True)
+class Detour:
+    """How the gradient of a result is computed that has another form than the trace has assumed.
+
+    Attributes:
+        inputs: the tensors of the call that require grad.
+        gradients: their gradients, from these inputs, the index of a result and its gradient.
+    """
+
+    inputs: tuple[torch.Tensor, ...]
+    gradients: Callable[[Sequence[torch.Tensor], int, torch.Tensor, GradientForm], Sequence[torch.Tensor | None]]
+
+
+def other_gradient(ctx: Any, gradient: torch.Tensor, found: GradientForm) -> list[torch.Tensor | None]:
+    """The gradients of the inputs of `Assemble` for a gradient of an unexpected form.
+
+    Raises:
+        OtherGradientForm: in a trace.
+    """
+    end: End = ctx.end
+    if ctx.detour is None:
+        raise OtherGradientForm(end.index, found)
+    kept = ctx.saved_tensors[: len(ctx.detour.inputs)]
+    inputs = ctx.detour.gradients(kept, end.index, gradient, found)
+    return [*[None] * (ctx.count - len(inputs)), *inputs]
+
+
+def carries_gradient(part: torch.Tensor) -> bool:
+    return part.is_floating_point() or part.is_complex()
+
+
+def carriers(end: End) -> list[torch.Tensor]:
+    """Tensors whose gradients are the parts of the gradient of a wrapper."""
+    specs = () if end.carried is None else end.carried.parts
+    if end.is_traced:
+        return [torch.empty(spec.size, dtype=spec.dtype, device=spec.device) for spec in specs]
+    return [torch.empty((), dtype=spec.dtype, device=spec.device).expand(spec.size) for spec in specs]
+
+
+def assemble_wrapper(end: End, values: Sequence[torch.Tensor], detour: Detour | None = None) -> torch.Tensor:
+    """A wrapper of parts and carriers, with a history if one of them has one."""
+    if any(value.requires_grad for value in values) and torch.is_grad_enabled():
+        return Assemble.apply(end, detour, *values, *(() if detour is None else detour.inputs))
+    parts = values[: end.form.count]
+    return end.form.assemble([torch_compat.another_object(part) for part in parts] if end.is_traced else parts)
+
+
+def take_apart(end: End, wrapper: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The parts of a wrapper and its carriers, with a history if it has one."""
+    if wrapper.requires_grad and torch.is_grad_enabled():
+        return TakeApart.apply(end, wrapper)
+    return [*(torch_compat.part_with_version(part, wrapper) for part in parts_of(end.form, wrapper)), *carriers(end)]
+
+
+def assemble_gradient(
+    end: End, gradients: Sequence[torch.Tensor | None], parts: Sequence[torch.Tensor] | None
+) -> torch.Tensor:
+    """The gradient of a wrapper from those of its parts. Parts without a gradient, as offsets, are those of the wrapper."""
+    values = list(gradients) if parts is None else [p if g is None else g for g, p in zip(gradients, parts, strict=True)]
+    known = next(value for value in values if value is not None)
+    values = [torch.zeros_like(known) if value is None else value for value in values]
+    return assemble_wrapper(end.of_gradient(end.gradient_form), values)

@@ -1,0 +1,187 @@
+"""The form of a tensor: how a wrapper subclass is built from plain tensors.
+
+    form = form_of(TwoTensor(a, b))
+    parts_of(form, x)                 [x.a, x.b]: the plain tensors, in order
+    form.assemble([c, d])             TwoTensor(c, d)
+
+Nested wrappers have nested forms. What `__tensor_flatten__` names and is no tensor, as a device mesh, belongs to the form.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Union
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class PlainForm:
+    """A plain tensor: its only part."""
+
+    key = layout_free_key = "plain"
+    count = 1
+    is_symbolic = False
+
+    def assemble(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return parts[0]
+
+    def build(self, parts: Iterator[torch.Tensor]) -> Any:
+        return next(parts)
+
+
+@dataclass(frozen=True)
+class FixedForm:
+    """An attribute that is no tensor."""
+
+    value: Any
+    count = 0
+
+    @property
+    def key(self) -> Hashable:
+        return ("fixed", frozen_context(self.value))
+
+    layout_free_key = key
+
+    def build(self, parts: Iterator[torch.Tensor]) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True, eq=False)
+class WrapperForm:
+    """A wrapper subclass.
+
+    Attributes:
+        kind: its class.
+        fields: the form of each attribute that `__tensor_flatten__` names.
+        context: what else `__tensor_flatten__` returns.
+        size, stride: of the wrapper.
+    """
+
+    kind: type
+    fields: tuple[tuple[str, Form], ...]
+    context: Any
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """Equal for wrappers that a trace cannot tell apart, if their parts are alike."""
+        fields = tuple((name, form.key) for name, form in self.fields)
+        return (self.kind, fields, frozen_context(self.context), self.size, self.stride)
+
+    @functools.cached_property
+    def layout_free_key(self) -> Hashable:
+        """The key without strides, which a gradient is free to have."""
+        fields = tuple((name, form.layout_free_key) for name, form in self.fields)
+        return (self.kind, fields, frozen_context(self.context, self.stride), self.size)
+
+    @functools.cached_property
+    def count(self) -> int:
+        """The number of parts."""
+        return sum(form.count for _, form in self.fields)
+
+    def build(self, parts: Iterator[torch.Tensor]) -> Any:
+        attributes = {name: form.build(parts) for name, form in self.fields}
+        return self.kind.__tensor_unflatten__(attributes, self.context, self.size, self.stride)
+
+    @functools.cached_property
+    def is_symbolic(self) -> bool:
+        """Whether a size or stride is symbolic."""
+        return any(isinstance(number, torch.SymInt) for number in (*self.size, *self.stride))
+
+    def made_contiguous(self) -> WrapperForm:
+        """The form with the strides of a contiguous tensor."""
+        strides = itertools.accumulate(reversed(self.size[1:]), operator.mul, initial=1)
+        return replace(self, stride=tuple(strides)[::-1] if self.size else ())
+
+    def resized(self, numbers: Sequence[int]) -> WrapperForm:
+        """The form with `numbers` in place of symbolic sizes and strides."""
+        fresh = iter(numbers)
+        size, stride = (
+            tuple(next(fresh) if isinstance(number, torch.SymInt) else number for number in some)
+            for some in (self.size, self.stride)
+        )
+        return replace(self, size=size, stride=stride)
+
+    def assemble(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A wrapper of these parts that does not require grad."""
+        return self.build(iter(parts))
+
+    def __str__(self) -> str:
+        return self.kind.__name__
+
+
+TensorForm = Union[PlainForm, WrapperForm]
+Form = Union[TensorForm, FixedForm]
+
+
+def is_wrapper(value: Any) -> bool:
+    """Whether a value is a wrapper subclass that can be taken apart."""
+    return type(value) not in USUAL_TYPES and isinstance(value, torch.Tensor) and torch_compat.is_wrapper_subclass(value)
+
+
+USUAL_TYPES = (torch.Tensor, torch.nn.Parameter)
+"""The usual types, to tell quickly."""
+
+
+def form_of_attribute(value: Any) -> Form:
+    return form_of(value) if isinstance(value, torch.Tensor) else FixedForm(value)
+
+
+def form_of(value: torch.Tensor) -> TensorForm:
+    """The form of a tensor."""
+    if not is_wrapper(value):
+        return PlainForm()
+    if value.requires_grad:
+        value = value.detach()  # some contexts hold the flag
+    names, context = torch_compat.flattened(value)
+    fields = tuple((name, form_of_attribute(getattr(value, name))) for name in names)
+    return WrapperForm(type(value), fields, context, tuple(value.size()), tuple(value.stride()))
+
+
+def parts_of(form: Form, value: Any) -> list[torch.Tensor]:
+    """The plain tensors of a value of that form, in order."""
+    if isinstance(form, PlainForm):
+        return [value]
+    if isinstance(form, FixedForm):
+        return []
+    return [part for name, inner in form.fields for part in parts_of(inner, getattr(value, name))]
+
+
+def paths_of(form: Form, path: str = "") -> list[str]:
+    """The attribute that leads to each part: `["._local_tensor.a", "._local_tensor.b"]`."""
+    if isinstance(form, PlainForm):
+        return [path]
+    if isinstance(form, FixedForm):
+        return []
+    return [found for name, inner in form.fields for found in paths_of(inner, f"{path}.{name}")]
+
+
+def frozen_context(context: Any, stride: tuple[Any, ...] | None = None) -> Hashable:
+    """A context of `__tensor_flatten__` as part of a key. With `stride`, strides like these do not count.
+
+    Raises:
+        CaptureError: it cannot be hashed.
+    """
+    if isinstance(context, dict):
+        return tuple((name, frozen_context(value, stride)) for name, value in context.items())
+    if isinstance(context, tuple) and context and context == stride:
+        return "stride"
+    if isinstance(context, (tuple, list)):
+        return tuple(frozen_context(value, stride) for value in context)
+    try:
+        hash(context)
+    except TypeError:
+        raise CaptureError(
+            f"the context of a tensor subclass, a {type(context).__name__} from __tensor_flatten__, cannot be hashed, so "
+            "calls cannot be told apart by it; return a tuple, or a frozen dataclass"
+        ) from None
+    return context

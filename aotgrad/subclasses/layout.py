@@ -1,0 +1,140 @@
+"""Where the wrappers are among the flat values of a call.
+
+layout = WrapperLayout.of([x, t, x])          t: TwoTensor
+layout.take_apart([x, t, x])                  [x, t.a, t.b, x] and [t]
+layout.enter([x, a, b, x])                    in a trace: [x, TwoTensor(a, b), x]
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
+from aotgrad.subclasses.boundary import Wrappers
+from aotgrad.subclasses.bridge import End, GradientForm, take_apart
+from aotgrad.subclasses.forms import form_of, is_wrapper
+
+
+@dataclass(frozen=True)
+class GradientForms:
+    """The forms of gradients that differ from those of their tensors: of values, and of results, by position."""
+
+    values: Mapping[int, GradientForm] = field(default_factory=dict)
+    results: Mapping[int, GradientForm] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Hashable:
+        return tuple(tuple((k, some[k].key) for k in sorted(some)) for some in (self.values, self.results))
+
+    def with_value(self, index: int, form: GradientForm) -> GradientForms:
+        return GradientForms({**self.values, index: form}, self.results)
+
+    def with_result(self, index: int, form: GradientForm) -> GradientForms:
+        """Another gradient of a result; those of values may then be others, too."""
+        return GradientForms({}, {**self.results, index: form})
+
+
+FLAT_NUMBERS = (int, float, *SYMBOLIC_NUMBERS)
+
+USUAL = GradientForms()
+"""Gradients have the forms of their tensors."""
+
+
+@dataclass(frozen=True)
+class WrapperLayout:
+    """Flat values with wrappers among them.
+
+    Attributes:
+        ends: of the distinct tensors that are taken apart, in the order of their first places.
+        places: for each value, which of `ends` it is; `None` for other values.
+        fixed: the values that are neither tensors nor numbers, by position: Dynamo passes device meshes, and guards them.
+        wrappers: what the trace finds.
+    """
+
+    ends: tuple[End, ...]
+    places: tuple[int | None, ...]
+    fixed: Mapping[int, Any]
+    wrappers: Wrappers
+
+    @classmethod
+    def of(cls, values: Sequence[Any], gradients: GradientForms = USUAL) -> WrapperLayout:
+        distinct: dict[int, int] = {}
+        for k, value in enumerate(values):
+            if is_wrapper(value) or k in gradients.values:
+                distinct.setdefault(id(value), k)
+        ends = tuple(argument_end(values[k], k, gradients.values.get(k)) for k in distinct.values())
+        numbers = {key: number for number, key in enumerate(distinct)}
+        places = tuple(numbers.get(id(value)) for value in values)
+        fixed = {k: value for k, value in enumerate(values) if not isinstance(value, (torch.Tensor, *FLAT_NUMBERS))}
+        return cls(ends, places, fixed, Wrappers(expected=gradients.results))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all values, and all results of the trace, are plain tensors and numbers."""
+        return not (self.fixed or self.wrappers.needed)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for values that a trace cannot tell apart, if their parts are alike."""
+        return self.places, tuple(end.key for end in self.ends), GradientForms(results=self.wrappers.expected).key
+
+    @functools.cached_property
+    def origins(self) -> tuple[int, ...]:
+        """For each part or plain value, the position of the value that it comes from."""
+        return tuple(k for k, count in self.counts() for _ in range(count))
+
+    def counts(self) -> Iterator[tuple[int, int]]:
+        """The positions of the values, with the number of flat values in their place: none for a repeated wrapper."""
+        for k, place in enumerate(self.places):
+            if k in self.fixed:
+                continue
+            if place is None:
+                yield k, 1
+            elif place not in self.places[:k]:
+                yield k, self.ends[place].count
+
+    def take_apart(self, values: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
+        """The values with the parts of each wrapper in its first place, and the distinct wrappers."""
+        if not (self.ends or self.fixed):
+            return list(values), []
+        flat: list[Any] = []
+        objects: list[torch.Tensor] = []
+        for k, _ in self.counts():
+            place, value = self.places[k], values[k]
+            if place is None:
+                flat.append(value)
+            else:
+                objects.append(value)
+                flat.extend(take_apart(self.ends[place].sized_as(value), value))
+        return flat, objects
+
+    def enter(self, flat: Sequence[Any]) -> list[Any]:
+        """The values from plain values and parts, in a trace. Starts the record of what happens to the wrappers."""
+        remaining, plain, parts = iter(flat), dict(self.fixed), []
+        for k, count in self.counts():
+            if self.places[k] is None:
+                plain[k] = next(remaining)
+            else:
+                parts.append([next(remaining) for _ in range(count)])
+        live = self.wrappers.enter(self.ends, parts)
+        return [plain[k] if place is None else live[place] for k, place in enumerate(self.places)]
+
+    def expect_gradients(self, traced: Wrappers) -> None:
+        """Tell the ends the forms of gradients that a trace found."""
+        for end, known in zip(self.ends, traced.arguments, strict=True):
+            end.gradient = known.gradient
+
+
+def argument_end(value: torch.Tensor, position: int, carried: GradientForm | None) -> End:
+    is_parameter = isinstance(value, torch.nn.Parameter)
+    form = form_of(value)
+    return End(
+        *(f"tensor argument {position}", position, form, value.requires_grad, carried),
+        is_leaf=value.is_leaf,
+        is_parameter=is_parameter,
+    )

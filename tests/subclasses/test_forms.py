@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+
+from aotgrad.errors import CaptureError
+from aotgrad.subclasses.forms import PlainForm, form_of, frozen_context, is_wrapper, parts_of, paths_of
+from tests.subclasses.programs import eight_bits, two
+
+
+def test_a_plain_tensor_is_its_only_part() -> None:
+    x = torch.ones(2)
+    assert form_of(x) == PlainForm() and parts_of(form_of(x), x) == [x] and not is_wrapper(x)
+
+
+def test_nested_wrappers_have_the_parts_of_all() -> None:
+    nested = TwoTensor(two(3, requires_grad=False), two(3, requires_grad=False, seed=1))
+    form = form_of(nested)
+    assert paths_of(form) == [".a.a", ".a.b", ".b.a", ".b.b"] and form.count == 4
+    again = form.assemble(parts_of(form, nested))
+    assert type(again.a) is TwoTensor and again.b.a is nested.b.a
+
+
+def test_forms_differ_by_class_context_and_size_and_not_by_requires_grad() -> None:
+    keys = [form_of(value).key for value in (two(3), two(3, requires_grad=False), two(4), eight_bits(False))]
+    assert keys[0] == keys[1] and len(set(keys)) == 3
+
+
+def test_strides_of_a_gradient_are_free() -> None:
+    contiguous, turned = form_of(two(3, 3)), form_of(two(3, 3).t())
+    assert contiguous.key != turned.key and contiguous.layout_free_key == turned.layout_free_key
+    assert turned.made_contiguous().stride == (3, 1)
+
+
+def test_a_context_that_cannot_be_hashed_is_refused() -> None:
+    assert frozen_context({"dim": [1, 2]}) == (("dim", (1, 2)),)
+    with pytest.raises(CaptureError, match="a set from __tensor_flatten__, cannot be hashed"):
+        frozen_context(({1},))

@@ -1,0 +1,213 @@
+"""Functions of wrapper subclasses, against eager: without Dynamo and behind it, through both backends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import aotgrad
+from aotgrad.errors import CaptureError, UnsupportedAliasingError
+from tests.subclasses.programs import WAYS, compiled, eight_bits, outcome, plain, two
+
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
+def double_under_no_grad(x):
+    with torch.no_grad():
+        x.mul_(2)
+    return x.sin()
+
+
+PROGRAMS = {
+    "an_argument": (lambda x: x.sin() * x.exp(), lambda: [two(3)]),
+    "no_gradient": (lambda x: x.sin() * 2, lambda: [two(3, requires_grad=False)]),
+    "products": (lambda x, w: (x @ w).relu(), lambda: [two(3, 3), two(3, 3, seed=1)]),
+    "a_plain_argument_with_a_wrapped_gradient": (lambda x, w: (x @ w).relu(), lambda: [plain(3, 3), two(3, 3)]),
+    "nested": (lambda x: x.exp() * x, lambda: [TwoTensor(two(3, requires_grad=False), two(3, requires_grad=False))]),
+    "the_inner_tensors": (lambda x: x.a * 2 + x.b, lambda: [two(3, requires_grad=False)]),
+    "in_a_dictionary": (lambda d: {"y": d["x"] * 2, "x": d["x"]}, lambda: [{"x": two(3)}]),
+    "one_object_twice": (lambda x, y: x * y, lambda: [two(3)] * 2),
+    "two_results": (lambda x: (x.sin(), x.cos()), lambda: [two(3)]),
+    "one_result_twice": (lambda x: [x * 2] * 2, lambda: [two(3)]),
+    "a_plain_result_beside_it": (lambda x, y: (x.sin(), y.cos()), lambda: [two(3), plain(3)]),
+    "made_inside": (lambda x: TwoTensor(x, x + 1).sin(), lambda: [plain(3).detach()]),
+    "detached": (lambda x: x.detach() * 2, lambda: [two(3)]),
+    "a_view_of_an_argument": (lambda x: x.view(3, 1), lambda: [two(3)]),
+    "a_view_inside": (lambda x: (x * 2).t() @ x, lambda: [two(3, 2)]),
+    "changed": (lambda x: x.add_(1) * 2, lambda: [two(3, requires_grad=False)]),
+    "changed_with_a_history": (lambda x: x.mul_(2).sin(), lambda: [two(3) * 1]),
+    "changed_under_no_grad": (double_under_no_grad, lambda: [two(3)]),
+    "an_inner_tensor_changed": (lambda x: x.a.add_(1) * 1, lambda: [two(3, requires_grad=False)]),
+    "in_8_bits": (lambda w, x: x @ w, lambda: [eight_bits(False), plain(2, 2)]),
+    "a_gradient_that_is_plain": (lambda w, x: x @ w, lambda: [eight_bits(True), plain(2, 2)]),
+}
+
+
+@every_way
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_eager(name, way) -> None:
+    function, arguments = PROGRAMS[name]
+    ours = compiled(function, way)
+    expected = outcome(function, arguments())
+    assert [outcome(ours, arguments()) for _ in range(3)] == [expected] * 3
+
+
+@every_way
+def test_a_tensor_that_the_function_closes_over(way) -> None:
+    held = two(3, requires_grad=False, seed=5)
+
+    def function(x):
+        return held * x
+
+    assert outcome(compiled(function, way), [two(3)]) == outcome(function, [two(3)])
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(two(3, 3, requires_grad=False))
+        self.bias = nn.Parameter(plain(3).detach())
+        self.register_buffer("calls", two(3, requires_grad=False, seed=2))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return (x @ self.weight + self.bias).relu() * self.calls
+
+
+@every_way
+def test_a_module_is_trained(way) -> None:
+    def trained(module, run) -> list:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        for step in range(3):
+            run(two(2, 3, requires_grad=False, seed=step)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [str(value) for value in (*module.parameters(), module.calls)]
+
+    module, reference = Layer(), Layer()
+    assert trained(module, compiled(module, way)) == trained(reference, reference)
+
+
+def square(x):
+    return x.sin() * x.exp()
+
+
+@every_way
+def test_a_gradient_of_a_gradient(way) -> None:
+    def run(function) -> list:
+        x = two(3)
+        (gradient,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        (gradient * gradient).sum().backward()
+        return [str(gradient.detach()), str(x.grad)]
+
+    assert run(compiled(square, way)) == run(square)
+
+
+@every_way
+def test_a_gradient_of_another_form_arrives(way) -> None:
+    """The first one takes a detour; later calls expect it, and compile nothing."""
+
+    def run(function, tangent) -> str:
+        x = two(3)
+        function(x).backward(tangent)
+        return str(x.grad)
+
+    ours = compiled(square, way)
+    usual, other = two(3, requires_grad=False, seed=7), plain(3).detach()
+    assert run(ours, usual) == run(square, usual)
+    assert [run(ours, other) for _ in range(3)] == [run(square, other)] * 3
+    assert run(ours, usual) == run(square, usual)
+
+
+@every_way
+def test_a_change_of_what_is_saved_is_noticed(way) -> None:
+    x = two(3)
+    y = compiled(square, way)(x)
+    with torch.no_grad():
+        x.mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@every_way
+def test_a_change_of_a_result_that_is_saved_is_noticed(way) -> None:
+    y = compiled(lambda x: x.exp(), way)(two(3))
+    with torch.no_grad():
+        y.mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@every_way
+def test_hooks_see_wrappers(way) -> None:
+    def run(function) -> list:
+        seen = []
+        x = two(3)
+        x.register_hook(lambda gradient: seen.append(str(gradient)))
+        y = function(x)
+        y.register_hook(lambda gradient: seen.append(type(gradient).__name__))
+        y.sum().backward(retain_graph=True)
+        y.sum().backward()
+        return [*seen, str(x.grad)]
+
+    assert run(compiled(square, way)) == run(square)
+
+
+@every_way
+def test_without_gradients(way) -> None:
+    with torch.no_grad():
+        y = compiled(square, way)(two(3))
+    assert str(y) == str(square(two(3)).detach()) and not y.requires_grad
+
+
+def test_under_a_transform_the_function_runs_op_by_op() -> None:
+    ours = aotgrad.aot_function(square, "eager")
+
+    def gradient(function) -> str:
+        return str(torch.func.grad(lambda x: function(x).sum())(two(3, requires_grad=False)))
+
+    assert gradient(ours) == gradient(square)
+
+
+def test_one_plan_serves_wrappers_of_one_form() -> None:
+    ours = aotgrad.aot_function(square, "eager")
+    for value in (two(3), two(3, seed=1), two(3, requires_grad=False), two(4)):
+        ours(value)
+    assert len(ours.plans()) == 3
+
+
+def test_a_backend_sees_plain_tensors() -> None:
+    seen = []
+
+    def backend(module, inputs):
+        seen.extend(type(node.meta["val"]).__mro__ for node in module.graph.find_nodes(op="placeholder"))
+        return module.forward
+
+    x = two(3)
+    aotgrad.aot_function(square, backend)(x).sum().backward()
+    assert seen and not any(TwoTensor in classes for classes in seen)
+
+
+def test_a_leaf_that_requires_grad_is_not_changed_in_place() -> None:
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        aotgrad.aot_function(lambda x: x.mul_(2), "eager")(two(3))
+
+
+@every_way
+def test_views_of_one_wrapper_are_refused(way) -> None:
+    with pytest.raises(UnsupportedAliasingError, match="is a TwoTensor and a view of another argument or output"):
+        compiled(lambda x: (y := x * 2, y.view(3, 1)), way)(two(3))
+
+
+def test_a_jagged_tensor_is_refused_by_name() -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with pytest.raises(CaptureError, match="tensor argument 0 is a nested tensor, which cannot be traced"):
+        aotgrad.aot_function(lambda x: x * 2, "eager")(jagged)
+
+
+def test_results_are_explained_by_part() -> None:
+    text = str(aotgrad.explain(square)(two(3)))
+    assert "x.a" in text and "output.b" in text

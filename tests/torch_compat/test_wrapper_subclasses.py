@@ -1,0 +1,91 @@
+"""Feature tests of `aotgrad/torch_compat/wrapper_subclasses.py`."""
+
+from __future__ import annotations
+
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+
+from aotgrad import torch_compat as compat
+from tests.torch_compat.tracing import Tracing
+
+
+def two() -> TwoTensor:
+    return TwoTensor(torch.ones(3), torch.zeros(3))
+
+
+def test_a_wrapper_is_told_from_other_tensors() -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert compat.is_wrapper_subclass(two())
+    assert not compat.is_wrapper_subclass(torch.ones(3)) and not compat.is_wrapper_subclass(jagged)
+
+
+def test_what_a_wrapper_consists_of() -> None:
+    assert compat.flattened(two()) == (["a", "b"], None)
+
+
+def test_another_object_has_the_same_memory_and_no_history() -> None:
+    x = torch.ones(3, requires_grad=True)
+    other = compat.another_object(x)
+    assert other is not x and other.data_ptr() == x.data_ptr() and not other.requires_grad
+
+
+def test_another_object_in_a_trace_has_the_same_value(fake_mode) -> None:
+    trace = Tracing(fake_mode, torch.ones(3))
+    with trace.active():
+        x = compat.to_functional(trace.fake)
+        before = compat.from_functional(x)
+        compat.another_object(x).add_(1)
+        assert compat.from_functional(x) is not before
+
+
+def test_a_part_gets_the_version_counter_of_its_wrapper() -> None:
+    wrapper = two()
+    part = compat.part_with_version(wrapper.a, wrapper)
+    wrapper.add_(1)
+    assert part.data_ptr() == wrapper.a.data_ptr() and part.tolist() == [2, 2, 2]
+    assert part._version == wrapper._version == 1 and wrapper.a._version == 0
+
+
+def test_a_view_is_replayed_from_a_model_without_memory() -> None:
+    x, other = two(), two()
+    model = compat.model_of_view(x.view(3, 1))
+    view = compat.replayed_view(model, other)
+    assert model.is_meta and view.shape == (3, 1) and view._base is other
+
+
+def test_a_class_with_a_dispatch_of_its_own() -> None:
+    assert compat.dispatches_itself([torch.Tensor, TwoTensor]) and not compat.dispatches_itself([torch.nn.Parameter])
+
+
+def test_the_dispatch_of_a_subclass_comes_before_functionalization(fake_mode) -> None:
+    trace = Tracing(fake_mode, torch.ones(3))
+    with trace.active():
+        x = compat.to_functional(trace.fake)
+        wrapper = TwoTensor(x, x) + 1
+        assert type(wrapper) is TwoTensor and compat.is_functional(wrapper.a)
+
+
+def test_an_autograd_function_may_say_that_its_gradients_arrive_together() -> None:
+    def results(together: bool) -> bool:
+        class Halves(torch.autograd.Function):
+            arrives_whole = together
+
+            @staticmethod
+            def forward(ctx, x):
+                return x * 1, x * 2
+
+            @staticmethod
+            def backward(ctx, a, b):
+                return a + b
+
+        first, _ = Halves.apply(torch.ones(2, requires_grad=True))
+        return compat.gets_zeros(first.grad_fn)
+
+    assert results(together=False) and not results(together=True)
+    assert not compat.gets_zeros((torch.ones(2, requires_grad=True) * 2).grad_fn)
+
+
+def test_a_tensor_can_be_marked_as_a_parameter() -> None:
+    x = two()
+    compat.mark_parameter(x)
+    assert isinstance(x, torch.nn.Parameter)
