@@ -476,7 +476,8 @@ class FlatCallable(ModuleCallable):
         flat = self.dedupe.enter(flat)
         if not self.admits(flat):
             return self.call_another_plan(values)
-        detour = self.others.detour_of(self.call_of(values))
+        assert isinstance(self.executable, Executable), "functions of wrapper subclasses are not restored from disk"
+        detour = self.others.detour_of(self.call_of(values), self.executable)
         return self.layout.wrappers.assemble(self.executable.call(flat), objects, detour)
 
     def admits(self, values: Sequence[Any]) -> bool:

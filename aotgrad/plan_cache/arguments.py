@@ -108,12 +108,14 @@ class FlatOutput:
     def __init__(self, wrappers: Wrappers | None = None) -> None:
         self.spec: pytree.TreeSpec | None = None
         self.wrappers = wrappers or Wrappers()
+        self.has_wrappers = False
         self.rebuild: Callable[[list[Any]], Any] = list
 
     def flatten(self, result: Any) -> list[Any]:
         leaves, self.spec = pytree.tree_flatten(pytree.tree_map(name_size, result, is_leaf=is_size), is_leaf=is_size)
         flat = self.wrappers.take_apart(leaves)
-        self.rebuild = self.unflatten if self.wrappers.needed else unflattener(self.spec)
+        self.has_wrappers = self.wrappers.needed
+        self.rebuild = self.unflatten if self.has_wrappers else unflattener(self.spec)
         return flat
 
     def paths(self) -> list[str]:

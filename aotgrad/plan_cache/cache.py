@@ -18,12 +18,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.fx as fx
 import torch.utils._pytree as pytree
 
 from aotgrad import passes, torch_compat
 from aotgrad.capture.trace import OwnGeneratorError
 from aotgrad.errors import CaptureError, EagerError
-from aotgrad.pipeline import Compiler, SmallGraph
+from aotgrad.graph import op_table
+from aotgrad.ir import MutationType
+from aotgrad.pipeline import Compiler, SmallGraph, Traced
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.compile import TracedOnce, compile_plan, reject_second_run
@@ -33,7 +36,7 @@ from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generator
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.wrappers import KnownGradientForms, WrapperArguments
 from aotgrad.subclasses.bridge import Detour, GradientForm, OtherGradientForm
-from aotgrad.subclasses.forms import is_wrapper
+from aotgrad.subclasses.forms import has_wrapper
 from aotgrad.telemetry.counters import counters
 
 DISABLED = "the option `enabled` is off"
@@ -138,7 +141,7 @@ class PlanCache:
         plan, call = planned
         if isinstance(plan, NoPlan):
             return self.run_eagerly(plan, call)
-        result = plan(call, self.detour_of(call) if plan.output.wrappers.needed else None)
+        result = plan(call, self.detour_of(call, plan.executable) if plan.output.has_wrappers else None)
         arguments = call.arguments.inner if isinstance(call.arguments, WrapperArguments) else call.arguments
         if not isinstance(arguments, GeneratorArguments) or isinstance(plan.executable, SmallGraph):
             return result
@@ -146,13 +149,13 @@ class PlanCache:
         set_states(arguments.generators, states)
         return result
 
-    def detour_of(self, call: Call) -> Detour | None:
+    def detour_of(self, call: Call, stages: Traced) -> Detour | None:
         """How gradients of the results of a call are computed that have other forms than its plan has assumed."""
         inner = call.arguments.inner if isinstance(call.arguments, WrapperArguments) else call.arguments
         positions = [k for k, tensor in enumerate(inner.tensors) if tensor.requires_grad]
         if not (positions and torch.is_grad_enabled()):
             return None
-        replay = ReplayedCall(self, call._replace(arguments=inner), tuple(positions))
+        replay = ReplayedCall(self, call._replace(arguments=inner), tuple(positions), stages)
         return Detour(tuple(inner.tensors[k] for k in positions), replay.gradients)
 
     def run_eagerly(self, missing: NoPlan, call: Call) -> Any:
@@ -177,7 +180,7 @@ class PlanCache:
 
     def with_parts(self, call: Call) -> Call:
         """The call with the parts of wrapper subclasses as arguments in their place, if there are some."""
-        if not (self.gradient_forms.known or any(map(is_wrapper, call.tensors))):
+        if not (self.gradient_forms.known or has_wrapper(call.tensors)):
             return call
         arguments = WrapperArguments.of_call(call.arguments, self.gradient_forms.of(call))
         return call._replace(arguments=arguments, static_count=arguments.count_of(call.static_count))
@@ -268,28 +271,60 @@ class PlanCache:
 class ReplayedCall:
     """A call that runs once more, for the gradient of a result that has another form than the plan has assumed.
 
-    `positions`: its tensors that require grad.
+    `positions`: its tensors that require grad. `stages`: of its plan.
     """
 
     cache: PlanCache
     call: Call
     positions: Sequence[int]
+    stages: Traced
 
     def gradients(
         self, inputs: Sequence[torch.Tensor], index: int, gradient: torch.Tensor, form: GradientForm
     ) -> Sequence[torch.Tensor | None]:
-        """The gradients of `inputs` from the gradient of result `index`; later calls expect its form."""
-        arguments = self.call.arguments
+        """The gradients of `inputs` from the gradient of result `index`; later calls expect its form.
+
+        Raises:
+            CaptureError: the function does more than compute its results.
+        """
+        arguments, differentiable = self.call.arguments, torch.is_grad_enabled()
         self.cache.gradient_forms.learn_result(self.call, index, form)
+        self.reject_second_effect(index, form)
         with torch.enable_grad():
-            fresh = [value.detach().requires_grad_() for value in inputs]
+            fresh = [value.view_as(value) if differentiable else value.detach().requires_grad_() for value in inputs]
             tensors = list(arguments.tensors)
             for position, value in zip(self.positions, fresh, strict=True):
                 tensors[position] = value
             call = self.call._replace(arguments=arguments.with_tensors(tensors))
             result = self.cache.run(self.cache.plan_for(call))
         leaf = pytree.tree_leaves(result)[index]
-        return torch.autograd.grad(leaf, fresh, gradient, allow_unused=True, create_graph=torch.is_grad_enabled())
+        return torch.autograd.grad(leaf, fresh, gradient, allow_unused=True, create_graph=differentiable)
+
+    def reject_second_effect(self, index: int, form: GradientForm) -> None:
+        """Raise if a second run would repeat an effect.
+
+        Raises:
+            CaptureError
+        """
+        infos = (info for _, info in self.stages.arguments if info is not None)
+        reasons = {
+            "changes its arguments": any(info.mutation is not MutationType.NONE for info in infos),
+            "draws random numbers": self.stages.draws,
+            "has side effects": any(map(repeats_badly, self.stages.capture.trace.graph.nodes)),
+        }
+        reason = next((text for text, holds in reasons.items() if holds), None)
+        if reason is not None:
+            raise CaptureError(
+                f"the gradient of output {index} arrives as a {form.form.name}, in another form than the call has assumed, "
+                f"and the function {reason}, so that it cannot run once more for this gradient. Later calls expect this "
+                "form: run the function first on a batch whose gradients are not used"
+            )
+
+
+def repeats_badly(node: fx.Node) -> bool:
+    """Whether a second run of an op has a second effect; all ranks repeat a collective."""
+    is_communication = op_table.is_collective(node.target) or op_table.is_wait(node.target)
+    return op_table.has_effect(node.target) and not is_communication
 
 
 def failure_key(call: Call) -> tuple:

@@ -62,7 +62,7 @@ class CachedPlan:
         dedupe, tensors = self.guards.dedupe, list(call.tensors)
         run: Any = self.executable  # a plan that was only traced is never called
         flat = run(tensors if dedupe.is_identity else dedupe.enter(tensors))
-        if self.output.wrappers.needed:
+        if self.output.has_wrappers:
             objects = call.arguments.objects if isinstance(call.arguments, WrapperArguments) else ()
             return self.output.unflatten(flat, objects, detour)
         return self.output.rebuild(flat)

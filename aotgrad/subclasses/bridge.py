@@ -62,7 +62,7 @@ class OtherGradientForm(CaptureError):
     """A trace computes a gradient of another form than it was told: it is repeated with that form."""
 
     def __init__(self, index: int, form: GradientForm) -> None:
-        super().__init__(f"the gradient of tensor {index} has a form that depends on the calls of the trace: {form.form}")
+        super().__init__(f"the gradient of tensor {index} is a {form.form.name}, and has another form in each trace")
         self.index, self.form = index, form
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Union
 
@@ -27,6 +27,7 @@ class PlainForm:
     """A plain tensor: its only part."""
 
     key = layout_free_key = "plain"
+    name = "plain tensor"
     count = 1
     is_symbolic = False
 
@@ -115,7 +116,8 @@ class WrapperForm:
         """A wrapper of these parts that does not require grad."""
         return self.build(iter(parts))
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
         return self.kind.__name__
 
 
@@ -128,8 +130,14 @@ def is_wrapper(value: Any) -> bool:
     return type(value) not in USUAL_TYPES and isinstance(value, torch.Tensor) and torch_compat.is_wrapper_subclass(value)
 
 
-USUAL_TYPES = (torch.Tensor, torch.nn.Parameter)
+USUAL_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 """The usual types, to tell quickly."""
+
+
+def has_wrapper(values: Iterable[Any]) -> bool:
+    """Whether one of the values is a wrapper subclass."""
+    values = tuple(values)
+    return not USUAL_TYPES.issuperset(map(type, values)) and any(map(is_wrapper, values))
 
 
 def form_of_attribute(value: Any) -> Form:

@@ -20,6 +20,11 @@ def double_under_no_grad(x):
     return x.sin()
 
 
+def changes_another(x, y):
+    y.add_(1)
+    return x * y
+
+
 PROGRAMS = {
     "an_argument": (lambda x: x.sin() * x.exp(), lambda: [two(3)]),
     "no_gradient": (lambda x: x.sin() * 2, lambda: [two(3, requires_grad=False)]),
@@ -120,6 +125,34 @@ def test_a_gradient_of_another_form_arrives(way) -> None:
     assert run(ours, usual) == run(square, usual)
     assert [run(ours, other) for _ in range(3)] == [run(square, other)] * 3
     assert run(ours, usual) == run(square, usual)
+
+
+@every_way
+def test_a_gradient_of_a_gradient_of_another_form(way) -> None:
+    def run(function) -> list:
+        x = two(3)
+        (gradient,) = torch.autograd.grad(function(x), x, plain(3).detach(), create_graph=True)
+        (gradient * gradient).sum().backward()
+        return [str(gradient.detach()), str(x.grad)]
+
+    ours = compiled(square, way)
+    assert [run(ours) for _ in range(2)] == [run(square)] * 2
+
+
+@every_way
+@pytest.mark.parametrize(
+    ("reason", "function"),
+    [("changes its arguments", changes_another), ("draws random numbers", lambda x, y: torch.rand_like(y) * x)],
+    ids=["changes", "draws"],
+)
+def test_a_function_with_effects_does_not_run_again_for_a_gradient_of_another_form(reason, function, way) -> None:
+    """The error names the reason; the next call expects the form."""
+    ours, y = compiled(function, way), torch.zeros(3, dtype=torch.float64)
+    with pytest.raises(CaptureError, match=f"arrives as a plain tensor.* the function {reason}"):
+        ours(two(3), y).backward(torch.ones(3, dtype=torch.float64))
+    x = two(3)
+    ours(x, y).backward(torch.ones(3, dtype=torch.float64))
+    assert type(x.grad) is torch.Tensor  # as in eager: `y` and the gradient are plain
 
 
 @every_way
