@@ -13,6 +13,7 @@ from torch import nn
 from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.effects import _EffectType as EffectType
 from torch._higher_order_ops.effects import _register_effectful_op
+from torch.testing._internal.two_tensor import TwoTensor
 
 import aotgrad
 from aotgrad.frontends import dynamo
@@ -1035,6 +1036,36 @@ def nested_tensor():
     """An argument is a nested tensor."""
     rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     aotgrad.aot_function(lambda x: x * 2, aotgrad.nop)(rows)
+
+
+@error_case
+def views_of_one_wrapper():
+    """Two outputs are a tensor subclass that wraps others, and a view of it."""
+    x = TwoTensor(torch.ones(3), torch.ones(3))
+    aotgrad.aot_function(lambda x: (y := x * 2, y.view(3, 1)), aotgrad.nop)(x)
+
+
+@error_case
+def context_that_cannot_be_hashed():
+    """A tensor subclass has a set as its context."""
+
+    class Tagged(TwoTensor):
+        def __tensor_flatten__(self):
+            return ["a", "b"], {"tag"}
+
+    aotgrad.aot_function(lambda x: x * 2, aotgrad.nop)(Tagged(torch.ones(3), torch.ones(3)))
+
+
+@error_case
+def effect_and_a_gradient_of_another_form():
+    """A function changes an argument, and its result gets a gradient that is no tensor subclass."""
+
+    def function(x, y):
+        y.add_(1)
+        return x * y
+
+    x = TwoTensor(torch.ones(3), torch.ones(3)).requires_grad_()
+    aotgrad.aot_function(function, aotgrad.nop)(x, torch.ones(3)).backward(torch.ones(3))
 
 
 @error_case

@@ -124,6 +124,7 @@ SAFETY_NETS = (
     "in a way that no recorded view explains",
     "is a view of an input that is changed in place and whose size or stride is changed after",
     "a view of what was changed in place cannot be made again",
+    "a tensor subclass that wraps others",
 )
 """Refusals that no program is known to meet: parts of their messages."""
 
