@@ -396,6 +396,39 @@ def parts_of_a_conjugate_that_is_not_returned(x):
     return conjugate[:1], conjugate[1:]
 
 
+# --- Results that are a part of their memory -------------------------------------------------------------------------
+
+
+def shared_afterwards(outputs, args):
+    """A write to each output shows in the others as in eager."""
+    for k, value in enumerate(outputs):
+        value.add_(k + 1)
+
+
+@CASES.add(lambda: (plain(8),), caller=shared_afterwards)
+def a_constant_of_which_a_part_is_shown_later(x):
+    zeros = torch.zeros_like(x)
+    view = zeros.as_strided(zeros.shape, zeros.stride())
+    zeros.as_strided_((2,), (1,), 1)
+    return view, x * 2
+
+
+@CASES.add(lambda: (plain(8),), caller=shared_afterwards, without_dynamo="breaks the graph at metadata mutations")
+def a_part_of_a_constant_and_a_view_of_the_whole(x):
+    ones = torch.zeros_like(x) + 1
+    view = ones[2:]
+    ones.as_strided_((2,), (1,), 3)
+    return ones, view, x * 2
+
+
+@CASES.add(lambda: (plain(8),), caller=shared_afterwards, without_dynamo="differs by itself where `.data` is assigned")
+def a_constant_that_is_assigned_a_part_of_itself(x):
+    zeros = torch.zeros_like(x)
+    view = zeros[:2]
+    zeros.data = zeros.data.split(2)[1]
+    return zeros, view, x * 2
+
+
 @CASES.parametrize()
 def test_found_by_fuzzing(case: Case, backend: str) -> None:
     case.check(backend)

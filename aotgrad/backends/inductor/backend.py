@@ -27,6 +27,7 @@ from aotgrad.backends.graphs import outputs_of
 from aotgrad.backends.inductor.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.inductor.wrapper_code import Wrapper
 from aotgrad.backends.layouts import differ, keep_output_layouts, note_layouts
+from aotgrad.backends.parts import keep_memory_of_parts
 from aotgrad.backends.pieces import compile_in_pieces, must_be_cut
 from aotgrad.backends.seeds import give_backward_own_seeds
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
@@ -76,7 +77,8 @@ class InductorBackend:
         with COMPILING, self.context(joint.module):
             replace_floats(joint.module.graph)
             graph, results = joint.module.graph, len(joint.signature.forward_results)
-            with keep_output_layouts(graph), keep_returned_copies(graph, results), lift_closed_over(joint.module):
+            copies, parts = keep_returned_copies(graph, results), keep_memory_of_parts(graph, results)
+            with keep_output_layouts(graph), copies, parts, lift_closed_over(joint.module):
                 module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
             give_backward_own_seeds(module.graph)
