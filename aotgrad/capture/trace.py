@@ -398,6 +398,7 @@ def run_traced(trace: Trace, function: FlatFunction, convention: CallingConventi
         output_hooks = take_hooks_of_views(results, arguments)
         outputs = (*results, *views_before_mutation.used_views(seen.views, arguments, results))
         older_views = views_before_mutation.older_views(seen.views, outputs)
+        views_before_mutation.reject_strided_views(seen.views, arguments, results)
         reject_old_memory(trace, seen.assignments.before, arguments, outputs)
         assigned = {index: len(outputs) + k for k, index in enumerate(seen.assignments.before)}
         outputs += tuple(torch_compat.detached_functional(arguments[index]) for index in assigned)

@@ -17,17 +17,28 @@ import torch
 import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
+from aotgrad.errors import UnsupportedAliasingError
 from aotgrad.ir import InputSpec, MemberInput, TensorInput
+
+STRIDE_IN_PLACE = (torch.Tensor.as_strided_, torch.as_strided_)
+"""They may show memory that the view did not show, so the history from before is not that of a new view of the base.
+
+Other changes of the size or stride show the same elements, and a new history has the same gradients.
+"""
 
 
 class ViewVersions:
-    """A handler of calls that records the version of each view when it is made, and when a non-view is computed from it."""
+    """A handler of calls that records the version of each view when it is made, and when a non-view is computed from it.
+
+    `strided`: the views that `as_strided_` was called on.
+    """
 
     functions = None
 
     def __init__(self) -> None:
         self.made: dict[int, tuple[weakref.ref, int]] = {}
         self.used: dict[int, tuple[torch.Tensor, int]] = {}
+        self.strided: set[int] = set()
 
     def handle(self, function: Any, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         older = [value for value in pytree.tree_leaves((args, kwargs)) if self.is_older(value)]
@@ -37,12 +48,18 @@ class ViewVersions:
         if differentiable:
             self.used.update({id(view): (view, view._version) for view in older})
         for view in filter(torch_compat.is_differentiable_view, differentiable):
-            if id(view) not in self.made or is_seen_reshape(function):
+            if function in STRIDE_IN_PLACE:
+                self.strided.add(id(view))
+            if id(view) not in self.made or (id(view) in self.strided and is_seen_reshape(function)):
                 self.made[id(view)] = weakref.ref(view, self.forget(id(view))), view._version
         return result
 
     def forget(self, key: int) -> Any:
-        return lambda _: self.made.pop(key, None)
+        def forget(_: Any) -> None:
+            self.made.pop(key, None)
+            self.strided.discard(key)
+
+        return forget
 
     def is_older(self, value: Any) -> bool:
         """Whether a tensor is a view whose memory was written to since it was made, also through the view itself."""
@@ -71,6 +88,26 @@ def may_be_bypassed(spec: InputSpec) -> bool:
 def older_views(noted: ViewVersions | None, outputs: Sequence[Any]) -> frozenset[int]:
     """The positions of the outputs that are views older than a write to their memory."""
     return frozenset() if noted is None else frozenset(k for k, value in enumerate(outputs) if noted.is_older(value))
+
+
+def reject_strided_views(noted: ViewVersions | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Raise for a returned view of an argument on which the function called `as_strided_`.
+
+    Its gradient goes to the history that the argument had before. A view of the argument can only be made with the new one.
+
+    Raises:
+        UnsupportedAliasingError: names the output.
+    """
+    if noted is None or not noted.strided:
+        return
+    memory = {torch_compat.storage_id(value) for value in arguments if isinstance(value, torch.Tensor)}
+    kept = noted.strided.difference(map(id, arguments))
+    for position, value in enumerate(outputs):
+        if id(value) in kept and torch_compat.storage_id(value) in memory:
+            raise UnsupportedAliasingError(
+                f"output {position} is a view of an input that is a view itself, and its size or stride was changed in "
+                "place by as_strided_(); use as_strided() instead"
+            )
 
 
 def used_views(noted: ViewVersions | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> list[torch.Tensor]:

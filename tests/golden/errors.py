@@ -464,6 +464,19 @@ def transposed_back_under_no_grad():
 
 
 @error_case
+def returned_view_after_as_strided_in_place():
+    """A view of an input, which is a view itself, is returned after as_strided_() on it."""
+
+    def function(x):
+        part = x[:2]
+        part.as_strided_((1,), (1,))
+        return part
+
+    base = torch.ones(3, requires_grad=True) * 1
+    aotgrad.aot_function(function, aotgrad.nop)(base[:])
+
+
+@error_case
 def view_of_an_output_that_was_transposed_since():
     """An integer view of an input is returned after a transposition in place, and a view of it from before."""
 

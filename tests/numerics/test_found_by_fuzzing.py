@@ -429,6 +429,106 @@ def a_constant_that_is_assigned_a_part_of_itself(x):
     return zeros, view, x * 2
 
 
+# --- Views of which a view is transposed in place: autograd recreates the history of each ----------------------------
+
+
+def views_of_a_non_leaf():
+    base = leaf(4, 4) * 1
+    return base, base[:2]
+
+
+def gradients_of_both(outputs, args):
+    """The gradients of the base and of its view, one output at a time. A caller returns them so that they are compared."""
+    tensors = [value for value in outputs if value.requires_grad]
+    pairs = [torch.autograd.grad(value.sum(), args, retain_graph=True, allow_unused=True) for value in tensors]
+    found = [gradient for pair in pairs for gradient in pair]
+    count = torch.tensor([float(gradient is not None) for gradient in found], requires_grad=True)
+    return [count, *(gradient.requires_grad_() for gradient in found if gradient is not None)]
+
+
+RENEWED = {"caller": gradients_of_both, "without_dynamo": "breaks the graph at metadata mutations"}
+
+
+def one_view():
+    return views_of_a_non_leaf()[1:]
+
+
+@CASES.add(one_view, **RENEWED)
+def computed_before_a_part_is_transposed(x):
+    part = x[:, :3]
+    double = part * 2
+    part.t_()
+    return double, x[:0]
+
+
+@CASES.add(one_view, **RENEWED)
+def computed_from_a_part_after_it_is_transposed(x):
+    part = x[:, :3]
+    part.t_()
+    return part * 4
+
+
+@CASES.add(one_view, **RENEWED)
+def computed_between_two_transpositions_of_a_part(x):
+    part = x[:, :3]
+    part.t_()
+    between = x * 2
+    part.t_()
+    return between, (x * 3).sum() + between.sum()
+
+
+@CASES.add(one_view, **RENEWED)
+def a_transposed_part_is_returned(x):
+    part = x[0]
+    other = x[1:]
+    part.unsqueeze_(0)
+    return part, other, x[1], other * 2
+
+
+@CASES.add(one_view, **RENEWED)
+def a_detached_alias_is_transposed(x):
+    double = x * 2
+    x.detach().t_()
+    return double, x * 3
+
+
+@CASES.add(one_view, **RENEWED)
+def a_part_is_transposed_under_no_grad(x):
+    double = x * 2
+    with torch.no_grad():
+        x[0].unsqueeze_(0)
+    return double, x * 3
+
+
+@CASES.add(one_view, **RENEWED)
+def a_part_is_written_and_transposed(x):
+    part = x[0]
+    part.mul_(2)
+    part.unsqueeze_(0)
+    return part, part * 3, x * 2
+
+
+@CASES.add(one_view, **RENEWED)
+def a_part_is_laid_out_anew(x):
+    part = x[:]
+    part.as_strided_((1,), (1,), 1)
+    return part * 2, x * 3
+
+
+@CASES.add(views_of_a_non_leaf, **RENEWED)
+def a_part_is_transposed_beside_the_base(base, view):
+    double, triple = view * 2, base * 3
+    base[0].unsqueeze_(0)
+    return double, triple, view * 4, base * 5
+
+
+@CASES.add(lambda: (lambda base: (base[:2], base[2:]))(leaf(4, 4) * 1), **RENEWED)
+def a_part_is_transposed_beside_another_view(one, other):
+    double = other * 2
+    one[0].unsqueeze_(0)
+    return double, other * 3, one * 4
+
+
 @CASES.parametrize()
 def test_found_by_fuzzing(case: Case, backend: str) -> None:
     case.check(backend)
