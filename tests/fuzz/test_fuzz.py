@@ -196,6 +196,21 @@ def test_dynamo_has_no_guard_for_an_input_that_gets_a_dimension():
         torch.compile(lambda x: x.mul_(x).unsqueeze_(0), backend="eager")(torch.tensor(3.0))
 
 
+def piece_of_what_was_transposed(x):
+    piece, _ = x.chunk(2)
+    x.swapdims_(0, -1)
+    return piece
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
+def test_dynamo_asks_a_piece_for_its_history():
+    """If this fails, remove `ASKED_BY_DYNAMO`."""
+    make_argument = lambda: torch.ones(4, requires_grad=True) * 1  # noqa: E731
+    assert piece_of_what_was_transposed(make_argument()).shape == (2,)
+    with pytest.raises(torch._dynamo.exc.InternalTorchDynamoError, match="Output 0 of Split is a view and its base"):
+        torch.compile(piece_of_what_was_transposed, backend="eager")(make_argument())
+
+
 FAILING = {
     "an error that Dynamo adds a line to": ((), (Apply("", "{0}.split(1)", ("p0",)),)),
     "an error behind a graph break": (
