@@ -50,9 +50,9 @@ from aotgrad.joint.segments import (
     find_segments,
     order_for_engine,
     positions_of,
-    saved_in_eager,
     saving_nodes,
     single_segment,
+    storages_by_node,
     targets_behind,
     visited_nodes,
 )
@@ -492,10 +492,13 @@ def with_saved_values(
         memory = {storage: {cell.place} for storage, cell in effects.cells.items()}
         for storage, primal in assigned.items():
             memory.setdefault(storage, set()).add(primal)
-        saving = saving_nodes(segmentation, appended.segments, entered, memory)
-        values = saved_in_eager(segmentation, owners_of_memory(capture, outputs), assigned, memory)
+        saved = storages_by_node(segmentation, memory)
+        saving = saving_nodes(segmentation, appended.segments, entered, saved, memory)
+        owners = owners_of_memory(capture, outputs)
+    # A value saved in memory that an input is given may be the input.
+    places = (each[storage] for storage in set().union(*saved.values()) for each in (owners, assigned) if storage in each)
     segments = tuple(replace(segment, saving=nodes) for segment, nodes in zip(appended.segments, saving, strict=True))
-    return replace(appended, segments=segments, saved_in_eager=values)
+    return replace(appended, segments=segments, saved_in_eager=frozenset(places))
 
 
 def owners_of_memory(capture: Capture, outputs: Sequence[Result]) -> dict[int, Primal | ForwardResult]:

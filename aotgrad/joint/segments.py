@@ -489,22 +489,23 @@ def saving_nodes(
     segmentation: Segmentation,
     segments: Sequence[BackwardSegment],
     edges: Mapping[Tangent, Edge],
+    saved: Mapping[Any, Collection[int]],
     memory: Mapping[int, Collection[Primal | ForwardResult]],
 ) -> list[tuple[SavingNodes, ...]]:
     """For each segment, its nodes that save a value; see `BackwardSegment.saving`.
 
     Args:
         edges: where each tangent enters.
+        saved: the storages of what each node saves.
         memory: the places of memory that may change without the version counter of a saved tensor, by storage.
     """
     segment_of, failures = segmentation.segment_of, segmentation.failures
     tangents, gradients = masks_of_nodes(segmentation, segments, edges)
     found: dict[tuple[int, int, int], set[Primal | ForwardResult]] = {}
     for node in (node for node in tangents if node not in failures):
-        storages = saved_storages(node, memory)
-        if storages or torch_compat.saves_a_value(node):
+        if saved[node] or torch_compat.saves_a_value(node):
             values = found.setdefault((segment_of[node], tangents[node], gradients[node]), set())
-            values.update(*(memory[storage] for storage in storages & memory.keys()))
+            values.update(*(memory[storage] for storage in memory.keys() & saved[node]))
     groups: list[list[SavingNodes]] = [[] for _ in segments]
     for node, failure in failures.items():
         groups[segment_of[node]].append(SavingNodes(tangents[node], gradients[node], error=failure.message))
@@ -538,22 +539,10 @@ def masks_of_nodes(
     return tangents, gradients
 
 
-def saved_in_eager(
-    segmentation: Segmentation,
-    owners: Mapping[int, Primal | ForwardResult],
-    assigned: Mapping[int, Primal],
-    memory: Collection[int],
-) -> frozenset[Primal | ForwardResult]:
-    """The inputs and results of the function in whose memory eager's nodes save a value.
-
-    Args:
-        owners: the inputs and results by their storage.
-        assigned: the inputs that get other memory, by its storage: a value saved in it may be the input.
-        memory: see `saved_storages`.
-    """
+def storages_by_node(segmentation: Segmentation, memory: Collection[int]) -> dict[Any, set[int]]:
+    """The storages of what each node that does not fail saves; see `saved_storages`."""
     nodes = (node for node in segmentation.segment_of if node not in segmentation.failures)
-    storages = frozenset().union(*(saved_storages(node, memory) for node in nodes))
-    return frozenset(each[storage] for storage in storages for each in (owners, assigned) if storage in each)
+    return {node: saved_storages(node, memory) for node in nodes}
 
 
 def saved_storages(node: Any, memory: Collection[int]) -> set[int]:
