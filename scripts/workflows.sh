@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs programs of common frameworks in eager and with three backends, compares them, and writes docs/workflows.md.
-# Arguments are those of `python -m scripts.workflows --help`; what has a result in .workflows/ does not run again.
+# Arguments are those of `python -m scripts.workflows --help`; cells with a result in .workflows/ are skipped.
 #
 # The frameworks are installed into an environment of their own, $AOTGRAD_WORKFLOWS_VENV or .venv-workflows: they are many,
-# and an environment that somebody uses should not get them.
+# and an environment in use should not get them.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_venv.sh"
 export VIRTUAL_ENV=${AOTGRAD_WORKFLOWS_VENV:-$repository/.venv-workflows}

@@ -29,7 +29,7 @@ def analyze(capture: Capture) -> ViewAndMutationMeta:
     except (AOTGradError, EagerError):
         raise
     except RuntimeError as error:
-        raise CaptureError(f"a view of what was changed in place cannot be made again: {error}") from error
+        raise CaptureError(f"a view of what was changed in place cannot be replayed: {error}") from error
     changed = capture.grad_mode_after != capture.grad_mode_before
     grad_mode = capture.grad_mode_after if changed else None
     return ViewAndMutationMeta(inputs, outputs, bases, grad_mode, versions, new_leaves(capture))

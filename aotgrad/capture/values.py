@@ -334,7 +334,7 @@ def node_of(tensor: torch.Tensor, recorder: Recorder) -> fx.Node:
 
 
 def forget_closed_over(args: Sequence[Any], recorder: Recorder) -> None:
-    """Drop the constant values of tensors that depend on closed-over tensors: every call reads those again."""
+    """Drop the constant values of tensors that depend on closed-over tensors: every call reads those."""
     for tensor in pytree.tree_leaves(args):
         inner = fake_of(tensor) if isinstance(tensor, torch.Tensor) else None
         if inner is not None and torch_compat.is_constant(inner, recorder) and closes_over(node_of(tensor, recorder)):

@@ -3,7 +3,7 @@
     aotgrad.install()
     torch.compile(model)                        aotgrad, with Inductor compiling the halves
     torch.compile(model, mode="max-autotune")   the same, with Inductor configured for that mode
-    aotgrad.uninstall()                         "inductor" is Inductor again
+    aotgrad.uninstall()                         restores "inductor"
 
     with aotgrad.install(options={"memory_budget": 0.5}):
         model = torch.compile(model)            stays aotgrad's, also outside

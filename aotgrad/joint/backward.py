@@ -781,7 +781,7 @@ def _gradients(
         eager_dtypes(),
         explained(last),
     ):
-        # Retained: a backward that raises is tried again.
+        # Retained: a backward that raises is retried.
         found = torch.autograd.grad(roots, inputs, tangents, retain_graph=True, allow_unused=True)
     for index, gradient in zip(wanted, found, strict=False):
         gradients[index] = gradient

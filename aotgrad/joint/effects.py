@@ -9,7 +9,7 @@ In: a captured function, while its backward is traced. Out: the autograd nodes t
 
 A trace in which a node writes for the first time is discarded. In the next one, the node is a segment by itself: it runs
 when eager's node runs, between the same nodes. The memory that it writes is a `Memory` placeholder there: all readers in
-the backward get it in place of the forward's value. After each node, the memory holds the placeholder again, as every other
+the backward get it in place of the forward's value. After each node, the memory holds the placeholder, as every other
 segment expects.
 
 A checkpointed region is recomputed once in a backward, when the first of its nodes needs a value. So its nodes are one
@@ -152,7 +152,7 @@ class Effects:
         handles = [node.register_prehook(lambda gradients, node=node: self.enter(node, gradients)) for node in watched]
         handles += [node.register_hook(lambda *_, node=node: self.leave(node)) for node in watched]
         trace.on_hook = self.enter
-        trace.on_region = functools.partial(self.run_again, last)
+        trace.on_region = functools.partial(self.rerun_region, last)
         try:
             yield
         finally:
@@ -208,7 +208,7 @@ class Effects:
         return changed
 
     @contextlib.contextmanager
-    def run_again(self, last: LastNode, region: Region, held: Sequence[Any]) -> Iterator[None]:
+    def rerun_region(self, last: LastNode, region: Region, held: Sequence[Any]) -> Iterator[None]:
         """Around the recomputation of a region while node `last` runs. Undoes changes of a region that is not known yet."""
         node = last.node
         is_known = region in self.regions and self.group_of(node) is not None

@@ -36,7 +36,7 @@ def verdict_of(node: fx.Node) -> Tag | None:
         return Tag.SAVE
     if policy not in IS_RECOMPUTED:
         return None
-    return Tag.SAVE if _is_handed_on(node) or _has_hook_at_the_end(node) else Tag.RECOMPUTE
+    return Tag.SAVE if _is_read_by_later_region(node) or _has_hook_at_the_end(node) else Tag.RECOMPUTE
 
 
 def reluctance(node: fx.Node) -> int:
@@ -44,7 +44,7 @@ def reluctance(node: fx.Node) -> int:
     return RELUCTANCE if node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE else 1
 
 
-def _is_handed_on(node: fx.Node) -> bool:
+def _is_read_by_later_region(node: fx.Node) -> bool:
     region = node.meta.get("ac_graph_id")
     later = (user.meta.get("ac_graph_id") for user in node.users if user.meta.get("recompute") in IS_RECOMPUTED)
     return region is not None and any(other is not None and other > region for other in later)

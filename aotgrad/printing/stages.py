@@ -225,8 +225,8 @@ def partition_text(partition: ir.Partition) -> str:
     if partition.backward is None:
         return half_text("inference", partition.forward)
     halves = [half_text("forward", partition.forward), half_text("backward", partition.backward)]
-    again = [recomputed_text(partition)] if partition.recomputed else []
-    return "\n\n".join([*halves, saved_text(partition), *again])
+    recomputed = [recomputed_text(partition)] if partition.recomputed else []
+    return "\n\n".join([*halves, saved_text(partition), *recomputed])
 
 
 def half_text(name: str, half: ir.GraphHalf) -> str:

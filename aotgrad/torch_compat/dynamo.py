@@ -165,7 +165,7 @@ def record_backwards_of_custom_functions(module: fx.GraphModule) -> None:
 def _remove_switches(body: fx.GraphModule) -> None:
     """Remove the first and the last op if they turn gradients off and on, and no other op does.
 
-    After a switch of the user's own, Dynamo turns gradients off again, as it assumes they were before.
+    After the user's own switch, Dynamo restores what it assumes was before: gradients off.
     """
     steps = [node for node in body.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     switches = [node for node in steps if node.target is torch._C._set_grad_enabled]

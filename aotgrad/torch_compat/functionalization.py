@@ -144,7 +144,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     with torch._C.DisableTorchFunction():  # the user's function does not ask what the checks ask
         _check_op(mode, op, args, kwargs)
         if mode._reads is not None and op in READS_VALUES:
-            # Also of what the function closed over: another call reads it again.
+            # Also of what the function closed over: every call reads it.
             args = pytree.tree_map_only(torch.Tensor, functools.partial(_as_traced, mode), args)
             if not is_view_by_schema(op) and mode._reads.wants(op, args):  # the mode below handles a view
                 wrap = functools.partial(wrapped_result, mode)

@@ -1,6 +1,6 @@
 """Gradients of gradients: the vector-Jacobian product of the original function, as a compiled function of its own.
 
-    vjp(*primals, *defined tangents) -> gradients of the wanted primals, differentiable again
+    vjp(*primals, *defined tangents) -> gradients of the wanted primals, themselves differentiable
 
 The traced backward cannot be differentiated: its `detach`es cut the tape, and composite backward ops have no derivative.
 Under `create_graph=True`, the autograd node calls this vjp on the inputs of the call. The same pipeline compiles it, and its

@@ -16,8 +16,8 @@ ops read seeds, as in Inductor. Inductor lowers and fuses both halves of each pl
                   the traffic is taken for linear in the bytes kept. Where ours never moves as little, the bytes of the
                   fastest plan count. Left out where the peer keeps less than a hundredth of its most.
 
-A model takes minutes. With `--rows` each counted budget is kept in that folder, and one that is there is not counted again:
-remove the folder when the partitioner has changed.
+A model takes minutes. With `--rows` each counted budget is kept in that folder and reused. Remove the folder when the
+partitioner has changed.
 """
 
 import argparse

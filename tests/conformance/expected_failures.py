@@ -1,7 +1,7 @@
-"""Every subject that does not pass, with the reason; sorted by name. A line that starts to pass fails the suite.
+"""Every subject that does not pass, with the reason; sorted by name. A line that passes fails the suite.
 
-`variants` names the failing ones, if not all fail. The reasons: a branch in Python or C++ needs the value of a tensor,
-which a trace does not have; a tensor has another layout than in eager; torch cannot trace the op.
+`variants` lists the failing variants; empty means all. There are three reasons. A branch in Python or C++ needs the value
+of a tensor, which a trace does not have. A tensor has another layout than in eager. Torch cannot trace the op.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The rows of a sweep as tables.
 
-print(summary(rows))        the share of eager's supported calls that passes, by variant, aotgrad beside the peer
-print(exceptions(rows))     operator, variants, verdict, reason
-print(page(rows, command))  both, as a document
+print(summary(rows))        for each variant, the percentage of passing calls, of aotgrad and of the peer
+print(exceptions(rows))     what does not pass: operator, variants, verdict, reason
+print(page(rows, command))  both tables, as a document
 """
 
 from __future__ import annotations

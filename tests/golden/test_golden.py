@@ -123,7 +123,7 @@ SAFETY_NETS = (
     "the graph does not record a size of it",
     "in a way that no recorded view explains",
     "is a view of an input that is changed in place and whose size or stride is changed after",
-    "a view of what was changed in place cannot be made again",
+    "a view of what was changed in place cannot be replayed",
     "a tensor subclass that wraps others",
 )
 """Refusals that no program is known to meet: parts of their messages."""

@@ -36,7 +36,7 @@ def ode_whole_solver(run: Run) -> None:
 
 def ode_adjoint(run: Run) -> None:
     """Steps of a size that the solver chooses; a second equation is solved for the gradient. In float64: the last bit of a
-    float32 decides about steps that are tried again."""
+    float32 decides which steps are retried."""
     slope = run.compile(make_slope().double())
     fit(run, odeint_adjoint, slope, torch.float64, method="dopri5", rtol=1e-4, atol=1e-5)
 

@@ -51,7 +51,7 @@ class Regression:
 
 
 def stochastic_weight_averaging(run: Run) -> None:
-    """Weights of the later steps are averaged; batch norms see the data again, then the average is evaluated."""
+    """Weights of the later steps are averaged; batch norms are updated from the data, then the average is evaluated."""
     network = run.compile(Chain(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 1)))
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-2)
     average, rate, loss_of = AveragedModel(network), SWALR(optimizer, swa_lr=5e-3, anneal_epochs=2), regression(network)
