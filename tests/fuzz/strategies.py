@@ -7,7 +7,7 @@ def test(program): check(program)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -71,7 +71,7 @@ def programs(draw: Callable) -> Program:
     context = choices.weighted([(8, ""), (1, "torch.no_grad()"), (1, "torch.enable_grad()")])
     rounds = [draw_round(choices, program, Round(setup, arguments, context, ()))]
     for _ in range(choices.weighted([(2, 0), (3, 1), (2, 2)])):
-        rounds.append(draw_round(choices, program, changed_setup(choices, rounds[-1])))
+        rounds.append(draw_round(choices, program, changed_setup(choices, program, rounds[-1])))
     return replace(program, rounds=tuple(rounds))
 
 
@@ -94,12 +94,35 @@ def draw_setup(choices: Draw) -> tuple[tuple[Statement, ...], tuple[str, ...], W
     return tuple(maker.statements), arguments, maker.world
 
 
-def changed_setup(choices: Draw, earlier: Round) -> Round:
+def changed_setup(choices: Draw, program: Program, earlier: Round) -> Round:
     """The arguments of the next call: as before, or other flags, shapes, offsets or aliases."""
     change = choices.one_of((same_arguments, other_flag, other_shape, other_aliases, own_memory, other_offset))
     changed = change(choices, earlier)
-    error = World(lambda: None).run(source(changed.setup))
-    return replace(earlier if error else changed, actions=())
+    is_bad = World(lambda: None).run(source(changed.setup)) is not None or has_unordered_writes(program, changed)
+    return replace(earlier if is_bad else changed, actions=())
+
+
+def has_unordered_writes(program: Program, round: Round) -> bool:
+    """Whether the function writes to what it reads, at other elements, if it is called with the arguments of this round."""
+    world = World(lambda: None)
+    world.run(source(round.setup))
+    arguments = [world.namespace[name] for name in round.arguments]
+    world.namespace.update(zip(program.parameters, arguments, strict=True))
+    for statement, line in lines_of(program.body):
+        operands = [world.namespace.get(name) for name in getattr(statement, "operands", ())]
+        if all(isinstance(value, Tensor) for value in operands) and is_unordered(statement, operands):
+            return True
+        world.run(source((line,)))
+    return False
+
+
+def lines_of(body: Sequence[Statement]) -> Iterator[tuple[Statement, Statement]]:
+    """The statements of a body one by one, each also in its context."""
+    for statement in body:
+        if isinstance(statement, Block):
+            yield from ((inner, Block(statement.context, (line,))) for inner, line in lines_of(statement.body))
+        else:
+            yield statement, statement
 
 
 def same_arguments(choices: Draw, earlier: Round) -> Round:
@@ -240,9 +263,8 @@ class Maker:
         tensors = [self.world.namespace[name] for name in operands]
         if any(value.is_complex() for value in tensors) and any(part in template for part in operations.REAL_ONLY):
             template = "{0}.conj()"
-        if template in WRITES_FROM_OPERAND and depends_on_order(*tensors, "copy_" in template or "=" in template):
-            operands = (operands[0], operands[0])
-        return Apply(target, template, operands)
+        statement = Apply(target, template, operands)
+        return replace(statement, operands=(operands[0], operands[0])) if is_unordered(statement, tensors) else statement
 
     def statement(self) -> Statement:
         kind = self.choices.weighted(
@@ -369,6 +391,13 @@ class Maker:
         roots = [name for name in self.differentiable() if not self.world.namespace[name].is_leaf]
         if roots:
             self.add(Backward(tuple(roots)), keep_errors=30)
+
+
+def is_unordered(statement: Statement, operands: Sequence[Tensor]) -> bool:
+    """Whether a statement is a write whose result depends on the kernel's order of reads and writes."""
+    if not isinstance(statement, Apply) or statement.template not in WRITES_FROM_OPERAND:
+        return False
+    return depends_on_order(*operands, "copy_" in statement.template or "=" in statement.template)
 
 
 def depends_on_order(target: Tensor, source: Tensor, is_copy: bool) -> bool:

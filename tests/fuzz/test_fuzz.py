@@ -23,6 +23,7 @@ from tests.fuzz.inductor import Stage
 from tests.fuzz.program import Apply, Backward, Block, Leaf, Name, Program, Round
 from tests.fuzz.reduce import reduced
 from tests.fuzz.script import standalone
+from tests.fuzz.strategies import has_unordered_writes
 
 EXAMPLES = 500
 MOST_REFUSED = 15
@@ -132,6 +133,21 @@ def test_a_program_that_differs_is_made_small() -> None:
     assert [round.actions for round in small.rounds] == [(Backward(("o0",)),)]
 
 
+@pytest.mark.parametrize(("argument", "depends"), [("x0", False), ("w0", False), ("x1", True)])
+@pytest.mark.parametrize("context", ["", "torch.no_grad()"])
+def test_no_round_depends_on_the_order_of_a_kernel(argument: str, depends: bool, context: str) -> None:
+    """Aliases of one round may let a write read what it has written."""
+    write = Apply("", "{0}.add_({1})", ("p0", "p1"))
+    body = (Block(context, (write,)),) if context else (write,)
+    setup = (
+        Leaf("w0", (2, 2), "torch.float32", False),
+        Apply("x0", "{0}.clone()", ("w0",)),
+        Apply("x1", "{0}.movedim(0, -1)[0]", ("w0",)),
+    )
+    program = replace(PROGRAM, parameters=("p0", "p1"), body=body)
+    assert has_unordered_writes(program, Round(setup, ("w0", argument), "", ())) == depends
+
+
 def test_every_program_that_differs_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(compare.aotgrad, "aot_function", lambda function, *_, **__: lambda *args: None)
     report = run_chunk(seed=3, examples=5)
@@ -190,8 +206,48 @@ def test_dynamo_makes_a_view_anew_where_grad_mode_is_on():
     assert not torch.compile(made_anew, backend="eager")(x).is_leaf
 
 
-def test_dynamo_has_no_guard_for_an_input_that_gets_a_dimension():
+def test_dynamo_makes_a_view_anew_where_grad_mode_is_off():
     """If this fails, remove the second line of `OF_DYNAMO`."""
+
+    def with_history(x):
+        with torch.enable_grad():
+            view = x.T
+        return view
+
+    x = torch.ones(2, 3, requires_grad=True)
+    with torch.no_grad():
+        expected, found = with_history(x), torch.compile(with_history, backend="eager")(x)
+    torch.autograd.backward(expected, torch.ones(3, 2))
+    with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
+        torch.autograd.backward(found, torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("name", ["squeeze_", "t_", "transpose_", "swapdims_"])
+def test_dynamo_guards_an_input_as_it_is_after_a_change_of_its_strides(name):
+    """If this fails, remove the last line of `OF_DYNAMO`."""
+    dims = (0, 1) if name in ("transpose_", "swapdims_") else ()
+    x = torch.ones((2, 1, 3) if name == "squeeze_" else (2, 3))
+    with pytest.raises(AssertionError, match=r"Guard failed on the same frame .*\.stride\(\)\[\d\] == x\.size\(\)\[\d\]"):
+        torch.compile(lambda x: getattr(x.square_(), name)(*dims), backend="eager", dynamic=True)(x)
+
+
+def test_dynamo_does_not_check_what_nobody_needs():
+    """If this fails, remove `DROPPED_BEHIND_DYNAMO`."""
+
+    def function(x, y):
+        torch.view_as_complex(x)
+        return y.clone()
+
+    x, y = torch.ones(5)[1:].view(2, 2), torch.ones(3)
+    with pytest.raises(RuntimeError, match="storage_offset divisible by 2"):
+        function(x, y)
+    compiled = torch.compile(function, backend="aot_eager", dynamic=False)
+    compiled(torch.ones(2, 2), y)
+    assert torch.equal(compiled(x, y), y)
+
+
+def test_dynamo_has_no_guard_for_an_input_that_gets_a_dimension():
+    """If this fails, remove the third line of `OF_DYNAMO`."""
     with pytest.raises(IndexError):
         torch.compile(lambda x: x.mul_(x).unsqueeze_(0), backend="eager")(torch.tensor(3.0))
 
