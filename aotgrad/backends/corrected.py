@@ -288,13 +288,13 @@ CORRECTIONS: Mapping[str, Correction] = {
         torch_compat.check_reads_of_overwritten_values,
         "a read of what one write left in a buffer is fused with the next write to it, though they access other elements",
     ),
-    "constants that are expanded": Amendment(
+    "folded constants that are expanded": Amendment(
         partial(torch_compat.around_post_grad_passes, keep_output_layouts),
         "a result folded at compile time is returned as an expanded view, with other strides than eager's",
     ),
-    "results that share memory": Amendment(
+    "results and writes that share memory": Amendment(
         partial(torch_compat.around_post_grad_passes, keep_output_memory),
-        "clones are removed, so two results are the same tensor, or a result is an argument that is written in place",
+        "clones are removed, so two results are the same tensor, or a result or a write reads what a write has left",
     ),
     "writes over what they read": Amendment(
         torch_compat.check_reads_of_targets,
@@ -307,6 +307,10 @@ CORRECTIONS: Mapping[str, Correction] = {
     "writes of what they move": Amendment(
         torch_compat.buffer_written_values,
         "copy_ of a view of values computed from other elements of the target reads what it has already written",
+    ),
+    "strides of indices": Amendment(
+        torch_compat.leave_strides_unsimplified,
+        "a kernel whose index has a remainder of two sizes is not compiled, since sympy tries sizes that are no integers",
     ),
     "reads after a write": Amendment(
         torch_compat.keep_reads_of_written_values,

@@ -274,6 +274,7 @@ from aotgrad.torch_compat.inductor.compilation import (
     use_traced_offsets,
     why_no_inductor_setting,
 )
+from aotgrad.torch_compat.inductor.indices import leave_strides_unsimplified
 from aotgrad.torch_compat.inductor.kernels import (
     compile_cpp_kernels_with,
     cpp_compilers,

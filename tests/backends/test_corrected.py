@@ -240,9 +240,17 @@ CASES = {
         show=requires_grad_under_no_grad,
     ),
     "strided convolutions of few channels": Checked(TRAIN_A_CONVOLUTION),
-    "constants that are expanded": Case(ones_summed, lambda: (torch.ones(3, 4),)),
+    "folded constants that are expanded": Case(ones_summed, lambda: (torch.ones(3, 4),)),
     "writes over what they read": Case(add_swapped, lambda: (torch.tensor([1.0, 10.0, 100.0]),)),
-    "results that share memory": Case(two_clones, lambda: (torch.ones(4),), show=second_after_a_change_of_the_first),
+    "results and writes that share memory": Case(
+        two_clones, lambda: (torch.ones(4),), show=second_after_a_change_of_the_first
+    ),
+    "strides of indices": Case(
+        lambda x: x[1:].roll(1, 0),
+        lambda: (torch.arange(8.0, requires_grad=True),),
+        dynamic=True,
+        show=lambda function, x: torch.autograd.grad(function(x).square().sum(), x)[0],
+    ),
     "writes of what they move": Case(flip_a_permuted_one, lambda: (torch.arange(4.0),)),
     "reads after a write": Case(
         upsample,
