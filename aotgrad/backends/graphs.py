@@ -1,4 +1,4 @@
-"""Helpers for the graph passes of backends: read and replace outputs, insert behind inputs."""
+"""Helpers for the graph passes of backends: read and replace outputs, insert behind inputs or before writes to them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.fx as fx
+
+from aotgrad.graph.memory_owners import writes_at_end
 
 
 def outputs_of(graph: fx.Graph) -> Sequence[Any]:
@@ -25,3 +27,9 @@ def replace_outputs(graph: fx.Graph, outputs: Sequence[Any]) -> None:
 def inserting_behind_inputs(graph: fx.Graph) -> contextlib.AbstractContextManager[None]:
     """Inside, new nodes are inserted between the inputs and the first op."""
     return graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder"))
+
+
+def inserting_before_writes(graph: fx.Graph) -> contextlib.AbstractContextManager[None]:
+    """Inside, new nodes are inserted before the output, and before the writes to inputs at the end."""
+    (end,) = graph.find_nodes(op="output")
+    return graph.inserting_before((end, *writes_at_end(graph))[-1])

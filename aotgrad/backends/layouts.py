@@ -16,7 +16,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.graphs import outputs_of, replace_outputs
+from aotgrad.backends.graphs import inserting_before_writes, outputs_of, replace_outputs
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Sizes and strides, as hints."""
@@ -44,7 +44,7 @@ def keep_output_layouts(graph: fx.Graph) -> Iterator[None]:
     (end,) = graph.find_nodes(op="output")
     for k, (node, layout) in enumerate(zip(outputs, layouts, strict=True)):
         if layout is not None and "val" in node.meta and differ(*layout, torch_compat.hints(node.meta["val"].stride())):
-            with graph.inserting_before(end):
+            with inserting_before_writes(graph):
                 outputs[k] = copy_in_layout(node, layout)
                 torch_compat.tell_output_stride(end, k, outputs[k].meta["val"].stride())
     replace_outputs(graph, outputs)

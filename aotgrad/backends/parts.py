@@ -9,14 +9,15 @@ constant to a smaller constant, `full(2)`. They see a graph that returns the who
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.graphs import outputs_of, replace_outputs
+from aotgrad.backends.graphs import inserting_before_writes, outputs_of, replace_outputs
 from aotgrad.graph.memory_owners import memory_owner, viewed_node
 
 
@@ -24,18 +25,66 @@ from aotgrad.graph.memory_owners import memory_owner, viewed_node
 def keep_memory_of_parts(graph: fx.Graph, results: int) -> Iterator[None]:
     """Run passes inside; meanwhile the graph returns the whole in place of each of the first `results` outputs."""
     outputs = list(outputs_of(graph))
-    parts = {k: node for k, node in enumerate(outputs[:results]) if is_part(node)}
-    chains = {k: views_to(node) for k, node in parts.items()}
-    numbers = list(dict.fromkeys(number for chain in chains.values() for view in chain for number in numbers_of(view)))
-    replace_outputs(graph, [memory_owner(node) if k in parts else node for k, node in enumerate(outputs)] + numbers)
+    parts = {k: Part.of(node) for k, node in enumerate(outputs[:results]) if is_part(node)}
+    numbers = list(dict.fromkeys(number for part in parts.values() for view in part.views for number in view.numbers))
+    wholes = [parts[k].whole if k in parts else node for k, node in enumerate(outputs)]
+    replace_outputs(graph, wholes + numbers)
     yield
     after = list(outputs_of(graph))
     known = dict(zip(numbers, after[len(outputs) :], strict=True))
-    (end,) = graph.find_nodes(op="output")
-    with graph.inserting_before(end):
-        for k, chain in chains.items():
-            after[k] = repeat_views(chain, after[k], known)
+    with inserting_before_writes(graph):
+        for k, part in parts.items():
+            after[k] = part.repeated(after[k], known)
     replace_outputs(graph, after[: len(outputs)])
+
+
+@dataclass(frozen=True)
+class ViewOfPart:
+    """A call of a view op, which the passes may change or erase.
+
+    `of`: what it views. `numbers`: the symbolic numbers that it depends on.
+    """
+
+    op: Any
+    of: fx.Node
+    numbers: tuple[fx.Node, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    meta: dict[str, Any]
+
+    @classmethod
+    def at(cls, node: fx.Node, of: fx.Node) -> ViewOfPart:
+        numbers = tuple(each for each in node.all_input_nodes if each is not of)
+        return cls(node.target, of, numbers, node.args, dict(node.kwargs), dict(node.meta))
+
+    def repeated(self, of: fx.Node, known: Mapping[fx.Node, Any]) -> fx.Node:
+        """The same view of another value, with the current nodes of symbolic numbers."""
+        args, kwargs = fx.map_arg((self.args, self.kwargs), {**known, self.of: of}.__getitem__)
+        result = of.graph.call_function(self.op, args, kwargs)
+        result.meta = dict(self.meta)
+        return result
+
+
+@dataclass(frozen=True)
+class Part:
+    """The value that owns the memory of a result, and the views from it to the result, in order."""
+
+    whole: fx.Node
+    views: tuple[ViewOfPart, ...]
+
+    @classmethod
+    def of(cls, node: fx.Node) -> Part:
+        views: list[ViewOfPart] = []
+        while (viewed := viewed_node(node)) is not None:
+            views.append(ViewOfPart.at(node, viewed))
+            node = viewed
+        return cls(node, tuple(views[::-1]))
+
+    def repeated(self, whole: fx.Node, known: Mapping[fx.Node, Any]) -> fx.Node:
+        """The same part of another whole."""
+        for view in self.views:
+            whole = view.repeated(whole, known)
+        return whole
 
 
 def is_part(output: Any) -> bool:
@@ -47,27 +96,3 @@ def is_part(output: Any) -> bool:
     (shown,) = torch_compat.hints([value.numel() * value.element_size()])
     is_smaller = room is None or shown is None or shown < room
     return is_smaller and memory_owner(output).op == "call_function"
-
-
-def views_to(node: fx.Node) -> list[fx.Node]:
-    """The views from the owner of the memory to `node`, in order."""
-    found: list[fx.Node] = []
-    while (viewed := viewed_node(node)) is not None:
-        found.append(node)
-        node = viewed
-    return found[::-1]
-
-
-def numbers_of(view: fx.Node) -> list[fx.Node]:
-    """The symbolic numbers that a view depends on."""
-    return [node for node in view.all_input_nodes if node is not viewed_node(view)]
-
-
-def repeat_views(chain: list[fx.Node], whole: Any, known: dict[fx.Node, Any]) -> Any:
-    """The same views of `whole`, with the current nodes of symbolic numbers."""
-    for view in chain:
-        nodes = {**known, viewed_node(view): whole}
-        args, kwargs = fx.map_arg((view.args, view.kwargs), nodes.__getitem__)
-        whole = whole.graph.call_function(view.target, args, kwargs)
-        whole.meta = dict(view.meta)
-    return whole

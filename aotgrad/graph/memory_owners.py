@@ -42,6 +42,17 @@ def memory_owners(nodes: Iterable[fx.Node], separate: Collection[fx.Node] = ()) 
     return owners
 
 
+def writes_at_end(graph: fx.Graph) -> list[fx.Node]:
+    """The `copy_` nodes into placeholders directly before the output, the last one first."""
+    copies: list[fx.Node] = []
+    for node in list(reversed(graph.nodes))[1:]:
+        target: Any = node.args[0] if node.target is torch.ops.aten.copy_.default else node
+        if target is node or target.op != "placeholder" or node.users:
+            break
+        copies.append(node)
+    return copies
+
+
 def owner_across_writes(value: Any) -> fx.Node | None:
     """The node or input that owns the memory of a tensor, in a graph with writes in place; `None` if it is no tensor."""
     if not isinstance(value, fx.Node) or not isinstance(value.meta.get("val"), torch.Tensor):

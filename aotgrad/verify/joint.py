@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from aotgrad.graph.memory_owners import writes_at_end
 from aotgrad.ir import JointGraph
 from aotgrad.printing import type_text
 from aotgrad.slots import (
@@ -126,20 +127,10 @@ def same_set(what: str, found: Sequence[Any], expected: Sequence[Any]) -> Proble
 
 def check_functional(joint: JointGraph) -> Problems:
     """Check that no op writes. A graph without a backward may end in copies into its mutated inputs."""
-    trailing = () if joint.differentiable else trailing_copies(joint.module.graph)
+    trailing = () if joint.differentiable else writes_at_end(joint.module.graph)
     for node in joint.module.graph.nodes:
         if is_mutable(node.target) and node not in trailing:
             yield f"node {node.name} ({node.target}) writes to its arguments"
-
-
-def trailing_copies(graph: fx.Graph) -> list[fx.Node]:
-    """The `copy_` nodes into placeholders directly before the output."""
-    copies: list[fx.Node] = []
-    for node in list(reversed(graph.nodes))[1:]:
-        if node.target is not torch.ops.aten.copy_.default or node.args[0].op != "placeholder" or node.users:
-            break
-        copies.append(node)
-    return copies
 
 
 def check_gradient(gradient: Gradient, node: Any, primal: Any) -> Problems:

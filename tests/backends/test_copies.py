@@ -60,6 +60,48 @@ def written_and_returned(x):
     return x, x[:2]
 
 
+def cloned_between_writes(x):
+    x[0].add_(1)
+    first = x.clone()
+    x[0].add_(1)
+    return first
+
+
+def elements_cloned_between_writes(x):
+    x.index_put_((torch.tensor([1, 2]),), torch.tensor(5.0))
+    first = x.clone()
+    x.mul_(2)
+    return first
+
+
+def list_cloned_between_writes(x):
+    torch._foreach_neg_([x])
+    torch._foreach_neg_([x])
+    first = x.clone()
+    x.add_(1)
+    second = x[1:].clone()
+    x.sub_(3)
+    return first, second
+
+
+def computed_and_written_from(x):
+    first = x.index_put((torch.tensor([0]),), torch.tensor(5.0))
+    x.copy_(first + 1)
+    return first
+
+
+def folded_beside_a_write(x):
+    x.add_(1)
+    return torch.ones_like(x).view(2, 2).cumsum(0), x.clone()
+
+
+def part_of_a_constant_beside_a_write(x):
+    x.add_(1)
+    constant = torch.zeros(8)
+    part = constant[4:]
+    return part, constant, x * 1
+
+
 FUNCTIONS = [
     two_clones,
     a_clone_and_one_of_a_part,
@@ -70,7 +112,29 @@ FUNCTIONS = [
     elements_written_and_cloned,
     list_written_and_cloned,
     written_and_returned,
+    cloned_between_writes,
+    elements_cloned_between_writes,
+    list_cloned_between_writes,
+    computed_and_written_from,
+    folded_beside_a_write,
+    part_of_a_constant_beside_a_write,
 ]
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("copy", [torch.clone, lambda x: x * 1, torch.Tensor.t], ids=["clone", "product", "view"])
+def test_a_write_does_not_read_what_another_write_has_left(copy: Callable, backend: str) -> None:
+    def swap(x, y):
+        before = copy(x).clone()
+        x.copy_(y)
+        y.copy_(before)
+
+    mine, expected = ([torch.arange(4.0).view(2, 2), torch.ones(2, 2)] for _ in range(2))
+    options = {"min_graph_ops": 0} if backend == "inductor" else {}
+    with fresh_cache():
+        aotgrad.aot_function(swap, backend, keep_inference_input_mutations=True, options=options)(*mine)
+    swap(*expected)
+    torch.testing.assert_close(mine, expected)
 
 
 def values_and_sharing(function: Callable, requires_grad: bool) -> tuple[Sequence[torch.Tensor], list[list[bool]]]:
@@ -92,6 +156,7 @@ def test_memory_is_shared_as_in_eager(function: Callable, requires_grad: bool) -
         for compiled in (
             torch.compile(function, backend="aotgrad", options=options),
             aotgrad.aot_function(function, "inductor", options={"min_graph_ops": 0}),
+            aotgrad.aot_function(function, "inductor", keep_inference_input_mutations=True, options={"min_graph_ops": 0}),
         ):
             found, expected = values_and_sharing(compiled, requires_grad), values_and_sharing(function, requires_grad)
             torch.testing.assert_close(found[0], expected[0])

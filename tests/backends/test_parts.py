@@ -17,6 +17,8 @@ FUNCTIONS = {
     "strided": lambda x: (torch.full((8,), 0.0).as_strided((2,), (1,)),),
     "item of a split": lambda x: (torch.full((8,), 3.0).split(2)[1], x * 2),
     "twice": lambda x: (torch.full((4, 6), 0.0)[1:][:, 2:],),
+    "as another dtype": lambda x: (torch.full((4,), 1j).view(torch.float32)[1::2],),
+    "beside a write": lambda x: (torch.full((8,), 2.0)[2:], x.add_(1))[:1],
     "size of an input": lambda x: (torch.full((16,), 0.0)[: x.shape[0] // 2],),
 }
 

@@ -429,6 +429,84 @@ def a_constant_that_is_assigned_a_part_of_itself(x):
     return zeros, view, x * 2
 
 
+def a_part_and_the_whole():
+    whole = plain(3)
+    return whole.clone(), whole[:1], whole
+
+
+@CASES.add(a_part_and_the_whole)
+def a_part_that_is_written_beside_another_input(other, part, whole):
+    other[0] = 3
+    whole.detach().relu_()
+    return whole, part.clone()
+
+
+@CASES.add(a_part_and_the_whole)
+def a_part_that_is_written_beside_a_copy_of_the_whole(other, part, whole):
+    copy = whole.clone()
+    other.mul_(2)
+    part.mul_(2)
+    torch._foreach_neg_([copy, copy])
+    return part
+
+
+@CASES.add(lambda: (lambda z: (z.imag, z.imag))(torch.tensor(1 + 2j)))
+def imaginary_parts_of_one_number(one, other):
+    other.fill_(3)
+    return one.clone(), other
+
+
+# --- Copies of inputs between two writes to them ---------------------------------------------------------------------
+
+
+@CASES.add(lambda: (plain(3, 4),))
+def a_copy_before_the_last_write(x):
+    x[0].add_(1)
+    before = x.clone()
+    x[0].add_(1)
+    return before
+
+
+@CASES.add(lambda: (plain(1, 3),))
+def a_copy_of_a_copy_before_a_write_to_the_diagonal(x):
+    diagonal = x.diagonal()
+    torch._foreach_neg_([diagonal, diagonal])
+    before = x.clone().clone()
+    diagonal.add_(1)
+    return before
+
+
+@CASES.add(lambda: (plain(3, 4),))
+def elements_written_copied_and_written_again(x):
+    x.index_put_((torch.tensor([0]),), torch.tensor(5.0))
+    before = x.clone()
+    x.add_(1)
+    return before, before.t().clone()
+
+
+@CASES.add(lambda: (plain(3, 4), plain(3, 4) + 1))
+def inputs_that_are_swapped(x, y):
+    copy = x.clone()
+    x.copy_(y)
+    y.copy_(copy)
+    return x * 2
+
+
+@CASES.add(lambda: (plain(3, 4), plain(3, 4) + 1))
+def an_input_that_becomes_what_another_was(x, y):
+    y.copy_(x)
+    x.add_(1)
+    return x * 2
+
+
+@CASES.add(lambda: (plain(3, 4), plain(3, 4) + 1))
+def an_input_that_becomes_what_another_was_in_between(x, y):
+    between = x.index_put((torch.tensor([0]),), torch.tensor(5.0))
+    x.copy_(between * 2)
+    y.copy_(between)
+    return x * 2
+
+
 # --- Views of which a view is transposed in place: autograd recreates the history of each ----------------------------
 
 

@@ -78,7 +78,7 @@ class InductorBackend:
             replace_floats(joint.module.graph)
             graph, results = joint.module.graph, len(joint.signature.forward_results)
             copies, parts = keep_returned_copies(graph, results), keep_memory_of_parts(graph, results)
-            with keep_output_layouts(graph), copies, parts, lift_closed_over(joint.module):
+            with keep_output_layouts(graph), parts, copies, lift_closed_over(joint.module):
                 module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
             give_backward_own_seeds(module.graph)
