@@ -568,6 +568,10 @@ EXPLANATIONS = {
         "storage has another dtype or device or is from outside of the function, if the tensor is a view, or if it requires "
         "grad and gets another layout or set_() is called. Use x.copy_(...), or do this outside of the compiled function"
     ),
+    torch_compat.COMMUNICATES_IN_PLACE: (
+        "an op of torch.distributed sends or fills a tensor in place, at {line}. Use the functional collectives of "
+        "torch.distributed._functional_collectives or torch.compile, or do this outside of the compiled function"
+    ),
     torch_compat.RESHAPED_CONVERSION: (
         "the size or stride of a conjugated view, or of a view as another dtype, is changed in place, at {line}. Eager's "
         "gradients ignore that change: use t(), unsqueeze(), ... instead of t_(), unsqueeze_(), ..."

@@ -409,6 +409,7 @@ from aotgrad.torch_compat.recording import (
 )
 from aotgrad.torch_compat.refusals import (
     ANOTHER_STORAGE,
+    COMMUNICATES_IN_PLACE,
     COMPRESSED_LAYOUTS,
     EXTREMA,
     NEVER_FROM_A_PART,
@@ -426,6 +427,7 @@ from aotgrad.torch_compat.refusals import (
     memory_key,
     misses,
     partly_overlap,
+    refuse_communication_in_place,
     refuse_differentiable_rows,
     refuse_empty_dimension,
     refuse_lossy_cast,

@@ -27,6 +27,7 @@ from aotgrad.torch_compat.recording import DEVICE_OF, is_outside_of_kernels, set
 from aotgrad.torch_compat.refusals import (
     REPLACES_STORAGE,
     memory_key,
+    refuse_communication_in_place,
     refuse_differentiable_rows,
     refuse_empty_dimension,
     refuse_lossy_cast,
@@ -160,6 +161,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
 def _check_op(mode: FunctionalTensorMode, op: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
     """Raise where eager does and functionalization would not, or where the graph could not follow eager."""
     keep_lazy_bits(args)
+    refuse_communication_in_place(op)
     refuse_stale_views(args)
     refuse_mixed_products(op, args)
     refuse_empty_dimension(op, args)

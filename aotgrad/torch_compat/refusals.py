@@ -196,6 +196,15 @@ REPLACES_STORAGE = {
 """Ops that functionalization cannot record, and the error for each."""
 
 
+COMMUNICATES_IN_PLACE = "an op of torch.distributed changes its arguments"
+
+
+def refuse_communication_in_place(op: torch._ops.OpOverload) -> None:
+    """Raise for an op that fills tensors in the background: its schema does not say which, and a graph does not wait."""
+    if op.namespace == "c10d":
+        raise RuntimeError(COMMUNICATES_IN_PLACE)
+
+
 def refuse_view_across_gaps(tensor: torch.Tensor, size: Sequence[Any]) -> None:
     """Raise eager's error for an impossible `view`, also if a write has replaced the value by one without gaps."""
     from torch.utils._python_dispatch import _disable_current_modes

@@ -34,7 +34,7 @@ SECONDS = 100
 """The limit of a run. A collective waits shorter, and then says which one it is."""
 
 SECONDS_OF_A_COLLECTIVE = 60
-SECONDS_AFTER_AN_ERROR = 5
+SECONDS_AFTER_AN_ERROR = 2
 
 
 class RankError(AssertionError):

@@ -8,11 +8,13 @@ import warnings
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
 from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.effects import _EffectType as EffectType
 from torch._higher_order_ops.effects import _register_effectful_op
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotgrad
@@ -1235,3 +1237,19 @@ def number_that_inductor_has_to_know():
             return (torch.constant_pad_nd(x.sin(), (1, 1), x.sum().item()) * 2,)
 
     dynamo.inductor(torch.fx.symbolic_trace(Padded()), [torch.ones(3)], {"cache": False})
+
+
+@error_case
+def communication_in_place():
+    """A collective fills its argument in the background."""
+
+    def function(x):
+        y = x * 2
+        dist.all_reduce(y)
+        return y
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))
+    finally:
+        dist.destroy_process_group()

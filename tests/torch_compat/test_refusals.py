@@ -105,6 +105,18 @@ def test_a_product_of_two_dtypes_is_refused():
     compat.refuse_mixed_products(aten.mul.Tensor, (one, other))
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_communication_in_place_is_refused():
+    import torch.distributed._functional_collectives
+
+    op = torch.ops.c10d.allreduce_.default
+    assert not op._schema.arguments[0].is_write  # else functionalization would see it
+    with pytest.raises(RuntimeError, match=compat.COMMUNICATES_IN_PLACE):
+        compat.refuse_communication_in_place(op)
+    compat.refuse_communication_in_place(torch.ops._c10d_functional.all_reduce.default)
+    compat.refuse_communication_in_place(aten.mul_.Tensor)
+
+
 STORAGE_REPLACED = [
     *(lambda x: x.set_(x + 1), lambda x: x.set_(), lambda x: x.set_(x + 1, 0, (1,), (1,))),
     *(lambda x: x.set_(x.untyped_storage()), lambda x: x.set_(x.untyped_storage(), 0, (1,), (1,))),
