@@ -46,6 +46,7 @@ from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.module_state import LiftedModule, slots_of
 from aotgrad.subclasses.bridge import OtherGradientForm
+from aotgrad.subclasses.forms import is_wrapper
 from aotgrad.subclasses.layout import USUAL, GradientForms, WrapperLayout
 from aotgrad.telemetry.graph_names import qualified_name
 from aotgrad.transforms.dispatch import Dispatch
@@ -303,6 +304,7 @@ class FlatModule:
         args: example inputs.
         gradients: the forms of gradients that traces have found.
         layout: where the wrapper subclasses are among all inputs.
+        fakes: those of the wrapper subclasses, by position, if Dynamo has made some.
         everything: the inputs, with parts in place of wrappers.
     """
 
@@ -311,13 +313,17 @@ class FlatModule:
     args: Sequence[Any]
     gradients: GradientForms
     layout: WrapperLayout
+    fakes: Mapping[int, torch.Tensor]
     everything: Sequence[Any]
 
     @classmethod
     def of(cls, mod: nn.Module, args: Sequence[Any], gradients: GradientForms = USUAL) -> FlatModule:
         tensors = [slot.table[slot.key] for slot in slots_of(mod)]
-        layout = WrapperLayout.of([*tensors, *args], gradients)
-        return cls(LiftedModule(mod), tensors, args, gradients, layout, layout.take_apart([*tensors, *args])[0])
+        values = [*tensors, *args]
+        found = ((k, torch_compat.fake_of_dynamo(value)) for k, value in enumerate(values) if is_wrapper(value))
+        fakes = {k: fake for k, fake in found if fake is not None}
+        layout = WrapperLayout.of(values, gradients, fakes)
+        return cls(LiftedModule(mod), tensors, args, gradients, layout, fakes, layout.take_apart(values)[0])
 
     @functools.cached_property
     def dedupe(self) -> Dedupe:
@@ -339,7 +345,8 @@ class FlatModule:
             return layout.wrappers.take_apart(result)
 
         static = [*[True] * len(self.tensors), *map(is_static, self.args)]
-        hints = [InputHint(bool(static[k])) for k in layout.origins]
+        fakes = layout.parts_of(self.fakes)
+        hints = [InputHint(bool(static[k]), fake=fake) for k, fake in zip(layout.origins, fakes, strict=True)]
         return Source(run_flat, self.distinct, dedupe.enter(hints))
 
     def after(self, error: OtherGradientForm | WrappedGradient) -> FlatModule:
@@ -352,7 +359,8 @@ class FlatModule:
             error = wrapped_gradient_form(error, self.dedupe, self.layout)
         if error.index in self.gradients.values:
             raise error
-        return FlatModule.of(self.lifted.module, self.args, self.gradients.with_value(error.index, error.form))
+        known = self.gradients.with_value(error.index, error.form.with_fixed_sizes())
+        return FlatModule.of(self.lifted.module, self.args, known)
 
 
 def flat_callable(flat: FlatModule, executable: Executable | RestoredFunction, compiler: Compiler) -> FlatCallable:
@@ -477,7 +485,7 @@ class FlatCallable(ModuleCallable):
         if not self.admits(flat):
             return self.call_another_plan(values)
         assert isinstance(self.executable, Executable), "functions of wrapper subclasses are not restored from disk"
-        detour = self.others.detour_of(self.call_of(values), self.executable)
+        detour = self.others.detour_of(self.call_of(values), self.executable, self.layout.wrappers)
         return self.layout.wrappers.assemble(self.executable.call(flat), objects, detour)
 
     def admits(self, values: Sequence[Any]) -> bool:

@@ -58,10 +58,17 @@ class Geometry:
 
 @dataclass(frozen=True)
 class InputHint:
-    """What the caller knows about an argument: whether it is a parameter or buffer, and which of its sizes are symbolic."""
+    """What the caller knows about an argument.
+
+    Attributes:
+        static: it is a parameter or buffer.
+        dynamic_dims: which of its sizes are symbolic.
+        fake: its fake, if there is one already.
+    """
 
     static: bool = False
     dynamic_dims: frozenset[int] = frozenset()
+    fake: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ def fakes_of_whole_storages(
 def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint, fake: torch.Tensor | None) -> InputSpec:
     name = f"primals_{index + 1}"
     if isinstance(arg, torch.Tensor):
-        fake = checked_fake(mode, index, arg, hint.dynamic_dims) if fake is None else fake
+        known = arg if hint.fake is None else hint.fake
+        fake = checked_fake(mode, index, known, hint.dynamic_dims) if fake is None else fake
         return TensorInput(
             *(name, fake, arg.requires_grad, arg.is_leaf, hint.static),
             is_view=torch_compat.is_differentiable_view(arg),

@@ -385,7 +385,7 @@ def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any
 def run_traced(trace: Trace, function: FlatFunction, convention: CallingConvention, values: ValueReads) -> Capture:
     """Run `function` once, with `trace` recording."""
     grad_mode_before = torch.is_grad_enabled()
-    with trace.active(), restored_grad_mode():
+    with trace.active(), restored_grad_mode(), torch_compat.tracked_views():
         primals, arguments = _make_inputs(trace, convention)
         before = tuple(map(input_state, arguments))
         with observe(trace, convention, arguments) as seen:

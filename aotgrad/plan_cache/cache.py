@@ -35,6 +35,7 @@ from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan, NotCompiled
 from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generators_of, set_states
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.wrappers import KnownGradientForms, WrapperArguments
+from aotgrad.subclasses.boundary import Wrappers
 from aotgrad.subclasses.bridge import Detour, GradientForm, OtherGradientForm
 from aotgrad.subclasses.forms import has_wrapper
 from aotgrad.telemetry.counters import counters
@@ -141,7 +142,9 @@ class PlanCache:
         plan, call = planned
         if isinstance(plan, NoPlan):
             return self.run_eagerly(plan, call)
-        result = plan(call, self.detour_of(call, plan.executable) if plan.output.has_wrappers else None)
+        result = plan(
+            call, self.detour_of(call, plan.executable, plan.output.wrappers) if plan.output.has_wrappers else None
+        )
         arguments = call.arguments.inner if isinstance(call.arguments, WrapperArguments) else call.arguments
         if not isinstance(arguments, GeneratorArguments) or isinstance(plan.executable, SmallGraph):
             return result
@@ -149,13 +152,13 @@ class PlanCache:
         set_states(arguments.generators, states)
         return result
 
-    def detour_of(self, call: Call, stages: Traced) -> Detour | None:
+    def detour_of(self, call: Call, stages: Traced, wrappers: Wrappers) -> Detour | None:
         """How gradients of the results of a call are computed that have other forms than its plan has assumed."""
         inner = call.arguments.inner if isinstance(call.arguments, WrapperArguments) else call.arguments
         positions = [k for k, tensor in enumerate(inner.tensors) if tensor.requires_grad]
         if not (positions and torch.is_grad_enabled()):
             return None
-        replay = ReplayedCall(self, call._replace(arguments=inner), tuple(positions), stages)
+        replay = ReplayedCall(self, call._replace(arguments=inner), tuple(positions), stages, wrappers)
         return Detour(tuple(inner.tensors[k] for k in positions), replay.gradients)
 
     def run_eagerly(self, missing: NoPlan, call: Call) -> Any:
@@ -231,7 +234,7 @@ class PlanCache:
         if call.has_changed_its_key():
             reject_second_run(plan)
             key = (object(),)  # the function changes what the plan depends on: each call has to change it
-        elif isinstance(call.arguments.spec, int):
+        elif isinstance(call.arguments.spec, int) and not plan.output.has_wrappers:
             self.add_plain(plan, len(call.tensors), call.state.value)
         counters["value_guards"] += plan.guards.values is not None
         self.entries[key] = [plan, *self.entries.get(key, ())]
@@ -271,13 +274,14 @@ class PlanCache:
 class ReplayedCall:
     """A call that runs once more, for the gradient of a result that has another form than the plan has assumed.
 
-    `positions`: its tensors that require grad. `stages`: of its plan.
+    `positions`: its tensors that require grad. `stages`: of its plan. `wrappers`: what its trace has found.
     """
 
     cache: PlanCache
     call: Call
     positions: Sequence[int]
     stages: Traced
+    wrappers: Wrappers
 
     def gradients(
         self, inputs: Sequence[torch.Tensor], index: int, gradient: torch.Tensor, form: GradientForm
@@ -297,7 +301,7 @@ class ReplayedCall:
                 tensors[position] = value
             call = self.call._replace(arguments=arguments.with_tensors(tensors))
             result = self.cache.run(self.cache.plan_for(call))
-        leaf = pytree.tree_leaves(result)[index]
+        leaf = self.wrappers.tensor_at(pytree.tree_leaves(result), index)
         return torch.autograd.grad(leaf, fresh, gradient, allow_unused=True, create_graph=differentiable)
 
     def reject_second_effect(self, index: int, form: GradientForm) -> None:

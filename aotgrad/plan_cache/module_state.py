@@ -320,8 +320,16 @@ class LiftedModule:
         """Run the module's own forward. A graph module is interpreted, so that recorded nodes keep its stack traces."""
         if isinstance(self.module, fx.GraphModule):
             with fx_traceback.preserve_node_meta():
-                return fx.Interpreter(self.module).run(*args)
+                return TracedGraph(self.module).run(*args)
         return type(self.module).forward(self.module, *args, **kwargs)
+
+
+class TracedGraph(fx.Interpreter):
+    """Runs a graph module in a trace. What it asks a device mesh, no trace sees."""
+
+    def call_method(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        with torch_compat.outside_of_modes() if torch_compat.is_device_mesh(args[0]) else contextlib.nullcontext():
+            return super().call_method(target, args, kwargs)
 
 
 def put(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> None:

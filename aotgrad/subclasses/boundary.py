@@ -7,6 +7,7 @@ wrappers.assemble(flat, objects)      in a call: the results, and the changes of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
@@ -16,7 +17,7 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.errors import UnsupportedAliasingError
 from aotgrad.subclasses.bridge import Detour, End, GradientForm, assemble_wrapper, take_apart
-from aotgrad.subclasses.forms import WrapperForm, form_of, is_wrapper
+from aotgrad.subclasses.forms import form_of, is_wrapper
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,28 @@ class SameResult:
 
 @dataclass(frozen=True, eq=False)
 class ReplayedView:
-    """A view of an argument, replayed from it; `model` is such a view, of a tensor without memory."""
+    """A view, replayed from its base: an argument or result.
 
+    Attributes:
+        of_argument: whether it is an argument.
+        index: of the base.
+        model: such a view, of a tensor without memory.
+        is_tracked: whether it was made with gradients on.
+        numbers: what the ops of the view take; `None` for the next one of the flat results.
+    """
+
+    of_argument: bool
     index: int
     model: torch.Tensor
+    is_tracked: bool
+    numbers: tuple[int | None, ...]
+
+    def replay(self, base: torch.Tensor, values: Iterator[Any]) -> torch.Tensor:
+        numbers = [next(values) if number is None else number for number in self.numbers]
+        if self.is_tracked:
+            return torch_compat.replayed_view(self.model, base, numbers)
+        with torch.no_grad():
+            return torch_compat.replayed_view(self.model, base, numbers)
 
 
 @dataclass(frozen=True)
@@ -72,7 +91,8 @@ class Wrappers:
 
     Attributes:
         arguments: the ends of the arguments; the trace fills in the forms of their gradients.
-        results: one per flat result of the function.
+        results: one per flat result of the function, then the bases of views among them that are no results themselves.
+        count: the number of flat results of the function.
         changes: of arguments.
         live: the arguments, while the function is traced.
         expected: the forms of gradients of results that differ from the forms of the results.
@@ -81,6 +101,7 @@ class Wrappers:
     expected: Mapping[int, GradientForm] = field(default_factory=dict)
     arguments: list[End] = field(default_factory=list)
     results: list[WrapperResult] = field(default_factory=list)
+    count: int = 0
     changes: list[ChangedWrapper] = field(default_factory=list)
     live: list[LiveWrapper] = field(default_factory=list)
 
@@ -102,6 +123,8 @@ class Wrappers:
             UnsupportedAliasingError: a result is a view of another wrapper.
         """
         flat: list[Any] = []
+        self.count = len(leaves)
+        leaves = [*leaves, *self.bases_of_views(leaves)]
         self.results = [self.add_result(leaf, k, leaves, flat) for k, leaf in enumerate(leaves)]
         changes = (self.change_of(k, live, flat) for k, live in enumerate(self.live))
         self.changes = [change for change in changes if change is not None]
@@ -119,17 +142,36 @@ class Wrappers:
         for k in range(index):
             if leaves[k] is leaf:
                 return SameResult(k)
-        for k, live in enumerate(self.live):
-            if leaf._base is live.value and (view := view_of_argument(k, live, leaf)) is not None:
-                return view
+        view = self.view_of(leaf, leaves)
+        if view is not None:
+            flat.extend(number for number in view[1] if isinstance(number, torch.SymInt))
+            return view[0]
         others = [*(live.value for live in self.live), *(other for other in leaves if other is not leaf)]
         reject_views(f"output {index}", leaf, others)
-        end = End(f"output {index}", index, form_of(leaf), carried=self.expected.get(index), is_traced=True)
+        end = End(
+            f"output {index}", index, form_of(leaf), leaf.requires_grad, carried=self.expected.get(index), is_traced=True
+        )
         flat.extend(take_apart(end, leaf))
-        sizes = (*end.form.size, *end.form.stride) if isinstance(end.form, WrapperForm) else ()
-        numbers = [number for number in sizes if isinstance(number, torch.SymInt)]
+        numbers = list(end.form.symbols())
         flat.extend(numbers)
         return AssembledResult(replace(end, is_traced=False), len(numbers))
+
+    def bases_of_views(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        """The bases that several results are views of, and that are neither arguments nor results."""
+        known = {id(live.value) for live in self.live} | {id(leaf) for leaf in leaves}
+        bases = {id(leaf): leaf._base for leaf in leaves if is_wrapper(leaf) and leaf._base is not None}
+        counts = Counter(map(id, bases.values()))
+        found = {id(base): base for base in bases.values() if counts[id(base)] > 1 and is_wrapper(base)}
+        return [base for key, base in found.items() if key not in known]
+
+    def view_of(self, leaf: torch.Tensor, leaves: Sequence[Any]) -> tuple[ReplayedView, list[Any]] | None:
+        """How to replay a view of an argument or result, with the numbers that its ops take; `None` if it is none."""
+        base = leaf._base
+        for k, live in enumerate(self.live):
+            if base is live.value:
+                return None if hides_a_change(live) else view_from(True, k, leaf)
+        place = next((k for k, other in enumerate(leaves) if base is not None and other is base), None)
+        return None if place is None else view_from(False, place, leaf)
 
     def change_of(self, index: int, live: LiveWrapper, flat: list[Any]) -> ChangedWrapper | None:
         """What the function did to an argument; appends the parts of one with a new history to `flat`."""
@@ -147,45 +189,60 @@ class Wrappers:
     def assemble(self, flat: Sequence[Any], objects: Sequence[torch.Tensor], detour: Detour | None = None) -> list[Any]:
         """The results of a call with these wrappers as arguments, which it changes as the function does."""
         values = iter(flat)
-        results: list[Any] = []
-        for result in self.results:
-            match result:
-                case PlainResult():
-                    results.append(next(values))
-                case SameArgument(index):
-                    results.append(objects[index])
-                case SameResult(index):
-                    results.append(results[index])
-                case ReplayedView(index, model):
-                    results.append(torch_compat.replayed_view(model, objects[index]))
-                case AssembledResult(end, symbols):
-                    parts = [next(values) for _ in range(end.count)]
-                    numbers = [next(values) for _ in range(symbols)]
-                    results.append(assemble_wrapper(end.resized(numbers), parts, detour))
+        taken = [[next(values) for _ in range(count_of(result))] for result in self.results]
         for change in self.changes:
             self.apply(change, objects[change.index], values)
-        return results
+        results: list[Any] = [None] * len(self.results)
+        for k, (result, own) in enumerate(zip(self.results, taken, strict=True)):
+            match result:
+                case PlainResult():
+                    results[k] = own[0]
+                case SameArgument(index):
+                    results[k] = objects[index]
+                case AssembledResult(end):
+                    parts = own[: end.count]
+                    if not end.requires_grad:  # another result may be the same tensor, with a history
+                        parts = [part.detach() for part in parts]
+                    results[k] = assemble_wrapper(end.resized(own[end.count :]), parts, detour)
+        for k, (result, own) in enumerate(zip(self.results, taken, strict=True)):
+            if isinstance(result, ReplayedView):
+                base = (objects if result.of_argument else results)[result.index]
+                results[k] = result.replay(base, iter(own))
+        for k, result in enumerate(self.results):
+            if isinstance(result, SameResult):
+                results[k] = results[result.index]
+        return results[: self.count]
+
+    def tensor_at(self, results: Sequence[Any], index: int) -> torch.Tensor:
+        """A result of a call, or the base of views among them, by its index among the results of the trace."""
+        if index < self.count:
+            return results[index]
+        for view, result in zip(results, self.results, strict=False):
+            if isinstance(result, ReplayedView) and not result.of_argument and result.index == index:
+                return view._base
+        raise AssertionError("a base that is no result has views among the results")
 
     def protect_saved(self, saved: Container[int]) -> None:
         """Note which flat results the backward needs. A change of their wrapper is noticed there: it shows at no part."""
         position = 0
         for result in self.results:
-            match result:
-                case PlainResult():
-                    position += 1
-                case AssembledResult(end, symbols):
-                    end.is_saved = any(k in saved for k in range(position, position + end.count))
-                    position += end.count + symbols
+            if isinstance(result, AssembledResult):
+                end = result.end
+                end.is_saved = any(k in saved for k in range(position, position + end.count))
+            position += count_of(result)
 
     def paths(self, names: Sequence[str]) -> list[str]:
         """The names of the flat results, from those of the results."""
         found: list[str] = []
-        for name, result in zip(names, self.results, strict=True):
+        bases = (f"a base of views, {k}" for k in range(len(self.results) - len(names)))
+        for name, result in zip([*names, *bases], self.results, strict=True):
             match result:
                 case PlainResult():
                     found.append(name)
                 case AssembledResult(end, symbols):
                     found += end.part_names(name) + [f"{name} (a size)"] * symbols
+                case ReplayedView():
+                    found += [f"{name} (a size)"] * count_of(result)
         for change in self.changes:
             found += [] if change.end is None else change.end.part_names(change.end.name)
         return found
@@ -216,18 +273,35 @@ def live_wrapper(end: End, parts: Sequence[torch.Tensor]) -> LiveWrapper:
     return LiveWrapper(value, value._version, value.grad_fn)
 
 
-def view_of_argument(index: int, live: LiveWrapper, view: torch.Tensor) -> ReplayedView | None:
-    """How to replay a view of an argument; `None` if it has symbolic sizes, or another history than the argument."""
-    base = live.value
-    symbolic = torch_compat.has_symbolic_shape(base) or torch_compat.has_symbolic_shape(view)
-    if symbolic or base.grad_fn is not live.history or view.requires_grad != base.requires_grad:
+def count_of(result: WrapperResult) -> int:
+    """The number of flat results in the place of a result."""
+    match result:
+        case PlainResult():
+            return 1
+        case AssembledResult(end, symbols):
+            return end.count + symbols
+        case ReplayedView():
+            return sum(number is None for number in result.numbers)
+    return 0
+
+
+def hides_a_change(live: LiveWrapper) -> bool:
+    """Whether an argument has another history than before, and no change that calls make shows it."""
+    return live.value.grad_fn is not live.history and live.value._version == live.version
+
+
+def view_from(of_argument: bool, index: int, view: torch.Tensor) -> tuple[ReplayedView, list[Any]] | None:
+    """How to replay a view of its base, with the numbers that its ops take; `None` if it has another history."""
+    base = view._base
+    if base is None or view.requires_grad != base.requires_grad:
         return None
-    model = torch_compat.model_of_view(view)
+    model, numbers = torch_compat.model_of_view(view)
+    fixed = tuple(None if isinstance(number, torch.SymInt) else number for number in numbers)
     try:
-        torch_compat.replayed_view(model, base)
-    except RuntimeError:  # some views are replayed by as_strided(), which a subclass may not have
+        torch_compat.replayed_view(model, base, numbers)
+    except RuntimeError:  # no op of the view is known, or the subclass does not have it
         return None
-    return ReplayedView(index, model)
+    return ReplayedView(of_argument, index, model, not torch_compat.made_under_no_grad(view), fixed), numbers
 
 
 def reject_views(name: str, wrapper: torch.Tensor, others: Sequence[Any]) -> None:
@@ -238,10 +312,7 @@ def reject_views(name: str, wrapper: torch.Tensor, others: Sequence[Any]) -> Non
     """
     base = wrapper._base
     relatives = (other for other in others if isinstance(other, torch.Tensor) and is_wrapper(other))
-    related = any(
-        other is base or other._base is wrapper or (base is not None and other._base is base) for other in relatives
-    )
-    if related:
+    if base is not None and any(other is base or other._base is base for other in relatives):
         raise UnsupportedAliasingError(
             f"{name} is a {type(wrapper).__name__} and a view of another argument or output; return a clone()"
         )

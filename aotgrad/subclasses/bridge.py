@@ -42,8 +42,8 @@ class GradientForm:
     parts: tuple[PartSpec, ...]
 
     @classmethod
-    def of(cls, gradient: torch.Tensor) -> GradientForm:
-        form = form_of(gradient)
+    def of(cls, gradient: torch.Tensor, form: TensorForm | None = None) -> GradientForm:
+        form = form_of(gradient) if form is None or form.had_symbols else form
         parts = tuple(map(PartSpec.of, parts_of(form, gradient)))
         if isinstance(form, WrapperForm) and 0 in form.stride:
             form = form.made_contiguous()
@@ -52,6 +52,13 @@ class GradientForm:
     @property
     def key(self) -> Hashable:
         return (self.form.key, self.parts)
+
+    def with_fixed_sizes(self) -> GradientForm:
+        """The form with the sizes of this trace in place of symbolic ones, which the trace then depends on."""
+        if not self.form.is_symbolic:
+            return self
+        parts = tuple(replace(part, size=tuple(map(int, part.size))) for part in self.parts)
+        return GradientForm(self.form.resized(map(int, self.form.symbols())), parts)
 
     def matches(self, other: GradientForm) -> bool:
         """Whether gradients of both forms differ at most in their strides."""
@@ -120,18 +127,14 @@ class End:
 
     def sized_as(self, wrapper: torch.Tensor) -> End:
         """The end for a wrapper whose sizes are symbolic in the form."""
-        if not isinstance(self.form, WrapperForm) or not self.form.is_symbolic:
+        if not self.form.is_symbolic:
             return self
-        size, stride, gradient = tuple(wrapper.size()), tuple(wrapper.stride()), self.gradient
-        if isinstance(gradient, WrapperForm) and gradient.is_symbolic:
-            gradient = replace(gradient, size=size, stride=stride)
-        return replace(self, form=replace(self.form, size=size, stride=stride), gradient=gradient)
+        gradient = self.gradient and self.gradient.sized_as(wrapper).laid_out_as(self.gradient)
+        return replace(self, form=self.form.sized_as(wrapper), gradient=gradient)
 
     def resized(self, numbers: Sequence[int]) -> End:
         """The end with `numbers` in place of the symbolic sizes and strides of its form."""
-        if not (numbers and isinstance(self.form, WrapperForm)):
-            return self
-        return replace(self, form=self.form.resized(numbers))
+        return replace(self, form=self.form.resized(iter(numbers))) if numbers else self
 
 
 class TakeApart(torch.autograd.Function):
@@ -166,8 +169,8 @@ class Assemble(torch.autograd.Function):
         parts = values[: end.form.count]
         ctx.end, ctx.detour, ctx.count = end, detour, len(values)
         ctx.differentiable = [carries_gradient(part) and end.carried is None for part in parts]
-        ctx.expected = end.carried or GradientForm(end.form, tuple(map(PartSpec.of, parts)))
         wrapper = end.form.assemble([torch_compat.another_object(part) for part in parts])
+        ctx.expected = end.carried or GradientForm.of(wrapper, end.form)
         ctx.save_for_backward(*(() if detour is None else detour.inputs), *([wrapper] if end.is_saved else ()))
         return wrapper
 

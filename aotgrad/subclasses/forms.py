@@ -9,6 +9,7 @@ Nested wrappers have nested forms. What `__tensor_flatten__` names and is no ten
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import operator
@@ -29,7 +30,19 @@ class PlainForm:
     key = layout_free_key = "plain"
     name = "plain tensor"
     count = 1
-    is_symbolic = False
+    is_symbolic = had_symbols = False
+
+    def symbols(self) -> Iterator[torch.SymInt]:
+        return iter(())
+
+    def sized_as(self, value: torch.Tensor) -> PlainForm:
+        return self
+
+    def laid_out_as(self, other: TensorForm) -> PlainForm:
+        return self
+
+    def resized(self, numbers: Iterator[int]) -> PlainForm:
+        return self
 
     def assemble(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return parts[0]
@@ -51,6 +64,15 @@ class FixedForm:
 
     layout_free_key = key
 
+    def symbols(self) -> Iterator[torch.SymInt]:
+        return iter(())
+
+    def sized_as(self, value: Any) -> FixedForm:
+        return self
+
+    def resized(self, numbers: Iterator[int]) -> FixedForm:
+        return self
+
     def build(self, parts: Iterator[torch.Tensor]) -> Any:
         return self.value
 
@@ -64,6 +86,7 @@ class WrapperForm:
         fields: the form of each attribute that `__tensor_flatten__` names.
         context: what else `__tensor_flatten__` returns.
         size, stride: of the wrapper.
+        had_symbols: sizes and strides have taken the place of symbolic ones; the context still has those of the trace.
     """
 
     kind: type
@@ -71,6 +94,7 @@ class WrapperForm:
     context: Any
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
+    had_symbols: bool = False
 
     @functools.cached_property
     def key(self) -> Hashable:
@@ -95,22 +119,42 @@ class WrapperForm:
 
     @functools.cached_property
     def is_symbolic(self) -> bool:
-        """Whether a size or stride is symbolic."""
-        return any(isinstance(number, torch.SymInt) for number in (*self.size, *self.stride))
+        """Whether a size or stride is symbolic, here or in a part."""
+        return any(True for _ in self.symbols())
+
+    def symbols(self) -> Iterator[torch.SymInt]:
+        """The symbolic sizes and strides, those of parts last."""
+        yield from (number for number in (*self.size, *self.stride) if isinstance(number, torch.SymInt))
+        for _, inner in self.fields:
+            yield from inner.symbols()
+
+    def sized_as(self, value: torch.Tensor) -> WrapperForm:
+        """The form with the sizes and strides of a wrapper of the same structure."""
+        fields = tuple((name, inner.sized_as(getattr(value, name))) for name, inner in self.fields)
+        return replace(self, fields=fields, size=tuple(value.size()), stride=tuple(value.stride()), had_symbols=True)
 
     def made_contiguous(self) -> WrapperForm:
         """The form with the strides of a contiguous tensor."""
         strides = itertools.accumulate(reversed(self.size[1:]), operator.mul, initial=1)
         return replace(self, stride=tuple(strides)[::-1] if self.size else ())
 
-    def resized(self, numbers: Sequence[int]) -> WrapperForm:
+    def laid_out_as(self, other: TensorForm) -> WrapperForm:
+        """The form with dense strides, in the order of those of another form."""
+        assert isinstance(other, WrapperForm), "both are forms of one wrapper"
+        given = torch_compat.hints(other.stride)
+        order = sorted(range(len(given)), key=lambda dim: -given[dim])
+        strides = itertools.accumulate((self.size[dim] for dim in order[:0:-1]), operator.mul, initial=1)
+        found = dict(zip(order[::-1], strides, strict=False))
+        return replace(self, stride=tuple(found[dim] for dim in range(len(given))))
+
+    def resized(self, numbers: Iterator[int]) -> WrapperForm:
         """The form with `numbers` in place of symbolic sizes and strides."""
-        fresh = iter(numbers)
         size, stride = (
-            tuple(next(fresh) if isinstance(number, torch.SymInt) else number for number in some)
+            tuple(next(numbers) if isinstance(number, torch.SymInt) else number for number in some)
             for some in (self.size, self.stride)
         )
-        return replace(self, size=size, stride=stride)
+        fields = tuple((name, inner.resized(numbers)) for name, inner in self.fields)
+        return replace(self, fields=fields, size=size, stride=stride, had_symbols=True)
 
     def assemble(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """A wrapper of these parts that does not require grad."""
@@ -176,8 +220,7 @@ def paths_of(form: Form, path: str = "") -> list[str]:
 def frozen_context(context: Any, stride: tuple[Any, ...] | None = None) -> Hashable:
     """A context of `__tensor_flatten__` as part of a key. With `stride`, strides like these do not count.
 
-    Raises:
-        CaptureError: it cannot be hashed.
+    What cannot be hashed is copied, since its owner may change it, and compared.
     """
     if isinstance(context, dict):
         return tuple((name, frozen_context(value, stride)) for name, value in context.items())
@@ -185,11 +228,38 @@ def frozen_context(context: Any, stride: tuple[Any, ...] | None = None) -> Hasha
         return "stride"
     if isinstance(context, (tuple, list)):
         return tuple(frozen_context(value, stride) for value in context)
+    if isinstance(context, torch.SymInt):
+        return ("symbol", str(context))
     try:
         hash(context)
     except TypeError:
-        raise CaptureError(
-            f"the context of a tensor subclass, a {type(context).__name__} from __tensor_flatten__, cannot be hashed, so "
-            "calls cannot be told apart by it; return a tuple, or a frozen dataclass"
-        ) from None
+        return ComparedContext.of(context)
     return context
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedContext:
+    """A copy of a context that cannot be hashed; equal to one of the same class that compares as equal."""
+
+    value: Any
+
+    @classmethod
+    def of(cls, context: Any) -> ComparedContext:
+        try:
+            return cls(copy.deepcopy(context))
+        except Exception as error:
+            raise CaptureError(
+                f"the context of a tensor subclass, a {type(context).__name__} from __tensor_flatten__, can neither be "
+                "hashed nor copied, so calls cannot be told apart by it; return a tuple, or a frozen dataclass"
+            ) from error
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ComparedContext) or type(self.value) is not type(other.value):
+            return False
+        try:
+            return bool(self.value == other.value)
+        except (TypeError, ValueError, RuntimeError):  # of arrays, for example
+            return False

@@ -17,7 +17,7 @@ import torch
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.subclasses.boundary import Wrappers
 from aotgrad.subclasses.bridge import End, GradientForm, take_apart
-from aotgrad.subclasses.forms import form_of, is_wrapper
+from aotgrad.subclasses.forms import TensorForm, form_of, is_wrapper, parts_of
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,18 @@ class WrapperLayout:
     wrappers: Wrappers
 
     @classmethod
-    def of(cls, values: Sequence[Any], gradients: GradientForms = USUAL) -> WrapperLayout:
+    def of(
+        cls, values: Sequence[Any], gradients: GradientForms = USUAL, fakes: Mapping[int, Any] | None = None
+    ) -> WrapperLayout:
+        """The layout of these values; `fakes` of wrappers, by position, have symbolic sizes."""
+        fakes = fakes or {}
         distinct: dict[int, int] = {}
         for k, value in enumerate(values):
             if is_wrapper(value) or k in gradients.values:
                 distinct.setdefault(id(value), k)
-        ends = tuple(argument_end(values[k], k, gradients.values.get(k)) for k in distinct.values())
+        ends = tuple(
+            argument_end(values[k], form_of(fakes.get(k, values[k])), k, gradients.values.get(k)) for k in distinct.values()
+        )
         numbers = {key: number for number, key in enumerate(distinct)}
         places = tuple(numbers.get(id(value)) for value in values)
         fixed = {k: value for k, value in enumerate(values) if not isinstance(value, (torch.Tensor, *FLAT_NUMBERS))}
@@ -97,6 +103,15 @@ class WrapperLayout:
                 yield k, 1
             elif place not in self.places[:k]:
                 yield k, self.ends[place].count
+
+    def parts_of(self, models: Mapping[int, torch.Tensor]) -> list[torch.Tensor | None]:
+        """For each part or plain value, the part of the model of its wrapper, if there is one."""
+        found: list[torch.Tensor | None] = []
+        for k, count in self.counts():
+            place = self.places[k]
+            parts = [] if place is None or k not in models else parts_of(self.ends[place].form, models[k])
+            found += [*parts, *[None] * (count - len(parts))]
+        return found
 
     def take_apart(self, values: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
         """The values with the parts of each wrapper in its first place, and the distinct wrappers."""
@@ -130,9 +145,8 @@ class WrapperLayout:
             end.gradient = known.gradient
 
 
-def argument_end(value: torch.Tensor, position: int, carried: GradientForm | None) -> End:
+def argument_end(value: torch.Tensor, form: TensorForm, position: int, carried: GradientForm | None) -> End:
     is_parameter = isinstance(value, torch.nn.Parameter)
-    form = form_of(value)
     return End(
         *(f"tensor argument {position}", position, form, value.requires_grad, carried),
         is_leaf=value.is_leaf,

@@ -134,6 +134,7 @@ from aotgrad.torch_compat.dynamo import (
     dynamo_source,
     dynamo_symbolic_context,
     dynamos_lock,
+    fake_of_dynamo,
     float_of_tensor,
     graph_breaks,
     hide_from_dynamo,
@@ -504,9 +505,12 @@ from aotgrad.torch_compat.wrapper_subclasses import (
     another_object,
     dispatches_itself,
     flattened,
+    is_device_mesh,
     is_wrapper_subclass,
     model_of_view,
+    outside_of_modes,
     part_with_version,
     replayed_view,
+    tracked_views,
 )
 from aotgrad.torch_compat.zero_tensors import symbolic_zero_tensors

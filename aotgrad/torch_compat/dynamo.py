@@ -17,6 +17,8 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.fx.experimental._backward_state import BackwardState
 
+from aotgrad.torch_compat.fakes import item_of_fake, set_item_of_fake
+
 disable_dynamo = torch._dynamo.disable
 """Marks a callable that Dynamo must not trace into."""
 
@@ -59,14 +61,26 @@ def dynamo_symbolic_context(context: TracingContext | None, tensor: torch.Tensor
     return context.tensor_to_context.get(tensor) if context is not None else None
 
 
-def float_of_tensor(tensor: Any) -> torch.SymFloat | None:
-    """The Python float that Dynamo passes to its graph as `tensor`, or `None`."""
+def fake_of_dynamo(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The detached fake that Dynamo has made of an input, with its symbols; `None` without Dynamo."""
     context = TracingContext.try_get()
     how = dynamo_symbolic_context(context, tensor)
     if context is None or context.fake_mode is None or how is None:
         return None
     fake = context.fake_mode.from_tensor(tensor, symbolic_context=how, source=how.tensor_source)
-    number = getattr(fake, "item_memo", None)
+    if not fake.requires_grad:
+        return fake
+    item = item_of_fake(fake)
+    with context.fake_mode:  # some subclasses ask whether a trace runs
+        fake = fake.detach()
+    set_item_of_fake(fake, item)
+    return fake
+
+
+def float_of_tensor(tensor: Any) -> torch.SymFloat | None:
+    """The Python float that Dynamo passes to its graph as `tensor`, or `None`."""
+    fake = fake_of_dynamo(tensor)
+    number = None if fake is None else item_of_fake(fake)
     return number if isinstance(number, torch.SymFloat) else None
 
 

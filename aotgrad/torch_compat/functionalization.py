@@ -38,7 +38,7 @@ from aotgrad.torch_compat.refusals import (
 )
 from aotgrad.torch_compat.shapes import has_symbolic_shape
 from aotgrad.torch_compat.views import is_view_by_schema
-from aotgrad.torch_compat.wrapper_subclasses import dispatches_itself
+from aotgrad.torch_compat.wrapper_subclasses import dispatches_itself, outside_of_modes
 
 
 class EffectTokens(dict):
@@ -120,6 +120,7 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     """Functionalization, with eager's behaviour where it differs.
 
     - The `__torch_dispatch__` of a subclass comes first; its ops on inner tensors come back here.
+    - Code that has turned fake tensors off, as that of a device mesh, computes with real ones.
     - Other ops stand in for those of `REWRITES` and `VALUES_TO_WRITE`.
     - A write to a tensor that the function closed over, or to a view of one, is refused: it would run once, while tracing.
       What is computed from such tensors alone is functional too.
@@ -131,6 +132,9 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     if dispatches_itself(classes):
         return NotImplemented
     kwargs = kwargs or {}
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+        with outside_of_modes():
+            return op(*args, **kwargs)
     if not isinstance(op, torch._ops.OpOverload):
         return _functional_result(mode, op, classes, args, kwargs)
     if op in REWRITES and (result := REWRITES[op](mode, op, classes, args, kwargs)) is not NotImplemented:

@@ -11,6 +11,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from aotgrad.torch_compat.functional_tensors import same_functional
+from aotgrad.torch_compat.shapes import hints
 
 _KNOWN = frozenset((torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor))
 
@@ -21,6 +22,16 @@ def is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     A nested tensor is none: its parts have sizes that only tensors of the same trace share.
     """
     return is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, FunctionalTensor) and not tensor.is_nested
+
+
+def is_device_mesh(value: Any) -> bool:
+    """Whether a value is a `DeviceMesh`, which Dynamo passes to graphs as it is."""
+    return torch.distributed.is_available() and isinstance(value, torch.distributed.device_mesh.DeviceMesh)
+
+
+def outside_of_modes() -> Any:
+    """Inside, no mode sees an op."""
+    return _disable_current_modes()
 
 
 def flattened(wrapper: Any) -> tuple[Sequence[str], Any]:
@@ -48,17 +59,28 @@ def part_with_version(part: torch.Tensor, wrapper: torch.Tensor) -> torch.Tensor
     return alias
 
 
-def model_of_view(view: torch.Tensor) -> torch.Tensor:
-    """A view made by the same ops as `view`, of a base without memory."""
-    base = view._base
-    with _disable_current_modes(), torch.enable_grad():
-        blank = torch.empty_strided(base.size(), base.stride(), dtype=base.dtype, device="meta")
-        return view._view_func_unsafe(blank)
+def model_of_view(view: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+    """A view made by the same ops as `view`, of a base without memory, and the numbers that these ops take."""
+    base, numbers = view._base, []
+
+    def fixed(number: Any) -> int:
+        numbers.append(number)
+        return hints([number])[0]
+
+    with outside_of_modes(), torch.enable_grad(), tracked_views():
+        blank = torch.empty_strided(hints(base.size()), hints(base.stride()), dtype=base.dtype, device="meta")
+        return view._view_func_unsafe(blank, fixed), numbers
 
 
-def replayed_view(model: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """The view of `base` that `model` is of its base."""
-    return model._view_func_unsafe(base)
+def replayed_view(model: torch.Tensor, base: torch.Tensor, numbers: Sequence[Any]) -> torch.Tensor:
+    """The view of `base` that `model` is of its base, by ops that take these numbers."""
+    fresh = iter(numbers)
+    return model._view_func_unsafe(base, lambda _: next(fresh))
+
+
+def tracked_views() -> Any:
+    """Inside, autograd notes the ops that make a view: some subclasses have no `as_strided`."""
+    return torch.autograd._force_original_view_tracking(True)
 
 
 def dispatches_itself(classes: Iterable[type]) -> bool:

@@ -1055,18 +1055,22 @@ def nested_tensor():
 
 @error_case
 def views_of_one_wrapper():
-    """Two outputs are a tensor subclass that wraps others, and a view of it."""
+    """Two outputs are a tensor subclass that wraps others, and a view of it that is told to require grad."""
     x = TwoTensor(torch.ones(3), torch.ones(3))
-    aotgrad.aot_function(lambda x: (y := x * 2, y.view(3, 1)), aotgrad.nop)(x)
+    aotgrad.aot_function(lambda x: (y := x * 2, y.view(3, 1).requires_grad_()), aotgrad.nop)(x)
 
 
 @error_case
 def context_that_cannot_be_hashed():
-    """A tensor subclass has a set as its context."""
+    """A tensor subclass has a context that can neither be hashed nor copied."""
+
+    class Unique(set):
+        def __reduce_ex__(self, protocol):
+            raise TypeError("there is only one")
 
     class Tagged(TwoTensor):
         def __tensor_flatten__(self):
-            return ["a", "b"], {"tag"}
+            return ["a", "b"], Unique()
 
     aotgrad.aot_function(lambda x: x * 2, aotgrad.nop)(Tagged(torch.ones(3), torch.ones(3)))
 

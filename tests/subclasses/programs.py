@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotgrad
@@ -15,14 +17,15 @@ import aotgrad
 WAYS = ("eager halves", "inductor halves", "dynamo, eager halves", "dynamo, inductor halves")
 
 
-def compiled(function: Callable, way: str) -> Callable:
+def compiled(function: Callable, way: str, dynamic: bool | None = None) -> Callable:
     """The function or module compiled without or behind Dynamo, by a backend."""
     backend = "eager" if "eager" in way else "inductor"
     if not way.startswith("dynamo"):
-        return (aotgrad.aot_module if isinstance(function, nn.Module) else aotgrad.aot_function)(function, backend)
+        own = aotgrad.aot_module if isinstance(function, nn.Module) else aotgrad.aot_function
+        return own(function, backend, dynamic=dynamic)
     torch._dynamo.reset()
     name = "aotgrad_eager" if backend == "eager" else "aotgrad"
-    return torch.compile(function, backend=name, options={"min_graph_ops": 0})
+    return torch.compile(function, backend=name, options={"min_graph_ops": 0}, dynamic=dynamic)
 
 
 def two(*shape: int, requires_grad: bool = True, seed: int = 0) -> TwoTensor:
@@ -69,16 +72,51 @@ def eight_bits(requires_grad: bool) -> Bytes:
     return Bytes(values, scale, torch.float64).requires_grad_(requires_grad)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a caller sees of a tensor: what it is, and what it holds: a text, or what is seen of its parts."""
+
+    name: str
+    flags: tuple
+    shape: tuple
+    values: Any
+
+    @property
+    def without_flags(self) -> Seen:
+        values = self.values if isinstance(self.values, str) else [part.without_flags for part in self.values]
+        return Seen(self.name, (), self.shape, values)
+
+
 def described(value: Any) -> Any:
-    """What a caller sees of a value: its class and parts, values, flags and version."""
+    """A tensor as `Seen`, with its flags, strides and version; any other value as it is."""
     if not isinstance(value, torch.Tensor):
         return value
-    flags = (type(value).__name__, value.requires_grad, value._version, value._is_view())
-    if hasattr(value, "__tensor_flatten__"):
-        names, _ = value.detach().__tensor_flatten__()
-        return flags, [described(getattr(value.detach(), name)) for name in names]
-    is_float = value.is_floating_point()  # Inductor may round the last bits differently
-    return flags[:2], (value.detach().round(decimals=10) if is_float else value.detach()).tolist()
+    if isinstance(value, AsyncCollectiveTensor):  # a graph waits for its results
+        return replace(described(value.trigger_wait()), flags=(value.requires_grad, value.stride()))
+    flags, inner = (value.requires_grad, value.stride()), value.detach()
+    if value.is_nested:
+        return Seen("NestedTensor", flags[:1], (value.dim(),), [described(inner.values()), described(value.offsets())])
+    if not hasattr(value, "__tensor_flatten__"):
+        return Seen(type(value).__name__, flags, tuple(value.shape), shown(inner))
+    flags = (*flags, 0 if value.is_inference() else value._version)
+    parts = [described(getattr(inner, name)) for name in inner.__tensor_flatten__()[0]]
+    name = f"{type(value).__name__} {getattr(value, 'placements', '')}"
+    return Seen(name, flags, tuple(value.shape), [part for part in parts if isinstance(part, Seen)])
+
+
+def shown(value: torch.Tensor) -> str:
+    """The elements of a tensor; Inductor may round the last bits differently."""
+    if not value.is_floating_point():
+        return str(value.tolist())
+    return str((value.round(decimals=10 if value.dtype == torch.float64 else 3) + 0.0).tolist())
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An error in place of an outcome: equal to others of its type."""
+
+    kind: type
+    message: str = field(compare=False)
 
 
 def outcome(function: Callable, arguments: Sequence[Any]) -> list[Any]:
@@ -89,7 +127,12 @@ def outcome(function: Callable, arguments: Sequence[Any]) -> list[Any]:
             if isinstance(result, torch.Tensor) and result.requires_grad:
                 result.sum().backward(retain_graph=True)
     except RuntimeError as error:
-        return [type(error)]
-    tensors = [leaf for leaf in pytree.tree_leaves(list(arguments)) if isinstance(leaf, torch.Tensor)]
-    gradients = [described(tensor.grad) if tensor.is_leaf else None for tensor in tensors]
+        return [Raised(type(error), str(error))]
+    modules = [function] if isinstance(function, nn.Module) else []
+    own = [parameter for module in modules for parameter in module.parameters()]
+    tensors = [*own, *(leaf for leaf in pytree.tree_leaves(list(arguments)) if isinstance(leaf, torch.Tensor))]
+    grads = [tensor.grad if tensor.is_leaf else None for tensor in tensors]
+    gradients = [None if grad is None else described(grad).without_flags for grad in grads]
+    for parameter in own:
+        parameter.grad = None
     return [list(map(described, results)), list(map(described, tensors)), gradients]

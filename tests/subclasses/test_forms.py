@@ -33,7 +33,19 @@ def test_strides_of_a_gradient_are_free() -> None:
     assert turned.made_contiguous().stride == (3, 1)
 
 
-def test_a_context_that_cannot_be_hashed_is_refused() -> None:
+def test_a_context_that_cannot_be_hashed_is_compared() -> None:
     assert frozen_context({"dim": [1, 2]}) == (("dim", (1, 2)),)
-    with pytest.raises(CaptureError, match="a set from __tensor_flatten__, cannot be hashed"):
-        frozen_context(({1},))
+    tags = {"a"}
+    frozen = frozen_context((tags, 2))
+    assert frozen == frozen_context(({"a"}, 2)) and hash(frozen) == hash(frozen_context(({"b"}, 2)))
+    tags.add("b")  # the key is a copy
+    assert frozen == frozen_context(({"a"}, 2)) != frozen_context((tags, 2))
+
+
+def test_a_context_that_can_neither_be_hashed_nor_copied_is_refused() -> None:
+    class Unique(set):
+        def __reduce_ex__(self, protocol):
+            raise TypeError("there is only one")
+
+    with pytest.raises(CaptureError, match="a Unique from __tensor_flatten__, can neither be hashed nor copied"):
+        frozen_context((Unique(),))

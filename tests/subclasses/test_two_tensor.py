@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotgrad
-from aotgrad.errors import CaptureError, UnsupportedAliasingError
+from aotgrad.errors import CaptureError
 from tests.subclasses.programs import WAYS, compiled, eight_bits, outcome, plain, two
 
 every_way = pytest.mark.parametrize("way", WAYS)
@@ -230,9 +230,29 @@ def test_a_leaf_that_requires_grad_is_not_changed_in_place() -> None:
 
 
 @every_way
-def test_views_of_one_wrapper_are_refused(way) -> None:
-    with pytest.raises(UnsupportedAliasingError, match="is a TwoTensor and a view of another argument or output"):
-        compiled(lambda x: (y := x * 2, y.view(3, 1)), way)(two(3))
+def test_a_view_and_its_base_share_changes(way) -> None:
+    def run(function) -> list:
+        base, view = function(two(2, 3))
+        with torch.no_grad():
+            base.mul_(2)
+        return [view._base is base, view._version, str(view.detach())]
+
+    def function(x):
+        y = x * 2
+        return y, y.t()
+
+    assert run(compiled(function, way)) == run(function)
+
+
+def under_no_grad(x):
+    y = x * 2
+    with torch.no_grad():
+        return y, y.view(3, 1)
+
+
+@every_way
+def test_a_view_made_under_no_grad(way) -> None:
+    assert outcome(compiled(under_no_grad, way), [two(3)]) == outcome(under_no_grad, [two(3)])
 
 
 def test_a_jagged_tensor_is_refused_by_name() -> None:

@@ -11,6 +11,7 @@ import torch.fx as fx
 from torch import nn
 from torch._dynamo import convert_frame
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.testing._internal.two_tensor import TwoTensor
 
 from aotgrad import torch_compat as compat
 
@@ -290,3 +291,18 @@ def test_a_hook_that_a_graph_does_not_show_breaks_it():
     with compat.reset_dynamo(), torch._dynamo.compiled_autograd._enable(lambda graph: graph):
         torch.compile(function, backend=backend)(x).sum().backward()
         assert torch.allclose(x.grad, 6 * torch.ones(2).cos()) and seen == []
+
+
+def test_the_fake_of_an_input_has_dynamos_symbols_and_no_gradient():
+    seen = []
+
+    def backend(module, inputs):
+        seen.extend(compat.fake_of_dynamo(value) for value in inputs if isinstance(value, torch.Tensor))
+        return module.forward
+
+    x = TwoTensor(torch.ones(3, 4), torch.ones(3, 4)).requires_grad_()
+    torch.compile(lambda x: x * x.shape[0], backend=backend, dynamic=True)(x)
+    (fake,) = seen
+    assert type(fake) is TwoTensor and isinstance(fake.a, compat.FakeTensor) and not fake.requires_grad
+    assert all(isinstance(size, torch.SymInt) for size in (*fake.size(), *fake.a.size()))
+    assert compat.fake_of_dynamo(x) is None

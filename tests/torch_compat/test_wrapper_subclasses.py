@@ -48,9 +48,36 @@ def test_a_part_gets_the_version_counter_of_its_wrapper() -> None:
 
 def test_a_view_is_replayed_from_a_model_without_memory() -> None:
     x, other = two(), two()
-    model = compat.model_of_view(x.view(3, 1))
-    view = compat.replayed_view(model, other)
+    with compat.tracked_views():
+        model, numbers = compat.model_of_view(x.view(3, 1))
+    view = compat.replayed_view(model, other, numbers)
+    assert numbers == [3, 1]
     assert model.is_meta and view.shape == (3, 1) and view._base is other
+
+
+def test_views_are_tracked_by_the_ops_that_make_them() -> None:
+    """A base without `as_strided` has a view whose history is recreated after a change of the base."""
+    with compat.tracked_views():
+        assert torch._C._is_view_replay_enabled()
+    assert not torch._C._is_view_replay_enabled()
+
+
+def test_outside_of_modes() -> None:
+    seen = []
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            seen.append(op)
+            return op(*args, **(kwargs or {}))
+
+    with Mode(), compat.outside_of_modes():
+        torch.ones(2)
+    assert seen == []
+
+
+def test_a_device_mesh_is_told_from_other_values() -> None:
+    mesh = object.__new__(torch.distributed.device_mesh.DeviceMesh)
+    assert compat.is_device_mesh(mesh) and not compat.is_device_mesh(torch.ones(2))
 
 
 def test_a_class_with_a_dispatch_of_its_own() -> None:
