@@ -45,7 +45,7 @@ class GradientForm:
     def of(cls, gradient: torch.Tensor, form: TensorForm | None = None) -> GradientForm:
         form = form_of(gradient) if form is None or form.had_symbols else form
         parts = tuple(map(PartSpec.of, parts_of(form, gradient)))
-        if isinstance(form, WrapperForm) and 0 in form.stride:
+        if isinstance(form, WrapperForm) and not form.follows_parts and 0 in form.stride:
             form = form.made_contiguous()
         return cls(form, parts)
 
@@ -169,7 +169,7 @@ class Assemble(torch.autograd.Function):
         parts = values[: end.form.count]
         ctx.end, ctx.detour, ctx.count = end, detour, len(values)
         ctx.differentiable = [carries_gradient(part) and end.carried is None for part in parts]
-        wrapper = end.form.assemble([torch_compat.another_object(part) for part in parts])
+        wrapper = end.form.assemble(torch_compat.other_objects(parts, end.form.follows_parts))
         ctx.expected = end.carried or GradientForm.of(wrapper, end.form)
         ctx.save_for_backward(*(() if detour is None else detour.inputs), *([wrapper] if end.is_saved else ()))
         return wrapper
@@ -236,7 +236,7 @@ def assemble_wrapper(end: End, values: Sequence[torch.Tensor], detour: Detour | 
     if any(value.requires_grad for value in values) and torch.is_grad_enabled():
         return Assemble.apply(end, detour, *values, *(() if detour is None else detour.inputs))
     parts = values[: end.form.count]
-    return end.form.assemble([torch_compat.another_object(part) for part in parts] if end.is_traced else parts)
+    return end.form.assemble(torch_compat.other_objects(parts, end.form.follows_parts) if end.is_traced else parts)
 
 
 def take_apart(end: End, wrapper: torch.Tensor) -> Sequence[torch.Tensor]:

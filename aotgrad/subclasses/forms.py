@@ -30,7 +30,7 @@ class PlainForm:
     key = layout_free_key = "plain"
     name = "plain tensor"
     count = 1
-    is_symbolic = had_symbols = False
+    is_symbolic = had_symbols = follows_parts = False
 
     def symbols(self) -> Iterator[torch.SymInt]:
         return iter(())
@@ -86,6 +86,7 @@ class WrapperForm:
         fields: the form of each attribute that `__tensor_flatten__` names.
         context: what else `__tensor_flatten__` returns.
         size, stride: of the wrapper.
+        follows_parts: its size follows from its parts, as that of a nested tensor.
         had_symbols: sizes and strides have taken the place of symbolic ones; the context still has those of the trace.
     """
 
@@ -94,19 +95,24 @@ class WrapperForm:
     context: Any
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
+    follows_parts: bool = False
     had_symbols: bool = False
 
     @functools.cached_property
     def key(self) -> Hashable:
         """Equal for wrappers that a trace cannot tell apart, if their parts are alike."""
         fields = tuple((name, form.key) for name, form in self.fields)
-        return (self.kind, fields, frozen_context(self.context), self.size, self.stride)
+        return (self.kind, fields, frozen_context(self.context), *self.free_numbers())
 
     @functools.cached_property
     def layout_free_key(self) -> Hashable:
         """The key without strides, which a gradient is free to have."""
         fields = tuple((name, form.layout_free_key) for name, form in self.fields)
-        return (self.kind, fields, frozen_context(self.context, self.stride), self.size)
+        return (self.kind, fields, frozen_context(self.context, self.stride), *self.free_numbers()[:1])
+
+    def free_numbers(self) -> tuple[tuple[Any, ...], ...]:
+        """The size and the stride, unless they follow from the parts."""
+        return () if self.follows_parts else (self.size, self.stride)
 
     @functools.cached_property
     def count(self) -> int:
@@ -115,6 +121,8 @@ class WrapperForm:
 
     def build(self, parts: Iterator[torch.Tensor]) -> Any:
         attributes = {name: form.build(parts) for name, form in self.fields}
+        if self.follows_parts:
+            torch_compat.remember_ragged_size(list(attributes.values()), self.size)
         return self.kind.__tensor_unflatten__(attributes, self.context, self.size, self.stride)
 
     @functools.cached_property
@@ -124,7 +132,8 @@ class WrapperForm:
 
     def symbols(self) -> Iterator[torch.SymInt]:
         """The symbolic sizes and strides, those of parts last."""
-        yield from (number for number in (*self.size, *self.stride) if isinstance(number, torch.SymInt))
+        for numbers in self.free_numbers():
+            yield from (number for number in numbers if isinstance(number, torch.SymInt))
         for _, inner in self.fields:
             yield from inner.symbols()
 
@@ -141,6 +150,8 @@ class WrapperForm:
     def laid_out_as(self, other: TensorForm) -> WrapperForm:
         """The form with dense strides, in the order of those of another form."""
         assert isinstance(other, WrapperForm), "both are forms of one wrapper"
+        if self.follows_parts:
+            return self
         given = torch_compat.hints(other.stride)
         order = sorted(range(len(given)), key=lambda dim: -given[dim])
         strides = itertools.accumulate((self.size[dim] for dim in order[:0:-1]), operator.mul, initial=1)
@@ -149,6 +160,8 @@ class WrapperForm:
 
     def resized(self, numbers: Iterator[int]) -> WrapperForm:
         """The form with `numbers` in place of symbolic sizes and strides."""
+        if self.follows_parts:
+            return replace(self, fields=tuple((name, inner.resized(numbers)) for name, inner in self.fields))
         size, stride = (
             tuple(next(numbers) if isinstance(number, torch.SymInt) else number for number in some)
             for some in (self.size, self.stride)
@@ -196,7 +209,7 @@ def form_of(value: torch.Tensor) -> TensorForm:
         value = value.detach()  # some contexts hold the flag
     names, context = torch_compat.flattened(value)
     fields = tuple((name, form_of_attribute(getattr(value, name))) for name in names)
-    return WrapperForm(type(value), fields, context, tuple(value.size()), tuple(value.stride()))
+    return WrapperForm(type(value), fields, context, tuple(value.size()), tuple(value.stride()), value.is_nested)
 
 
 def parts_of(form: Form, value: Any) -> list[torch.Tensor]:

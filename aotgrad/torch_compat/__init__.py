@@ -175,6 +175,7 @@ from aotgrad.torch_compat.fakes import (
     dynamic_fake,
     fake_in,
     fake_of_whole,
+    fixed_nested_ints,
     is_whole_storage,
     item_of_fake,
     mark_parameter,
@@ -508,8 +509,10 @@ from aotgrad.torch_compat.wrapper_subclasses import (
     is_device_mesh,
     is_wrapper_subclass,
     model_of_view,
+    other_objects,
     outside_of_modes,
     part_with_version,
+    remember_ragged_size,
     replayed_view,
     tracked_views,
 )

@@ -68,6 +68,8 @@ def fake_of_dynamo(tensor: torch.Tensor) -> torch.Tensor | None:
     if context is None or context.fake_mode is None or how is None:
         return None
     fake = context.fake_mode.from_tensor(tensor, symbolic_context=how, source=how.tensor_source)
+    if fake.is_nested:
+        int(fake.size(0))  # no part has this size: the offsets have one more
     if not fake.requires_grad:
         return fake
     item = item_of_fake(fake)

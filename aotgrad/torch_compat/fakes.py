@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
+from torch.nested._internal.nested_tensor import get_tensor_symint
+from torch.utils._python_dispatch import _disable_current_modes
 
 from aotgrad.torch_compat.memory import has_storage
 from aotgrad.torch_compat.shapes import AskingShapeEnv
@@ -131,13 +134,27 @@ def _symbolic_input(mode: FakeTensorMode, index: int, value: Any) -> Any:
     return mode.shape_env.create_symintnode(symbol, hint=value, source=source)
 
 
+@contextlib.contextmanager
+def fixed_nested_ints(mode: FakeTensorMode) -> Iterator[None]:
+    """Inside, the size of a nested tensor with offsets of the trace is no symbol, which no placeholder would have."""
+
+    def make(*, nt_tensor_id: int | None = None) -> torch.SymInt:
+        with _disable_current_modes():
+            return get_tensor_symint(torch.empty(0))
+
+    with mock.patch.object(mode, "create_symbolic_nested_int", make):
+        yield
+
+
 def detached_fake(fake: FakeTensor) -> FakeTensor:
     """`fake.detach()`, with the symbolic number of its `item()`."""
-    item = item_of_fake(fake)
-    if type(fake) is FakeTensor and fake.layout is torch.strided and item is None:
+    item, nested_int = item_of_fake(fake), getattr(fake, "nested_int_memo", None)
+    if type(fake) is FakeTensor and fake.layout is torch.strided and item is None and nested_int is None:
         return view_of_fake(fake.fake_mode, torch.ops.aten.detach.default, (fake,), {})
     detached: Any = fake.detach()
     set_item_of_fake(detached, item)
+    if nested_int is not None:
+        detached.nested_int_memo = nested_int  # the size of nested tensors with these offsets
     return detached
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from aotgrad.torch_compat.autograd import was_hooked
 from aotgrad.torch_compat.functional_tensors import recorded_views
@@ -83,6 +84,8 @@ def is_stale_view(tensor: torch.Tensor) -> bool:
     In a trace, autograd then replays it on the new geometry; in eager, on the old one.
     """
     if not is_differentiable_view(tensor):
+        return False
+    if not isinstance(tensor._base, FunctionalTensor):  # a wrapper subclass
         return False
     changes, own = recorded_views(tensor._base), recorded_views(tensor)
     return len(own) < len(changes) or any(change is not view for change, view in zip(changes, own, strict=False))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, mb_unwrap_functional_tensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from aotgrad.torch_compat.functional_tensors import same_functional
@@ -17,11 +17,8 @@ _KNOWN = frozenset((torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTens
 
 
 def is_wrapper_subclass(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of a subclass that `__tensor_flatten__` takes apart, and no tensor of a trace.
-
-    A nested tensor is none: its parts have sizes that only tensors of the same trace share.
-    """
-    return is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, FunctionalTensor) and not tensor.is_nested
+    """Whether a tensor is of a subclass that `__tensor_flatten__` takes apart, and no tensor of a trace."""
+    return is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, FunctionalTensor)
 
 
 def is_device_mesh(value: Any) -> bool:
@@ -44,11 +41,28 @@ def another_object(tensor: torch.Tensor) -> torch.Tensor:
     return same_functional(tensor) if isinstance(tensor, FunctionalTensor) else tensor.detach()
 
 
+def remember_ragged_size(parts: Sequence[torch.Tensor], size: Sequence[Any]) -> None:
+    """Tell the offsets of a nested tensor, or its lengths, in a trace, which of its sizes belongs to them."""
+    ragged = next((number for number in size if isinstance(number, torch.SymInt) and number.node.is_nested_int()), None)
+    for part in parts[1:]:
+        fake: Any = mb_unwrap_functional_tensor(part)
+        if ragged is not None and isinstance(fake, FakeTensor) and fake.nested_int_memo is None:
+            fake.nested_int_memo = ragged
+
+
+def other_objects(parts: Sequence[torch.Tensor], is_nested: bool) -> list[torch.Tensor]:
+    """Other tensors with the same memory. The size of a nested tensor belongs to its offsets as an object: they stay it."""
+    return [another_object(part) if k == 0 or not is_nested else part for k, part in enumerate(parts)]
+
+
 def part_with_version(part: torch.Tensor, wrapper: torch.Tensor) -> torch.Tensor:
     """A tensor with the memory of a part and the version counter of its wrapper, which a change of the wrapper raises.
 
-    An op that changes a wrapper in place leaves the version counters of its parts as they are.
+    An op that changes a wrapper in place leaves the version counters of its parts as they are. The size of a nested tensor
+    belongs to its offsets as an object, so they stay this object.
     """
+    if wrapper.is_nested:
+        return another_object(part) if part is wrapper._values else part
     if isinstance(part, FunctionalTensor) or wrapper.is_inference():
         return another_object(part)
     with torch.no_grad(), torch._C._DisableTorchDispatch():

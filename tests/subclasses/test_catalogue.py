@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+import torch.utils._pytree as pytree
 
 from tests.subclasses.catalogue import Program, programs
-from tests.subclasses.programs import WAYS, compiled
+from tests.subclasses.programs import WAYS, Raised, compiled
 
 PROGRAMS = {f"{program.group}: {program.name}": program for program in programs()}
 FAILURES = {  # the messages of errors of Dynamo, which names no source for a size of the base
@@ -16,10 +17,16 @@ FAILURES = {  # the messages of errors of Dynamo, which names no source for a si
 
 
 def check(program: Program, way: str) -> None:
+    """Two calls give what eager gives.
+
+    Raises:
+        AssertionError: with the message of the error, if one raises.
+    """
     ours = compiled(program.function, way, program.dynamic)
     for _ in range(2):
         expected, found = program.run(program.function, program.arguments()), program.run(ours, program.arguments())
-        assert found == expected
+        error = next((leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Raised)), None)
+        assert found == expected, found if error is None else error.message
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does

@@ -128,3 +128,9 @@ def test_fakes_in_one_memory_share_it(fake_mode):
     assert compat.storage_key(one) == compat.storage_key(other) and compat.storage_bytes(one) == 32
     assert (one.device.type, one.dtype, other.storage_offset(), one.fake_mode) == ("cpu", torch.float32, 4, fake_mode)
     assert (one + other).shape == (2, 2)
+
+
+def test_sizes_of_nested_tensors_are_no_symbols(fake_mode):
+    with compat.fixed_nested_ints(fake_mode):
+        size = fake_mode.from_tensor(torch.tensor([0, 1, 3])).get_nested_int()
+    assert size.node.is_nested_int() and getattr(size.node, "expr", None) is None

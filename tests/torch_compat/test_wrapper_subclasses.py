@@ -15,8 +15,8 @@ def two() -> TwoTensor:
 
 def test_a_wrapper_is_told_from_other_tensors() -> None:
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    assert compat.is_wrapper_subclass(two())
-    assert not compat.is_wrapper_subclass(torch.ones(3)) and not compat.is_wrapper_subclass(jagged)
+    assert compat.is_wrapper_subclass(two()) and compat.is_wrapper_subclass(jagged)
+    assert not compat.is_wrapper_subclass(torch.ones(3))
 
 
 def test_what_a_wrapper_consists_of() -> None:
@@ -78,6 +78,24 @@ def test_outside_of_modes() -> None:
 def test_a_device_mesh_is_told_from_other_values() -> None:
     mesh = object.__new__(torch.distributed.device_mesh.DeviceMesh)
     assert compat.is_device_mesh(mesh) and not compat.is_device_mesh(torch.ones(2))
+
+
+def nested() -> torch.Tensor:
+    return torch.nested.nested_tensor_from_jagged(torch.ones(3), torch.tensor([0, 1, 3]))
+
+
+def test_the_offsets_of_a_nested_tensor_stay_the_same_object() -> None:
+    x = nested()
+    assert compat.part_with_version(x.offsets(), x) is x.offsets()
+    values, offsets = compat.other_objects([x.values(), x.offsets()], is_nested=True)
+    assert offsets is x.offsets() and values is not x.values()
+    assert compat.other_objects([offsets, offsets], is_nested=False)[1] is not offsets
+
+
+def test_offsets_in_a_trace_know_the_size_that_belongs_to_them(fake_mode) -> None:
+    offsets = fake_mode.from_tensor(torch.tensor([0, 1, 3]))
+    compat.remember_ragged_size([torch.ones(3), offsets], nested().size())
+    assert offsets.nested_int_memo is not None
 
 
 def test_a_class_with_a_dispatch_of_its_own() -> None:
