@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -625,6 +625,22 @@ class SavingNodes:
     gradient_mask: int
     memory: frozenset[Primal | ForwardResult] = frozenset()
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class RunsBetween:
+    """When a collective of the backward runs: in eager, its autograd node lies on paths from tangents to gradients.
+
+    It is the `meta["runs_between"]` of a collective and of its wait. Other ranks may run the node for another reason, so what
+    this rank does with the result plays no part.
+    """
+
+    tangents: frozenset[Tangent]
+    gradients: frozenset[Gradient]
+
+    def runs(self, defined: Collection[Tangent], wanted: Collection[Gradient], all_wanted: bool) -> bool:
+        """Whether it runs for these defined tangents and wanted gradients. One that leads to none runs if all are wanted."""
+        return not self.tangents.isdisjoint(defined) and (all_wanted or not self.gradients.isdisjoint(wanted))
 
 
 @dataclass(frozen=True)

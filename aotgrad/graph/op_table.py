@@ -455,6 +455,11 @@ def is_collective(target: Any) -> bool:
     return _is_of_collectives(target) and not is_wait(target)
 
 
+def communicates(target: Any) -> bool:
+    """Whether the op starts a collective or waits for one."""
+    return _is_of_collectives(target)
+
+
 def _is_of_collectives(target: Any) -> bool:
     return getattr(target, "namespace", None) in EFFECTFUL_NAMESPACES
 

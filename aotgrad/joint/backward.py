@@ -33,6 +33,7 @@ from aotgrad.ir import (
     MemberInput,
     MutationType,
     OpenTrace,
+    RunsBetween,
     TensorInput,
     ViewAndMutationMeta,
     needs_sentinel,
@@ -48,6 +49,7 @@ from aotgrad.joint.segments import (
     ends_without_inputs,
     external_views_by_edge,
     find_segments,
+    masks_of_nodes,
     order_for_engine,
     positions_of,
     saving_nodes,
@@ -342,7 +344,10 @@ def _append_backward(
     if segmentation is not None:
         segmentation, found = _without_idle_segments(capture, segmentation, found)
     undefined = _gradients_behind_failures(segmentation, found.gradients)
-    undefined += _gradients_behind_effects(segmentation, found)
+    whole = segmentation_or_whole(capture, outputs, segmentation)
+    collectives = {node: ops for node, ops in effects.collectives().items() if node in whole.segment_of}
+    alone = () if segmentation is None else segmentation.alone
+    undefined += _gradients_behind_effects(whole, found, [*alone, *collectives])
     gradients = {**found.gradients, **dict.fromkeys(undefined)}
     flowing = [slot for slot, value in gradients.items() if value is not None or slot in undefined]
     materialized = segmentation.materialized if segmentation else frozenset()
@@ -351,7 +356,8 @@ def _append_backward(
     reject_wrapped_gradients(gradients)
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
     appended = AppendedBackward(found.tangents, nodes, segments)
-    appended = with_saved_values(capture, outputs, appended, segmentation, effects)
+    note_when_they_run(collectives, whole, segments, entered_edges(outputs, whole, segments))
+    appended = with_saved_values(capture, outputs, appended, whole, effects)
     return appended if segmentation is None else _with_effects(capture, appended, segmentation, effects)
 
 
@@ -401,15 +407,15 @@ def _with_effects(
     )
 
 
-def _gradients_behind_effects(segmentation: Segmentation | None, found: FoundGradients) -> list[Gradient]:
-    """The missing gradients behind nodes with effects: these nodes also run if one of them is wanted."""
-    if segmentation is None:
-        return []
+def _gradients_behind_effects(
+    segmentation: Segmentation, found: FoundGradients, nodes: Iterable[Any]
+) -> list[Gradient]:
+    """The missing gradients behind `nodes`, which have effects: they also run if one of these gradients is wanted."""
     there = {(gradient.segment or 0, gradient.of) for gradient, value in found.gradients.items() if value is not None}
     entered = {tangent.of for tangent in found.tangents}
     ends = {edge: to for edge, to in segmentation.targets.items() if isinstance(to, Primal) or to in entered}
     missing: dict[Gradient, None] = {}
-    for node in segmentation.alone:
+    for node in nodes:
         number = segmentation.segment_of[node]
         left = {edge: target for edge, target in ends.items() if segmentation.leaves(number, edge)}
         for target in targets_behind(node, left):
@@ -478,15 +484,11 @@ def with_saved_values(
     capture: Capture,
     outputs: Sequence[Result],
     appended: AppendedBackward,
-    segmentation: Segmentation | None,
+    segmentation: Segmentation,
     effects: Effects,
 ) -> AppendedBackward:
     """The backward with the values that eager saves."""
-    results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
-    if segmentation is None:
-        segmentation = single_segment(results, _input_edges(capture, outputs))
-    edges = {target: edge for edge, target in segmentation.targets.items()} | results
-    entered = {tangent: edges[tangent.of] for segment in appended.segments for tangent in segment.tangents}
+    entered = entered_edges(outputs, segmentation, appended.segments)
     with torch_compat.disable_proxy_modes_tracing():  # what is read of a node is a functional tensor
         assigned = assigned_memory(capture)
         memory = {storage: {cell.place} for storage, cell in effects.cells.items()}
@@ -499,6 +501,42 @@ def with_saved_values(
     places = (each[storage] for storage in set().union(*saved.values()) for each in (owners, assigned) if storage in each)
     segments = tuple(replace(segment, saving=nodes) for segment, nodes in zip(appended.segments, saving, strict=True))
     return replace(appended, segments=segments, saved_in_eager=frozenset(places))
+
+
+def segmentation_or_whole(
+    capture: Capture, outputs: Sequence[Result], segmentation: Segmentation | None
+) -> Segmentation:
+    """The segmentation, or that of a backward that is obviously one segment."""
+    return single_segment(result_edges(outputs), _input_edges(capture, outputs)) if segmentation is None else segmentation
+
+
+def result_edges(outputs: Sequence[Result]) -> dict[ForwardResult, Edge]:
+    return {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
+
+
+def entered_edges(
+    outputs: Sequence[Result], segmentation: Segmentation, segments: Sequence[BackwardSegment]
+) -> dict[Tangent, Edge]:
+    """Where each tangent enters."""
+    edges: dict[Any, Edge] = {target: edge for edge, target in segmentation.targets.items()}
+    edges.update(result_edges(outputs))
+    return {tangent: edges[tangent.of] for segment in segments for tangent in segment.tangents}
+
+
+def note_when_they_run(
+    collectives: Mapping[Any, Sequence[fx.Node]],
+    segmentation: Segmentation,
+    segments: Sequence[BackwardSegment],
+    edges: Mapping[Tangent, Edge],
+) -> None:
+    """Note on each collective of the backward, and each wait, between what eager's autograd node lies."""
+    tangents, gradients = masks_of_nodes(segmentation, segments, edges) if collectives else ({}, {})
+    for node, ops in collectives.items():
+        segment = segments[segmentation.segment_of[node]]
+        reached = frozenset(slot for k, slot in enumerate(segment.tangents) if tangents[node] >> k & 1)
+        led = frozenset(slot for k, slot in enumerate(segment.gradients) if gradients[node] >> k & 1)
+        for op in ops:
+            op.meta["runs_between"] = RunsBetween(reached, led)
 
 
 def owners_of_memory(capture: Capture, outputs: Sequence[Result]) -> dict[int, Primal | ForwardResult]:
@@ -858,7 +896,7 @@ def _attribution(trace: OpenTrace, node: Any, segment: int | None, last: LastNod
         origin = {**origin, "own_backward": True}
 
     def attribute(_: Any) -> None:
-        last.node = node
+        last.start(trace.graph, node)
         trace.attribute_to(origin)
 
     return attribute

@@ -43,9 +43,17 @@ Place = Primal | ForwardResult
 
 @dataclass
 class LastNode:
-    """The autograd node that a backward is running or ran last."""
+    """The autograd node that a backward is running or ran last.
+
+    `runs`: each node that ran, after the last node of the graph before it, in order.
+    """
 
     node: Any = None
+    runs: list[tuple[fx.Node, Any]] = field(default_factory=list)
+
+    def start(self, graph: fx.Graph, node: Any) -> None:
+        self.node = node
+        self.runs.append((next(iter(reversed(graph.nodes))), node))
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,7 @@ class Effects:
     `regions` are the checkpointed regions whose recomputation has effects. The nodes that trigger a region are a group,
     which is one segment; any other writing node is a segment by itself.
     `grown`: the last trace found a new node or new memory. `held` are the placeholders of the memory. `private` are the
-    storages that the running node saved and does not keep otherwise. `last` is the last node of the graph before it ran.
+    storages that the running node saved and does not keep otherwise. `last` is the last node of the graph before it ran. `runs` are those of `LastNode`.
     """
 
     capture: Capture
@@ -104,6 +112,7 @@ class Effects:
     running: Any = None
     private: set[int] = field(default_factory=set)
     last: fx.Node | None = None
+    runs: list[tuple[fx.Node, Any]] = field(default_factory=list)
     seen: dict[int, Seen] = field(default_factory=dict)
 
     @property
@@ -152,6 +161,7 @@ class Effects:
         handles = [node.register_prehook(lambda gradients, node=node: self.enter(node, gradients)) for node in watched]
         handles += [node.register_hook(lambda *_, node=node: self.leave(node)) for node in watched]
         trace.on_hook = self.enter
+        self.runs = last.runs
         trace.on_region = functools.partial(self.rerun_region, last)
         try:
             yield
@@ -167,6 +177,7 @@ class Effects:
         if self.running is not node:
             self.running, self.seen = node, {}
             self.last = next(iter(reversed(self.capture.trace.graph.nodes)))
+            self.runs.append((self.last, node))
             kept, saved = kept_by(node), saved_by(node)
             self.private = storages(saved) - storages(kept)
             self.go_on_with(self.group_of(node))
@@ -324,6 +335,18 @@ class Effects:
             torch_compat.replace_value(seen.tensor, seen.value)
 
     # -- after a trace
+
+    def collectives(self) -> dict[Any, list[fx.Node]]:
+        """The autograd nodes that communicate, with the collectives and waits that they ran."""
+        graph = self.capture.trace.graph
+        starts = {id(before): node for before, node in self.runs}
+        found: dict[Any, list[fx.Node]] = {}
+        running: Any = None
+        for node in graph.nodes if self.runs else ():
+            if running is not None and node.meta.get("autograd_backward") and op_table.communicates(node.target):
+                found.setdefault(running, []).append(node)
+            running = starts.get(id(node), running)
+        return found
 
     def memory(self, tangents: Mapping[fx.Node, Tangent]) -> list[Place | Tangent]:
         """The places of all memory: the cells, then the written gradients."""

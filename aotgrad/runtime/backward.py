@@ -21,7 +21,7 @@ from aotgrad.ir import BackwardSegment, BoxedCallable, ChangedMemory, GraphHalf,
 from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
 from aotgrad.runtime.steps import Attach
-from aotgrad.runtime.variants import VariantCache, VariantKey, gradient_sources
+from aotgrad.runtime.variants import VariantCache, VariantKey, gradient_sources, leads_of_collectives
 from aotgrad.slots import Gradient, Saved, of_kind
 
 EVERYTHING = -1
@@ -215,9 +215,11 @@ class Backward:
         These are views of one tensor to which the same of eager's nodes lead.
         """
         found: dict[Any, list[int]] = {}
-        for position, source in enumerate(gradient_sources(self.variants.full, self.variants.gradients)):
+        half, gradients = self.variants.full, self.variants.gradients
+        pairs = zip(gradient_sources(half, gradients), leads_of_collectives(half, gradients), strict=True)
+        for position, (source, collectives) in enumerate(pairs):
             leads = tuple(nodes.gradient_mask >> position & 1 for nodes in self.saving)
-            found.setdefault((source, leads), []).append(position)
+            found.setdefault((source, collectives, leads), []).append(position)
         return tuple(map(tuple, found.values()))
 
     def wanted_gradients(self, edges: Sequence[Any]) -> tuple[bool, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from aotgrad.graph import op_table
 from aotgrad.graph.gradient_masks import narrow_mask
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol, symbols_of
-from aotgrad.ir import BoxedCallable, GraphHalf
+from aotgrad.ir import BoxedCallable, GraphHalf, RunsBetween
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
 from aotgrad.slots import Gradient, Memory, SlotSignature
@@ -160,6 +160,12 @@ def gradient_sources(half: GraphHalf, gradients: Sequence[Gradient]) -> list[fx.
     return [view_source(found[gradient]) for gradient in gradients]
 
 
+def leads_of_collectives(half: GraphHalf, gradients: Sequence[Gradient]) -> list[tuple[bool, ...]]:
+    """For each gradient, which collectives lead to it: gradients with other collectives are asked for one by one."""
+    leads = dict.fromkeys(between.gradients for _, between in communicating(half.module.graph))
+    return [tuple(gradient in each for each in leads) for gradient in gradients]
+
+
 def view_source(node: fx.Node | None) -> fx.Node | None:
     found: Any = node
     while found is not None and (op_table.is_view(found.target) or op_table.is_getitem(found.target)):
@@ -203,7 +209,9 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
     undefined = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
     remove_undefined(graph, undefined, [placeholders[slot] for slot in tangents])
     keep_outputs(graph, full.signature.outputs, wanted)
-    remove_dead_code(graph)
+    defined = {slot for slot, is_defined in tangents.items() if is_defined}
+    idle = {node for node, between in communicating(graph) if not between.runs(defined, wanted, all(key.gradients))}
+    remove_dead_code(graph, idle)
     for node in graph.nodes:
         narrow_mask(node)
     inputs = needed_inputs(placeholders)
@@ -237,9 +245,16 @@ def keep_outputs(graph: fx.Graph, slots: Sequence[Any], wanted: set[Gradient]) -
     output.args = (tuple(node if slot in wanted or isinstance(slot.of, Memory) else None for slot, node in pairs),)
 
 
-def remove_dead_code(graph: fx.Graph) -> None:
-    """Erase what no output needs. The only effects of a backward are random ops and writes."""
+def communicating(graph: fx.Graph) -> Iterator[tuple[fx.Node, RunsBetween]]:
+    """The collectives of the graph and their waits, and when they run."""
+    return ((node, node.meta["runs_between"]) for node in graph.nodes if "runs_between" in node.meta)
+
+
+def remove_dead_code(graph: fx.Graph, idle: Collection[fx.Node] = ()) -> None:
+    """Erase what no output needs. The effects of a backward are random ops, writes and collectives; `idle` have none."""
     for node in reversed(graph.nodes):
         is_needed = node.op in ("placeholder", "output") or node.users
-        if not is_needed and (node.target is operator.getitem or not node.is_impure()):
+        if not is_needed and (
+            node in idle or node.target is operator.getitem or not node.is_impure()
+        ):
             graph.erase_node(node)
