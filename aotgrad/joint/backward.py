@@ -407,9 +407,7 @@ def _with_effects(
     )
 
 
-def _gradients_behind_effects(
-    segmentation: Segmentation, found: FoundGradients, nodes: Iterable[Any]
-) -> list[Gradient]:
+def _gradients_behind_effects(segmentation: Segmentation, found: FoundGradients, nodes: Iterable[Any]) -> list[Gradient]:
     """The missing gradients behind `nodes`, which have effects: they also run if one of these gradients is wanted."""
     there = {(gradient.segment or 0, gradient.of) for gradient, value in found.gradients.items() if value is not None}
     entered = {tangent.of for tangent in found.tangents}
@@ -503,9 +501,7 @@ def with_saved_values(
     return replace(appended, segments=segments, saved_in_eager=frozenset(places))
 
 
-def segmentation_or_whole(
-    capture: Capture, outputs: Sequence[Result], segmentation: Segmentation | None
-) -> Segmentation:
+def segmentation_or_whole(capture: Capture, outputs: Sequence[Result], segmentation: Segmentation | None) -> Segmentation:
     """The segmentation, or that of a backward that is obviously one segment."""
     return single_segment(result_edges(outputs), _input_edges(capture, outputs)) if segmentation is None else segmentation
 

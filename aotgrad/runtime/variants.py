@@ -254,7 +254,5 @@ def remove_dead_code(graph: fx.Graph, idle: Collection[fx.Node] = ()) -> None:
     """Erase what no output needs. The effects of a backward are random ops, writes and collectives; `idle` have none."""
     for node in reversed(graph.nodes):
         is_needed = node.op in ("placeholder", "output") or node.users
-        if not is_needed and (
-            node in idle or node.target is operator.getitem or not node.is_impure()
-        ):
+        if not is_needed and (node in idle or node.target is operator.getitem or not node.is_impure()):
             graph.erase_node(node)

@@ -71,10 +71,16 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 def is_awaited(tensor: torch.Tensor) -> bool:
     """Whether Python hooks run as soon as a leaf's gradient is accumulated.
 
-    C++ hooks, such as those of `DistributedDataParallel`, cannot be seen. A view created under `no_grad` has no node for
-    accumulation.
+    C++ hooks, such as those of `DistributedDataParallel`, cannot be seen. A view created under `no_grad` and an inference
+    tensor have no node for accumulation.
     """
-    if not tensor.requires_grad or tensor._is_view() or not tensor.is_leaf or not has_storage(tensor):
+    if (
+        not tensor.requires_grad
+        or not tensor.is_leaf
+        or tensor._is_view()
+        or tensor.is_inference()
+        or not has_storage(tensor)
+    ):
         return False
     return bool(tensor._post_accumulate_grad_hooks) or _is_hooked(_accumulating_node(tensor))
 
