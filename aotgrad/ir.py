@@ -631,8 +631,8 @@ class SavingNodes:
 class RunsBetween:
     """When a collective of the backward runs: in eager, its autograd node lies on paths from tangents to gradients.
 
-    It is the `meta["runs_between"]` of a collective and of its wait. Other ranks may run the node for another reason, so what
-    this rank does with the result plays no part.
+    It is the `meta["runs_between"]` of a collective and of its wait. Other ranks may need the result, so whether this rank
+    reads it plays no part.
     """
 
     tangents: frozenset[Tangent]

@@ -347,8 +347,9 @@ def compile_forward(
 ) -> tuple[Partition, Compiled]:
     """Compile the forward of a partition; `known_to_backend`: the backend compiled it in another process."""
     backend, options = compiler.backend, compiler.options
+    built_in = passes.COMMUNICATING if passes.has_collectives(joint.module.graph) else ()
     with torch_compat.disable_autocast():
-        forward = passes.pipeline("forward", (), options.forward_passes).run(partition.forward, observe.after_pass)
+        forward = passes.pipeline("forward", built_in, options.forward_passes).run(partition.forward, observe.after_pass)
     partition = replace(partition, forward=forward)
     observe("partition", partition)
     with names.compiling("inference" if partition.backward is None else "forward"):
@@ -356,7 +357,7 @@ def compile_forward(
             compiled = backend.recompile(forward, joint.static_inputs, partition.backward is not None)
         else:
             compiled = backend.compile(partition, joint.static_inputs)
-    backward_passes = passes.pipeline("backward", (), options.backward_passes)
+    backward_passes = passes.pipeline("backward", built_in, options.backward_passes)
     compiled = with_backward_passes(names.of_backward(compiled), backward_passes, observe.after_pass)
     return partition, with_eager_backwards(compiled) if options.on_error == "eager" else compiled
 

@@ -455,6 +455,20 @@ def is_collective(target: Any) -> bool:
     return _is_of_collectives(target) and not is_wait(target)
 
 
+COALESCED = {
+    "_c10d_functional.all_gather_into_tensor": "all_gather_into_tensor_coalesced",
+    "_c10d_functional.all_reduce": "all_reduce_coalesced",
+    "_c10d_functional.reduce_scatter_tensor": "reduce_scatter_tensor_coalesced",
+}
+"""Collectives, and the ops that run several of one kind at once."""
+
+
+def coalesced(target: Any) -> Any:
+    """The op that runs several such collectives at once; `None` if there is none."""
+    name = COALESCED.get(op_name(target))
+    return None if name is None else getattr(getattr(torch.ops, target.namespace), name).default
+
+
 def communicates(target: Any) -> bool:
     """Whether the op starts a collective or waits for one."""
     return _is_of_collectives(target)

@@ -102,6 +102,7 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
     )
     capture.trace.graph.output([*(result.node for result in results), *backward.gradients.values()])
     _tag_effects(capture.trace.graph)
+    _number_collectives(capture.trace.graph)
     static, mutated = static_inputs(capture), mutated_inputs(capture, meta)
     mutated |= {place.index for place in backward.memory if isinstance(place, Primal)}
     module, segments = capture.trace.module(), backward.segments
@@ -122,6 +123,12 @@ def _tag_effects(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.meta.get("autograd_backward") and op_table.is_kept_when_dead(node.target):
             node.meta["partitioner_tag"] = "is_backward"
+
+
+def _number_collectives(graph: fx.Graph) -> None:
+    """Number the collectives in the order of the trace, which is that of all ranks; `verify` checks that it stays."""
+    for number, node in enumerate(node for node in graph.nodes if op_table.is_collective(node.target)):
+        node.meta["collective"] = number
 
 
 OVERWRITTEN = "modified by an inplace operation"

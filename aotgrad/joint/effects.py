@@ -49,7 +49,7 @@ class LastNode:
     """
 
     node: Any = None
-    runs: list[tuple[fx.Node, Any]] = field(default_factory=list)
+    runs: list[tuple[fx.Node | None, Any]] = field(default_factory=list)
 
     def start(self, graph: fx.Graph, node: Any) -> None:
         self.node = node
@@ -98,7 +98,8 @@ class Effects:
     `regions` are the checkpointed regions whose recomputation has effects. The nodes that trigger a region are a group,
     which is one segment; any other writing node is a segment by itself.
     `grown`: the last trace found a new node or new memory. `held` are the placeholders of the memory. `private` are the
-    storages that the running node saved and does not keep otherwise. `last` is the last node of the graph before it ran. `runs` are those of `LastNode`.
+    storages that the running node saved and does not keep otherwise. `last` is the last node of the graph before it ran.
+    `runs` are those of `LastNode`.
     """
 
     capture: Capture
@@ -112,7 +113,7 @@ class Effects:
     running: Any = None
     private: set[int] = field(default_factory=set)
     last: fx.Node | None = None
-    runs: list[tuple[fx.Node, Any]] = field(default_factory=list)
+    runs: list[tuple[fx.Node | None, Any]] = field(default_factory=list)
     seen: dict[int, Seen] = field(default_factory=dict)
 
     @property

@@ -12,8 +12,8 @@ saves it, too, and also raises if it was overwritten before the backward. Recomp
 where eager does not. A memory budget allows that (`Rules`), and so does a checkpoint, as in eager. Inputs that the caller
 does not have (`JointGraph.private_inputs`) may always be saved.
 
-A tag (`tags`) wins over everything but correctness: ops with effects run once even if they are tagged, and a value that
-may not be saved is recomputed.
+A tag (`tags`) wins over everything but correctness: ops with effects run once even if they are tagged, except collectives,
+and a value that may not be saved is recomputed. Costs never recompute a collective: they may differ between ranks.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Ve
     if tagged is tags.RECOMPUTE:
         rules = FREE_HAND
     may_save = _may_save(analysis, node, rules)
-    rerun = _reason_to_run_once(analysis, node, rules)
+    rerun = None if _is_redone_collective(analysis, node) else _reason_to_run_once(analysis, node, rules)
     if rerun is not None:
         return Verdict(Choice.SAVE if may_save else Choice.NEITHER, rerun)
     if node in analysis.made_of_nothing:
@@ -100,6 +100,12 @@ def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Ve
     if tagged is tags.SAVE and may_save:
         return Verdict(Choice.SAVE, "tagged to be saved, or the end of a checkpoint that another one reads")
     return Verdict(Choice.EITHER if may_save else Choice.RECOMPUTE, _reason_to_recompute(analysis, node))
+
+
+def _is_redone_collective(analysis: JointAnalysis, node: fx.Node) -> bool:
+    """Whether a checkpoint runs a collective, or its wait, a second time, as eager does on every rank."""
+    is_functional = op_table.communicates(node.target) and not op_table.writes_first_argument(node.target)
+    return is_functional and analysis.tagged.get(node) is tags.RECOMPUTE
 
 
 def _may_save(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> bool:

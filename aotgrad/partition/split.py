@@ -29,7 +29,7 @@ from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.source_lines import source_line
 from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import GraphHalf, Partition, RecomputedValue, SavedValue
-from aotgrad.partition import costs, random_state, schedule
+from aotgrad.partition import costs, random_state, schedule, tags
 from aotgrad.partition.compact import compacted, dense_copy, retrace
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis, inputs_closure
@@ -154,7 +154,8 @@ def _tensors_first(values: list[SavedValue]) -> list[SavedValue]:
 
 
 def _check_can_recompute(analysis: JointAnalysis, node: fx.Node, decision: Decision) -> None:
-    if node in decision.recomputed and random_state.can_record(node):
+    is_tagged = op_table.communicates(node.target) and analysis.tagged.get(node) is tags.RECOMPUTE
+    if node in decision.recomputed and (is_tagged or random_state.can_record(node)):
         return
     if node.op == "placeholder" or node in analysis.copied:
         problem = "is an input of the forward"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from aotgrad.passes.base import Hook, Pass, Pipeline
 from aotgrad.passes.batch_mm import BatchMM
+from aotgrad.passes.bucket_collectives import BucketCollectives
 from aotgrad.passes.common_subexpressions import CommonSubexpressionElimination
 from aotgrad.passes.constants import ConstantPropagation
 from aotgrad.passes.dead_code import DeadCodeElimination
@@ -15,6 +16,7 @@ from aotgrad.passes.effects import UnwrapEffects
 from aotgrad.passes.functional import CheckFunctional
 from aotgrad.passes.input_mutations import keep_input_mutations
 from aotgrad.passes.known_values import KnownValues, mark_kept_values, take_known_values
+from aotgrad.passes.late_waits import LateWaits, has_collectives
 from aotgrad.passes.leftovers import RemoveLeftovers
 from aotgrad.passes.ops import computes
 from aotgrad.passes.peephole import Peephole
@@ -40,16 +42,22 @@ JOINT: tuple[Pass, ...] = (
 TIDY: tuple[Pass, ...] = (DeadCodeElimination(), CheckFunctional())
 """The passes that run after a user's passes on a joint graph."""
 
+COMMUNICATING: tuple[Pass, ...] = (LateWaits(),)
+"""The passes of each half, and of each variant of a backward, where a graph has collectives."""
+
 __all__ = [
+    "COMMUNICATING",
     "JOINT",
     "TIDY",
     "BatchMM",
+    "BucketCollectives",
     "CheckFunctional",
     "CommonSubexpressionElimination",
     "ConstantPropagation",
     "DeadCodeElimination",
     "Hook",
     "KnownValues",
+    "LateWaits",
     "Pass",
     "Peephole",
     "Pipeline",
@@ -59,6 +67,7 @@ __all__ = [
     "computes",
     "copy_half",
     "generation",
+    "has_collectives",
     "keep_input_mutations",
     "mark_kept_values",
     "pipeline",

@@ -211,6 +211,7 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
     keep_outputs(graph, full.signature.outputs, wanted)
     defined = {slot for slot, is_defined in tangents.items() if is_defined}
     idle = {node for node, between in communicating(graph) if not between.runs(defined, wanted, all(key.gradients))}
+    idle |= {node for node in graph.nodes if op_table.communicates(node.target) and not node.meta.get("autograd_backward")}
     remove_dead_code(graph, idle)
     for node in graph.nodes:
         narrow_mask(node)
@@ -251,7 +252,10 @@ def communicating(graph: fx.Graph) -> Iterator[tuple[fx.Node, RunsBetween]]:
 
 
 def remove_dead_code(graph: fx.Graph, idle: Collection[fx.Node] = ()) -> None:
-    """Erase what no output needs. The effects of a backward are random ops, writes and collectives; `idle` have none."""
+    """Erase what no output needs. The effects of a backward are random ops, writes and collectives; `idle` have none.
+
+    Idle are the collectives that eager does not run, and those that a checkpoint recomputes only for their results.
+    """
     for node in reversed(graph.nodes):
         is_needed = node.op in ("placeholder", "output") or node.users
         if not is_needed and (node in idle or node.target is operator.getitem or not node.is_impure()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,9 +21,29 @@ def check_graph(module: fx.GraphModule, signature: SlotSignature) -> Problems:
     yield from same_count("placeholders", placeholders_of(module), "input slots", signature.inputs)
     yield from same_count("outputs", output_values(module), "output slots", signature.outputs)
     yield from without_repeats("input", signature.inputs)
+    yield from check_order_of_collectives(module.graph)
     for node in placeholders_of(module):
         if "val" not in node.meta:
             yield f"placeholder {node.name} has no traced value"
+
+
+def check_order_of_collectives(graph: fx.Graph) -> Problems:
+    """Check that the forward's collectives keep the order of the trace, and so do the backward's: all ranks have that order.
+
+    A collective that a checkpoint recomputes has the place of its first reader.
+    """
+    for of_backward in (False, True):
+        nodes = (node for node in graph.nodes if "collective" in node.meta and is_of_backward(node) is of_backward)
+        for earlier, later in itertools.pairwise(nodes):
+            if earlier.meta["collective"] > later.meta["collective"]:
+                yield f"the collective {earlier.name} runs before {later.name}, and after it in the trace"
+
+
+def is_of_backward(node: fx.Node) -> bool | None:
+    """Whether the backward's trace has made a node; `None` for a node of the forward that the backward recomputes."""
+    if node.meta.get("autograd_backward"):
+        return True
+    return None if node.meta.get("partitioner_tag") == "is_backward" else False
 
 
 def lint(graph: fx.Graph) -> Problems:
