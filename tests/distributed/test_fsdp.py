@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 
+import aotgrad
 from tests.distributed.programs import WIDTH, Model, assert_same, compiled, gradients, tokens, train
 
 LOW = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -156,3 +157,20 @@ def replicated(backend: str) -> None:
 
 def test_groups_that_are_replicated(four_ranks) -> None:
     four_ranks.run(replicated, "aotgrad_eager")
+
+
+def without_dynamo(backend: str) -> None:
+    def run(backend: str | None) -> list:
+        torch.manual_seed(0)
+        model = Model()
+        for k, block in enumerate(model.blocks):
+            model.blocks[k] = block if backend is None else aotgrad.aot_module(block, backend)
+            fully_shard(model.blocks[k])
+        fully_shard(model)
+        return [(loss, list(found.values())) for loss, found in train(model, batches())]
+
+    assert_same(run(backend), run(None), backend)
+
+
+def test_blocks_compiled_without_dynamo(two_ranks) -> None:
+    two_ranks.run(without_dynamo, "eager")

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from tests.distributed.programs import WIDTH, assert_same, compiled, tokens, train
+from tests.distributed.ranks import RankError
 
 HEAD = 4
 VOCABULARY = 32
@@ -140,6 +141,26 @@ def test_steps_are_those_of_eager(two_ranks, kind: str, part: str) -> None:
 @pytest.mark.parametrize("kind", ENDS)
 def test_steps_through_inductor(two_ranks, kind: str) -> None:
     two_ranks.run(steps, kind, "aotgrad", "whole")
+
+
+def sequential(backend: str) -> None:
+    """Dynamo breaks the graph at the hooks, and compiles them for symbolic sizes the second time."""
+
+    def run(backend: str | None) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        model = model if backend is None else compiled(model, backend)
+        model(torch.ones(4, 8)).square().sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    assert_same(run(backend), run(None), backend)
+
+
+@pytest.mark.xfail(raises=RankError, reason="a DTensor result with symbolic sizes gets no gradient")
+def test_layers_with_hooks_of_symbolic_sizes(two_ranks) -> None:
+    two_ranks.run(sequential, "aotgrad_eager")
 
 
 # --- With data parallelism -------------------------------------------------------------------------------------------
