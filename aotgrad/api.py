@@ -33,7 +33,7 @@ from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.tensor_properties import Fact, facts_hold, facts_of
 from aotgrad.inspect.debug_state import debug_state
 from aotgrad.ir import InputHint, MemberInput, SymInput
-from aotgrad.joint.backward import WrappedGradient
+from aotgrad.joint.failures import WrappedGradient
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, TracedJoint

@@ -1,7 +1,8 @@
 """`Capture` + `ViewAndMutationMeta` -> `JointGraph`: the backward is appended to the forward's own graph.
 
 `backward.build_joint` is the stage. `segments` divides the backward among the autograd nodes that the caller sees, `chunks`
-cuts it further so that gradients arrive early, and `effects` finds what the backward changes in place.
+cuts it further so that gradients arrive early, `effects` finds what the backward changes in place, `saved_values` what eager
+saves, and `failures` what cannot be computed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch.fx as fx
 from torch.autograd.graph import GradientEdge
 
 from aotgrad import torch_compat
-from aotgrad.errors import AOTGradError, CaptureError, UnsupportedMutationError
+from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
 from aotgrad.ir import (
     BackwardSegment,
@@ -39,6 +39,15 @@ from aotgrad.ir import (
     needs_sentinel,
 )
 from aotgrad.joint.effects import Effects, LastNode, Place
+from aotgrad.joint.failures import (
+    OverwrittenValue,
+    WrapperAtCut,
+    explained,
+    failing_nodes,
+    passed_over,
+    reject_wrapped_gradients,
+)
+from aotgrad.joint.saved_values import assigned_memory, masks_of_nodes, owners_of_memory, saving_nodes, storages_by_node
 from aotgrad.joint.segments import (
     NOTHING_FAILS,
     Chunks,
@@ -46,15 +55,13 @@ from aotgrad.joint.segments import (
     Edge,
     ExternalView,
     Segmentation,
+    autograd_nodes,
     ends_without_inputs,
     external_views_by_edge,
     find_segments,
-    masks_of_nodes,
     order_for_engine,
     positions_of,
-    saving_nodes,
     single_segment,
-    storages_by_node,
     targets_behind,
     visited_nodes,
 )
@@ -129,10 +136,6 @@ def _number_collectives(graph: fx.Graph) -> None:
     """Number the collectives in the order of the trace, which is that of all ranks; `verify` checks that it stays."""
     for number, node in enumerate(node for node in graph.nodes if op_table.is_collective(node.target)):
         node.meta["collective"] = number
-
-
-OVERWRITTEN = "modified by an inplace operation"
-"""Part of the error of a backward that needs an overwritten value."""
 
 
 @dataclass(frozen=True)
@@ -235,101 +238,6 @@ def _append_possible_backward(
 
 WHOLE = "whole"
 """The backward is one segment, whatever its results."""
-
-
-class WrapperAtCut(Exception):
-    """The gradient at a cut between two segments is a tensor subclass that wraps others."""
-
-
-class OverwrittenValue(Exception):
-    """An autograd node needs a value that was changed in place after it was saved; the message is eager's."""
-
-    def __init__(self, node: Any, message: str) -> None:
-        super().__init__(message)
-        self.node = node
-
-
-def failing_nodes(roots: Iterable[torch.Tensor], known: Collection[Any] = ()) -> dict[Any, str]:
-    """The autograd nodes that visibly raise in a backward, and their messages; without those in `known`."""
-    errors = {node: torch_compat.error_of_saved(node) for node in autograd_nodes(roots) if node not in known}
-    return {node: error for node, error in errors.items() if error is not None}
-
-
-def passed_over(failing: dict[Any, str]) -> dict[Any, str]:
-    """Disable the nodes, so that they neither raise nor compute; returns `failing`.
-
-    Raises:
-        CaptureError: a saved value needed no gradient, and got one when it was overwritten; or an argument of a checkpointed
-            region was changed later.
-    """
-    for node, message in failing.items():
-        try:
-            torch_compat.disable_node(node)
-        except RuntimeError as error:
-            reject_changed_argument(error)
-            raise untraceable(message) from error
-    return failing
-
-
-def untraceable(reason: object) -> CaptureError:
-    return CaptureError(f"the backward of the function cannot be traced: {reason}")
-
-
-def reject_changed_argument(error: RuntimeError) -> None:
-    """Raise if an argument of a checkpointed region was changed in place later: its saved values are hooked.
-
-    Raises:
-        CaptureError: eager's backward raises, too.
-    """
-    if "hooks have already been set" in str(error):
-        raise CaptureError(
-            "torch.utils.checkpoint reruns a region in the backward, and a tensor that requires grad and that it was "
-            "given is changed in place before, which raises in eager, too; give it a clone()"
-        ) from error
-
-
-class WrappedGradient(CaptureError):
-    """The gradient of a plain tensor is a tensor subclass that wraps others: the graph cannot return it as one tensor."""
-
-    def __init__(self, primal: Primal, gradient: torch.Tensor) -> None:
-        super().__init__(f"the gradient of {primal}, a plain tensor, is a {type(gradient).__name__}")
-        self.primal, self.gradient = primal, gradient
-
-
-def reject_wrapped_gradients(gradients: Mapping[Gradient, torch.Tensor | None]) -> None:
-    """Raises WrappedGradient."""
-    for slot, value in gradients.items():
-        if value is None or not torch_compat.is_wrapper_subclass(value):
-            continue
-        if isinstance(slot.of, Primal):
-            raise WrappedGradient(slot.of, value)
-        raise CaptureError(f"the {slot} is a {type(value).__name__}, a tensor subclass that wraps others")
-
-
-def reject_foreign_change(error: RuntimeError) -> None:
-    """Raise if a tensor unknown to the trace was changed.
-
-    Raises:
-        CaptureError: the change would happen once, while tracing.
-    """
-    if "mutating a non-functional tensor" in str(error):
-        raise CaptureError(
-            "the backward of an autograd function, or a hook, changes a tensor in place that is no argument of the compiled "
-            "function; pass it as an argument, so that the change reaches it on every call"
-        ) from error
-
-
-def reject_hidden_reshape(error: RuntimeError) -> None:
-    """Raise if the size of a tensor with a history was changed in place, hidden from autograd.
-
-    Raises:
-        UnsupportedMutationError: eager's backward through it raises too, or gives a gradient of the old size.
-    """
-    if "invalid gradient at index" in str(error):
-        raise UnsupportedMutationError(
-            "a tensor that has a gradient had its size changed in place (t_, unsqueeze_, ...) under no_grad, so that no "
-            "gradient fits it; use t(), unsqueeze(), ... instead"
-        ) from error
 
 
 def _append_backward(
@@ -501,7 +409,7 @@ def with_saved_values(
             memory.setdefault(storage, set()).add(primal)
         saved = storages_by_node(segmentation, memory)
         saving = saving_nodes(segmentation, appended.segments, entered, saved, memory)
-        owners = owners_of_memory(capture, outputs)
+        owners = owners_of_memory(capture, {result.slot: result.differentiable for result in outputs})
     # A value saved in memory that an input is given may be the input.
     places = (each[storage] for storage in set().union(*saved.values()) for each in (owners, assigned) if storage in each)
     segments = tuple(replace(segment, saving=nodes) for segment, nodes in zip(appended.segments, saving, strict=True))
@@ -540,20 +448,6 @@ def note_when_they_run(
         led = frozenset(slot for k, slot in enumerate(segment.gradients) if gradients[node] >> k & 1)
         for op in ops:
             op.meta["runs_between"] = RunsBetween(reached, led)
-
-
-def owners_of_memory(capture: Capture, outputs: Sequence[Result]) -> dict[int, Primal | ForwardResult]:
-    """The inputs and results by their storage. An input that is returned counts as an input."""
-    live: list[tuple[Any, Any]] = [(UserOutput(k), output) for k, output in enumerate(capture.outputs)]
-    arguments = capture.arguments[: len(capture.primals)]  # one with a history has another storage than its primal
-    live += [(Primal(k), value) for values in (arguments, capture.primals) for k, value in enumerate(values)]
-    live += [(result.slot, result.differentiable) for result in outputs]
-    return {torch_compat.storage_id(value): slot for slot, value in live if torch_compat.has_storage(value)}
-
-
-def assigned_memory(capture: Capture) -> dict[int, Primal]:
-    """The inputs that are given other memory, by its storage."""
-    return {torch_compat.storage_id(capture.arguments[k]): Primal(k) for k in capture.assigned}
 
 
 def segmentation_of(
@@ -871,26 +765,6 @@ def differentiated_as_in_eager(roots: Iterable[torch.Tensor]) -> Iterator[None]:
             handle.remove()
 
 
-@contextlib.contextmanager
-def explained(last: LastNode) -> Iterator[None]:
-    """Explain why a backward cannot be traced.
-
-    Raises:
-        OverwrittenValue: a value was changed in place after it was saved.
-        UnsupportedMutationError, CaptureError: another reason.
-    """
-    try:
-        yield
-    except AOTGradError:
-        raise
-    except RuntimeError as error:
-        if OVERWRITTEN in str(error):
-            raise OverwrittenValue(last.node, str(error)) from error
-        reject_hidden_reshape(error)
-        reject_foreign_change(error)
-        raise untraceable(error) from error
-
-
 def _attribution(trace: OpenTrace, node: Any, segment: int | None, last: LastNode) -> Callable[[Any], None]:
     origin = trace.origin_of(torch_compat.node_sequence_nr(node))
     if segment is not None:
@@ -903,18 +777,6 @@ def _attribution(trace: OpenTrace, node: Any, segment: int | None, last: LastNod
         trace.attribute_to(origin)
 
     return attribute
-
-
-def autograd_nodes(roots: Iterable[torch.Tensor]) -> list[Any]:
-    """All autograd nodes that a backward from `roots` can visit."""
-    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
-    seen = dict.fromkeys(stack)
-    while stack:
-        for parent, _ in stack.pop().next_functions:
-            if parent is not None and parent not in seen:
-                seen[parent] = None
-                stack.append(parent)
-    return list(seen)
 
 
 def static_inputs(capture: Capture) -> frozenset[int]:

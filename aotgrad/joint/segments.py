@@ -34,7 +34,6 @@ from torch.autograd.graph import GradientEdge
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
-from aotgrad.ir import BackwardSegment, SavingNodes
 from aotgrad.joint.chunks import Item, chunks_of_equal_length, chunks_of_equal_weight
 from aotgrad.slots import (
     ForwardResult,
@@ -44,7 +43,6 @@ from aotgrad.slots import (
     Primal,
     ReturnedView,
     SegmentBoundary,
-    Tangent,
     UpdatedInput,
 )
 
@@ -323,6 +321,18 @@ def edges_of(node: Any) -> list[Edge]:
     return [(successor, position) for successor, position in node.next_functions if successor is not None]
 
 
+def autograd_nodes(roots: Iterable[torch.Tensor]) -> list[Any]:
+    """All autograd nodes that a backward from `roots` can visit."""
+    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen = dict.fromkeys(stack)
+    while stack:
+        for parent, _ in stack.pop().next_functions:
+            if parent is not None and parent not in seen:
+                seen[parent] = None
+                stack.append(parent)
+    return list(seen)
+
+
 def visited_nodes(
     roots: Iterable[Any],
     inputs: Mapping[Edge, Primal],
@@ -480,85 +490,6 @@ def order_for_engine(items: Sequence[Item], after: int) -> list[Item]:
     for item, place in zip(items, engine_order(len(items) + after)[after:], strict=True):
         places[place - after] = item
     return places
-
-
-# --- What eager saves ------------------------------------------------------------------------------------------------
-
-
-def saving_nodes(
-    segmentation: Segmentation,
-    segments: Sequence[BackwardSegment],
-    edges: Mapping[Tangent, Edge],
-    saved: Mapping[Any, Collection[int]],
-    memory: Mapping[int, Collection[Primal | ForwardResult]],
-) -> list[tuple[SavingNodes, ...]]:
-    """For each segment, its nodes that save a value; see `BackwardSegment.saving`.
-
-    Args:
-        edges: where each tangent enters.
-        saved: the storages of what each node saves.
-        memory: the places of memory that may change without the version counter of a saved tensor, by storage.
-    """
-    segment_of, failures = segmentation.segment_of, segmentation.failures
-    tangents, gradients = masks_of_nodes(segmentation, segments, edges)
-    found: dict[tuple[int, int, int], set[Primal | ForwardResult]] = {}
-    for node in (node for node in tangents if node not in failures):
-        if saved[node] or torch_compat.saves_a_value(node):
-            values = found.setdefault((segment_of[node], tangents[node], gradients[node]), set())
-            values.update(*(memory[storage] for storage in memory.keys() & saved[node]))
-    groups: list[list[SavingNodes]] = [[] for _ in segments]
-    for node, failure in failures.items():
-        groups[segment_of[node]].append(SavingNodes(tangents[node], gradients[node], error=failure.message))
-    for (number, *masks), values in sorted(found.items(), key=lambda item: item[0]):
-        groups[number].append(SavingNodes(*masks, memory=frozenset(values)))
-    return list(map(tuple, groups))
-
-
-def masks_of_nodes(
-    segmentation: Segmentation, segments: Sequence[BackwardSegment], edges: Mapping[Tangent, Edge]
-) -> tuple[dict[Any, int], dict[Any, int]]:
-    """For each node, the tangents of its segment that lead to it, and the gradients that it leads to, as bit masks."""
-    segment_of, failures = segmentation.segment_of, segmentation.failures
-    onward = {node: () if node in failures else edges_of(node) for node in segment_of}
-    inside = {node: [n for n, _ in onward[node] if segment_of.get(n) == segment_of[node]] for node in segment_of}
-    order = topological_order(segment_of, inside.__getitem__, segment_of.__getitem__)
-    tangents, gradients = dict.fromkeys(order, 0), dict.fromkeys(order, 0)
-    for segment in segments:
-        for k, tangent in enumerate(segment.tangents):
-            tangents[edges[tangent][0]] |= 1 << k
-    for node in order:
-        for successor in inside[node]:
-            tangents[successor] |= tangents[node]
-    bits = [bits_of_targets(segment.gradients) for segment in segments]
-    for node in reversed(order):
-        left = (edge for edge in onward[node] if segmentation.leaves(segment_of[node], edge))
-        targets = failures[node].targets if node in failures else {segmentation.targets.get(edge) for edge in left}
-        gradients[node] = sum(bits[segment_of[node]].get(target, 0) for target in targets)
-        for successor in inside[node]:
-            gradients[node] |= gradients[successor]
-    return tangents, gradients
-
-
-def storages_by_node(segmentation: Segmentation, memory: Collection[int]) -> dict[Any, set[int]]:
-    """The storages of what each node that does not fail saves; see `saved_storages`."""
-    nodes = (node for node in segmentation.segment_of if node not in segmentation.failures)
-    return {node: saved_storages(node, memory) for node in nodes}
-
-
-def saved_storages(node: Any, memory: Collection[int]) -> set[int]:
-    """The storages of the tensors that a node saved; for a custom function only those in `memory`."""
-    if not torch_compat.is_custom_node(node):
-        return set(map(torch_compat.storage_id, torch_compat.saved_tensors(node)))
-    saved = torch_compat.saved_by_function(node) if memory else ()
-    return {torch_compat.storage_id(tensor) for tensor in saved if torch_compat.has_storage(tensor)}.intersection(memory)
-
-
-def bits_of_targets(gradients: Sequence[Gradient]) -> dict[GradientTarget | None, int]:
-    """The positions of the gradients of each target, as bits."""
-    bits: dict[GradientTarget | None, int] = {}
-    for k, gradient in enumerate(gradients):
-        bits[gradient.of] = bits.get(gradient.of, 0) | 1 << k
-    return bits
 
 
 # --- Cutting ---------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.plan import PlanGuards
 from aotgrad.guards.tensor_properties import PropertyReads, facts_of
 from aotgrad.ir import InputHint, SymInput
-from aotgrad.joint.backward import WrappedGradient
+from aotgrad.joint.failures import WrappedGradient
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, Stages, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
 from aotgrad.plan_cache.call import Call

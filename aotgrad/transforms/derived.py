@@ -26,7 +26,7 @@ from aotgrad.capture import repeats
 from aotgrad.errors import CaptureError
 from aotgrad.guards.plan import structure_key
 from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias
-from aotgrad.joint.backward import autograd_nodes
+from aotgrad.joint.segments import autograd_nodes
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import AmbientState

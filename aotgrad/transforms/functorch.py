@@ -28,7 +28,7 @@ from aotgrad import torch_compat
 from aotgrad.errors import AOTGradError, CaptureError
 from aotgrad.graph import op_table
 from aotgrad.ir import AliasOfIntermediate, Geometry
-from aotgrad.joint.backward import autograd_nodes
+from aotgrad.joint.segments import autograd_nodes
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.entry import NoPlan, NotCompiled
