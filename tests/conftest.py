@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from aotgrad.backends import registry
 from tests.golden.harness import golden
@@ -47,6 +48,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Select a sample of the tests, for frequent runs (`scripts/versions.py --every 10`)."""
     if (every := int(os.environ.get("AOTGRAD_TEST_EVERY", "1"))) > 1:
         deselect(config, items, [item for k, item in enumerate(items) if k % every])
+
+
+def pytest_collection_finish() -> None:
+    """An open process group would be that of every test."""
+    assert not (dist.is_available() and dist.is_initialized()), "a module opens a process group where it is imported"
 
 
 if os.environ.get("AOTGRAD_TEST_CACHE") == "1":

@@ -7,9 +7,11 @@ import re
 import runpy
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 OWN = {"aotgrad", "torch", *sys.stdlib_module_names}
 DOCS = Path(__file__).parents[1] / "docs"
@@ -21,6 +23,15 @@ EXAMPLES = [
 ]
 
 
+@pytest.fixture
+def no_process_group() -> Iterator[None]:
+    """An example that fails may leave its process group open."""
+    yield
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("no_process_group")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("source", EXAMPLES)
 def test_an_example_runs(source):

@@ -21,7 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.subclasses.catalogue import Program, programs
-from tests.subclasses.dtensor_programs import dtensor_programs
+from tests.subclasses.dtensor_programs import dtensor_programs, four_processes
 from tests.subclasses.jagged_programs import jagged_programs
 from tests.subclasses.programs import Raised, Seen, compiled
 
@@ -51,8 +51,9 @@ def main() -> int:
     warnings.simplefilter("ignore")
     warnings.filterwarnings("error", ".*ran eagerly")
     logging.disable()
-    chosen = [p for p in everything() if not arguments.groups or p.group.startswith(tuple(arguments.groups))]
-    rows = [row_of(program, arguments.eager_halves) for program in chosen]
+    with four_processes():
+        chosen = [p for p in everything() if not arguments.groups or p.group.startswith(tuple(arguments.groups))]
+        rows = [row_of(program, arguments.eager_halves) for program in chosen]
     print("\n".join(table(rows)))
     return 0
 

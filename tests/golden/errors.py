@@ -14,11 +14,11 @@ from torch import nn
 from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.effects import _EffectType as EffectType
 from torch._higher_order_ops.effects import _register_effectful_op
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotgrad
 from aotgrad.frontends import dynamo
+from tests.fake_processes import fake_processes
 from tests.golden.cases import error_case
 from tests.numerics.triton_kernels import launch
 
@@ -1254,8 +1254,5 @@ def communication_in_place():
         dist.all_reduce(y)
         return y
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
+    with fake_processes(2):
         aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))
-    finally:
-        dist.destroy_process_group()

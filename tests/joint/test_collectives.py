@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import aotgrad
 from tests.executables import executable_of
+from tests.fake_processes import fake_processes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
@@ -44,13 +44,12 @@ KERNELS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def two_equal_ranks():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     library = torch.library.Library("_c10d_functional", "IMPL")
-    for name, compute in KERNELS.items():
-        library.impl(name, recorded(name, compute), "CPU")
-    yield
-    library._destroy()
-    dist.destroy_process_group()
+    with fake_processes(2):
+        for name, compute in KERNELS.items():
+            library.impl(name, recorded(name, compute), "CPU")
+        yield
+        library._destroy()
 
 
 def all_reduce(x):

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import aotgrad
 from aotgrad.partition import Objective, min_cut_rematerialization_partition, partition, recompute_all_partition
 from aotgrad.partition.schedule import collectives_first
+from tests.fake_processes import fake_processes
 from tests.partition.joints import hand_made, targets
 
 
 @pytest.fixture(autouse=True)
 def two_ranks():
-    """A process group with collectives that return at once, with empty results."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    dist.destroy_process_group()
+    with fake_processes(2):
+        yield
 
 
 def all_reduce(x: torch.Tensor) -> torch.Tensor:

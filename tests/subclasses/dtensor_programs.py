@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_gather_tensor, all_reduce, reduce_scatter_tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -19,8 +19,8 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.fake_processes import fake_processes
 from tests.subclasses.catalogue import Program, around, second_order, under_saved_tensor_hooks, with_gradient
 from tests.subclasses.programs import plain, two
 
@@ -30,12 +30,14 @@ R, S0, S1, P = (Replicate(),), (Shard(0),), (Shard(1),), (Partial(),)
 MESHES: dict[str, DeviceMesh] = {}
 
 
-def start_processes() -> None:
-    """One process that stands for four, once."""
-    if not dist.is_initialized():
-        dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+@contextlib.contextmanager
+def four_processes() -> Iterator[None]:
+    """While open, there are four processes and their meshes."""
+    with fake_processes(4):
         MESHES["line"] = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
         MESHES["square"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        yield
+        MESHES.clear()
 
 
 def line() -> DeviceMesh:
@@ -215,8 +217,7 @@ def by_sequence() -> nn.Module:
 
 
 def dtensor_programs() -> Iterator[Program]:
-    """All programs of this file."""
-    start_processes()
+    """All programs of this file, inside of `four_processes`."""
     for group, found in (("DTensor", ONE), ("DTensor, two dimensions", TWO_DIMENSIONS)):
         for name, (function, arguments) in found.items():
             yield Program(group, name, function, arguments)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from tests.subclasses.dtensor_programs import dtensor_programs, line, start_processes
+from tests.subclasses.dtensor_programs import dtensor_programs, four_processes, line
 from tests.subclasses.programs import WAYS, compiled, outcome, plain
 from tests.subclasses.test_catalogue import check
 
-NAMES = [f"{program.group}: {program.name}" for program in dtensor_programs()]
+with four_processes():
+    NAMES = [f"{program.group}: {program.name}" for program in dtensor_programs()]
 FAILURES = {  # the messages of errors
     ("DTensor: changed in place, with history", ""): "so that it cannot run once more for this gradient",
     ("DTensor: mesh made inside", "dynamo"): "was specified to have member",  # Dynamo
@@ -21,9 +21,8 @@ FAILURES = {  # the messages of errors
 
 @pytest.fixture(scope="module", autouse=True)
 def mesh():
-    start_processes()
-    yield line()
-    dist.destroy_process_group()
+    with four_processes():
+        yield line()
 
 
 @pytest.mark.filterwarnings("ignore:.*_functional_collectives:FutureWarning")  # the other names are new
