@@ -379,6 +379,7 @@ def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any
         gradient_aliases.collected() as joins,
         trace.watch_draws(),
         trace.checkpoints(),
+        torch_compat.noted_materialization(),
     ):
         yield Observers(assignments, reshapes, hooks, views, joins)
 

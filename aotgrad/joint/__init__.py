@@ -2,7 +2,7 @@
 
 `backward.build_joint` is the stage. `segments` divides the backward among the autograd nodes that the caller sees, `chunks`
 cuts it further so that gradients arrive early, `effects` finds what the backward changes in place, `saved_values` what eager
-saves, and `failures` what cannot be computed.
+saves, and `failures` what cannot be computed, and `cases` the backwards that custom functions choose among.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
     needs_sentinel,
 )
+from aotgrad.joint.cases import OtherCases, join_cases, trace_other_cases
 from aotgrad.joint.effects import Effects, LastNode, Place
 from aotgrad.joint.failures import (
     OverwrittenValue,
@@ -263,6 +264,8 @@ def _append_backward(
     collectives = {node: ops for node, ops in effects.collectives().items() if node in whole.segment_of}
     alone = () if segmentation is None else segmentation.alone
     undefined += _gradients_behind_effects(whole, found, [*alone, *collectives])
+    cases = _other_cases(capture, outputs, whole, found)
+    undefined += [slot for node in cases for slot in node.slots() if found.gradients.get(slot) is None]
     gradients = {**found.gradients, **dict.fromkeys(undefined)}
     flowing = [slot for slot, value in gradients.items() if value is not None or slot in undefined]
     materialized = segmentation.materialized if segmentation else frozenset()
@@ -270,6 +273,7 @@ def _append_backward(
     _reject_new_draws(capture, list(found.tangents.values()))
     reject_wrapped_gradients(gradients)
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
+    nodes.update(join_cases(capture.trace, cases, found.tangents, nodes))
     appended = AppendedBackward(found.tangents, nodes, segments)
     note_when_they_run(collectives, whole, segments, entered_edges(outputs, whole, segments))
     appended = with_saved_values(capture, outputs, appended, whole, effects)
@@ -367,6 +371,20 @@ def _find_gradients(
         gradients = _of_one_segment(capture, gradients)
     entered = {**tangents, **cuts}
     return FoundGradients(entered, gradients, _segments_of_tangents(outputs, entered, segmentation), left)
+
+
+def _other_cases(
+    capture: Capture, outputs: Sequence[Result], segmentation: Segmentation, found: FoundGradients
+) -> list[OtherCases]:
+    """The cases of custom functions that decide by which gradients arrive what they compute."""
+    if not segmentation.deciding:
+        return []
+    edges: dict[Any, Edge] = {target: edge for edge, target in segmentation.targets.items()}
+    edges.update(result_edges(outputs))
+    entered = {tangent: edges[tangent.of] for tangent in found.tangents}
+    roots = [result.differentiable for result in outputs]
+    with attributed_to_forward(capture.trace, roots, segmentation.segment_of), eager_dtypes():
+        return trace_other_cases(segmentation, entered, found.tangents, list(found.gradients))
 
 
 def _is_one_piece(segmentation: Segmentation | None) -> bool:

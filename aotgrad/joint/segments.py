@@ -84,7 +84,8 @@ class Segmentation:
 
     `targets` are the edges through which a gradient may leave a segment. `materialized` are segments of one node that gets
     zeros for undefined gradients if another one is defined. `alone` are the nodes that change tensors in place, in groups
-    that are one segment each; `effects` are their positions by age. `failures` are the nodes that raise.
+    that are one segment each; `effects` are their positions by age. `failures` are the nodes that raise. `deciding` are the
+    nodes of custom functions that decide by what arrives what to compute; each is a segment.
     """
 
     segment_of: Mapping[Any, int]
@@ -95,6 +96,7 @@ class Segmentation:
     alone: frozenset[Any] = frozenset()
     effects: tuple[frozenset[int], ...] = ()
     failures: Mapping[Any, Failure] = field(default_factory=dict)
+    deciding: frozenset[Any] = frozenset()
 
     def renumber(self, number: Mapping[int, int]) -> Segmentation:
         """The segmentation with new numbers, without segments that have none."""
@@ -106,6 +108,7 @@ class Segmentation:
             materialized=frozenset(number[segment] for segment in self.materialized if segment in number),
             alone=self.alone & segment_of.keys(),
             failures={node: failure for node, failure in self.failures.items() if node in segment_of},
+            deciding=self.deciding & segment_of.keys(),
         )
 
     def leaves(self, segment: int, edge: Edge) -> bool:
@@ -156,11 +159,12 @@ def find_segments(
     count = len(set(segment_of.values()))
     targets = targets_of([node for node in order if node not in failing], segment_of, results, inputs, external_view_at)
     custom = (node for group in groups if len(group) == 1 for node in group if torch_compat.is_custom_node(node))
-    materialized = frozenset(segment_of[node] for node in (*zeroed, *custom))
+    deciding = frozenset(filter(torch_compat.keeps_undefined, zeroed))
+    materialized = frozenset(segment_of[node] for node in (*zeroed, *custom) if node not in deciding)
     failures = failures_of(order, failing, {**ends_at(results, external_view_at), **inputs}) if failing else {}
     left = frozenset(external_view_at.keys() & targets.keys())
     alone = frozenset().union(*groups)
-    return Segmentation(segment_of, targets, count, materialized, left, alone, tuple(effects), failures)
+    return Segmentation(segment_of, targets, count, materialized, left, alone, tuple(effects), failures, deciding)
 
 
 def closure_of_group(group: Collection[Any], order: Sequence[Any], successors: Mapping[Any, Sequence[Any]]) -> set[Any]:
@@ -293,7 +297,7 @@ def targets_behind(root: Any, ends: Mapping[Edge, GradientTarget]) -> Iterator[G
 
 
 def nodes_that_get_zeros(order: Sequence[Any], reached: Mapping[Any, int], roots: Sequence[Edge]) -> set[Any]:
-    """Nodes of custom functions with outputs that a backward may use in part; eager passes zeros for the others."""
+    """Nodes of custom functions with outputs that a backward may use in part: the others get zeros or `None`."""
     arriving: dict[Any, dict[int, int]] = {}
     for k, (node, position) in enumerate(roots):
         masks = arriving.setdefault(node, {})

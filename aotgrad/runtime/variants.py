@@ -8,6 +8,7 @@ the same variant at the same time compile it once.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
+from aotgrad.graph.cases import has_cases, resolve_cases
 from aotgrad.graph.gradient_masks import narrow_mask
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol, symbols_of
@@ -102,7 +104,7 @@ class VariantCache:
 
         A symbolic graph is not specialized if that would add guards: the guards of the plan have been read by now.
         """
-        if key.is_full:
+        if key.is_full and not self.has_cases:
             return self.compile_half(self.full)
         try:
             guards = guards_of(self.full)
@@ -111,12 +113,16 @@ class VariantCache:
         except CannotMaterialize:
             return self.variant_on_zeros(key)
 
+    @functools.cached_property
+    def has_cases(self) -> bool:
+        return has_cases(self.full.module.graph)
+
     def graph(self, key: VariantKey) -> tuple[GraphHalf, frozenset[int] | None]:
         """The graph of a variant as it was traced, and its `undefined`; compiles nothing."""
         return get_or_make(self.graphs, key, self.make_graph)
 
     def make_graph(self, key: VariantKey) -> tuple[GraphHalf, frozenset[int] | None]:
-        if key.is_full:
+        if key.is_full and not self.has_cases:
             return self.full, None
         try:
             return specialize(self.full, key, self.gradients), None
@@ -207,7 +213,8 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
     graph, placeholders = copy_graph(full)
     tangents = dict(zip(full.signature.incoming, key.tangents, strict=True))
     undefined = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
-    remove_undefined(graph, undefined, [placeholders[slot] for slot in tangents])
+    without = resolve_cases(graph, undefined)
+    remove_undefined(graph, [*undefined, *without], [*(placeholders[slot] for slot in tangents), *without])
     keep_outputs(graph, full.signature.outputs, wanted)
     defined = {slot for slot, is_defined in tangents.items() if is_defined}
     idle = {node for node, between in communicating(graph) if not between.runs(defined, wanted, all(key.gradients))}

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.autograd.function import FunctionCtx
 
 from aotgrad.torch_compat.compiled_autograd import recorded_node
 from aotgrad.torch_compat.memory import has_storage
@@ -222,6 +223,27 @@ def gets_zeros(node: Any) -> bool:
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return False
     return not getattr(node._forward_cls, "arrives_whole", False)
+
+
+@contextlib.contextmanager
+def noted_materialization() -> Iterator[None]:
+    """Inside, note which calls of custom functions choose `None` for undefined gradients; see `keeps_undefined`."""
+    given = FunctionCtx.set_materialize_grads
+
+    def set_materialize_grads(ctx: Any, value: bool) -> None:
+        given(ctx, value)
+        ctx.aotgrad_keeps_undefined = not value
+
+    FunctionCtx.set_materialize_grads = set_materialize_grads
+    try:
+        yield
+    finally:
+        FunctionCtx.set_materialize_grads = given
+
+
+def keeps_undefined(node: Any) -> bool:
+    """Whether the node of a custom function gets `None` for an undefined gradient, not zeros."""
+    return getattr(node, "aotgrad_keeps_undefined", False)
 
 
 def is_refused_by_transforms(node: Any) -> bool:

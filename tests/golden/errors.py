@@ -734,6 +734,50 @@ def checkpoint_that_writes_around_two_results():
 
 
 @error_case
+def backward_that_writes_and_decides():
+    """The backward gets `None` for a result that is not used, and counts its runs."""
+
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, count):
+            ctx.set_materialize_grads(False)
+            ctx.count = count
+            return x.sin(), x.cos()
+
+        @staticmethod
+        def backward(ctx, first, second):
+            ctx.count.add_(1)
+            return first if second is None else second, None
+
+    def function(x, count):
+        first, second = Two.apply(x, count)
+        return first.exp(), second.exp()
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3, requires_grad=True), torch.zeros(()))
+
+
+@error_case
+def gradient_only_if_another_is_undefined():
+    """The backward of `x.exp()` is not traced: no gradient reaches it if both results are used."""
+
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.set_materialize_grads(False)
+            return x.sin(), x.cos()
+
+        @staticmethod
+        def backward(ctx, first, second):
+            return None if first is not None and second is not None else first
+
+    def function(x):
+        first, second = Two.apply(x.exp())
+        return first.exp(), second.exp()
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
 def reentrant_checkpoint_without_a_gradient():
     """All results of such a region require grad in eager."""
 

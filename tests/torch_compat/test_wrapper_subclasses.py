@@ -80,6 +80,23 @@ def test_a_device_mesh_is_told_from_other_values() -> None:
     assert compat.is_device_mesh(mesh) and not compat.is_device_mesh(torch.ones(2))
 
 
+def test_a_function_that_gets_none_for_undefined_gradients_is_noted() -> None:
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, keep):
+            ctx.set_materialize_grads(not keep)
+            return x * 2, x * 3
+
+        @staticmethod
+        def backward(ctx, one, other):
+            return one, None
+
+    x, given = torch.ones(2, requires_grad=True), torch.autograd.function.FunctionCtx.set_materialize_grads
+    with compat.noted_materialization():
+        noted = [compat.keeps_undefined(Two.apply(x, keep)[0].grad_fn) for keep in (True, False)]
+    assert noted == [True, False] and torch.autograd.function.FunctionCtx.set_materialize_grads is given
+
+
 def nested() -> torch.Tensor:
     return torch.nested.nested_tensor_from_jagged(torch.ones(3), torch.tensor([0, 1, 3]))
 
