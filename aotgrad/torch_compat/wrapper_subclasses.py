@@ -61,8 +61,8 @@ def part_with_version(part: torch.Tensor, wrapper: torch.Tensor) -> torch.Tensor
     An op that changes a wrapper in place leaves the version counters of its parts as they are. The size of a nested tensor
     belongs to its offsets as an object, so they stay this object.
     """
-    if wrapper.is_nested:
-        return another_object(part) if part is wrapper._values else part
+    if wrapper.is_nested and part is not wrapper._values:
+        return part
     if isinstance(part, FunctionalTensor) or wrapper.is_inference():
         return another_object(part)
     with torch.no_grad(), torch._C._DisableTorchDispatch():

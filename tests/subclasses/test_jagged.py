@@ -40,6 +40,26 @@ def test_a_result_has_the_offsets_of_the_argument(way) -> None:
     assert (x * y + x.grad).shape == x.shape
 
 
+CHANGES = {
+    "itself": lambda x: x.mul_(2),
+    "its values": lambda x: x.values().mul_(2),
+    "an alias": lambda x: x.detach().mul_(2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_change_before_the_backward_is_noticed(way, change) -> None:
+    """Eager raises, too, with an error in the making of the error."""
+    for function, message in ((torch.sin, None), (compiled(torch.sin, way), "modified by an inplace operation")):
+        x = jagged()
+        y = function(x)
+        with torch.no_grad():
+            CHANGES[change](x)
+        with pytest.raises(RuntimeError, match=message):
+            y.sum().backward()
+
+
 def test_one_plan_serves_batches_with_the_same_number_of_rows_and_values() -> None:
     ours = aotgrad.aot_function(lambda x: x.sin() * x, "eager")
     for lengths in ((2, 3, 4), (1, 5, 3), (4, 4, 1)):
