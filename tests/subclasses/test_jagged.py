@@ -51,7 +51,10 @@ CHANGES = {
 @pytest.mark.parametrize("way", WAYS)
 def test_a_change_before_the_backward_is_noticed(way, change) -> None:
     """Eager raises, too, with an error in the making of the error."""
-    for function, message in ((torch.sin, None), (compiled(torch.sin, way), "modified by an inplace operation")):
+    for function, message in (
+        (torch.sin, None),
+        (compiled(torch.sin, way), "modified by an inplace operation|_nested_tensor_size"),
+    ):
         x = jagged()
         y = function(x)
         with torch.no_grad():
