@@ -454,10 +454,15 @@ class FlatCallable(ModuleCallable):
     def original(self) -> nn.Module:
         return self.module.module
 
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether no argument or result is a wrapper subclass."""
+        return self.layout.is_plain
+
     @property
     def fastest(self) -> Callable:
         """The fastest equivalent callable: usually one that only checks whether values are transformed."""
-        if self.tensors or self.memory is not None or not self.dedupe.is_identity or not self.layout.is_plain:
+        if self.tensors or self.memory is not None or not self.dedupe.is_identity or not self.is_plain:
             return self
         in_vmap_mode = native.lookup("in_vmap_mode", torch_compat.in_vmap_mode)
         return torch_compat.dispatch_transformed(self.executable.call, self, in_vmap_mode)
@@ -468,7 +473,7 @@ class FlatCallable(ModuleCallable):
             forward = self.module.forward
             return self.transformed.call(forward, self.arguments(values), AmbientState(forward))
         del args  # only the list holds them now, so each is freed at its last use
-        if not self.layout.is_plain:
+        if not self.is_plain:
             return self.call_with_wrappers(values)
         if not self.dedupe.is_identity:
             values = self.dedupe.enter(values)
