@@ -21,11 +21,14 @@ from aotgrad import torch_compat
 from aotgrad.cache.entry import GraphText
 from aotgrad.cache.serialize import DamagedEntry, Decoder, Encoder, NotSerializable
 from aotgrad.graph.lazy_module import LazyGraphModule
-from aotgrad.ir import GraphHalf
+from aotgrad.ir import GraphHalf, RunsBetween
 from aotgrad.torch_compat import FakeTensorMode
 
-STORED_META = ("autograd_backward", "forward_op", "original_aten")
+STORED_META = ("autograd_backward", "collective", "forward_op", "original_aten", "runs_between", "segment")
 """The metadata that the runtime and Inductor's names read, besides the value, stack trace and autograd node."""
+
+STORED_TYPES = (bool, int, str, torch._ops.OpOverload, RunsBetween)
+"""The types of metadata that is stored."""
 
 Attributes = Mapping[str, Any]
 """The attributes of a graph by name: tensors that the function closed over or made of numbers."""
@@ -115,7 +118,7 @@ def encode_metas(nodes: Sequence[fx.Node], origins: Origins, custom_ops: bool) -
 
 
 def is_stored_meta(node: fx.Node, name: str) -> bool:
-    return isinstance(node.meta.get(name), (bool, str, torch._ops.OpOverload))
+    return isinstance(node.meta.get(name), STORED_TYPES)
 
 
 def attribute_of(module: fx.GraphModule, node: fx.Node) -> Any:
