@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
+
+from tests.fake_processes import fake_processes
 
 started: list[str] = []
 """The collectives and waits that ran, with the sizes of their operands."""
@@ -39,15 +40,14 @@ KERNELS = {
 @contextlib.contextmanager
 def two_equal_ranks() -> Iterator[None]:
     """A process group of two ranks that have the same data; only one of them exists."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     library = torch.library.Library("_c10d_functional", "IMPL")
     for name, compute in KERNELS.items():
         library.impl(name, recorded(name, compute), "CPU")
     try:
-        yield
+        with fake_processes(2):
+            yield
     finally:
         library._destroy()
-        dist.destroy_process_group()
 
 
 def all_reduce(x):
