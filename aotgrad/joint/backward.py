@@ -275,7 +275,7 @@ def _append_backward(
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
     nodes.update(join_cases(capture.trace, cases, found.tangents, nodes))
     appended = AppendedBackward(found.tangents, nodes, segments)
-    note_when_they_run(collectives, whole, segments, entered_edges(outputs, whole, segments))
+    note_when_they_run(collectives, whole, segments, entered_edges(outputs, whole, found.tangents))
     appended = with_saved_values(capture, outputs, appended, whole, effects)
     return appended if segmentation is None else _with_effects(capture, appended, segmentation, effects)
 
@@ -379,9 +379,7 @@ def _other_cases(
     """The cases of custom functions that decide by which gradients arrive what they compute."""
     if not segmentation.deciding:
         return []
-    edges: dict[Any, Edge] = {target: edge for edge, target in segmentation.targets.items()}
-    edges.update(result_edges(outputs))
-    entered = {tangent: edges[tangent.of] for tangent in found.tangents}
+    entered = entered_edges(outputs, segmentation, found.tangents)
     roots = [result.differentiable for result in outputs]
     with attributed_to_forward(capture.trace, roots, segmentation.segment_of), eager_dtypes():
         return trace_other_cases(segmentation, entered, found.tangents, list(found.gradients))
@@ -419,7 +417,7 @@ def with_saved_values(
     effects: Effects,
 ) -> AppendedBackward:
     """The backward with the values that eager saves."""
-    entered = entered_edges(outputs, segmentation, appended.segments)
+    entered = entered_edges(outputs, segmentation, appended.tangents)
     with torch_compat.disable_proxy_modes_tracing():  # what is read of a node is a functional tensor
         assigned = assigned_memory(capture)
         memory = {storage: {cell.place} for storage, cell in effects.cells.items()}
@@ -443,13 +441,11 @@ def result_edges(outputs: Sequence[Result]) -> dict[ForwardResult, Edge]:
     return {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
 
 
-def entered_edges(
-    outputs: Sequence[Result], segmentation: Segmentation, segments: Sequence[BackwardSegment]
-) -> dict[Tangent, Edge]:
+def entered_edges(outputs: Sequence[Result], segmentation: Segmentation, tangents: Iterable[Tangent]) -> dict[Tangent, Edge]:
     """Where each tangent enters."""
     edges: dict[Any, Edge] = {target: edge for edge, target in segmentation.targets.items()}
     edges.update(result_edges(outputs))
-    return {tangent: edges[tangent.of] for segment in segments for tangent in segment.tangents}
+    return {tangent: edges[tangent.of] for tangent in tangents}
 
 
 def note_when_they_run(
@@ -589,9 +585,8 @@ def _gradient_rank(gradient: Gradient) -> tuple[int | None, int, int, int]:
 def _segments_of_tangents(
     outputs: Sequence[Result], tangents: Iterable[Tangent], segmentation: Segmentation
 ) -> dict[Tangent, int]:
-    edges = {target: edge for edge, target in segmentation.targets.items()}
-    edges.update({result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs})
-    return {tangent: segmentation.segment_of[edges[tangent.of][0]] for tangent in tangents}
+    entered = entered_edges(outputs, segmentation, tangents)
+    return {tangent: segmentation.segment_of[node] for tangent, (node, _) in entered.items()}
 
 
 def backward_segments(
