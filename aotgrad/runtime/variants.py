@@ -19,6 +19,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
 from aotgrad.graph.cases import has_cases, resolve_cases
 from aotgrad.graph.gradient_masks import narrow_mask
@@ -104,8 +105,8 @@ class VariantCache:
 
         A symbolic graph is not specialized if that would add guards: the guards of the plan have been read by now.
         """
-        if key.is_full and not self.has_cases:
-            return self.compile_half(self.full)
+        if key.is_full:
+            return self.compile_half(self.graph(key)[0])
         try:
             guards = guards_of(self.full)
             variant = self.compile_half(specialize(self.full, key, self.gradients))
@@ -142,7 +143,16 @@ class VariantCache:
         return Variant(half, self.compile(copy), None if takes_all else self.positions(half))
 
     def variant_on_zeros(self, key: VariantKey) -> Variant:
-        """The full graph, called with real zeros for undefined tangents."""
+        """The full graph, called with real zeros for undefined tangents.
+
+        Raises:
+            CaptureError: the graph computes something else if a tangent is undefined.
+        """
+        if self.has_cases:
+            raise CaptureError(
+                "a backward through an autograd function with set_materialize_grads(False) would need zeros of a symbolic "
+                "size for undefined gradients; compile the function with dynamic=False"
+            )
         return replace(self.get(self.full_key()), undefined=self.undefined_results(key))
 
     def undefined_results(self, key: VariantKey) -> frozenset[int]:

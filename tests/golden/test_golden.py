@@ -125,6 +125,7 @@ SAFETY_NETS = (
     "is a view of an input that is changed in place and whose size or stride is changed after",
     "a view of what was changed in place cannot be replayed",
     "a tensor subclass that wraps others",
+    "would need zeros of a symbolic",
 )
 """Refusals that no program is known to meet: parts of their messages."""
 
