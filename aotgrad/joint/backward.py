@@ -48,6 +48,7 @@ from aotgrad.joint.failures import (
     passed_over,
     reject_wrapped_gradients,
 )
+from aotgrad.joint.none_gradients import WorkBehindNone, has_cuts_outside, has_work_behind_none
 from aotgrad.joint.saved_values import assigned_memory, masks_of_nodes, owners_of_memory, saving_nodes, storages_by_node
 from aotgrad.joint.segments import (
     NOTHING_FAILS,
@@ -221,7 +222,7 @@ def _append_possible_backward(
             if not effects.grown:
                 return appended
             _erase_gradients(capture.trace.graph, forward)
-        except WrapperAtCut as error:
+        except (WrapperAtCut, WorkBehindNone) as error:
             _erase_gradients(capture.trace.graph, forward)
             if grad_segments is WHOLE:
                 raise CaptureError(str(error)) from None
@@ -258,7 +259,7 @@ def _append_backward(
     with capture.trace.watched_draws_of_backward():
         found = _find_gradients(capture, outputs, tangents, segmentation, effects)
     if segmentation is not None:
-        segmentation, found = _without_idle_segments(capture, segmentation, found)
+        segmentation, found = _without_idle_segments(capture, segmentation, found, effects)
     undefined = _gradients_behind_failures(segmentation, found.gradients)
     whole = segmentation_or_whole(capture, outputs, segmentation)
     collectives = {node: ops for node, ops in effects.collectives().items() if node in whole.segment_of}
@@ -281,12 +282,13 @@ def _append_backward(
 
 
 def _without_idle_segments(
-    capture: Capture, segmentation: Segmentation, found: FoundGradients
+    capture: Capture, segmentation: Segmentation, found: FoundGradients, effects: Effects
 ) -> tuple[Segmentation, FoundGradients]:
     """Leave out segments that no gradient reaches: a custom function returns `None` for some of its inputs.
 
     Raises:
         CaptureError: such a segment changes something in place.
+        WorkBehindNone: eager computes or communicates there.
     """
     alive = sorted(set(found.entry.values()))
     if len(alive) == segmentation.count:
@@ -296,6 +298,9 @@ def _without_idle_segments(
             "the backward of an autograd function changes a tensor in place or draws random numbers, and gets no gradient, "
             "since that of another one returns None; return zeros there"
         )
+    if has_work_behind_none(segmentation, found.gradients, alive, effects.collectives()):
+        error = WorkBehindNone()
+        raise CaptureError(str(error)) if has_cuts_outside(segmentation) else error
     number = {old: new for new, old in enumerate(alive)}
     gradients = {replace(slot, segment=number[slot.segment or 0]): value for slot, value in found.gradients.items()}
     if len(alive) == 1:

@@ -26,7 +26,7 @@ from aotgrad.errors import PartitionError
 from aotgrad.graph import op_table
 from aotgrad.graph.memory_owners import memory_owners, viewed_node
 from aotgrad.ir import JointGraph
-from aotgrad.partition.tags import RECOMPUTE, Tag, verdict_of
+from aotgrad.partition.tags import RECOMPUTE, SAVE, Tag, read_outside, verdict_of
 from aotgrad.slots import FORWARD_RESULTS, Gradient, IntermediateBase, Primal, Tangent, UserOutput
 
 
@@ -79,8 +79,10 @@ class JointAnalysis:
     def tagged(self) -> dict[fx.Node, Tag]:
         """The user's tags. An unclaimed value that reads a value tagged RECOMPUTE has that tag, too."""
         tagged: dict[fx.Node, Tag] = {}
+        later = [node for node in self.nodes if node in self.backward or node in self.unclaimed]
+        kept = {self.base[node] for node in read_outside(self.forward, later)}
         for node in self.nodes:
-            tag = verdict_of(node)
+            tag = SAVE if node in kept else verdict_of(node)
             if tag is None and node in self.unclaimed:
                 tag = RECOMPUTE if any(tagged.get(arg) is RECOMPUTE for arg in node.all_input_nodes) else None
             if tag is not None:

@@ -98,7 +98,7 @@ def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Ve
     if node in analysis.held and node in analysis.crossing and not rules.unread:
         return Verdict(Choice.SAVE, "held by the caller, and saved in eager too")
     if tagged is tags.SAVE and may_save:
-        return Verdict(Choice.SAVE, "tagged to be saved, or the end of a checkpoint that another one reads")
+        return Verdict(Choice.SAVE, "tagged to be saved, or read outside of its checkpoint")
     return Verdict(Choice.EITHER if may_save else Choice.RECOMPUTE, _reason_to_recompute(analysis, node))
 
 

@@ -5,11 +5,13 @@ In: a node of the joint graph. Out: `SAVE`, `RECOMPUTE` or `None`, and for weake
 A node's `meta["recompute"]` is a `torch.utils.checkpoint.CheckpointPolicy`. Dynamo gives it to every op in a
 `torch.utils.checkpoint` region, with the number of the region in `meta["ac_graph_id"]`. Without a policy of the user's own
 it is `PREFER_RECOMPUTE`, which therefore means that the value is not saved. A value that a later region reads is saved:
-otherwise recomputing the last region would need all regions before it.
+otherwise recomputing the last region would need all regions before it. So is one that the backward of an op outside of the
+region needs (`read_outside`): eager's op saves it, and the region is not rerun for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from enum import Enum
 
 import torch.fx as fx
@@ -37,6 +39,32 @@ def verdict_of(node: fx.Node) -> Tag | None:
     if policy not in IS_RECOMPUTED:
         return None
     return Tag.SAVE if _is_read_by_later_region(node) or _has_hook_at_the_end(node) else Tag.RECOMPUTE
+
+
+def read_outside(forward: Collection[fx.Node], backward: Iterable[fx.Node]) -> set[fx.Node]:
+    """The values of checkpointed regions that the backward of ops outside of their region reads.
+
+    Or that values outside, which it reads, are made of. The backward of an op has the `seq_nr` of the op.
+    """
+    regions = {node: node.meta["ac_graph_id"] for node in forward if is_in_region(node)}
+    if not regions:
+        return set()
+    region_of = {node.meta.get("seq_nr"): region for node, region in regions.items()}
+    pairs = [(arg, region_of.get(node.meta.get("seq_nr"))) for node in backward for arg in node.all_input_nodes]
+    found: set[fx.Node] = set()
+    seen: set[fx.Node] = set()
+    while pairs:
+        node, reader = pairs.pop()
+        if node in regions:
+            found.update([node] if reader != regions[node] else [])
+        elif node in forward and node not in seen:
+            seen.add(node)
+            pairs += [(arg, None) for arg in node.all_input_nodes]
+    return found
+
+
+def is_in_region(node: fx.Node) -> bool:
+    return node.meta.get("recompute") in IS_RECOMPUTED and node.meta.get("ac_graph_id") is not None
 
 
 def reluctance(node: fx.Node) -> int:

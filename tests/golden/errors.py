@@ -950,6 +950,36 @@ def backward_that_gets_no_gradient():
 
 
 @error_case
+def backward_behind_none_that_computes():
+    """A backward gets no gradient, so eager runs it on zeros, and a returned value lies on the path."""
+
+    class Ends(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x * y
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return None, gradient
+
+    class AddsOne(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient + 1
+
+    def function(x, y):
+        hidden = AddsOne.apply(x)
+        product = Ends.apply(hidden, y)
+        return product, product.sin(), Ends.apply(hidden, y)
+
+    aotgrad.aot_function(function, aotgrad.nop)(*(torch.ones(3, requires_grad=True) for _ in range(2)))
+
+
+@error_case
 def gradient_beside_a_changed_result():
     """A gradient of a gradient of a function with a backward that mutates its result."""
 
