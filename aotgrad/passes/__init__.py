@@ -19,6 +19,7 @@ from aotgrad.passes.known_values import KnownValues, mark_kept_values, take_know
 from aotgrad.passes.late_waits import LateWaits, has_collectives
 from aotgrad.passes.leftovers import RemoveLeftovers
 from aotgrad.passes.ops import computes
+from aotgrad.passes.overlap_collectives import OverlapCollectives
 from aotgrad.passes.peephole import Peephole
 from aotgrad.passes.registry import generation, pipeline, registered, unregister
 from aotgrad.passes.registry import register_pass as register
@@ -58,6 +59,7 @@ __all__ = [
     "Hook",
     "KnownValues",
     "LateWaits",
+    "OverlapCollectives",
     "Pass",
     "Peephole",
     "Pipeline",
