@@ -51,14 +51,17 @@ class SourceWriter:
 
     @contextmanager
     def block(self, head: str | None) -> Iterator[None]:
-        """Lines inside `head`, a `with` statement; `None` writes them without one."""
+        """Lines inside `head`, a `with` statement, which is left out if there are none; `None` writes them without one."""
         if head is None:
             yield
             return
         self.line(head)
+        start = len(self.lines)
         outer, self._indent = self._indent, f"{self._indent}    "
         yield
         self._indent = outer
+        if len(self.lines) == start:
+            self.lines.pop()
 
     def grad_mode(self, mode: bool | None) -> AbstractContextManager[None]:
         """Lines under a grad mode; `None` leaves the mode of the caller."""
