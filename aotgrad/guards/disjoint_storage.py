@@ -40,33 +40,43 @@ class Separation:
         self.sizes = [spans[k] or 0 for k in sized]
         self.unsized = [k for k in others if not spans[k]]
         self.others, self.spans = others, spans
-        self.last = LastCheck([], set())
+        self.last = LastCheck([], [], set())
 
     def __call__(self, args: Sequence[Any]) -> bool:
         """Whether no two storages of changed tensors overlap, and none of the other tensors reaches into one."""
-        last, storages = self.last, list(map(interval_of_storage, self.written_of(args)))
-        known = last.apart if storages == last.storages else set()
-        intervals = self.intervals(args)
+        storages = list(map(interval_of_storage, self.written_of(args)))
+        starts = list(map(address, self.sized_of(args)))
+        is_known = storages == self.last.storages
+        if is_known and starts == self.last.starts and not self.unsized and all(starts):
+            return True
+        return self.compare(storages, starts, self.last.apart if is_known else set(), args)
+
+    def compare(self, storages: list[Interval], starts: list[int], known: set[Interval], args: Sequence[Any]) -> bool:
+        """The check, where some tensors are at new addresses."""
+        intervals = self.intervals(starts, args)
         used = sorted(storages)
         if not known and not are_distinct(used):
             return False
         if not intervals <= known and any(meets(interval, used) for interval in intervals - known):
             return False
-        self.last = LastCheck(storages, intervals)
+        self.last = LastCheck(storages, starts, intervals)
         return True
 
-    def intervals(self, args: Sequence[Any]) -> set[Interval]:
-        """Where the unchanged tensors lie."""
-        starts = list(map(address, self.sized_of(args)))
+    def intervals(self, starts: list[int], args: Sequence[Any]) -> set[Interval]:
+        """Where the unchanged tensors lie; `starts` are the addresses of those with a known span."""
         if not all(starts):  # one has no memory
             return {interval_of(args[k], self.spans[k]) for k in self.others}
         return {*zip(starts, self.sizes, strict=True), *(interval_of(args[k], self.spans[k]) for k in self.unsized)}
 
 
 class LastCheck(NamedTuple):
-    """The storages of the changed tensors in the last call, and the intervals that do not overlap them."""
+    """The storages of the changed tensors in the last call, and the intervals that do not overlap them.
+
+    `starts` are the addresses of the other tensors with a known span.
+    """
 
     storages: list[Interval]
+    starts: list[int]
     apart: set[Interval]
 
 
