@@ -346,7 +346,8 @@ class FlatModule:
 
         static = [*[True] * len(self.tensors), *map(is_static, self.args)]
         fakes = layout.parts_of(self.fakes)
-        hints = [InputHint(bool(static[k]), fake=fake) for k, fake in zip(layout.origins, fakes, strict=True)]
+        flat = zip(layout.origins, fakes, layout.parts_by_argument(), strict=True)
+        hints = [InputHint(bool(static[k]), fake=fake, part=part) for k, fake, part in flat]
         return Source(run_flat, self.distinct, dedupe.enter(hints))
 
     def after(self, error: OtherGradientForm | WrappedGradient) -> FlatModule:

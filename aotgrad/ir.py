@@ -64,11 +64,13 @@ class InputHint:
         static: it is a parameter or buffer.
         dynamic_dims: which of its sizes are symbolic.
         fake: its fake, if there is one already.
+        part: which part of which argument it is, if the argument is a wrapper subclass: `"argument 0.a"`.
     """
 
     static: bool = False
     dynamic_dims: frozenset[int] = frozenset()
     fake: torch.Tensor | None = None
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class TensorInput:
         is_view_of_leaf: it is a view of a leaf that requires grad; eager refuses to change it in place.
         is_converted_view: it is a view with another dtype, or a conjugated one.
         is_forbidden_after_a_write: it is a view that autograd refuses to use after a write to its base.
+        part: see `InputHint`.
     """
 
     name: str
@@ -92,6 +95,7 @@ class TensorInput:
     is_view_of_leaf: bool = field(default=False, kw_only=True)
     is_converted_view: bool = field(default=False, kw_only=True)
     is_forbidden_after_a_write: bool = field(default=False, kw_only=True)
+    part: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,13 @@ class CallingConvention:
 
     @functools.cached_property
     def placeholder_count(self) -> int:
-        return sum(not isinstance(spec, MemberInput) for spec in self.inputs)
+        return len(self.primals)
+
+    @functools.cached_property
+    def primals(self) -> tuple[Primal, ...]:
+        """The slots of the inputs that have a placeholder."""
+        specs = (spec for spec in self.inputs if not isinstance(spec, MemberInput))
+        return tuple(Primal(k, spec.part if isinstance(spec, TensorInput) else "") for k, spec in enumerate(specs))
 
     def argument_of(self, index: int) -> int:
         """The position of input `index` among the arguments of the function."""

@@ -15,7 +15,7 @@ input as the first tangents, and an output as gradients.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar, Union
 
 T = TypeVar("T")
@@ -23,12 +23,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Primal:
-    """The `index`-th input of the traced function."""
+    """The `index`-th input of the traced function.
+
+    `part` says which part of which argument it is, if the argument is a wrapper subclass: `"argument 0.a"`.
+    """
 
     index: int
+    part: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return f"primal {self.index}"
+        return f"primal {self.index}, {self.part}" if self.part else f"primal {self.index}"
 
 
 @dataclass(frozen=True)

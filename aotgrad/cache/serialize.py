@@ -10,9 +10,9 @@ creating nodes and fake tensors takes most of the time.
 
     >>> from aotgrad.slots import Primal
     >>> Encoder().encode((1, Primal(2)))
-    ['tuple', 1, ['Primal', 2]]
-    >>> Decoder(None).decode(['tuple', 1, ['Primal', 2]])
-    (1, Primal(index=2))
+    ['tuple', 1, ['Primal', 2, '']]
+    >>> Decoder(None).decode(['tuple', 1, ['Primal', 2, '']])
+    (1, Primal(index=2, part=''))
 """
 
 from __future__ import annotations

@@ -105,9 +105,10 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
         effects = Effects(capture, meta)
         backward = _append_possible_backward(capture, outputs, list(views_outside(capture, meta)), grad_segments, effects)
     results += [Result(slot, node, None) for slot, node in effects.new_results.items()]
-    primals = tuple(map(Primal, range(capture.convention.placeholder_count)))
+    primals = capture.convention.primals
+    gradients = (_with_part(gradient, primals) for gradient in backward.gradients)
     signature = SlotSignature(
-        inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *backward.gradients)
+        inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *gradients)
     )
     capture.trace.graph.output([*(result.node for result in results), *backward.gradients.values()])
     _tag_effects(capture.trace.graph)
@@ -125,6 +126,11 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
         effects=backward.effects,
         saved_in_eager=backward.saved_in_eager & {*signature.inputs, *signature.outputs},
     )
+
+
+def _with_part(gradient: Gradient, primals: Sequence[Primal]) -> Gradient:
+    """The gradient with the primal that says of which argument it is a part."""
+    return replace(gradient, of=primals[gradient.of.index]) if isinstance(gradient.of, Primal) else gradient
 
 
 def _tag_effects(graph: fx.Graph) -> None:
@@ -411,7 +417,7 @@ def _gradients_behind_failures(
 def _of_one_segment(capture: Capture, gradients: Mapping[Gradient, Any]) -> dict[Gradient, torch.Tensor | None]:
     """One gradient for each primal, `None` where there is none, and those of views."""
     found = {replace(gradient, segment=None): value for gradient, value in gradients.items()}
-    return {**{Gradient(Primal(k)): None for k in range(capture.convention.placeholder_count)}, **found}
+    return {**{Gradient(primal): None for primal in capture.convention.primals}, **found}
 
 
 def with_saved_values(

@@ -118,7 +118,7 @@ class Assumptions:
         Sizes are static where torch has no shape function for an op. A function that asked about values gets answers.
         """
         if torch_compat.lacks_shape_function(error) and any(hint.dynamic_dims for hint in self.hints):
-            return replace(self, hints=[InputHint(hint.static) for hint in self.hints])
+            return replace(self, hints=[replace(hint, dynamic_dims=frozenset()) for hint in self.hints])
         if failed.values is None or not failed.values.asked or self.level is None or self.level is max(Level):
             return None
         return replace(self, level=Level(self.level + 1))
@@ -168,7 +168,10 @@ def hints_of(call: Call, compiler: Compiler, earlier: Sequence[CachedPlan]) -> l
         hint_of(tensor, k < call.static_count, dynamic, [traced_fake(plan, k) for plan in like], symbolic.get(k))
         for k, tensor in enumerate(call.tensors[: len(call.tensors) - fixed])
     ]
-    return [*hints, *[InputHint()] * fixed]
+    hints += [InputHint()] * fixed
+    if not isinstance(call.arguments, WrapperArguments):
+        return hints
+    return [replace(hint, part=part) for hint, part in zip(hints, call.arguments.layout.parts_by_argument(), strict=True)]
 
 
 def hint_of(

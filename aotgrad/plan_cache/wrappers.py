@@ -61,12 +61,7 @@ class WrapperArguments(Arguments):
 
     def part_names(self, names: Sequence[str]) -> list[tuple[str, int]]:
         """The name of each tensor, and the position in `inner` of the tensor that it is or comes from."""
-        found: list[tuple[str, int]] = []
-        for k, _ in self.layout.counts():
-            place = self.layout.places[k]
-            parts = [names[k]] if place is None else self.layout.ends[place].part_names(names[k])
-            found += [(name, k) for name in parts]
-        return found
+        return list(zip(self.layout.part_names(names), self.layout.origins, strict=True))
 
     def without_tensors(self) -> WrapperArguments:
         layout = replace(self.layout, wrappers=Wrappers(expected=self.layout.wrappers.expected))

@@ -90,7 +90,7 @@ def input_note(spec: ir.InputSpec) -> str:
             return "synthetic base" + (", requires grad" if spec.requires_grad else "")
         case ir.TensorInput():
             gradient = ("leaf that requires grad" if spec.is_leaf else "not a leaf") if spec.requires_grad else ""
-            return ", ".join(filter(None, ["parameter or buffer" if spec.is_static else "", gradient]))
+            return ", ".join(filter(None, [spec.part, "parameter or buffer" if spec.is_static else "", gradient]))
 
 
 def live_text(value: Any) -> str:

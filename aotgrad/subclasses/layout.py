@@ -104,6 +104,19 @@ class WrapperLayout:
             elif place not in self.places[:k]:
                 yield k, self.ends[place].count
 
+    def part_names(self, names: Sequence[str]) -> list[str]:
+        """The name of each part or plain value, from the names of the values."""
+        found: list[str] = []
+        for k, _ in self.counts():
+            place = self.places[k]
+            found += [names[k]] if place is None else self.ends[place].part_names(names[k])
+        return found
+
+    def parts_by_argument(self) -> list[str]:
+        """For each part its name, `"argument 0.a"`; for a plain value an empty text."""
+        names = self.part_names([f"argument {k}" for k in range(len(self.places))])
+        return ["" if self.places[k] is None else name for name, k in zip(names, self.origins, strict=True)]
+
     def parts_of(self, models: Mapping[int, torch.Tensor]) -> list[torch.Tensor | None]:
         """For each part or plain value, the part of the model of its wrapper, if there is one."""
         found: list[torch.Tensor | None] = []

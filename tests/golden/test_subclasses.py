@@ -1,0 +1,46 @@
+"""Graphs of functions of wrapper subclasses: they hold inner tensors only, and slots say whose parts these are."""
+
+from __future__ import annotations
+
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+
+import aotgrad
+from aotgrad import printing
+from aotgrad.backends.eager import compile_eager
+from tests.golden.test_segments import page
+
+
+def scaled(x, scale):
+    return (x * scale).sin()
+
+
+def inner(numbers):
+    return torch.tensor(numbers)
+
+
+def joint_text(plan):
+    return printing.text(plan.executable.joint)
+
+
+def test_inner_tensors(golden):
+    f = aotgrad.aot_function(scaled, compile_eager)
+    f(TwoTensor(inner([1.0, 2.0]), inner([3.0, 4.0])).requires_grad_(), inner([0.5, 2.0]).requires_grad_())
+    (plan,) = f.plans()
+    title = "A graph takes and returns the parts of wrapper subclasses."
+    golden("joint/inner_tensors", page(title, scaled, "--- joint ---", joint_text(plan)))
+
+
+def sine(x):
+    return x.sin()
+
+
+def test_a_variant_for_each_form_of_a_tangent(golden):
+    f = aotgrad.aot_function(sine, compile_eager)
+    x = TwoTensor(inner([1.0, 2.0]), inner([3.0, 4.0])).requires_grad_()
+    f(x).backward(TwoTensor(torch.ones(2), torch.ones(2)))
+    f(x).backward(torch.ones(2))
+    like, plain = f.plans()
+    title = "The gradient of a result may have another form than the result: here a plain tensor. Each form has a plan."
+    texts = ["--- for a TwoTensor ---", joint_text(like), "--- for a plain tensor ---", joint_text(plain)]
+    golden("joint/variants_of_a_tangent", page(title, sine, *texts))
