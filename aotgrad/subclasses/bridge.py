@@ -43,7 +43,7 @@ class GradientForm:
 
     @classmethod
     def of(cls, gradient: torch.Tensor, form: TensorForm | None = None) -> GradientForm:
-        form = form_of(gradient) if form is None or form.had_symbols else form
+        form = form or form_of(gradient)
         parts = tuple(map(PartSpec.of, parts_of(form, gradient)))
         if isinstance(form, WrapperForm) and not form.follows_parts and 0 in form.stride:
             form = form.made_contiguous()
@@ -55,8 +55,6 @@ class GradientForm:
 
     def with_fixed_sizes(self) -> GradientForm:
         """The form with the sizes of this trace in place of symbolic ones, which the trace then depends on."""
-        if not self.form.is_symbolic:
-            return self
         parts = tuple(replace(part, size=tuple(map(int, part.size))) for part in self.parts)
         return GradientForm(self.form.resized(map(int, self.form.symbols())), parts)
 

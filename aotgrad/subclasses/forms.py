@@ -10,6 +10,7 @@ Nested wrappers have nested forms. What `__tensor_flatten__` names and is no ten
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import itertools
 import operator
@@ -30,7 +31,7 @@ class PlainForm:
     key = layout_free_key = "plain"
     name = "plain tensor"
     count = 1
-    is_symbolic = had_symbols = follows_parts = False
+    is_symbolic = follows_parts = False
 
     def symbols(self) -> Iterator[torch.SymInt]:
         return iter(())
@@ -87,7 +88,6 @@ class WrapperForm:
         context: what else `__tensor_flatten__` returns.
         size, stride: of the wrapper.
         follows_parts: its size follows from its parts, as that of a nested tensor.
-        had_symbols: sizes and strides have taken the place of symbolic ones; the context still has those of the trace.
     """
 
     kind: type
@@ -96,19 +96,19 @@ class WrapperForm:
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
     follows_parts: bool = False
-    had_symbols: bool = False
 
     @functools.cached_property
     def key(self) -> Hashable:
         """Equal for wrappers that a trace cannot tell apart, if their parts are alike."""
         fields = tuple((name, form.key) for name, form in self.fields)
-        return (self.kind, fields, frozen_context(self.context), *self.free_numbers())
+        return (self.kind, fields, frozen_context(self.context), *map(frozen_context, self.free_numbers()))
 
     @functools.cached_property
     def layout_free_key(self) -> Hashable:
         """The key without strides, which a gradient is free to have."""
         fields = tuple((name, form.layout_free_key) for name, form in self.fields)
-        return (self.kind, fields, frozen_context(self.context, self.stride), *self.free_numbers()[:1])
+        context = frozen_context(self.context, frozen_context(self.stride))
+        return (self.kind, fields, context, *map(frozen_context, self.free_numbers()[:1]))
 
     def free_numbers(self) -> tuple[tuple[Any, ...], ...]:
         """The size and the stride, unless they follow from the parts."""
@@ -127,20 +127,23 @@ class WrapperForm:
 
     @functools.cached_property
     def is_symbolic(self) -> bool:
-        """Whether a size or stride is symbolic, here or in a part."""
+        """Whether a size, a stride or a number in the context is symbolic, here or in a part."""
         return any(True for _ in self.symbols())
 
     def symbols(self) -> Iterator[torch.SymInt]:
-        """The symbolic sizes and strides, those of parts last."""
-        for numbers in self.free_numbers():
-            yield from (number for number in numbers if isinstance(number, torch.SymInt))
+        """The symbolic sizes and strides, and numbers in the context, those of parts last."""
+        for numbers in (*self.free_numbers(), self.context):
+            yield from symbols_in(numbers)
         for _, inner in self.fields:
             yield from inner.symbols()
 
     def sized_as(self, value: torch.Tensor) -> WrapperForm:
         """The form with the sizes and strides of a wrapper of the same structure."""
         fields = tuple((name, inner.sized_as(getattr(value, name))) for name, inner in self.fields)
-        return replace(self, fields=fields, size=tuple(value.size()), stride=tuple(value.stride()), had_symbols=True)
+        context = self.context
+        if any(True for _ in symbols_in(context)):
+            context = filled(context, torch_compat.flattened(value)[1])
+        return replace(self, fields=fields, context=context, size=tuple(value.size()), stride=tuple(value.stride()))
 
     def made_contiguous(self) -> WrapperForm:
         """The form with the strides of a contiguous tensor."""
@@ -159,15 +162,12 @@ class WrapperForm:
         return replace(self, stride=tuple(found[dim] for dim in range(len(given))))
 
     def resized(self, numbers: Iterator[int]) -> WrapperForm:
-        """The form with `numbers` in place of symbolic sizes and strides."""
-        if self.follows_parts:
-            return replace(self, fields=tuple((name, inner.resized(numbers)) for name, inner in self.fields))
-        size, stride = (
-            tuple(next(numbers) if isinstance(number, torch.SymInt) else number for number in some)
-            for some in (self.size, self.stride)
-        )
+        """The form with `numbers` in place of `symbols`."""
+        free = [renumbered(some, numbers) for some in self.free_numbers()]
+        context = renumbered(self.context, numbers)
         fields = tuple((name, inner.resized(numbers)) for name, inner in self.fields)
-        return replace(self, fields=fields, size=size, stride=stride, had_symbols=True)
+        size, stride = free or (self.size, self.stride)
+        return replace(self, fields=fields, context=context, size=size, stride=stride)
 
     def assemble(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """A wrapper of these parts that does not require grad."""
@@ -230,24 +230,74 @@ def paths_of(form: Form, path: str = "") -> list[str]:
     return [found for name, inner in form.fields for found in paths_of(inner, f"{path}.{name}")]
 
 
-def frozen_context(context: Any, stride: tuple[Any, ...] | None = None) -> Hashable:
-    """A context of `__tensor_flatten__` as part of a key. With `stride`, strides like these do not count.
+def frozen_context(context: Any, stride: Hashable = None) -> Hashable:
+    """A context of `__tensor_flatten__` as part of a key. With a frozen `stride`, strides like these do not count.
 
-    What cannot be hashed is copied, since its owner may change it, and compared.
+    Symbolic numbers are equal if their expressions are: to compare them would be a part of the trace. What cannot be hashed
+    is copied, since its owner may change it, and compared.
     """
-    if isinstance(context, dict):
-        return tuple((name, frozen_context(value, stride)) for name, value in context.items())
-    if isinstance(context, tuple) and context and context == stride:
-        return "stride"
-    if isinstance(context, (tuple, list)):
-        return tuple(frozen_context(value, stride) for value in context)
     if isinstance(context, torch.SymInt):
         return ("symbol", str(context))
+    if isinstance(context, (dict, tuple, list)) or any(True for _ in symbols_in(context)):
+        names, values = values_in(context)
+        frozen = tuple(frozen_context(value, stride) for value in values)
+        if isinstance(context, tuple):
+            return "stride" if frozen and frozen == stride else frozen
+        return frozen if isinstance(context, list) else tuple(zip(names, frozen, strict=True))
     try:
         hash(context)
     except TypeError:
         return ComparedContext.of(context)
     return context
+
+
+def values_in(context: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The keys and the values of a container or dataclass; none of another context."""
+    if isinstance(context, dict):
+        return tuple(context), tuple(context.values())
+    if isinstance(context, (tuple, list)):
+        return range(len(context)), context
+    if dataclasses.is_dataclass(context) and not isinstance(context, type):
+        names = tuple(each.name for each in dataclasses.fields(context) if each.init)
+        return names, tuple(getattr(context, name) for name in names)
+    return (), ()
+
+
+def symbols_in(context: Any) -> Iterator[torch.SymInt]:
+    """The symbolic numbers in a context."""
+    if isinstance(context, torch.SymInt):
+        yield context
+    for value in values_in(context)[1]:
+        yield from symbols_in(value)
+
+
+def with_values(context: Any, values: Sequence[Any]) -> Any:
+    """A container or dataclass with other values."""
+    if isinstance(context, dict):
+        changed = copy.copy(context)
+        changed.update(zip(context, values, strict=True))
+        return changed
+    if isinstance(context, (tuple, list)):
+        return context._make(values) if hasattr(context, "_make") else type(context)(values)  # pyright: ignore
+    return dataclasses.replace(context, **dict(zip(values_in(context)[0], values, strict=True)))
+
+
+def renumbered(context: Any, numbers: Iterator[int]) -> Any:
+    """A context with `numbers` in place of the symbolic ones."""
+    if isinstance(context, torch.SymInt):
+        return next(numbers)
+    if not any(True for _ in symbols_in(context)):
+        return context
+    return with_values(context, [renumbered(value, numbers) for value in values_in(context)[1]])
+
+
+def filled(context: Any, actual: Any) -> Any:
+    """A context with the numbers of a context of the same structure in place of the symbolic ones."""
+    if isinstance(context, torch.SymInt):
+        return actual
+    if not any(True for _ in symbols_in(context)):
+        return context
+    return with_values(context, list(map(filled, values_in(context)[1], values_in(actual)[1])))
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,16 +67,13 @@ def fake_of_dynamo(tensor: torch.Tensor) -> torch.Tensor | None:
     how = dynamo_symbolic_context(context, tensor)
     if context is None or context.fake_mode is None or how is None:
         return None
-    fake = context.fake_mode.from_tensor(tensor, symbolic_context=how, source=how.tensor_source)
-    if fake.is_nested:
-        int(fake.size(0))  # no part has this size: the offsets have one more
-    if not fake.requires_grad:
-        return fake
-    item = item_of_fake(fake)
     with context.fake_mode:  # some subclasses ask whether a trace runs
-        fake = fake.detach()
-    set_item_of_fake(fake, item)
-    return fake
+        fake = context.fake_mode.from_tensor(tensor, symbolic_context=how, source=how.tensor_source)
+        if fake.is_nested:
+            int(fake.size(0))  # no part has this size: the offsets have one more
+        detached = fake.detach() if fake.requires_grad else fake
+    set_item_of_fake(detached, item_of_fake(fake))
+    return detached
 
 
 def float_of_tensor(tensor: Any) -> torch.SymFloat | None:

@@ -11,9 +11,12 @@ import torch.fx as fx
 from torch import nn
 from torch._dynamo import convert_frame
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.two_tensor import TwoTensor
 
 from aotgrad import torch_compat as compat
+from tests.fake_processes import fake_processes
 
 
 def test_disable_dynamo_runs_the_function_as_it_is():
@@ -306,3 +309,20 @@ def test_the_fake_of_an_input_has_dynamos_symbols_and_no_gradient():
     assert type(fake) is TwoTensor and isinstance(fake.a, compat.FakeTensor) and not fake.requires_grad
     assert all(isinstance(size, torch.SymInt) for size in (*fake.size(), *fake.a.size()))
     assert compat.fake_of_dynamo(x) is None
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+def test_the_fake_of_an_input_that_is_no_leaf_is_made_in_a_trace():
+    """A DTensor asks whether a trace runs before it looks in a cache, where symbolic sizes cannot be."""
+    seen = []
+
+    def backend(module, inputs):
+        seen.extend(compat.fake_of_dynamo(value) for value in inputs if isinstance(value, DTensor))
+        return module.forward
+
+    with fake_processes(1):
+        mesh = init_device_mesh("cpu", (1,))
+        x = DTensor.from_local(torch.ones(3, 4, requires_grad=True), mesh, [Shard(0)], run_check=False) * 2
+        torch.compile(lambda x: x * 2, backend=backend, dynamic=True)(x)
+    (fake,) = seen
+    assert not x.is_leaf and all(isinstance(size, torch.SymInt) for size in (*fake.size(), *fake.to_local().size()))

@@ -6,11 +6,13 @@ import contextlib
 import sys
 import types
 
+import pytest
 import torch
 import torch.fx as fx
 from torch._dynamo.utils import counters as inductor_counters
 from torch._inductor import config
 from torch._inductor.utils import fresh_cache
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotgrad import torch_compat as compat
 from tests.torch_compat.tracing import graph_of_sin_cos, inductor
@@ -67,6 +69,19 @@ def test_equal_graphs_are_apart_in_inductors_cache():
                 compat.inductor_compile(module, [fake], static_input_idxs=[], **compat.inductor_graph_settings(False))
             counts.append(inductor_counters["inductor"]["fxgraph_cache_hit"] - before)
     assert counts == [0, 0, 1]
+
+
+def test_a_cached_graph_whose_guards_ask_for_another_symbol_is_a_miss(monkeypatch):
+    """The part of a wrapper subclass may have a multiple of such a symbol as its size."""
+    from torch._inductor import compile_fx
+
+    def look_up(module, inputs):
+        return [ShapeEnv().evaluate_guards_expression(guards, inputs) for guards in ("2 <= L['t0']", "2 <= L['other']")]
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", look_up)
+    assert compat.inductor_compile(fx.GraphModule({}, fx.Graph()), [3]) == [True, False]
+    with pytest.raises(KeyError):
+        look_up(None, [3])
 
 
 def test_a_lowering_of_the_users_own():
