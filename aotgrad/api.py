@@ -213,7 +213,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         "debug_state": staticmethod(functools.partial(debug_state, cache)),
     }
     compiled_class = type(f"AOT{type(mod).__name__}", (type(mod),), members)
-    module = compiled_class.__new__(compiled_class)
+    module = object.__new__(compiled_class)  # its class may have a __new__ that makes another object
     module.__dict__ = mod.__dict__
     return module
 

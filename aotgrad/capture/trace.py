@@ -380,6 +380,7 @@ def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any
         trace.watch_draws(),
         trace.checkpoints(),
         torch_compat.noted_materialization(),
+        torch_compat.refused_parallel_modules(),
     ):
         yield Observers(assignments, reshapes, hooks, views, joins)
 
@@ -573,6 +574,10 @@ EXPLANATIONS = {
     torch_compat.COMMUNICATES_IN_PLACE: (
         "an op of torch.distributed sends or fills a tensor in place, at {line}. Use the functional collectives of "
         "torch.distributed._functional_collectives or torch.compile, or do this outside of the compiled function"
+    ),
+    torch_compat.PARALLEL_MODULE: (
+        "a module with fully_shard (FSDP), replicate or DistributedDataParallel is called, at {line}, and communicates "
+        "outside of the graph. Compile what is inside of it, as in fully_shard(aot_module(block)), or use torch.compile"
     ),
     torch_compat.RESHAPED_CONVERSION: (
         "the size or stride of a conjugated view, or of a view as another dtype, is changed in place, at {line}. Eager's "

@@ -385,6 +385,7 @@ from aotgrad.torch_compat.ops import (
     written_arguments,
     zero_without_memory,
 )
+from aotgrad.torch_compat.parallel_modules import PARALLEL_MODULE, refused_parallel_modules
 from aotgrad.torch_compat.random import (
     RANDOM_STATE_BYTES,
     RandomReplay,

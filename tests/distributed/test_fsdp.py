@@ -174,3 +174,20 @@ def without_dynamo(backend: str) -> None:
 
 def test_blocks_compiled_without_dynamo(two_ranks) -> None:
     two_ranks.run(without_dynamo, "eager")
+
+
+def compiled_around(backend: str) -> None:
+    """The hooks of the module that is compiled run around its forward."""
+
+    def run(backend: str | None) -> list:
+        torch.manual_seed(0)
+        model = fully_shard(Model())
+        model = model if backend is None else aotgrad.aot_module(model, backend)
+        return [(loss, list(found.values())) for loss, found in train(model, batches())]
+
+    assert_same(run(backend), run(None), backend)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_sharded_as_a_whole_and_compiled_without_dynamo(two_ranks, backend: str) -> None:
+    two_ranks.run(compiled_around, backend)

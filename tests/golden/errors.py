@@ -14,6 +14,7 @@ from torch import nn
 from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.effects import _EffectType as EffectType
 from torch._higher_order_ops.effects import _register_effectful_op
+from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotgrad
@@ -1330,3 +1331,12 @@ def communication_in_place():
 
     with fake_processes(2):
         aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def data_parallel_module_inside():
+    """The part that is sharded communicates before and after its forward."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with fake_processes(1):
+        fully_shard(model[0])
+        aotgrad.aot_module(model, aotgrad.nop)(torch.ones(3, 4))

@@ -314,3 +314,18 @@ def test_a_parameter_that_is_assigned_anew_is_refused():
     with pytest.raises(CaptureError, match=r"assigns a new tensor to 'count'.*self.count.copy_\(...\)"):
         aotgrad.aot_module(module, aotgrad.nop)(torch.ones(1))
     assert module.count == 0
+
+
+class Sized(nn.Linear):
+    """Its objects are made with arguments, too."""
+
+    def __new__(cls, size: int) -> Sized:
+        return super().__new__(cls)
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, size)
+
+
+def test_a_module_of_a_class_with_a_new_of_its_own() -> None:
+    module = Sized(3)
+    assert torch.equal(aotgrad.aot_module(module, "eager")(torch.ones(2, 3)), module(torch.ones(2, 3)))

@@ -1,0 +1,48 @@
+"""Modules that torch.distributed makes data parallel: their forward gathers parameters, or prepares a reducer."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+PARALLEL_MODULE = "the forward of a data-parallel module cannot be traced"
+"""The error for such a module in a trace."""
+
+_SHARDED = "torch.distributed.fsdp._fully_shard."
+_FIRST_STEPS = (
+    ("torch.nn.parallel.distributed", "DistributedDataParallel", "_pre_forward"),
+    ("torch.distributed._composable.replicate", "_ReplicateState", "lazy_init"),
+    (_SHARDED + "_fsdp_state", "FSDPState", "_root_pre_forward"),
+    (_SHARDED + "_fsdp_param_group", "FSDPParamGroup", "pre_forward"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "forward"),
+)
+"""What the forward of such a module calls first: the file, the class and the method."""
+
+
+@contextlib.contextmanager
+def refused_parallel_modules() -> Iterator[None]:
+    """Inside, in this thread, a data-parallel module raises when it is called, and its state stays what it was."""
+    thread = threading.get_ident()
+    with contextlib.ExitStack() as stack:
+        for file, owner, name in _FIRST_STEPS:
+            kind = getattr(sys.modules.get(file), owner, None)
+            if kind is not None:
+                stack.enter_context(mock.patch.object(kind, name, _refused(getattr(kind, name), thread)))
+        yield
+
+
+def _refused(method: Callable, thread: int) -> Callable:
+    @functools.wraps(method)
+    def refuse_or_run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return method(self, *args, **kwargs)
+        if method.__name__ == "_root_pre_forward":  # called after the state has noted that the forward runs
+            self._training_state = type(self._training_state).IDLE
+        raise RuntimeError(PARALLEL_MODULE)
+
+    return refuse_or_run
