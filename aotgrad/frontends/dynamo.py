@@ -66,6 +66,7 @@ class DynamoBackend:
         torch_compat.refuse_hooks_of_later(example_inputs)
         torch_compat.refuse_lost_histories(module, example_inputs)
         torch_compat.record_backwards_of_custom_functions(module)
+        torch_compat.accumulate_into_leaves(module, example_inputs)
         try:
             compiler = make_compiler(self.backend, Options.from_mapping({**self.options, **merge_mode(options, mode)}))
             give_lines(module.graph)

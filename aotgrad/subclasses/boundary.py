@@ -151,7 +151,8 @@ class Wrappers:
         end = End(
             f"output {index}", index, form_of(leaf), leaf.requires_grad, carried=self.expected.get(index), is_traced=True
         )
-        flat.extend(take_apart(end, leaf))
+        with torch.set_grad_enabled(leaf.requires_grad or torch.is_grad_enabled()):
+            flat.extend(take_apart(end, leaf))
         numbers = list(end.form.symbols())
         flat.extend(numbers)
         return AssembledResult(replace(end, is_traced=False), len(numbers))
@@ -203,7 +204,8 @@ class Wrappers:
                     parts = own[: end.count]
                     if not end.requires_grad:  # another result may be the same tensor, with a history
                         parts = [part.detach() for part in parts]
-                    results[k] = assemble_wrapper(end.resized(own[end.count :]), parts, detour)
+                    with torch.set_grad_enabled(end.requires_grad or torch.is_grad_enabled()):
+                        results[k] = assemble_wrapper(end.resized(own[end.count :]), parts, detour)
         for k, (result, own) in enumerate(zip(self.results, taken, strict=True)):
             if isinstance(result, ReplayedView):
                 base = (objects if result.of_argument else results)[result.index]
@@ -268,6 +270,8 @@ class LiveWrapper:
 def live_wrapper(end: End, parts: Sequence[torch.Tensor]) -> LiveWrapper:
     with torch.enable_grad():
         value = assemble_wrapper(end, parts)
+    if end.requires_grad and not value.requires_grad:  # in inference mode, where nothing has a history
+        value.requires_grad_()
     if end.is_parameter:
         torch_compat.mark_parameter(value)
     return LiveWrapper(value, value._version, value.grad_fn)

@@ -205,8 +205,9 @@ def form_of(value: torch.Tensor) -> TensorForm:
     """The form of a tensor."""
     if not is_wrapper(value):
         return PlainForm()
-    if value.requires_grad:
-        value = value.detach()  # some contexts hold the flag
+    if value.requires_grad:  # some contexts hold the flag
+        with torch.inference_mode(False), torch.no_grad():  # there is no inference tensor with the version of another
+            value = value.detach()
     names, context = torch_compat.flattened(value)
     fields = tuple((name, form_of_attribute(getattr(value, name))) for name in names)
     return WrapperForm(type(value), fields, context, tuple(value.size()), tuple(value.stride()), value.is_nested)

@@ -138,7 +138,8 @@ class WrapperLayout:
                 flat.append(value)
             else:
                 objects.append(value)
-                flat.extend(take_apart(self.ends[place].sized_as(value), value))
+                with torch.set_grad_enabled(not torch.is_inference_mode_enabled()):  # parts require grad if the wrapper does
+                    flat.extend(take_apart(self.ends[place].sized_as(value), value))
         return flat, objects
 
     def enter(self, flat: Sequence[Any]) -> list[Any]:

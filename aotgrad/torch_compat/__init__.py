@@ -102,6 +102,7 @@ from aotgrad.torch_compat.checkpoints import (
 )
 from aotgrad.torch_compat.compiled_autograd import (
     InlinedNode,
+    accumulate_into_leaves,
     can_inline,
     compile_nodes_of,
     inlined,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.fx as fx
 from torch._dynamo.external_utils import FakeBackwardCFunction
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from aotgrad.torch_compat.dynamo import hide_from_dynamo
 
@@ -108,6 +109,28 @@ def _with_code(region: fx.GraphModule) -> fx.GraphModule:
         if isinstance(inside, fx.GraphModule):
             setattr(copied, name, _with_code(inside))
     return copied
+
+
+def accumulate_into_leaves(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Make the graph of a backward accumulate the gradients of wrapper subclasses for leaves, which they are outside.
+
+    In a trace a wrapper has the history of its parts, and torch asks whether a parameter has one.
+    """
+    placeholders = zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True)
+    wrappers = [node for node, value in placeholders if is_traceable_wrapper_subclass(value)]
+    for user in [user for node in wrappers for user in node.users if _is_accumulation(user)]:
+        with module.graph.inserting_before(user):
+            leaf = module.graph.call_function(_as_leaf, (user.args[1],))
+        user.args = (user.args[0], leaf, *user.args[2:])
+
+
+def _is_accumulation(node: fx.Node) -> bool:
+    is_op = isinstance(node.target, torch._dynamo.compiled_autograd.Op)
+    return is_op and getattr(node.target, "__name__", "").endswith("AccumulateGrad")
+
+
+def _as_leaf(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter if parameter.is_leaf else parameter.detach().requires_grad_(parameter.requires_grad)
 
 
 def recorded_node(ctx: Any) -> Any:

@@ -63,7 +63,7 @@ def part_with_version(part: torch.Tensor, wrapper: torch.Tensor) -> torch.Tensor
     """
     if wrapper.is_nested and part is not wrapper._values:
         return part
-    if isinstance(part, FunctionalTensor) or wrapper.is_inference():
+    if isinstance(part, FunctionalTensor) or wrapper.is_inference() or torch.is_inference_mode_enabled():
         return another_object(part)
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         alias = wrapper.detach()

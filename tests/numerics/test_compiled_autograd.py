@@ -11,9 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.testing._internal.two_tensor import TwoTensor
 
 import aotgrad
 from aotgrad import torch_compat
+from tests.fake_processes import fake_processes
 
 from .against_eager import DYNAMO_BACKENDS
 
@@ -413,3 +417,61 @@ def test_programs(way, name):
 @pytest.mark.usefixtures("eagers_numbers")
 def test_dropout(way):
     check(way, lambda x: nn.functional.dropout(x.sin(), 0.5), lambda: (rand(9),), lambda y: y.sum().backward())
+
+
+# --- Wrapper subclasses ----------------------------------------------------------------------------------------------
+
+
+def wrapped(*shape: int) -> TwoTensor:
+    return TwoTensor(rand(*shape).detach(), rand(*shape).detach()).requires_grad_()
+
+
+def parts_of(gradient: TwoTensor | None) -> list[Tensor | None]:
+    return [None, None] if gradient is None else [gradient.a, gradient.b]
+
+
+WRAPPED = {
+    "one result": (lambda x, w: x.sin() * x * w, lambda y: y.sum().backward()),
+    "heads of different inputs": (lambda x, w: (x.sin(), w.exp()), lambda a, b: a.sum().backward()),
+    "a hook": (lambda x, w: x * w, lambda y: (y.register_hook(lambda g: g * 3), y.sum().backward())),
+    "ops outside": (lambda x, w: x * w, lambda y: (y.sin() * y).sum().backward()),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("part", ["a region and the backward", "the backward"])
+def test_wrapper_subclasses(name: str, part: str) -> None:
+    (function, caller), way = WRAPPED[name], through_dynamo("aotgrad_eager")
+
+    def run(function: Callable) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        x, w = wrapped(3), wrapped(3)
+        gradients(function, (x, w), caller)
+        return [*parts_of(x.grad), *parts_of(w.grad)]
+
+    expected = run(function)
+    with way.backward():
+        assert_same(run(way.function(function) if part != "the backward" else function), expected)
+
+
+def test_parallel_layers() -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(x).tanh())
+
+    def run(function: Callable) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        model = Layers().double()
+        parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        found = gradients_of_steps(step, function(model), (4, 6))
+        return [gradient.to_local() for gradient in found]
+
+    with fake_processes(1):
+        mesh = init_device_mesh("cpu", (1,))
+        expected, way = run(lambda model: model), through_dynamo("aotgrad_eager")
+        with way.backward():
+            assert_same(run(way.function), expected)

@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.fx as fx
 from torch._dynamo import compiled_autograd
+from torch.testing._internal.two_tensor import TwoTensor
 
 from aotgrad import torch_compat as compat
+from aotgrad.frontends.list_inputs import taking_lists, with_items
 
 
 def recorded() -> int:
@@ -96,3 +98,24 @@ def test_a_node_may_run_outside_of_the_graph(chosen):
     with compiled_autograd._enable(lambda graph: graph):
         Outside.apply(a, b)[0].sum().backward()
     assert torch.equal(a.grad, a.detach() * 3)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+def test_gradients_of_wrappers_are_accumulated_for_leaves():
+    seen = []
+
+    def backend(module, inputs):
+        flat, values = with_items(module, inputs)
+        compat.accumulate_into_leaves(flat, values)
+        calls = [node for node in flat.graph.nodes if str(node.target).endswith("AccumulateGrad")]
+        seen.extend(node.args[1].op for node in calls)
+        return taking_lists(flat.forward)
+
+    x = TwoTensor(torch.ones(3), torch.ones(3)).requires_grad_()
+    with (
+        compat.reset_dynamo(),
+        compiled_autograd._enable(torch.compile(backend=backend)),
+    ):
+        (x.sin() * x).sum().backward()
+    assert seen == ["call_function"]
+    assert torch.allclose(x.grad.a, torch.ones(3).sin() + torch.ones(3).cos())
