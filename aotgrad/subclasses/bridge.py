@@ -158,6 +158,8 @@ class TakeApart(torch.autograd.Function):
         arrived = gradients if ctx.end.carried is None else gradients[ctx.end.form.count :]
         if all(gradient is None for gradient in arrived):
             return None, None
+        if ctx.end.is_leaf and not torch.is_grad_enabled():
+            arrived = [None if gradient is None else unshared(gradient) for gradient in arrived]
         return None, assemble_gradient(ctx.end, arrived, ctx.parts)
 
 
@@ -188,6 +190,9 @@ class Assemble(torch.autograd.Function):
         if ctx.end.is_traced:
             ctx.end.gradient = found.form
         values = take_apart(ctx.end.of_gradient(found.form), gradient)
+        if not ctx.end.is_traced:
+            for value in values:
+                mark_shared(value)
         to_parts = [value if wanted else None for value, wanted in zip(values, ctx.differentiable, strict=False)]
         if ctx.end.carried is not None:
             to_parts = [*[None] * ctx.end.form.count, *values]
@@ -261,6 +266,23 @@ def carriers(end: End) -> list[torch.Tensor]:
     if end.is_traced:
         return [torch.empty(spec.size, dtype=spec.dtype, device=spec.device) for spec in specs]
     return [torch.empty((), dtype=spec.dtype, device=spec.device).expand(spec.size) for spec in specs]
+
+
+def mark_shared(part: Any) -> None:
+    """Note that a part of a gradient belongs to a tensor: the gradient that arrived, or that of a leaf."""
+    part.is_shared_by_gradients = True
+
+
+def unshared(part: torch.Tensor) -> torch.Tensor:
+    """The part of a gradient for a leaf, whose later gradients are added to it in place. Autograd looks at wrappers only."""
+    own = part.clone() if getattr(part, "is_shared_by_gradients", False) else part
+    mark_shared(own)
+    return own
+
+
+def histories_kept() -> Any:
+    """Inside, a wrapper with a history and its parts stay connected: a function may enable gradients under `no_grad`."""
+    return torch.set_grad_enabled(not torch.is_inference_mode_enabled())
 
 
 def assemble_wrapper(end: End, values: Sequence[torch.Tensor], detour: Detour | None = None) -> torch.Tensor:

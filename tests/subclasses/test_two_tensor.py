@@ -156,6 +156,25 @@ def test_a_function_with_effects_does_not_run_again_for_a_gradient_of_another_fo
 
 
 @every_way
+@pytest.mark.parametrize("gradient", ["of ones", "kept by the caller"])
+def test_gradients_of_two_leaves_are_accumulated_apart(gradient, way) -> None:
+    """Both are the gradient that arrives; autograd adds the next one in place."""
+
+    def run(function) -> list[str]:
+        leaves = [two(3), two(3, seed=1)]
+        kept = two(3, requires_grad=False, seed=9)
+        for _ in range(3):
+            result = function(*leaves)
+            result.backward(torch.ones_like(result).detach() if gradient == "of ones" else kept)
+        return [str(value) for value in (*(leaf.grad for leaf in leaves), kept)]
+
+    def function(x, y):
+        return x + y
+
+    assert run(compiled(function, way)) == run(function)
+
+
+@every_way
 def test_a_change_of_what_is_saved_is_noticed(way) -> None:
     x = two(3)
     y = compiled(square, way)(x)
