@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
+from torch.nested._internal.nested_int import NestedIntNode
 from torch.nested._internal.nested_tensor import get_tensor_symint
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -134,13 +135,22 @@ def _symbolic_input(mode: FakeTensorMode, index: int, value: Any) -> Any:
     return mode.shape_env.create_symintnode(symbol, hint=value, source=source)
 
 
+class _FixedNestedInt(NestedIntNode):
+    """A nested int whose product with a symbol, as a stride of a nested tensor, makes the symbol static."""
+
+    def mul(self, other: Any) -> _FixedNestedInt:
+        factor = other.constant_int() if other.is_constant() else other.guard_int("", 0)
+        return _FixedNestedInt(self.t_id, self.coeff * factor)
+
+
 @contextlib.contextmanager
 def fixed_nested_ints(mode: FakeTensorMode) -> Iterator[None]:
     """Inside, the size of a nested tensor with offsets of the trace is no symbol, which no placeholder would have."""
 
     def make(*, nt_tensor_id: int | None = None) -> torch.SymInt:
         with _disable_current_modes():
-            return get_tensor_symint(torch.empty(0))
+            node = get_tensor_symint(torch.empty(0)).node
+        return torch.SymInt(_FixedNestedInt(node.t_id, node.coeff))
 
     with mock.patch.object(mode, "create_symbolic_nested_int", make):
         yield

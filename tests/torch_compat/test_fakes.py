@@ -134,3 +134,11 @@ def test_sizes_of_nested_tensors_are_no_symbols(fake_mode):
     with compat.fixed_nested_ints(fake_mode):
         size = fake_mode.from_tensor(torch.tensor([0, 1, 3])).get_nested_int()
     assert size.node.is_nested_int() and getattr(size.node, "expr", None) is None
+
+
+def test_a_size_of_nested_tensors_times_a_symbol_makes_it_static():
+    mode = compat.new_fake_mode()
+    (values,) = compat.symbolic_inputs(mode, [torch.ones(3, 5)])
+    with mode, compat.fixed_nested_ints(mode):
+        rows = torch.nested.nested_tensor_from_jagged(values, mode.from_tensor(torch.tensor([0, 1, 3])))
+    assert rows.stride()[1:] == (5, 1)
