@@ -19,6 +19,8 @@ from aotgrad.runtime.recomputation import Recomputation, check_version
 from aotgrad.runtime.saved_tensors import release, release_all, saved_by_slot, unpack, unpack_and_release
 from aotgrad.runtime.variants import VariantKey
 
+Tensor = torch.Tensor  # looked up once
+
 
 @torch.inference_mode(False)
 @torch.enable_grad()
@@ -98,7 +100,7 @@ def run_variant(
             gradients = backward.higher_order(recomputation_of(ctx), saved_by_slot(ctx, key), tangents, key.gradients)
         release(ctx, key)
         return (*backward.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
-    if creates_graph or torch_compat.any_autocast_enabled() or torch_compat.is_transformed(tangents):
+    if creates_graph or torch_compat.any_autocast_enabled() or torch_compat.is_transformed(tangents) or wraps(tangents):
         values = [*ctx.sizes, *unpack_and_release(ctx, key), *backward.memory_inputs(ctx.memory)]
         return backward.finish(key, backward.run_transformed(key, values, tangents, layouts), ctx.memory, tangents)
     variant = backward.variants.get(key)
@@ -108,6 +110,12 @@ def run_variant(
     with torch_compat.below_autograd():
         gradients = variant(values)
     return backward.finish(key, gradients, ctx.memory, tangents)
+
+
+def wraps(tangents: Sequence[torch.Tensor | None]) -> bool:
+    """Whether a tangent is a wrapper subclass, whose ops a compiled graph does not run."""
+    others = (tangent for tangent in tangents if tangent is not None and type(tangent) is not Tensor)
+    return any(map(torch_compat.is_wrapper_subclass, others))
 
 
 def is_watched_or_transformed() -> bool:
@@ -211,7 +219,7 @@ def stand_in(size: Sequence[int], dtype: torch.dtype, device: torch.device | str
 def is_known_full(tangents: Sequence[torch.Tensor | None], backward: Backward) -> bool:
     """Whether every tangent is defined and every gradient wanted, if that is fast to find out; see `variant_key`."""
     for tangent in tangents:
-        if tangent is None:
+        if type(tangent) is not Tensor:
             return False
     return torch_compat.is_wanted(SENTINEL_NODE) if backward.has_sentinel else backward.probe.all_executed()
 
