@@ -15,8 +15,8 @@ from typing import Any, Union
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.errors import UnsupportedAliasingError
-from aotgrad.subclasses.bridge import Detour, End, GradientForm, assemble_wrapper, take_apart
+from aotgrad.errors import UnsupportedAliasingError, UnsupportedMutationError
+from aotgrad.subclasses.bridge import Detour, End, GradientForm, assemble_wrapper, histories_kept, take_apart
 from aotgrad.subclasses.forms import form_of, is_wrapper
 
 
@@ -175,10 +175,19 @@ class Wrappers:
         return None if place is None else view_from(False, place, leaf)
 
     def change_of(self, index: int, live: LiveWrapper, flat: list[Any]) -> ChangedWrapper | None:
-        """What the function did to an argument; appends the parts of one with a new history to `flat`."""
+        """What the function did to an argument; appends the parts of one with a new history to `flat`.
+
+        Raises:
+            UnsupportedMutationError: the argument has another size than before.
+        """
         bumps = live.value._version - live.version
         if not bumps:
             return None
+        if live.is_resized():
+            raise UnsupportedMutationError(
+                f"{self.arguments[index].name} is a {type(live.value).__name__}, and its size or stride is changed in place "
+                "(t_, unsqueeze_, ...); return a view of it instead"
+            )
         if live.value.grad_fn is live.history:
             return ChangedWrapper(index, bumps, None)
         if self.arguments[index].is_leaf and self.arguments[index].requires_grad:
@@ -265,6 +274,13 @@ class LiveWrapper:
     value: torch.Tensor
     version: int
     history: Any
+    size: torch.Size
+    stride: tuple[Any, ...]
+
+    def is_resized(self) -> bool:
+        """Whether an in-place op has given it another size or other strides."""
+        same = torch_compat.known_equal
+        return not (same(self.value.size(), self.size) and same(self.value.stride(), self.stride))
 
 
 def live_wrapper(end: End, parts: Sequence[torch.Tensor]) -> LiveWrapper:
@@ -274,7 +290,7 @@ def live_wrapper(end: End, parts: Sequence[torch.Tensor]) -> LiveWrapper:
         value.requires_grad_()
     if end.is_parameter:
         torch_compat.mark_parameter(value)
-    return LiveWrapper(value, value._version, value.grad_fn)
+    return LiveWrapper(value, value._version, value.grad_fn, value.size(), value.stride())
 
 
 def count_of(result: WrapperResult) -> int:

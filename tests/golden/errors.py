@@ -1138,6 +1138,12 @@ def views_of_one_wrapper():
 
 
 @error_case
+def resized_wrapper():
+    """A function transposes a tensor subclass that wraps others in place."""
+    aotgrad.aot_function(lambda x: x.t_() * 2, aotgrad.nop)(TwoTensor(torch.ones(2, 3), torch.ones(2, 3)))
+
+
+@error_case
 def context_that_cannot_be_hashed():
     """A tensor subclass has a context that can neither be hashed nor copied."""
 
