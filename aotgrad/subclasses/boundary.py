@@ -151,7 +151,7 @@ class Wrappers:
         end = End(
             f"output {index}", index, form_of(leaf), leaf.requires_grad, carried=self.expected.get(index), is_traced=True
         )
-        with torch.set_grad_enabled(leaf.requires_grad or torch.is_grad_enabled()):
+        with histories_kept():
             flat.extend(take_apart(end, leaf))
         numbers = list(end.form.symbols())
         flat.extend(numbers)
@@ -213,7 +213,7 @@ class Wrappers:
                     parts = own[: end.count]
                     if not end.requires_grad:  # another result may be the same tensor, with a history
                         parts = [part.detach() for part in parts]
-                    with torch.set_grad_enabled(end.requires_grad or torch.is_grad_enabled()):
+                    with histories_kept():
                         results[k] = assemble_wrapper(end.resized(own[end.count :]), parts, detour)
         for k, (result, own) in enumerate(zip(self.results, taken, strict=True)):
             if isinstance(result, ReplayedView):

@@ -16,7 +16,7 @@ import torch
 
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.subclasses.boundary import Wrappers
-from aotgrad.subclasses.bridge import End, GradientForm, take_apart
+from aotgrad.subclasses.bridge import End, GradientForm, histories_kept, take_apart
 from aotgrad.subclasses.forms import TensorForm, form_of, is_wrapper, parts_of
 
 
@@ -138,7 +138,7 @@ class WrapperLayout:
                 flat.append(value)
             else:
                 objects.append(value)
-                with torch.set_grad_enabled(not torch.is_inference_mode_enabled()):  # parts require grad if the wrapper does
+                with histories_kept():
                     flat.extend(take_apart(self.ends[place].sized_as(value), value))
         return flat, objects
 
