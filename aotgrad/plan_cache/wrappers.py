@@ -86,9 +86,9 @@ class KnownGradientForms:
         arguments = call.arguments
         inner = call._replace(arguments=arguments.inner) if isinstance(arguments, WrapperArguments) else call
         known = self.of(inner)
-        if error.index in known.values and known.values[error.index].key == error.form.key:
+        if error.index in known.values and known.values[error.index].key == error.form.with_fixed_sizes().key:
             raise CaptureError(str(error)) from error
-        self.known[kind_of_call(inner)] = known.with_value(error.index, error.form)
+        self.known[kind_of_call(inner)] = known.with_value(error.index, error.form.with_fixed_sizes())
 
     def learn_result(self, call: Call, index: int, form: GradientForm) -> None:
         """Note the gradient that arrived for a result of the call."""
