@@ -55,7 +55,7 @@ class ReplayedView:
     index: int
     model: torch.Tensor
     is_tracked: bool
-    numbers: tuple[int | None, ...]
+    numbers: tuple[Any, ...]
 
     def replay(self, base: torch.Tensor, values: Iterator[Any]) -> torch.Tensor:
         numbers = [next(values) if number is None else number for number in self.numbers]
@@ -315,12 +315,12 @@ def view_from(of_argument: bool, index: int, view: torch.Tensor) -> tuple[Replay
     base = view._base
     if base is None or view.requires_grad != base.requires_grad:
         return None
-    model, numbers = torch_compat.model_of_view(view)
-    fixed = tuple(None if isinstance(number, torch.SymInt) else number for number in numbers)
     try:
+        model, numbers = torch_compat.model_of_view(view)
         torch_compat.replayed_view(model, base, numbers)
-    except RuntimeError:  # no op of the view is known, or the subclass does not have it
+    except (RuntimeError, ValueError):  # no op of the view is known, or the subclass does not have it
         return None
+    fixed = tuple(None if isinstance(number, torch.SymInt) else number for number in numbers)
     return ReplayedView(of_argument, index, model, not torch_compat.made_under_no_grad(view), fixed), numbers
 
 

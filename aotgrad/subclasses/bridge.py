@@ -45,7 +45,7 @@ class GradientForm:
 
     @classmethod
     def of(cls, gradient: torch.Tensor, form: TensorForm | None = None) -> GradientForm:
-        form = form or form_of(gradient)
+        form = (form or form_of(gradient)).without_cached_parts()
         parts = tuple(map(PartSpec.of, parts_of(form, gradient)))
         if isinstance(form, WrapperForm) and not form.follows_parts and 0 in form.stride:
             form = form.made_contiguous()

@@ -42,6 +42,9 @@ class PlainForm:
     def laid_out_as(self, other: TensorForm) -> PlainForm:
         return self
 
+    def without_cached_parts(self) -> PlainForm:
+        return self
+
     def resized(self, numbers: Iterator[int]) -> PlainForm:
         return self
 
@@ -110,6 +113,11 @@ class WrapperForm:
         context = frozen_context(self.context, frozen_context(self.stride))
         return (self.kind, fields, context, *map(frozen_context, self.free_numbers()[:1]))
 
+    def without_cached_parts(self) -> WrapperForm:
+        """The form without parts that follow from others. They come last, so that the parts of both begin alike."""
+        fields = tuple((name, form) for name, form in self.fields if name not in torch_compat.CACHED_PARTS)
+        return replace(self, fields=fields) if self.follows_parts else self
+
     def free_numbers(self) -> tuple[tuple[Any, ...], ...]:
         """The size and the stride, unless they follow from the parts."""
         return () if self.follows_parts else (self.size, self.stride)
@@ -122,7 +130,7 @@ class WrapperForm:
     def build(self, parts: Iterator[torch.Tensor]) -> Any:
         attributes = {name: form.build(parts) for name, form in self.fields}
         if self.follows_parts:
-            torch_compat.remember_ragged_size(list(attributes.values()), self.size)
+            torch_compat.remember_ragged_size(attributes, self.size)
         return self.kind.__tensor_unflatten__(attributes, self.context, self.size, self.stride)
 
     @functools.cached_property

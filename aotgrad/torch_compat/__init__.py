@@ -507,6 +507,7 @@ from aotgrad.torch_compat.views import (
     made_under_no_grad,
 )
 from aotgrad.torch_compat.wrapper_subclasses import (
+    CACHED_PARTS,
     another_object,
     dispatches_itself,
     flattened,

@@ -56,7 +56,7 @@ def replace_value(tensor: torch.Tensor, fake: torch.Tensor) -> None:
 def view_root(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor itself or its base, whichever is no view for functionalization; `None` if both are."""
     candidates = (tensor, tensor._base)
-    return next((each for each in candidates if each is not None and not recorded_views(each)), None)
+    return next((each for each in candidates if isinstance(each, FunctionalTensor) and not recorded_views(each)), None)
 
 
 def with_recorded_views(tensor: torch.Tensor, base: torch.Tensor, skipped: int = 0) -> torch.Tensor:

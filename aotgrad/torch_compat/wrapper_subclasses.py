@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, mb_unwrap_functional_tensor
+from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from aotgrad.torch_compat.functional_tensors import same_functional
@@ -41,13 +42,29 @@ def another_object(tensor: torch.Tensor) -> torch.Tensor:
     return same_functional(tensor) if isinstance(tensor, FunctionalTensor) else tensor.detach()
 
 
-def remember_ragged_size(parts: Sequence[torch.Tensor], size: Sequence[Any]) -> None:
-    """Tell the offsets of a nested tensor, or its lengths, in a trace, which of its sizes belongs to them."""
-    ragged = next((number for number in size if isinstance(number, torch.SymInt) and number.node.is_nested_int()), None)
-    for part in parts[1:]:
-        fake: Any = mb_unwrap_functional_tensor(part)
-        if ragged is not None and isinstance(fake, FakeTensor) and fake.nested_int_memo is None:
-            fake.nested_int_memo = ragged
+CACHED_PARTS = frozenset(("_min_seqlen_tensor", "_max_seqlen_tensor"))
+"""What a nested tensor keeps once it is computed from the offsets; the last of its parts."""
+
+
+class _RaggedSize:
+    """Stands for the size of a nested tensor that belongs to its offsets."""
+
+
+def _is_ragged(number: Any) -> bool:
+    return isinstance(number, torch.SymInt) and number.node.is_nested_int()
+
+
+def remember_ragged_size(parts: Mapping[str, torch.Tensor], size: Sequence[Any]) -> None:
+    """Tell the lengths of a nested tensor, or else its offsets, in a trace, which of its sizes belongs to them.
+
+    A fake of offsets that a nested tensor has may have a symbol of its own, for which the trace has no placeholder.
+    """
+    ragged: Any = next(filter(_is_ragged, size), None)
+    fake: Any = mb_unwrap_functional_tensor(parts.get("_lengths", parts["_offsets"]))
+    if ragged is None or not isinstance(fake, FakeTensor):
+        return
+    if fake.nested_int_memo is None or not ragged.node.is_symbolic():
+        fake.nested_int_memo = ragged
 
 
 def other_objects(parts: Sequence[torch.Tensor], is_nested: bool) -> list[torch.Tensor]:
@@ -75,20 +92,39 @@ def part_with_version(part: torch.Tensor, wrapper: torch.Tensor) -> torch.Tensor
 
 def model_of_view(view: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
     """A view made by the same ops as `view`, of a base without memory, and the numbers that these ops take."""
-    base, numbers = view._base, []
+    numbers: list[Any] = []
 
-    def fixed(number: Any) -> int:
-        numbers.append(number)
-        return hints([number])[0]
+    def fixed(number: Any) -> Any:
+        numbers.append(_RaggedSize() if _is_ragged(number) else number)
+        return _ragged_size(blank) if _is_ragged(number) else hints([number])[0]
 
     with outside_of_modes(), torch.enable_grad(), tracked_views():
-        blank = torch.empty_strided(hints(base.size()), hints(base.stride()), dtype=base.dtype, device="meta")
-        return view._view_func_unsafe(blank, fixed), numbers
+        blank = _blank_like(view._base)
+        return view._view_func_unsafe(blank, fixed, _reject_tensor), numbers
+
+
+def _blank_like(base: torch.Tensor) -> torch.Tensor:
+    """A tensor of that form without memory; it is a wrapper only if `base` is nested."""
+    if not base.is_nested:
+        return torch.empty_strided(hints(base.size()), hints(base.stride()), dtype=base.dtype, device="meta")
+    nested: Any = base
+    values, offsets, lengths = (
+        None if part is None else _blank_like(part) for part in (nested._values, nested._offsets, nested._lengths)
+    )
+    return NestedTensor(values, offsets, lengths=lengths, _ragged_idx=nested._ragged_idx)
+
+
+def _ragged_size(nested: Any) -> Any:
+    return nested._size[nested._ragged_idx]
+
+
+def _reject_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("an op of the view takes another tensor, which a later call does not have")
 
 
 def replayed_view(model: torch.Tensor, base: torch.Tensor, numbers: Sequence[Any]) -> torch.Tensor:
     """The view of `base` that `model` is of its base, by ops that take these numbers."""
-    fresh = iter(numbers)
+    fresh = (_ragged_size(base) if isinstance(number, _RaggedSize) else number for number in numbers)
     return model._view_func_unsafe(base, lambda _: next(fresh))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -110,9 +111,34 @@ def test_the_offsets_of_a_nested_tensor_stay_the_same_object() -> None:
 
 
 def test_offsets_in_a_trace_know_the_size_that_belongs_to_them(fake_mode) -> None:
-    offsets = fake_mode.from_tensor(torch.tensor([0, 1, 3]))
-    compat.remember_ragged_size([torch.ones(3), offsets], nested().size())
-    assert offsets.nested_int_memo is not None
+    x = nested()
+    for offsets in (torch.tensor([0, 1, 3]), x.offsets()):  # a fake of the latter has a symbol of its own
+        fake = fake_mode.from_tensor(offsets)
+        compat.remember_ragged_size({"_values": torch.ones(3), "_offsets": fake}, x.size())
+        assert fake.nested_int_memo is x.size(1)
+
+
+def test_cached_parts_of_a_nested_tensor_come_last() -> None:
+    x = nested()
+    assert x.unbind() and x._get_max_seqlen() == 2 and x._get_min_seqlen() == 1
+    names, _ = compat.flattened(x)
+    assert set(names[-2:]) == compat.CACHED_PARTS and not compat.CACHED_PARTS.intersection(names[:-2])
+
+
+def test_a_view_of_a_nested_tensor_is_replayed() -> None:
+    with compat.tracked_views():
+        model, numbers = compat.model_of_view(nested().clone().unsqueeze(-1))
+        with pytest.raises(RuntimeError, match="takes another tensor"):
+            compat.model_of_view(nested())  # of its values: the offsets
+    other = nested().clone()
+    view = compat.replayed_view(model, other, numbers)
+    assert view._base is other and view.size(1) is other.size(1) and view.dim() == 3
+
+
+def test_lengths_of_a_nested_tensor_come_before_its_offsets(fake_mode) -> None:
+    fakes = {name: fake_mode.from_tensor(torch.tensor([0, 1, 3])) for name in ("_offsets", "_lengths")}
+    compat.remember_ragged_size(fakes, nested().size())
+    assert fakes["_lengths"].nested_int_memo is not None and fakes["_offsets"].nested_int_memo is None
 
 
 def test_a_class_with_a_dispatch_of_its_own() -> None:
