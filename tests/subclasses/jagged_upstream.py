@@ -1,0 +1,167 @@
+"""Programs with jagged nested tensors of the kinds that PyTorch's own tests have, beside those of `jagged_programs.py`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nested import nested_tensor_from_jagged as from_jagged
+from torch.nested._internal.nested_tensor import nested_view_from_values_offsets as view_from_offsets
+
+from tests.subclasses.catalogue import Program
+from tests.subclasses.jagged_programs import beside, jagged, with_one_backward
+from tests.subclasses.programs import described, plain
+
+RUNS_EAGERLY = "without Dynamo, what makes nested tensors runs op by op"
+
+
+def rows() -> list[torch.Tensor]:
+    return [plain(n, 3, seed=n) for n in (2, 3, 4)]
+
+
+def of_rows(function: Callable, arguments: list[Any]) -> Any:
+    """A run with a nested tensor of the rows, and another one with its offsets; the rows get the gradients."""
+    nested = torch.nested.as_nested_tensor(list(arguments), layout=torch.jagged)
+    result = function(nested, from_jagged(plain(9, 3).detach(), nested.offsets()))
+    result.values().sum().backward()
+    return [described(result), [described(row.grad) for row in arguments]]
+
+
+def of_view(make: Callable[[], torch.Tensor]) -> Callable:
+    """A run whose argument is a view."""
+
+    def run(function: Callable, arguments: list[Any]) -> Any:
+        view = make()
+        return [described(function(view)), described(view)]
+
+    return run
+
+
+def base(is_nested: bool, requires_grad: bool) -> torch.Tensor:
+    """A nested tensor that is a view of its values, or not."""
+    found = torch.nested.as_nested_tensor(
+        [row.detach().requires_grad_(requires_grad) for row in rows()], layout=torch.jagged
+    )
+    return found.clone() if is_nested else found
+
+
+def leaf_view(is_nested: bool, first: bool, second: bool) -> torch.Tensor:
+    nested = base(is_nested, first)
+    with torch.no_grad():
+        return nested.unsqueeze(-1).requires_grad_(second)
+
+
+def dense_and_nested_twice() -> torch.Tensor:
+    values, offsets = plain(10, 5).detach(), torch.tensor([0, 3, 6, 10])
+    return view_from_offsets(view_from_offsets(values, offsets).values(), offsets)
+
+
+VIEWS: dict[str, Callable[[], torch.Tensor]] = {
+    "view": lambda: base(False, True).unsqueeze(-1),
+    "view of a nested one": lambda: base(True, True).unsqueeze(-1),
+    "leaf view": lambda: leaf_view(False, False, True),
+    "leaf view of a nested one": lambda: leaf_view(True, True, True),
+    "view of a leaf view": lambda: leaf_view(True, False, True).unsqueeze(-1),
+    "values": lambda: base(True, True).values(),
+    "views of views": dense_and_nested_twice,
+}
+
+
+def with_lengths() -> Any:
+    """Rows with holes between them."""
+    values = plain(3, 5, 4).detach()
+    nested = torch.nested.narrow(values, 1, torch.tensor([0, 1, 0]), torch.tensor([3, 2, 4]), layout=torch.jagged)
+    return nested.detach().requires_grad_()
+
+
+def offsets() -> torch.Tensor:
+    return torch.tensor([0, 2, 6, 10])
+
+
+def known_maximum(values, offsets):
+    nested = from_jagged(values, offsets, min_seqlen=2, max_seqlen=4)
+    return from_jagged(values * 2, nested.offsets(), max_seqlen=nested._maybe_max_seqlen)
+
+
+def change_beside(x, y):
+    z = x.sin()
+    y.sin_()
+    return z.cos(), y.cos()
+
+
+def widths(function: Callable, arguments: list[Any]) -> Any:
+    pairs = (((2, 3, 4), 4), ((3, 4, 5), 6), ((2, 2, 2), 5))
+    return [with_one_backward(function, [jagged(lengths, (width,))]) for lengths, width in pairs]
+
+
+@torch.inference_mode()
+def of_inference(function: Callable, arguments: list[Any]) -> Any:
+    return with_one_backward(function, [jagged(requires_grad=False)])
+
+
+MADE: dict[str, tuple] = {
+    "two of one's offsets": (
+        lambda v, o, p: from_jagged(v * 3, p) * from_jagged(v * 2, o),
+        lambda: [plain(10, 5), shared := offsets(), shared],
+    ),
+    "two of clones of offsets": (
+        lambda v, o: (from_jagged(v * 3, o.clone()), from_jagged(v * 2, o.clone())),
+        lambda: [plain(10, 5), offsets()],
+    ),
+    "with offsets of another": (lambda x, v: x + from_jagged(v, x.offsets()), lambda: [jagged(), plain(9, 4)]),
+    "of lengths": (lambda v, n: from_jagged(v, lengths=n).sin(), lambda: [plain(9, 5), torch.tensor([2, 4, 3])]),
+    "of constant offsets": (lambda v: from_jagged(v, offsets()) * 2, lambda: [plain(10, 5)]),
+    "with a maximum": (known_maximum, lambda: [plain(10, 5), offsets()], True),
+    "of its values": (lambda x: from_jagged(x.values() * 2, x.offsets()), lambda: [jagged()]),
+}
+
+OPS: dict[str, tuple] = {
+    "halves": (lambda x: [y * 2 for y in x.chunk(2, -1)], lambda: [jagged()]),
+    "halves returned": (lambda x: x.chunk(2, -1), lambda: [jagged()]),
+    "halves of an intermediate": (lambda x: (x * 2).chunk(2, -1), lambda: [jagged()]),
+    "heads": (lambda x: x.unflatten(-1, [2, 2]).transpose(1, 2), lambda: [jagged()]),
+    "heads, symbolic sizes": (lambda x: x.unflatten(-1, [2, 2]).transpose(1, 2), lambda: [jagged()], True),
+    "heads and back": (lambda x: x.unflatten(-1, [2, 2]).transpose(1, 2).transpose(1, 2).flatten(-2), lambda: [jagged()]),
+    "unsqueezed": (lambda x: x.unsqueeze(-1), lambda: [jagged()]),
+    "unsqueezed and itself": (lambda x: (y := x * 2, y.unsqueeze(-1)), lambda: [jagged()]),
+    "squeezed": (lambda x: (x * 1).unsqueeze(-1).squeeze(-1), lambda: [jagged()]),
+    "values of an intermediate": (lambda x: (x * 2).values(), lambda: [jagged()]),
+    "values of an argument": (lambda x: x.values(), lambda: [jagged(requires_grad=False)]),
+    "softmax over rows": (lambda x: x.softmax(1), lambda: [jagged()]),
+    "layer norm": (lambda x: nn.functional.layer_norm(x, (4,)) * 2, lambda: [jagged()], True),
+    "maximum over rows": (lambda x: x.amax(1), lambda: [jagged()]),
+    "masked": (lambda x: torch.where(x > 0, x, torch.zeros_like(x)), lambda: [jagged()]),
+    "products of batches": (lambda x, w: torch.matmul(nn.functional.gelu(x), w), lambda: [jagged(), plain(3, 4, 2)]),
+    "dense ones": (lambda x, y, z: x * y * z + z, lambda: [jagged(), plain(3, 1, 4), plain(4)]),
+    "a dense one is changed": (change_beside, lambda: [jagged(), ones_like_batch()]),
+    "shapes compared": (lambda x, y: x + y if x.shape == y.shape else x.sin(), lambda: [(x := jagged()), beside(x, 1)]),
+    "other shapes compared": (lambda x, y: x + y if x.shape == y.shape else x.sin(), lambda: [jagged(), jagged(seed=1)]),
+    "lengths": (lambda x: x.sin() + x, lambda: [with_lengths()]),
+    "embedding": (
+        lambda i, w: nn.functional.embedding(i, w),
+        lambda: [from_jagged(torch.tensor([0, 1, 2, 1, 0]), torch.tensor([0, 2, 5])), plain(3, 4)],
+    ),
+    "list of rows": (lambda *some: torch.nested.as_nested_tensor(list(some), layout=torch.jagged) * 2, rows),
+}
+
+
+def ones_like_batch() -> torch.Tensor:
+    return torch.ones(3, 4, dtype=torch.float64)
+
+
+def jagged_upstream() -> Iterator[Program]:
+    """All programs of this file."""
+    make = functools.partial(Program, "jagged")
+    for found, why in ((MADE, RUNS_EAGERLY), (OPS, "")):
+        for name, (function, arguments, *dynamic) in found.items():
+            title = f"made {name}" if found is MADE else name
+            yield make(title, function, arguments, with_one_backward, *(dynamic or [None]), why)
+    for name, view in VIEWS.items():
+        yield make(f"argument, a {name}", lambda x: x.sin(), list, of_view(view), True)
+    yield make("of rows", lambda x, y: (x + y).sin().cos(), rows, of_rows)
+    yield make("of rows, symbolic sizes", lambda x, y: (x + y).sin().cos(), rows, of_rows, True)
+    yield make("another width in each call", lambda x: x.sin() * 2, list, widths)
+    yield make("inference_mode around", lambda x: x * 2, list, of_inference)
