@@ -206,12 +206,17 @@ def inline_compiled_functions() -> Iterator[None]:
     """Inside, functions that `torch.compile` returned run uncompiled, as in a trace of `torch.fx`.
 
     Dynamo would compile them for traced tensors, and code that it compiled before would run kernels on these. Other threads
-    are not affected.
+    are not affected. For everyone but Dynamo this is no trace of `torch.fx`.
     """
-    of_thread = getattr(fx._symbolic_trace, "_is_fx_tracing_tls", None)  # torch >= 2.14
-    flag = (fx._symbolic_trace, "_is_fx_tracing_flag") if of_thread is None else (of_thread, "flag")
+    module = fx._symbolic_trace
+    of_thread = getattr(module, "_is_fx_tracing_tls", None)  # torch >= 2.14
+    flag = (module, "_is_fx_tracing_flag") if of_thread is None else (of_thread, "flag")
     tracing = _Tracing()
-    with mock.patch.object(*flag, tracing, create=True), torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+    with (
+        mock.patch.object(*flag, tracing, create=True),
+        mock.patch.object(module, "is_fx_tracing", lambda: getattr(*flag, False) is True),
+        torch._dynamo.config.patch(error_on_nested_fx_trace=False),
+    ):
         try:
             yield
         finally:

@@ -57,13 +57,17 @@ def _is_ragged(number: Any) -> bool:
 def remember_ragged_size(parts: Mapping[str, torch.Tensor], size: Sequence[Any]) -> None:
     """Tell the lengths of a nested tensor, or else its offsets, in a trace, which of its sizes belongs to them.
 
-    A fake of offsets that a nested tensor has may have a symbol of its own, for which the trace has no placeholder.
+    A fake of offsets that a nested tensor has may have a symbol of its own, for which the trace has no placeholder. Neither
+    has it one for a symbol of another trace.
     """
     ragged: Any = next(filter(_is_ragged, size), None)
     fake: Any = mb_unwrap_functional_tensor(parts.get("_lengths", parts["_offsets"]))
     if ragged is None or not isinstance(fake, FakeTensor):
         return
-    if fake.nested_int_memo is None or not ragged.node.is_symbolic():
+    is_symbolic = ragged.node.is_symbolic()
+    if is_symbolic and ragged.node.shape_env is not fake.fake_mode.shape_env:
+        return
+    if fake.nested_int_memo is None or not is_symbolic:
         fake.nested_int_memo = ragged
 
 

@@ -15,8 +15,6 @@ from tests.subclasses.catalogue import Program
 from tests.subclasses.jagged_programs import beside, jagged, with_one_backward
 from tests.subclasses.programs import described, plain
 
-RUNS_EAGERLY = "without Dynamo, what makes nested tensors runs op by op"
-
 
 def rows() -> list[torch.Tensor]:
     return [plain(n, 3, seed=n) for n in (2, 3, 4)]
@@ -155,10 +153,9 @@ def ones_like_batch() -> torch.Tensor:
 def jagged_upstream() -> Iterator[Program]:
     """All programs of this file."""
     make = functools.partial(Program, "jagged")
-    for found, why in ((MADE, RUNS_EAGERLY), (OPS, "")):
-        for name, (function, arguments, *dynamic) in found.items():
-            title = f"made {name}" if found is MADE else name
-            yield make(title, function, arguments, with_one_backward, *(dynamic or [None]), why)
+    made = {f"made {name}": program for name, program in MADE.items()}
+    for name, (function, arguments, *dynamic) in (*made.items(), *OPS.items()):
+        yield make(name, function, arguments, with_one_backward, *dynamic)
     for name, view in VIEWS.items():
         yield make(f"argument, a {name}", lambda x: x.sin(), list, of_view(view), True)
     yield make("of rows", lambda x, y: (x + y).sin().cos(), rows, of_rows)

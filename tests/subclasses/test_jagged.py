@@ -16,8 +16,6 @@ PROGRAMS = {program.name: program for program in jagged_programs()}
 FAILURES = {  # the messages of errors and warnings
     ("unbound", "dynamo"): "_local_scalar_dense",  # of Dynamo
     **{(name, "eager halves"): "ran eagerly" for name in ("attention", "batches, attention", "attention module")},
-    **{(name, "eager halves"): "ran eagerly" for name in ("made inside", "made inside, values returned")},
-    ("gradient of a gradient", "dynamo"): "ran eagerly",
 }
 
 

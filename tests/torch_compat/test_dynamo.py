@@ -231,7 +231,10 @@ def test_compiled_functions_are_inlined():
     function = torch.compile(torch.sin, backend=lambda graph, inputs: graphs.append(graph) or graph)
     with compat.inline_compiled_functions():
         function(torch.ones(1))
+        assert not fx._symbolic_trace.is_fx_tracing()
+        traced = fx.symbolic_trace(lambda x: x * (2 if fx._symbolic_trace.is_fx_tracing() else 3))
     assert not graphs and not fx._symbolic_trace.is_fx_tracing()
+    assert traced(1) == 2
     function(torch.ones(1))
     assert len(graphs) == 1
 
