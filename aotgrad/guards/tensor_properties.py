@@ -9,8 +9,10 @@ reads.positions("storage offset")           the arguments whose storage offset t
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +45,29 @@ GUARDED: dict[Callable, str] = {
 }
 
 
+@dataclass(frozen=True)
+class TracedWrapper:
+    """A wrapper subclass in a trace. It has the history of its parts, not its own."""
+
+    value: torch.Tensor
+    name: str
+    is_leaf: bool
+
+    def answer(self, func: Callable, call: Callable[[], Any]) -> Any:
+        """What the caller's wrapper answers.
+
+        Raises:
+            CaptureError: nobody knows in a trace.
+        """
+        if func == _TENSOR.is_leaf.__get__:
+            return self.is_leaf
+        if func == torch_compat.GRAD_FN and self.is_leaf:
+            return None
+        if func == _TENSOR.grad.__get__ or func in torch_compat.HISTORY_GETTERS:
+            reject_read(torch_compat.HISTORY_GETTERS.get(func, ".grad"), self.name)
+        return call()
+
+
 def facts_of(tensors: Sequence[Any], wanted: Iterable[tuple[str, int]]) -> tuple[Fact, ...]:
     """The values of some properties, by name and position."""
     return tuple((k, name, FACTS[name](tensors[k])) for name, k in sorted(wanted))
@@ -62,14 +87,14 @@ class PropertyReads:
         return sorted(position for what, position in self.found if what == name)
 
     @contextlib.contextmanager
-    def of(self, arguments: Sequence[Any]) -> Iterator[None]:
-        """While this is open, record what is read of `arguments`.
+    def of(self, arguments: Sequence[Any], wrappers: Sequence[TracedWrapper] = ()) -> Iterator[None]:
+        """While this is open, record what is read of `arguments`, and answer what is read of wrappers.
 
         Raises:
             CaptureError: the function hooks and changes an argument, which moves its hooks to another history.
         """
         before = versions(arguments)
-        with Reader(self, arguments) as reader:
+        with Reader(self, arguments, wrappers) as reader:
             yield
         after = versions(arguments) if reader.hooked else before
         for position in reader.hooked:
@@ -84,21 +109,24 @@ class PropertyReads:
         """
         for position in self.positions("has a gradient"):
             if tensors[position].grad is not None:
-                reject_read(".grad", position)
+                reject_read(".grad", f"input {position}")
 
 
 class Reader(TorchFunctionMode):
-    """Records the reads of some arguments."""
+    """Records the reads of some arguments, and answers those of wrappers."""
 
-    def __init__(self, reads: PropertyReads, arguments: Sequence[Any]) -> None:
+    def __init__(self, reads: PropertyReads, arguments: Sequence[Any], wrappers: Sequence[TracedWrapper]) -> None:
         super().__init__()
         self.reads = reads
+        self.wrappers = {id(each.value): each for each in wrappers}
         self.hooked: set[int] = set()
         self.arguments = {k: argument for k, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)}
         self.position_of = {id(argument): k for k, argument in self.arguments.items()}
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if args:
+            if (wrapper := self.wrappers.get(id(args[0]))) is not None:
+                return wrapper.answer(func, functools.partial(func, *args, **(kwargs or {})))
             if func in torch_compat.INHERITED_GETTERS:
                 for position in self.seen_through(args[0]):
                     self.note(func, position)
@@ -112,7 +140,7 @@ class Reader(TorchFunctionMode):
         elif func is torch.Tensor.register_hook:
             self.hooked.add(position)
         elif func in torch_compat.HISTORY_GETTERS:
-            reject_read(torch_compat.HISTORY_GETTERS[func], position)
+            reject_read(torch_compat.HISTORY_GETTERS[func], f"input {position}")
 
     def seen_through(self, tensor: torch.Tensor) -> list[int]:
         """The argument that a tensor is, or those that it is a view of."""
@@ -137,9 +165,9 @@ def reject_hook(position: int) -> None:
     )
 
 
-def reject_read(what: str, position: int) -> None:
+def reject_read(what: str, name: str) -> None:
     """Raises CaptureError: a traced tensor has another value of `what` than the caller's."""
     raise CaptureError(
-        f"the function reads {what} of input {position}, which a traced tensor does not have; read it outside of the "
+        f"the function reads {what} of {name}, which a traced tensor does not have; read it outside of the "
         "compiled function, and pass what follows from it as an argument"
     )

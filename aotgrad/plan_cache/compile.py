@@ -23,7 +23,7 @@ from aotgrad.errors import AOTGradError, CaptureError, UnsupportedAliasingError
 from aotgrad.guards.data_dependent import Level
 from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.plan import PlanGuards
-from aotgrad.guards.tensor_properties import PropertyReads, facts_of
+from aotgrad.guards.tensor_properties import PropertyReads, TracedWrapper, facts_of
 from aotgrad.ir import InputHint, SymInput
 from aotgrad.joint.failures import WrappedGradient
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, Stages, TracedJoint
@@ -153,7 +153,8 @@ class FlatCall:
         torch_compat.mark_parameters(distinct, self.parameters)
         args, kwargs = self.arguments.rebuild(self.dedupe.exit(distinct))
         before = Arguments.of(args, kwargs)
-        with self.reads.of(distinct):
+        wrappers = [TracedWrapper(value, end.name, end.is_leaf) for end, value in self.output.wrappers.live_arguments()]
+        with self.reads.of(distinct, wrappers):
             result = self.function(*args, **kwargs)
         check_containers(before, Arguments.of(args, kwargs))
         return self.output.flatten(result)

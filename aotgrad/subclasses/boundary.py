@@ -116,6 +116,10 @@ class Wrappers:
         self.live = [live_wrapper(end, some) for end, some in zip(self.arguments, parts, strict=True)]
         return [each.value for each in self.live]
 
+    def live_arguments(self) -> list[tuple[End, torch.Tensor]]:
+        """The arguments of the running trace."""
+        return [(end, live.value) for end, live in zip(self.arguments, self.live, strict=True)] if self.live else []
+
     def take_apart(self, leaves: Sequence[Any]) -> list[Any]:
         """The flat results with parts in place of wrappers, then the parts of changed arguments.
 

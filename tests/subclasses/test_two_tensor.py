@@ -156,6 +156,28 @@ def test_a_function_with_effects_does_not_run_again_for_a_gradient_of_another_fo
 
 
 @every_way
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_an_argument_is_a_leaf_as_in_eager(way, is_leaf) -> None:
+    def function(x):
+        return x * (2 if x.is_leaf else 3) * (5 if x.grad_fn is None else 7)
+
+    x = two(3) if is_leaf else two(3) * 1
+    assert str(compiled(function, way)(x)) == str(function(x))
+
+
+READS = {".grad": lambda x: x if x.grad is None else x * 2, "._version": lambda x: x * x._version}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_of_what_a_trace_does_not_have_are_refused(name) -> None:
+    x = two(3)
+    x.grad = two(3, requires_grad=False)
+    with pytest.raises(CaptureError, match=f"reads {name} of tensor argument 0, which a traced tensor does not have"):
+        aotgrad.aot_function(READS[name], "eager")(x)
+
+
+@every_way
 @pytest.mark.parametrize("gradient", ["of ones", "kept by the caller"])
 def test_gradients_of_two_leaves_are_accumulated_apart(gradient, way) -> None:
     """Both are the gradient that arrives; autograd adds the next one in place."""
