@@ -196,8 +196,7 @@ class Assemble(torch.autograd.Function):
         to_parts = [value if wanted else None for value, wanted in zip(values, ctx.differentiable, strict=False)]
         if ctx.end.carried is not None:
             to_parts = [*[None] * ctx.end.form.count, *values]
-        to_parts += [None] * (ctx.end.count - len(to_parts))
-        return (None, None, *to_parts, *to_detour(ctx))
+        return (None, None, *to_parts, *[None] * (ctx.count - len(to_parts)))
 
 
 @dataclass(frozen=True)
@@ -225,35 +224,6 @@ def other_gradient(ctx: Any, gradient: torch.Tensor, found: GradientForm) -> lis
     kept = ctx.saved_tensors[: len(ctx.detour.inputs)]
     inputs = ctx.detour.gradients(kept, end.index, gradient, found)
     return [*[None] * (ctx.count - len(inputs)), *inputs]
-
-
-def to_detour(ctx: Any) -> list[torch.Tensor | None]:
-    """The gradients by the detour, which is not taken: none.
-
-    Compiled autograd adds gradients without asking whether they are defined. So it gets zeros for the tensors to which the
-    parts lead, too.
-    """
-    inputs = () if ctx.detour is None else ctx.detour.inputs
-    node = torch_compat.recorded_node(ctx)
-    if node is None or not inputs:
-        return [None] * len(inputs)
-    edges = [edge for edge, _ in node.next_functions]
-    ends = edges[-len(inputs) :]
-    reached = nodes_up_to(edges[: -len(inputs)], ends)
-    saved = ctx.saved_tensors[: len(inputs)]
-    return [torch.zeros_like(each) if end in reached else None for each, end in zip(saved, ends, strict=True)]
-
-
-def nodes_up_to(starts: Sequence[Any], ends: Sequence[Any]) -> set[Any]:
-    """The autograd nodes behind some, as far as `ends`."""
-    found: set[Any] = set()
-    stack = list(starts)
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            stack += [] if node in ends else [following for following, _ in node.next_functions]
-    return found
 
 
 def carries_gradient(part: torch.Tensor) -> bool:

@@ -60,12 +60,37 @@ def compile_nodes_of(
 
     @hide_from_dynamo
     def key(ctx: Any) -> tuple[int, ...]:
+        _add_defined_gradients()
         kind: Any = handover(ctx)
         ctx._forward_cls = kind
         return (kind._backward_cls._autograd_function_id, *(getattr(ctx, sizes) if hasattr(kind, "_aot_id") else ()))
 
     function._compiled_autograd_key = staticmethod(key)
     function._backward_cls.symints = property(lambda ctx: list(getattr(ctx, sizes)))
+
+
+@functools.cache
+def _add_defined_gradients() -> None:
+    """Let compiled autograd add gradients as eager does, of which one may be undefined. Torch raises a `TypeError`."""
+    from torch._dynamo.compiled_autograd import AutogradCompilerInstance
+
+    original = AutogradCompilerInstance.accumulate
+
+    @functools.wraps(original)
+    def accumulate(self: AutogradCompilerInstance, *gradients: Any) -> Any:
+        result = original(self, *gradients)
+        addition = next(iter(reversed(self.fx_tracer.graph.nodes)))
+        if addition.target is torch.add:
+            addition.target = _sum_of_defined
+        return result
+
+    AutogradCompilerInstance.accumulate = accumulate
+
+
+def _sum_of_defined(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return torch.add(first, second)
 
 
 def inlined(function: type[torch.autograd.Function], node: InlinedNode) -> type[torch.autograd.Function]:

@@ -422,6 +422,47 @@ def test_dropout(way):
 # --- Wrapper subclasses ----------------------------------------------------------------------------------------------
 
 
+class Undefined(torch.autograd.Function):
+    """The gradient is undefined."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+UNDEFINED = {  # `region` is compiled
+    "of an argument": lambda region, x, y: (region(x, y), Undefined.apply(x)),
+    "of another order": lambda region, x, y: (Undefined.apply(x) + region(x, y),),
+    "of an intermediate": lambda region, x, y: (region(z := x * 1, y), Undefined.apply(z)),
+    "before a second region": lambda region, x, y: (region(z := x * 1, y), region(Undefined.apply(z), y)),
+    "all": lambda region, x, y: (region(Undefined.apply(x), y), Undefined.apply(x)),
+}
+
+
+@pytest.mark.parametrize("kind", ["plain", "wrapper"])
+@pytest.mark.parametrize("name", UNDEFINED)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_undefined_gradients_are_added(backend: str, name: str, kind: str) -> None:
+    def region(x, y):
+        return x.sin() * y
+
+    def gradients_of(function: Callable, caller: Callable) -> list[str]:
+        torch.manual_seed(0)
+        make = rand if kind == "plain" else wrapped
+        inputs = [make(3), make(3)]
+        with caller():
+            sum(each.sum() for each in UNDEFINED[name](function, *inputs)).backward()
+        return [str(each.grad) for each in inputs]
+
+    expected = gradients_of(region, contextlib.nullcontext)
+    ours = torch.compile(region, backend=backend, options={"min_graph_ops": 0})
+    assert gradients_of(ours, lambda: compiled_autograd._enable(torch.compile(backend=backend))) == expected
+
+
 def wrapped(*shape: int) -> TwoTensor:
     return TwoTensor(rand(*shape).detach(), rand(*shape).detach()).requires_grad_()
 

@@ -119,3 +119,24 @@ def test_gradients_of_wrappers_are_accumulated_for_leaves():
         (x.sin() * x).sum().backward()
     assert seen == ["call_function"]
     assert torch.allclose(x.grad.a, torch.ones(3).sin() + torch.ones(3).cos())
+
+
+class WithoutGradient(Outside):
+    """Its nodes return no gradients."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        return a * b
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, None
+
+
+def test_gradients_are_added_if_they_are_defined():
+    """With nodes of ours; torch adds `None`, and raises."""
+    compat.compile_nodes_of(WithoutGradient, lambda ctx: WithoutGradient, "sizes")
+    a = torch.ones(2, requires_grad=True)
+    with compiled_autograd._enable(lambda graph: graph):
+        (WithoutGradient.apply(a, a) + a.sin()).sum().backward()
+    assert torch.equal(a.grad, a.detach().cos())
