@@ -3,8 +3,9 @@
     a = cos(x); b = cos(x); return (a * b,)      ->      a = cos(x); return (a * a,)
 
 `graph/equality.py` says which calls are equal. Not merged are random ops, unless they draw the same numbers
-(`meta["draw"]`), ops that write or have effects, uninitialized memory, ops that make a new symbolic size, outputs (see
-`memory`), and nodes that selective checkpointing treats differently.
+(`meta["draw"]`), ops that write or have effects, uninitialized memory, outputs (see `memory`), and nodes that selective
+checkpointing treats differently. Nor are ops that make a new symbolic size, and what they read: a fake tensor has one such
+size, so the second size would get the name of the first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 import torch.fx as fx
 
+from aotgrad.graph import op_table
 from aotgrad.graph.equality import call_key
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
@@ -42,7 +44,14 @@ class CommonSubexpressionElimination:
 def expression(node: fx.Node) -> Hashable | None:
     """A key that is equal for nodes that compute the same; `None` for a node that equals no other."""
     draw = node.meta.get("draw")
-    if draw is None and not ops.is_pure(node):
+    if (draw is None and not ops.is_pure(node)) or gives_size(node):
         return None
     call = call_key(node)
     return None if call is None else (call, rewrite.recompute_policy(node), draw)
+
+
+def gives_size(node: fx.Node) -> bool:
+    """Whether an op makes a new symbolic size from the result."""
+    return any(
+        gives_size(user) if op_table.is_getitem(user.target) else ops.has_size_of_its_own(user) for user in node.users
+    )

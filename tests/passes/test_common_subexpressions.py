@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import aotgrad
 from aotgrad.graph.equality import argument_key
 from aotgrad.passes import CommonSubexpressionElimination, DeadCodeElimination
 from tests.executables import executable_of
@@ -104,3 +105,37 @@ def test_symbolic_sizes_are_read_once():
 
 def test_sizes_that_depend_on_values_stay_apart():
     assert_like_eager(lambda x: x[:, None] * x.cumsum(0) + x.cumsum(0), lambda: (leaf(3),), "interpreter")
+
+
+def count_twice(x):
+    return (x > 0).nonzero().sum() * (x > 0).nonzero().float().sin().sum() * x
+
+
+def select_twice(x):
+    return x[x > 0].sum() * x[x > 0].sin().sum()
+
+
+def read_twice(x):
+    first, second = (x.detach().abs().sum().long().item() for _ in range(2))
+    return x.sum() * torch.zeros(first).add(1).sum() * torch.zeros(second).add(2).sum()
+
+
+def read_a_part_twice(x):
+    first, second = (x.detach().abs().long().unbind()[0].item() for _ in range(2))
+    return x.sum() * torch.zeros(first).add(1).sum() * torch.zeros(second).add(2).sum()
+
+
+@pytest.mark.parametrize("way", ["aot", "dynamo"])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("function", [count_twice, select_twice, read_twice, read_a_part_twice])
+@torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True)
+def test_sizes_of_equal_tensors(function, backend, way):
+    name = "aotgrad" if backend == "inductor" else "aotgrad_eager"
+    by_dynamo = torch.compile(function, backend=name, fullgraph=True)
+    compiled = by_dynamo if way == "dynamo" else aotgrad.aot_function(function, backend)
+    for _ in range(2):
+        found, expected = (torch.tensor([1.5, -1, 2, 3], dtype=torch.float64, requires_grad=True) for _ in range(2))
+        ours, eager = compiled(found), function(expected)
+        torch.testing.assert_close(ours, eager)
+        ours.sum().backward(), eager.sum().backward()
+        torch.testing.assert_close(found.grad, expected.grad)
