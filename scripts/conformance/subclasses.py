@@ -23,7 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.subclasses.catalogue import Program, programs
 from tests.subclasses.dtensor_programs import dtensor_programs, four_processes
 from tests.subclasses.jagged_programs import jagged_programs
+from tests.subclasses.jagged_upstream import jagged_upstream
 from tests.subclasses.programs import Raised, Seen, compiled
+from tests.subclasses.upstream_programs import upstream_programs
 
 SUBJECTS: dict[str, tuple[str, str]] = {
     "peer": ("peer aot_eager", "peer inductor"),
@@ -59,7 +61,7 @@ def main() -> int:
 
 
 def everything() -> Iterator[Program]:
-    for made in (programs, dtensor_programs, jagged_programs):
+    for made in (programs, upstream_programs, dtensor_programs, jagged_programs, jagged_upstream):
         yield from made()
 
 

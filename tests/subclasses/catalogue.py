@@ -114,6 +114,7 @@ def with_wrapped_weight(cls: Callable[[torch.Tensor], torch.Tensor]) -> nn.Modul
 
 
 def run_module(function: Callable, arguments: list[Any]) -> Any:
+    function.zero_grad()
     result = outcome(function, arguments)
     return [result, [outcome(lambda p=p: p.grad, []) for p in function.parameters()]]
 
