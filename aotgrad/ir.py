@@ -45,6 +45,11 @@ class Geometry:
     stride: tuple[Any, ...]
     offset: Any
 
+    @property
+    def numbers(self) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+        """The arguments of `as_strided`."""
+        return (self.size, self.stride, self.offset)
+
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
         """The geometry of a tensor; no strides for layouts that have none."""

@@ -262,6 +262,11 @@ CORRECTIONS: Mapping[str, Correction] = {
         keep_complex_sum,
         "the decomposition adds in a real tensor, which cannot be viewed as complex with some strides or if it is empty",
     ),
+    "complex interpolations": Check(
+        torch.ops.aten.lerp.Scalar,
+        keep_complex_sum,
+        "the kernels of the decomposition choose other strides than eager's kernel",
+    ),
     "index_put into an expanded tensor": Rewrite(
         copy_expanded_targets, "Inductor writes into the expanded tensor in place, so each write reaches every row"
     ),

@@ -29,7 +29,7 @@ from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
 from aotgrad.passes.memory import MemoryOwnership
-from aotgrad.slots import Gradient
+from aotgrad.slots import Gradient, UpdatedInput
 
 aten = ops.aten
 
@@ -54,13 +54,18 @@ class Peephole:
 
 
 def return_originals(graph: JointGraph | GraphHalf, replaced: Mapping[fx.Node, fx.Node]) -> None:
-    """Return the replacements of gradients, each node once, and no input: `mm` instead of `t(t(mm))`."""
+    """Return what replaces gradients and new data of inputs, each node once, and no input: `mm` instead of `t(t(mm))`."""
     (output,) = graph.module.graph.find_nodes(op="output")
     results = list(output.args[0])
     taken = set(results)
     for position, slot in enumerate(graph.signature.outputs):
         original = replaced.get(results[position])
-        if isinstance(slot, Gradient) and original is not None and original.op != "placeholder" and original not in taken:
+        if (
+            isinstance(slot, Gradient | UpdatedInput)
+            and original is not None
+            and original.op != "placeholder"
+            and original not in taken
+        ):
             results[position] = original
             taken.add(original)
     output.args = (results,)

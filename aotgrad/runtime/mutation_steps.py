@@ -12,7 +12,7 @@ from typing import Any
 
 from aotgrad import torch_compat
 from aotgrad.graph.memory_owners import memory_owner
-from aotgrad.ir import InputAliasInfo, InputSpec, MemberInput, MutationType, SyntheticBase
+from aotgrad.ir import InputAliasInfo, InputSpec, MemberInput, SyntheticBase
 from aotgrad.runtime.stage_results import StageResults, is_changed, result_name
 from aotgrad.runtime.steps import (
     AliasBase,
@@ -92,8 +92,9 @@ class MutationSteps:
     def has_layout_of(self, index: int, node: Any) -> bool:
         """Whether an input, once written, has the layout of the updated value that the backward was traced with."""
         info, fake, value = self.meta.info(index), self.capture.fake(index), node.meta["val"]
-        same_layout = torch_compat.known_equal(fake.stride(), value.stride()) and fake.dtype == value.dtype
-        return info.mutation is MutationType.DATA and info.version_bumps > 0 and same_layout
+        stride = info.geometry_after.stride if info.mutation.metadata else fake.stride()
+        same_layout = torch_compat.known_equal(stride, value.stride()) and fake.dtype == value.dtype
+        return info.mutation.data and info.version_bumps > 0 and same_layout
 
     @functools.cached_property
     def saved_bases(self) -> dict[Saved, SyntheticBase]:
@@ -117,8 +118,9 @@ class MutationSteps:
 
     def rewritten_versions(self) -> Iterator[Step]:
         for name in self.saved_updates.values():
-            yield SetVersion(name, self.meta.info(self.inputs.index(name)).version_bumps)
-            yield MakeAlias(f"{name}_after", name)
+            info = self.meta.info(self.inputs.index(name))
+            yield SetVersion(name, info.version_bumps)
+            yield MakeAlias(f"{name}_after", name, info.geometry_after if info.mutation.metadata else None)
         for base in self.saved_bases.values():
             member = self.inputs[base.member]
             yield SetVersion(member, self.meta.info(base.member).version_bumps)

@@ -10,10 +10,11 @@ import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from aotgrad import ir
+from aotgrad import ir, torch_compat
+from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.ir import BackwardSegment, memory_of
 from aotgrad.runtime.mutation_steps import MutationSteps
-from aotgrad.runtime.stage_results import StageResults, is_changed, result_name
+from aotgrad.runtime.stage_results import StageResults, has_strides_of, is_changed, result_name
 from aotgrad.runtime.steps import (
     Attach,
     KeepHistory,
@@ -91,6 +92,7 @@ class NodeSteps:
         own_results = tuple(self.own_results(segment, saved))
         for slot in own_results:
             yield MakeAlias(f"{result_name(slot)}_alias", result_name(slot))
+        yield from (MakeAlias(name, name) for name in self.ambiguous_results(segment))
         places = self.results.joint.memory
         memory = {slot.index: self.variable_of(places[slot.index]) for slot in memory_of(half, segment)}
         for index, target in memory.items():
@@ -121,6 +123,14 @@ class NodeSteps:
         results = {nodes[tangent.of] for tangent in segment.tangents if not isinstance(tangent.of, SegmentBoundary)}
         if len(segment.gradients) > 1:
             yield from (slot for slot in saved if nodes[slot] in results)
+
+    def ambiguous_results(self, segment: BackwardSegment) -> Iterator[str]:
+        """The results of the segment in whose place a backend may return another result, as one tensor for both."""
+        nodes = self.results.result_nodes
+        results = (tangent.of for tangent in segment.tangents if not isinstance(tangent.of, SegmentBoundary))
+        for slot in results:
+            if any(may_be_one_tensor(nodes[slot], other) for other in nodes.values()):
+                yield result_name(slot)
 
     def target_names(self, number: int) -> Iterator[str]:
         """The variables that get the gradients of a segment; an updated input has been written by then."""
@@ -208,3 +218,12 @@ class NodeSteps:
     def writes_before(self, number: int) -> Iterator[Step]:
         for index in sorted(index for index, first in self.written_at.items() if first == number):
             yield from self.mutations.mutate(index, self.meta.info(index))
+
+
+def may_be_one_tensor(node: Any, other: Any) -> bool:
+    """Whether two results have the same memory, size and strides."""
+    if node is other or memory_owner(node) is not memory_owner(other):
+        return False
+    value, twin = node.meta["val"], other.meta["val"]
+    same_size = torch_compat.hints(value.size()) == torch_compat.hints(twin.size())
+    return same_size and has_strides_of(value, twin)

@@ -311,14 +311,27 @@ class CallMethod(Step):
 
 @dataclass(frozen=True)
 class MakeAlias(Step):
-    """`name` = `target` as it is now, to be saved for the backward: its geometry or its data changes later."""
+    """`name` = `target`, to be saved for the backward: its geometry or its data changes later.
+
+    `geometry`: of the alias; `None`: that of `target` now.
+    """
 
     name: str
     target: str
+    geometry: Geometry | None = None
 
     READS = ("target",)
-    SOURCE = "{name} = {target}.detach()"
-    WORDS = "make {name}, an alias of {target} as it is now"
+
+    def depends_on_offset(self) -> bool:
+        return self.geometry is not None
+
+    def emit(self, writer: SourceWriter) -> None:
+        view = "" if self.geometry is None else f".as_strided{writer.value(self.geometry.numbers)}"
+        writer.line(f"{self.name} = {self.target}.detach(){view}")
+
+    def description(self, value_text: Callable[[Any], str]) -> str:
+        how = "as it is now" if self.geometry is None else f"with the geometry {value_text(self.geometry)}"
+        return f"make {self.name}, an alias of {self.target} {how}"
 
 
 @dataclass(frozen=True)
@@ -414,9 +427,8 @@ class UpdateGeometry(Step):
         return True
 
     def emit(self, writer: SourceWriter) -> None:
-        geometry = writer.value((self.geometry.size, self.geometry.stride, self.geometry.offset))
         with writer.grad_mode(self.grad_mode):
-            writer.line(f"{self.target}.as_strided_{geometry}")
+            writer.line(f"{self.target}.as_strided_{writer.value(self.geometry.numbers)}")
 
     def description(self, value_text: Callable[[Any], str]) -> str:
         return f"set the geometry of {self.target}: {value_text(self.geometry)}"

@@ -234,6 +234,10 @@ CASES = {
         lambda x: x.index_add(0, torch.tensor([0, 1]), x[0]), lambda: (torch.ones(3, 2),)
     ),
     "complex sums": Case(lambda x: torch.complex(x, x) + x.cfloat(), lambda: (torch.ones(2, 0).unfold(0, 2, 1),)),
+    "complex interpolations": Case(
+        lambda x, y: y.lerp(x, 0.5),
+        lambda: (torch.ones(2, 3, dtype=torch.complex64).t(), torch.ones(7, dtype=torch.complex64)[1:].view(3, 2)),
+    ),
     "conversions of complex numbers": Case(
         lambda x, z: (x.to(torch.complex128), z.to(torch.float64)),
         lambda: (torch.tensor(1.0, requires_grad=True), torch.tensor(1j, requires_grad=True)),

@@ -140,6 +140,13 @@ ALIKE = {
         "backward(x)",
     ),
     "a changed alias by data": program("v = p0.data.add_(1)", "v", DATA),
+    "an argument that is transposed and then changed, whose new data the caller changes by data": program(
+        "p0.transpose_(0, -1)\np0.tanh_()",
+        "p0",
+        "w = tensor(2, 2, dtype=torch.float64, requires_grad=True)\nx = w.clone()",
+        "o0.data.add_(1)",
+        "backward(x)",
+    ),
     "a view that the caller transposes": program(
         "v = p0.clone()[...]",
         "v",

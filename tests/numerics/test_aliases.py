@@ -740,3 +740,26 @@ def test_the_same_piece_taken_twice_is_two_tensors(halves, make) -> None:
 
     again, last, first = aotgrad.aot_function(f, halves)(make(4))
     assert again is not last and again.data_ptr() == last.data_ptr() != first.data_ptr()
+
+
+@pytest.mark.parametrize("way", ["aot", "dynamo"])
+@pytest.mark.parametrize("backend", ["aotgrad_eager", "aotgrad"])
+def test_a_detached_alias_of_a_changed_argument_has_no_history(backend, way):
+    """The new data of both is one buffer, which Inductor returns as one tensor."""
+
+    def function(x, alias):
+        x.add_(1)
+        return alias * 2
+
+    options = {"min_graph_ops": 0}
+    by_dynamo = torch.compile(function, backend=backend, options=options)
+    halves = "eager" if backend == "aotgrad_eager" else "inductor"
+    compiled = by_dynamo if way == "dynamo" else aotgrad.aot_function(function, halves, options=options)
+    leaf = torch.ones(8, requires_grad=True)
+    x = leaf.clone()
+    alias = x.detach()
+    result = compiled(x, alias)
+    assert not alias.requires_grad and not result.requires_grad and alias._base is None
+    assert torch.equal(result, torch.full((8,), 4.0)) and torch.equal(alias, x) and alias._version == x._version
+    x.sum().backward()
+    assert torch.equal(leaf.grad, torch.ones(8))
