@@ -262,7 +262,7 @@ CORRECTIONS: Mapping[str, Correction] = {
         keep_complex_sum,
         "the decomposition adds in a real tensor, which cannot be viewed as complex with some strides or if it is empty",
     ),
-    "complex interpolations": Check(
+    "interpolations of complex numbers": Check(
         torch.ops.aten.lerp.Scalar,
         keep_complex_sum,
         "the kernels of the decomposition choose other strides than eager's kernel",

@@ -169,7 +169,7 @@ def empty_in_no_order(x):
 
 
 def flip_a_permuted_one(x):
-    moved = x.movedim(0, -1)
+    moved = x.t()
     moved.copy_(moved.flip(0))
     return moved
 
@@ -234,7 +234,7 @@ CASES = {
         lambda x: x.index_add(0, torch.tensor([0, 1]), x[0]), lambda: (torch.ones(3, 2),)
     ),
     "complex sums": Case(lambda x: torch.complex(x, x) + x.cfloat(), lambda: (torch.ones(2, 0).unfold(0, 2, 1),)),
-    "complex interpolations": Case(
+    "interpolations of complex numbers": Case(
         lambda x, y: y.lerp(x, 0.5),
         lambda: (torch.ones(2, 3, dtype=torch.complex64).t(), torch.ones(7, dtype=torch.complex64)[1:].view(3, 2)),
     ),
@@ -255,7 +255,7 @@ CASES = {
         dynamic=True,
         show=lambda function, x: torch.autograd.grad(function(x).square().sum(), x)[0],
     ),
-    "writes of what they move": Case(flip_a_permuted_one, lambda: (torch.arange(4.0),)),
+    "writes of what they move": Case(flip_a_permuted_one, lambda: (torch.arange(8.0).view(4, 2),)),
     "reads after a write": Case(
         upsample,
         lambda: (torch.arange(8192.0).sin().view(2, 64, 8, 8).requires_grad_(), torch.ones(2, 64).requires_grad_()),
