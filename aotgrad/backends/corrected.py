@@ -149,8 +149,8 @@ def check_index_add(input: torch.Tensor, dim: int, index: torch.Tensor, source: 
         raise RuntimeError(f"sizes {added} are added to sizes {elsewhere}, apart from dimension {dim}")
 
 
-def keep_complex_sum(*operands: Any, **_: Any) -> Any:
-    """`NotImplemented` for a sum with complex tensors that are not contiguous or are empty."""
+def keep_complex_kernel(*operands: Any, **_: Any) -> Any:
+    """`NotImplemented` for complex operands of which one is not contiguous or is empty."""
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.is_complex()]
     return (
         None
@@ -259,13 +259,14 @@ CORRECTIONS: Mapping[str, Correction] = {
     ),
     "complex sums": Check(
         torch.ops.aten.add.Tensor,
-        keep_complex_sum,
+        keep_complex_kernel,
         "the decomposition adds in a real tensor, which cannot be viewed as complex with some strides or if it is empty",
     ),
     "interpolations of complex numbers": Check(
-        torch.ops.aten.lerp.Scalar,
-        keep_complex_sum,
-        "the kernels of the decomposition choose other strides than eager's kernel",
+        torch.ops.aten.lerp.Scalar, keep_complex_kernel, "the kernels of the decomposition choose other strides than eager's"
+    ),
+    "interpolations of complex numbers by tensors": Check(
+        torch.ops.aten.lerp.Tensor, keep_complex_kernel, "the kernels of the decomposition choose other strides than eager's"
     ),
     "index_put into an expanded tensor": Rewrite(
         copy_expanded_targets, "Inductor writes into the expanded tensor in place, so each write reaches every row"

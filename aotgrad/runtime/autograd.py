@@ -114,8 +114,10 @@ def run_variant(
 
 def wraps(tangents: Sequence[torch.Tensor | None]) -> bool:
     """Whether a tangent is a wrapper subclass, whose ops a compiled graph does not run."""
-    others = (tangent for tangent in tangents if tangent is not None and type(tangent) is not Tensor)
-    return any(map(torch_compat.is_wrapper_subclass, others))
+    for tangent in tangents:
+        if type(tangent) is not Tensor and tangent is not None and torch_compat.is_wrapper_subclass(tangent):
+            return True
+    return False
 
 
 def is_watched_or_transformed() -> bool:
