@@ -12,6 +12,7 @@ Source of the design: torch's AOTAutograd (functorch, 2022), whose names and sig
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import pickle
@@ -92,7 +93,6 @@ def aot_function(
     given = {"dynamic": dynamic, "keep_input_mutations": keep_inference_input_mutations, **(options or {})}
     cache = PlanCache(compiler_of(backend, partition_fn, Options.from_mapping(given)), qualified_name(fn))
     transformed = Dispatch(cache)
-
     calls = PlainFunction(cache, fn, state_of(fn), num_params_buffers)
     plain = {} if has_state(fn) else cache.plain
 
@@ -194,8 +194,6 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         return cache.run(cache.plan_for(Call(lifted.forward, arguments, arguments.count, state)))
 
     def deepcopy(self: nn.Module, memo: dict) -> nn.Module:
-        import copy
-
         return aot_module(copy.deepcopy(mod, memo), *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> tuple:

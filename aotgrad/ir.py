@@ -18,6 +18,7 @@ from typing import Any, Protocol, Union
 import torch
 import torch.fx as fx
 
+from aotgrad.graph.geometry import Geometry
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.slots import (
     ForwardResult,
@@ -35,27 +36,6 @@ from aotgrad.slots import (
 
 FOLDED = "_folded_"
 """The prefix of attributes whose values passes computed; other attributes may be tensors of the user."""
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Where a tensor lies in its storage, in elements."""
-
-    size: tuple[Any, ...]
-    stride: tuple[Any, ...]
-    offset: Any
-
-    @property
-    def numbers(self) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
-        """The arguments of `as_strided`."""
-        return (self.size, self.stride, self.offset)
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Geometry:
-        """The geometry of a tensor; no strides for layouts that have none."""
-        if tensor.layout is not torch.strided:
-            return cls(tuple(tensor.size()), (), 0)
-        return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset())
 
 
 # --- Capture ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.analysis.views import AS_STRIDED, chain_from
-from aotgrad.ir import Capture, Geometry, InputState, MemberInput, MutationType, SyntheticBase, TensorInput
+from aotgrad.graph.geometry import Geometry
+from aotgrad.ir import Capture, InputState, MemberInput, MutationType, SyntheticBase, TensorInput
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import torch
 import torch.fx as fx
 import torch.utils._pytree as pytree
 
-from aotgrad.ir import Geometry, ViewReplay, ViewStep
+from aotgrad.graph.geometry import Geometry
+from aotgrad.ir import ViewReplay, ViewStep
 from aotgrad.torch_compat import is_view_by_schema, known_equal
 
 aten = torch.ops.aten

@@ -16,9 +16,9 @@ import torch
 from aotgrad import native, torch_compat
 from aotgrad.convention import MemorySharing, same_storage
 from aotgrad.errors import UnsupportedAliasingError
+from aotgrad.graph.geometry import Geometry
 from aotgrad.graph.strided_overlap import ByteLayout, overlapping_pairs
 from aotgrad.guards.disjoint_storage import Separation, address, picker, span_of
-from aotgrad.ir import Geometry
 
 
 class MemoryGuard:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aotgrad.ir import Geometry, ViewReplay
+from aotgrad.graph.geometry import Geometry
+from aotgrad.ir import ViewReplay
 from aotgrad.printing.graphs import argument_text
 from aotgrad.printing.stages import chain_text, geometry_text
 from aotgrad.runtime.steps import ReturnValue, Step

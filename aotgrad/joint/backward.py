@@ -12,10 +12,8 @@ tangents, which the engine sums at run time.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,15 +29,15 @@ from aotgrad.ir import (
     Capture,
     JointGraph,
     MemberInput,
-    MutationType,
     OpenTrace,
     RunsBetween,
     TensorInput,
     ViewAndMutationMeta,
     needs_sentinel,
 )
+from aotgrad.joint.attribution import NO_SEGMENTS, arrivals, attributed_to_forward, eager_dtypes
 from aotgrad.joint.cases import OtherCases, join_cases, trace_other_cases
-from aotgrad.joint.effects import Effects, LastNode, Place
+from aotgrad.joint.effects import Effects, Place
 from aotgrad.joint.failures import (
     OverwrittenValue,
     WrapperAtCut,
@@ -49,6 +47,7 @@ from aotgrad.joint.failures import (
     reject_wrapped_gradients,
 )
 from aotgrad.joint.none_gradients import WorkBehindNone, has_cuts_outside, has_work_behind_none
+from aotgrad.joint.outside_views import View, views_outside
 from aotgrad.joint.saved_values import assigned_memory, masks_of_nodes, owners_of_memory, saving_nodes, storages_by_node
 from aotgrad.joint.segments import (
     NOTHING_FAILS,
@@ -81,8 +80,6 @@ from aotgrad.slots import (
     UpdatedInput,
     UserOutput,
 )
-
-NO_SEGMENTS: Mapping[Any, int] = {}
 
 
 @dataclass(frozen=True)
@@ -159,56 +156,6 @@ class AppendedBackward:
     memory: tuple[Place | Tangent, ...] = ()
     effects: tuple[frozenset[int], ...] = ()
     saved_in_eager: frozenset[Primal | ForwardResult] = frozenset()
-
-
-@dataclass(frozen=True)
-class View:
-    """A view that is made outside of the graph: the edge of its gradient, and the results that it is made from."""
-
-    slot: ReturnedView | UpdatedInput | OldInput
-    edge: Edge
-    bases: tuple[ForwardResult, ...]
-
-
-def views_outside(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
-    """Returned views, and inputs that become views of their old values: of another size, or of written memory."""
-    yield from new_leaf_views(capture, meta)
-    for index in meta.replayed_views():
-        live, inside, base = capture.outputs[index], meta.input_behind(index), meta.result_behind(index)
-        bases = () if base is None else (base,)
-        if live.grad_fn is not None:
-            edge = torch_compat.gradient_edge(live)
-            yield View(ReturnedView(index), edge, bases if inside is None else _updated(capture, inside))
-    for index, info in enumerate(meta.inputs):
-        spec, live = capture.inputs[index], capture.arguments[index]
-        if info is None or live.grad_fn is None:
-            continue
-        if isinstance(spec, MemberInput) and spec.attached:
-            yield from _views_of_member(capture, index)
-        elif info.mutation is MutationType.METADATA_ONLY and not info.hidden_from_autograd:
-            yield View(UpdatedInput(index), torch_compat.gradient_edge(live), ())
-
-
-def new_leaf_views(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
-    """The outputs at which gradients end. One object that is returned twice is one leaf."""
-    leaves = {id(capture.outputs[index]): index for index in sorted(meta.new_leaves, reverse=True)}
-    for index in sorted(leaves.values()):
-        yield View(ReturnedView(index), torch_compat.gradient_edge(capture.outputs[index]), ())
-
-
-def _updated(capture: Capture, index: int) -> tuple[UpdatedInput, ...]:
-    """The results that a written input is made from: the new values of all inputs in its memory."""
-    return tuple(map(UpdatedInput, capture.sharing(index)))
-
-
-def _views_of_member(capture: Capture, index: int) -> Iterator[View]:
-    """The two histories of an input that shares memory: before the first write to the memory, and after the last."""
-    before = capture.before[index]
-    assert before is not None, "it is a tensor"
-    edge, old = torch_compat.gradient_edge(capture.arguments[index]), before.history
-    yield View(UpdatedInput(index), edge, _updated(capture, index))
-    if old is not edge[0]:
-        yield View(OldInput(index), (old, 0), ())
 
 
 def _append_possible_backward(
@@ -631,19 +578,6 @@ def in_engine_order(gradients: Sequence[Gradient]) -> list[Gradient]:
     return earlier + order_for_engine(list(last.values()), needs_sentinel(len(gradients)))
 
 
-@contextlib.contextmanager
-def arrivals(primals: Sequence[Any]) -> Iterator[list[int]]:
-    """The indices of primals in the order in which the backward inside completes their gradients."""
-    arrived: list[int] = []
-    watched = [k for k, primal in enumerate(primals) if isinstance(primal, torch.Tensor) and primal.requires_grad]
-    handles = [primals[k].register_hook(lambda _, k=k: arrived.append(k)) for k in watched]
-    try:
-        yield arrived
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _reject_new_draws(capture: Capture, tangents: Sequence[torch.Tensor]) -> None:
     """Raise for random ops of the backward that depend on no tangent and do not repeat a draw of the forward.
 
@@ -745,62 +679,6 @@ def _gradients(
     for index, gradient in zip(wanted, found, strict=False):
         gradients[index] = gradient
     return gradients
-
-
-@contextlib.contextmanager
-def eager_dtypes() -> Iterator[None]:
-    """Turn off autocast, since eager's backward ops keep the dtypes of the forward, and grad mode, at first order."""
-    with torch_compat.disable_autocast(), torch.no_grad():
-        yield
-
-
-@contextlib.contextmanager
-def attributed_to_forward(
-    trace: OpenTrace, roots: Iterable[torch.Tensor], segment_of: Mapping[Any, int] = NO_SEGMENTS
-) -> Iterator[LastNode]:
-    """While open, give backward ops the origin of the forward op that they differentiate, and their segment."""
-    nodes, last = autograd_nodes(roots), LastNode()
-    attributions = [node.register_prehook(_attribution(trace, node, segment_of.get(node), last)) for node in nodes]
-    handles = [*attributions, *as_in_eager(nodes)]
-    trace.attribute_to({})
-    try:
-        yield last
-    finally:
-        trace.attribute_to(None)
-        for handle in handles:
-            handle.remove()
-
-
-def as_in_eager(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Keep eager's layouts and checks of gradients; returns the handles of hooks."""
-    keep = (torch_compat.keep_gradient_layout, torch_compat.keep_check)
-    return (handle for node in nodes for handle in (each(node) for each in keep) if handle is not None)
-
-
-@contextlib.contextmanager
-def differentiated_as_in_eager(roots: Iterable[torch.Tensor]) -> Iterator[None]:
-    """While open, `as_in_eager` for a backward from `roots` that is itself differentiated."""
-    nodes = autograd_nodes(roots)
-    handles = [*as_in_eager(nodes), *itertools.chain.from_iterable(map(torch_compat.keep_differentiable, nodes))]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _attribution(trace: OpenTrace, node: Any, segment: int | None, last: LastNode) -> Callable[[Any], None]:
-    origin = trace.origin_of(torch_compat.node_sequence_nr(node))
-    if segment is not None:
-        origin = {**origin, "segment": segment}
-    if torch_compat.is_custom_node(node):
-        origin = {**origin, "own_backward": True}
-
-    def attribute(_: Any) -> None:
-        last.start(trace.graph, node)
-        trace.attribute_to(origin)
-
-    return attribute
 
 
 def static_inputs(capture: Capture) -> frozenset[int]:

@@ -33,8 +33,9 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
+from aotgrad.graph.geometry import Geometry
 from aotgrad.graph.memory_owners import memory_owner
-from aotgrad.ir import Capture, ChangedMemory, Geometry, MemberInput, Region, ViewAndMutationMeta
+from aotgrad.ir import Capture, ChangedMemory, MemberInput, Region, ViewAndMutationMeta
 from aotgrad.slots import ForwardResult, IntermediateBase, Memory, Primal, Tangent, UserOutput
 
 Place = Primal | ForwardResult

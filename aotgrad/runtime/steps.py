@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.ir import Geometry, ViewReplay, ViewStep, needs_sentinel
+from aotgrad.graph.geometry import Geometry
+from aotgrad.ir import ViewReplay, ViewStep, needs_sentinel
 from aotgrad.runtime.writer import SourceWriter, tuple_of, versions_text
 
 LITERALS = (type(None), bool, int, str)

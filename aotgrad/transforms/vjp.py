@@ -36,7 +36,8 @@ from aotgrad.ir import (
     TensorInput,
     ViewAndMutationMeta,
 )
-from aotgrad.joint.backward import cut_into, differentiated_as_in_eager
+from aotgrad.joint.attribution import differentiated_as_in_eager
+from aotgrad.joint.backward import cut_into
 from aotgrad.joint.failures import failing_nodes, passed_over
 from aotgrad.joint.segments import CutBackward, ExternalView, Segmentation, find_segments
 from aotgrad.passes import KnownValues

@@ -8,7 +8,7 @@ import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotgrad.analysis.views import chain_from, detaches, replay_by_geometry, replay_of_chain
-from aotgrad.ir import Geometry
+from aotgrad.graph.geometry import Geometry
 
 aten = torch.ops.aten
 

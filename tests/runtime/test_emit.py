@@ -7,7 +7,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from aotgrad.ir import Geometry, ViewReplay, ViewStep
+from aotgrad.graph.geometry import Geometry
+from aotgrad.ir import ViewReplay, ViewStep
 from aotgrad.runtime.emit import emit
 from aotgrad.runtime.schedule import Schedule
 from aotgrad.runtime.steps import (
