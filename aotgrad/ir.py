@@ -697,7 +697,8 @@ class JointGraph:
     Attributes:
         signature: the meaning of each placeholder and output.
         static_inputs: primals whose memory outlives the call at one address (parameters, buffers).
-        mutated_inputs: primals that the epilogue overwrites; the backward must not read them.
+        mutated_inputs: primals that are overwritten after the forward; the backward must not read them.
+        writable_inputs: mutated primals that the forward graph may write itself.
         segments: the parts of the backward, in the order in which they run.
         private_inputs: primals that the caller does not hold, so that nothing else writes to them.
         memory: the inputs, results and tangents that a backward changes in place.
@@ -709,6 +710,7 @@ class JointGraph:
     signature: SlotSignature
     static_inputs: frozenset[int]
     mutated_inputs: frozenset[int]
+    writable_inputs: frozenset[int] = frozenset()
     segments: tuple[BackwardSegment, ...] = ()
     private_inputs: frozenset[int] = frozenset()
     memory: tuple[Primal | ForwardResult | Tangent, ...] = ()

@@ -51,7 +51,7 @@ class Options:
             They hold for the forward and for backwards that are compiled later. Other backends ignore them, and the mode.
         on_error: `"raise"`, or `"eager"`: a function or backward that cannot be compiled runs eagerly, with a warning that
             gives the reason; `counters["eager_on_error"]` counts it.
-        keep_input_mutations: in graphs without a backward, write mutated inputs inside the graph, not after it.
+        keep_input_mutations: write mutated inputs inside the graph, not after it; in graphs with a backward, buffers only.
         cache: whether compiled functions are stored on disk for other processes (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`);
             `None`: with `torch.compile` they are, with `aot_function` and `aot_module` they are not. See `docs/cache.md`.
         min_graph_ops: a graph with fewer ops runs the original function eagerly; 0 compiles every graph, `None` is the

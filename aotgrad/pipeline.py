@@ -257,7 +257,7 @@ def compile(source: Source, compiler: Compiler) -> Stages:
             observe("small graph", small)
             return small
         joint = build_joint(capture, meta, compiler.options.grad_segments)
-        joint = run_joint_passes(joint, meta, source, compiler, observe)
+        joint = run_joint_passes(joint, source, compiler, observe)
         observe("joint", joint)
     traced = TracedJoint(capture, with_later_changes(meta, joint), joint)
     reject_sharing_with_memory(traced, source)
@@ -280,9 +280,7 @@ def assemble(traced: TracedJoint, partition: Partition, compiled: Compiled, high
     return Executable(capture, meta, joint, partition, compiled, schedule, source, backwards, call)
 
 
-def run_joint_passes(
-    joint: JointGraph, meta: ViewAndMutationMeta, source: Source, compiler: Compiler, observe: Observer
-) -> JointGraph:
+def run_joint_passes(joint: JointGraph, source: Source, compiler: Compiler, observe: Observer) -> JointGraph:
     """The joint graph as it is partitioned: after the passes of this package, of the user and of the backend."""
     options = compiler.options
     passes_of_joint = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
@@ -293,8 +291,6 @@ def run_joint_passes(
         torch_compat.insert_deferred_checks(joint.module)
     with torch_compat.disable_autocast():  # the graph has its casts; a pass that runs ops must get their dtypes
         joint = passes_of_joint.run(joint, observe.after_pass)
-        if options.keep_input_mutations and not joint.differentiable:
-            joint = passes.keep_input_mutations(joint, meta)
         joint = compiler.backend.prepare_joint(joint)
         return passes.remove_repeated_effects(passes.take_known_values(joint, source.known))
 
@@ -332,9 +328,11 @@ def lower(
 def partition_graph(
     joint: JointGraph, compiler: Compiler, names: GraphNames, known: passes.KnownValues | None = None
 ) -> Partition:
-    """Partition a joint graph."""
+    """Partition a joint graph; the forward writes mutated inputs itself if the compiler wants that."""
+    writable = joint.writable_inputs if compiler.options.keep_input_mutations else frozenset()
     with names.compiling("joint"), collection_paused():
-        return partition_joint(passes.mark_kept_values(joint, known), compiler.partition_fn, compiler.objective)
+        partition = partition_joint(passes.mark_kept_values(joint, known), compiler.partition_fn, compiler.objective)
+        return replace(partition, forward=passes.keep_input_mutations(partition.forward, writable))
 
 
 def compile_forward(

@@ -138,8 +138,8 @@ def joint_key(joint: JointGraph, origins: Origins, held: Mapping[str, torch.Tens
     """
     encoder = Encoder()
     graph = encode_half(GraphHalf(joint.module, joint.signature), origins, held, custom_ops=True)
-    places = [joint.static_inputs, joint.mutated_inputs, joint.private_inputs, joint.saved_in_eager]
-    rest = [joint.signature, joint.segments, *places]
+    inputs = [joint.static_inputs, joint.mutated_inputs, joint.writable_inputs, joint.private_inputs]
+    rest = [joint.signature, joint.segments, *inputs, joint.saved_in_eager]
     tensors = [[name, str(value.dtype), str(value.device), list(value.shape)] for name, value in held.items()]
     return [
         graph.text,

@@ -29,6 +29,7 @@ from aotgrad.ir import (
     Capture,
     JointGraph,
     MemberInput,
+    MutationType,
     OpenTrace,
     RunsBetween,
     TensorInput,
@@ -118,6 +119,7 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
         signature,
         static,
         mutated,
+        writable_inputs(capture, meta, backward),
         segments,
         memory=backward.memory,
         effects=backward.effects,
@@ -690,3 +692,17 @@ def mutated_inputs(capture: Capture, meta: ViewAndMutationMeta) -> frozenset[int
     mutated = [index for index, info in enumerate(meta.inputs) if info is not None and info.mutation.data]
     specs = [(index, capture.inputs[index]) for index in mutated]
     return frozenset(spec.base if isinstance(spec, MemberInput) else index for index, spec in specs)
+
+
+def writable_inputs(capture: Capture, meta: ViewAndMutationMeta, backward: AppendedBackward) -> frozenset[int]:
+    """The primals that the forward graph may write itself: with a backward, buffers whose new data has no gradient.
+
+    CUDA graphs allow writes to memory at one address only.
+    """
+    changed = {k for k, info in enumerate(meta.inputs) if info is not None and info.mutation is MutationType.DATA}
+    plain = {k for k in changed if type(capture.inputs[k]) is TensorInput}
+    if not backward.tangents:
+        return frozenset(plain)
+    places = (*(tangent.of for tangent in backward.tangents), *backward.memory)
+    watched = {place.index for place in places if isinstance(place, (UpdatedInput, Primal))}
+    return static_inputs(capture) & plain - watched

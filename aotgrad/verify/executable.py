@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aotgrad import torch_compat
+from aotgrad.graph.memory_owners import writes_at_end
 from aotgrad.ir import BackwardSegment, Compiled, GraphHalf, JointGraph, Partition, ViewAndMutationMeta
 from aotgrad.printing import type_text
 from aotgrad.runtime.steps import Attach, Forward, MakeBase, ReturnValue
-from aotgrad.slots import Gradient, Primal, of_kind
+from aotgrad.slots import Gradient, Primal, UpdatedInput, of_kind
 from aotgrad.verify.common import Problems, output_values, placeholder_values, recorded_value, same_slots, slot_list
 
 if TYPE_CHECKING:
@@ -40,11 +41,20 @@ def check_executable(executable: Executable) -> Problems:
             yield f"a traced tensor escaped into the function as {name}: {type_text(value)}"
 
 
+def is_written_inside(slot: Any, joint: JointGraph, partition: Partition) -> bool:
+    """Whether the forward writes a mutated input itself in place of returning its new data."""
+    may_write = isinstance(slot, UpdatedInput) and slot.index in joint.writable_inputs
+    return may_write and slot not in partition.forward.signature.forward_results
+
+
 def check_halves_against_joint(joint: JointGraph, partition: Partition) -> Problems:
     forward = partition.forward.signature
     yield from same_slots("the forward's inputs", forward.inputs, "the joint graph's primals", joint.signature.primals)
-    results = joint.signature.forward_results
+    written = [slot for slot in joint.signature.forward_results if is_written_inside(slot, joint, partition)]
+    results = [slot for slot in joint.signature.forward_results if slot not in written]
     yield from same_slots("the forward's results", forward.forward_results, "the joint graph's", results)
+    if len(written) != len(writes_at_end(partition.forward.module.graph)):
+        yield f"the forward returns no new data of {slot_list(written)}, but does not write it itself"
     if (partition.backward is not None) != joint.differentiable:
         yield f"the joint graph has {len(joint.signature.tangents)} tangents, the backward is {partition.backward}"
     if partition.backward is not None:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad.graph.memory_owners import writes_at_end
 from aotgrad.ir import JointGraph
 from aotgrad.printing import type_text
 from aotgrad.slots import (
@@ -126,10 +125,9 @@ def same_set(what: str, found: Sequence[Any], expected: Sequence[Any]) -> Proble
 
 
 def check_functional(joint: JointGraph) -> Problems:
-    """Check that no op writes. A graph without a backward may end in copies into its mutated inputs."""
-    trailing = () if joint.differentiable else writes_at_end(joint.module.graph)
+    """Check that no op writes."""
     for node in joint.module.graph.nodes:
-        if is_mutable(node.target) and node not in trailing:
+        if is_mutable(node.target):
             yield f"node {node.name} ({node.target}) writes to its arguments"
 
 

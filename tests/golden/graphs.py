@@ -160,3 +160,22 @@ def slice_of_a_product(x, w):
 def inference(x):
     """Without a backward there is one graph, and nothing is saved."""
     return x.sin().cos()
+
+
+@case("partition", "runtime", args=["f32[3] requires_grad"], keep_inference_input_mutations=True)
+class counted_calls(nn.Module):
+    """With `keep_input_mutations`, the forward graph writes buffers itself, so that a backend fuses the write.
+
+    The backward needs the old value of `scale`: it is copied before the write.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(3))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        y = x * self.scale.clone()
+        self.scale.mul_(0.5)
+        self.calls.add_(1)
+        return y.exp()

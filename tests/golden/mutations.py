@@ -105,7 +105,7 @@ class batch_norm(nn.Module):
         return self.norm(x)
 
 
-@case("joint", "runtime", args=["f32[3]"], keep_inference_input_mutations=True)
+@case("partition", "runtime", args=["f32[3]"], keep_inference_input_mutations=True)
 def kept_input_mutation(x):
     """Without a backward, and with the option, the graph itself ends in the copy, so that a backend can fuse it."""
     x.mul_(2)

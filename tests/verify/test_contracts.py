@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from aotgrad import verify
+from aotgrad import passes, verify
 from aotgrad.backends.base import checked_arity
 from aotgrad.errors import ContractError
 from aotgrad.ir import (
@@ -290,18 +290,6 @@ def test_a_joint_graph_writes_nothing(product):
     assert_broken("joint", joint, "node mul (aten.mul_.Tensor) writes to its arguments")
 
 
-def test_an_inference_graph_may_end_in_copies_into_its_inputs(update):
-    joint = with_copied_graph(update.joint)
-    graph = joint.module.graph
-    (output,) = graph.find_nodes(op="output")
-    with graph.inserting_before(output):
-        graph.call_function(aten.copy_.default, (node_named(joint, "primals_1"), node_named(joint, "mul")))
-    verify.check_stage("joint", joint)
-    with graph.inserting_before(output):
-        graph.call_function(aten.neg.default, (node_named(joint, "primals_1"),))
-    assert_broken("joint", joint, "node copy__default (aten.copy_.default) writes to its arguments")
-
-
 def test_a_gradient_has_the_dtype_of_its_primal(product):
     joint = with_copied_graph(product.joint)
     gradient = results_of(joint)[1]
@@ -460,3 +448,11 @@ def test_no_traced_tensor_is_left_in_the_function(product):
     leaky = type(product.call)(product.call.__code__, namespace)
     message = "a traced tensor escaped into the function as constant_0: f32[3]"
     assert_broken("executable", replace(product, call=leaky), message)
+
+
+def test_new_data_of_an_input_is_returned_or_written_by_the_forward(update):
+    half = update.partition.forward
+    written = passes.keep_input_mutations(half, update.joint.writable_inputs)
+    partition = replace(update.partition, forward=replace(half, signature=written.signature))
+    message = "the forward returns no new data of updated input 0, but does not write it itself"
+    assert_broken("executable", replace(update, partition=partition), message)
