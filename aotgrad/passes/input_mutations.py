@@ -18,14 +18,14 @@ def keep_input_mutations(forward: GraphHalf, writable: Collection[int]) -> Graph
 
     An updated value that is saved stays a result: the input itself is saved then, so that later writes to it are noticed.
     """
-    values = results_of(forward)
+    values = outputs_by_slot(forward)
     saved = {value for slot, value in values.items() if isinstance(slot, Saved)}
     changed = [slot for slot in values if isinstance(slot, UpdatedInput) and slot.index in writable]
     written = [slot for slot in changed if values[slot] not in saved]
     if not written:
         return forward
     forward = copy_half(forward)
-    graph, results = forward.module.graph, results_of(forward)
+    graph, results = forward.module.graph, outputs_by_slot(forward)
     placeholders = zip(forward.signature.inputs, graph.find_nodes(op="placeholder"), strict=True)
     primals = {slot.index: node for slot, node in placeholders if isinstance(slot, Primal)}
     (output,) = graph.find_nodes(op="output")
@@ -36,7 +36,7 @@ def keep_input_mutations(forward: GraphHalf, writable: Collection[int]) -> Graph
     return replace(forward, signature=SlotSignature(forward.signature.inputs, tuple(results)))
 
 
-def results_of(half: GraphHalf) -> dict[OutputSlot, fx.Node]:
+def outputs_by_slot(half: GraphHalf) -> dict[OutputSlot, fx.Node]:
     """The node behind each output slot."""
     (output,) = half.module.graph.find_nodes(op="output")
     return dict(zip(half.signature.outputs, output.args[0], strict=True))
