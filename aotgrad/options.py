@@ -44,7 +44,7 @@ class Options:
             that they overlap with other work; their results are held longer.
         flops_per_byte: how many floating point operations the device does while it moves a byte. It decides how much dearer
             a product is to recompute than a sum. `"measured"`: measured on first use, in about 50 ms, and stored
-            (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`); `None`: a typical figure for the device type.
+            (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`); `None`: a typical figure for the device and dtype.
         plan_limit: how many plans one function may have; further calls run eagerly.
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
         inductor: Inductor's own options, on top of those of the mode: `{"max_autotune": True, "triton.cudagraphs": True}`.

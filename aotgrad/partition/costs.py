@@ -23,14 +23,13 @@ import torch.fx as fx
 from torch.utils.flop_counter import flop_registry
 
 from aotgrad.graph import op_table
+from aotgrad.partition import speeds
 from aotgrad.partition.graphs import JointAnalysis
 
 UNKNOWN_SIZE = 4096  # elements along a data-dependent size; large enough that saving such a value is not free
 SYMBOLIC_VALUE_BYTES = 8  # one Python int
 
 TIME_PER_BYTE = 64  # units of time for one byte moved: times are ints, and a fused op costs a fraction of its bytes
-FLOPS_PER_BYTE = {"cpu": 10, "cuda": 100}  # done while one byte is moved; large float32 products, by device type
-FLOPS_PER_BYTE_ELSEWHERE = 100
 PASSES_OF_UNKNOWN_OPS = 4  # sorts, scans, transforms: they do more than read and write once
 
 
@@ -158,15 +157,15 @@ def time_alone(node: fx.Node, flops_per_byte: int | None = None) -> int:
     """Units of time that the op takes in a kernel of its own.
 
     Args:
-        flops_per_byte: floating point operations that the device does while it moves a byte; by default those of
-            `FLOPS_PER_BYTE`.
+        flops_per_byte: floating point operations that the device does while it moves a byte; by default those of `speeds`.
     """
     operations = flops(node)
     known = operations or op_table.is_fusible(node.target) or op_table.is_random(node.target)
     moved = traffic(node) * (1 if known else PASSES_OF_UNKNOWN_OPS)
-    return max(moved, operations // (flops_per_byte or _flops_per_byte(node))) * TIME_PER_BYTE
+    return max(moved, operations // (flops_per_byte or usual_flops_per_byte(node))) * TIME_PER_BYTE
 
 
-def _flops_per_byte(node: fx.Node) -> int:
-    devices = {tensor.device.type for tensor in tensors_of(node)}
-    return FLOPS_PER_BYTE.get(next(iter(devices), ""), FLOPS_PER_BYTE_ELSEWHERE)
+def usual_flops_per_byte(node: fx.Node) -> int:
+    """The figure for the device and dtype of a node's first result."""
+    tensors = tensors_of(node)
+    return speeds.flops_per_byte(tensors[0], "convolution" in str(node.target)) if tensors else speeds.ELSEWHERE
