@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from tests import device  # loads the emulated device, before torch
+
+# isort: split
 import atexit
 import os
 import shutil
@@ -44,8 +47,13 @@ def registered_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
 
 
+def pytest_configure() -> None:
+    device.use_device()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select a sample of the tests, for frequent runs (`scripts/versions.py --every 10`)."""
+    """Skip tests for other devices; select a sample, for frequent runs (`scripts/versions.py --every 10`)."""
+    device.skip_unsuited(items)
     if (every := int(os.environ.get("AOTGRAD_TEST_EVERY", "1"))) > 1:
         deselect(config, items, [item for k, item in enumerate(items) if k % every])
 
