@@ -195,8 +195,9 @@ class Job:
 
     @property
     def visible(self) -> list[int]:
-        """The positions of the outputs whose strides a user sees."""
-        return [k for k, slot in enumerate(self.half.signature.outputs) if isinstance(slot, self.seen)]
+        """The positions of the outputs whose strides a user sees; Inductor expects a node at each of them."""
+        outputs = zip(self.half.signature.outputs, outputs_of(self.half.module.graph), strict=True)
+        return [k for k, (slot, value) in enumerate(outputs) if isinstance(slot, self.seen) and isinstance(value, fx.Node)]
 
     @property
     def strides(self) -> dict[int, str]:
