@@ -100,13 +100,15 @@ def interpreted(function: Callable) -> Callable:
 
 def with_checks(run: Callable) -> Callable:
     """The launch of a kernel, after its arguments were checked."""
+    import numpy as np
 
     @functools.wraps(run)
     def checked(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         check_alignment(kernel, args)
         for names in _launches:
             names.append(kernel.fn.__name__)
-        return run(kernel, *args, **kwargs)
+        with np.errstate(all="ignore"):  # a GPU does not warn of infinities
+            return run(kernel, *args, **kwargs)
 
     return checked
 

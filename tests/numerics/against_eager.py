@@ -207,7 +207,7 @@ class Scenario:
 
 def random_cotangent(value: Tensor) -> Tensor:
     """Contiguous, as most gradients of functions of the output are."""
-    return torch.randn(value.shape, dtype=value.dtype)
+    return torch.randn(value.shape, dtype=value.dtype, device=value.device)
 
 
 def is_differentiable(value: Any) -> bool:
