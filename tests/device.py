@@ -17,7 +17,7 @@ import pytest
 
 VARIABLE = "AOTGRAD_TEST_DEVICE"
 TYPES = {"cpu": "cpu", "emulated": "cuda", "cuda": "cuda"}
-"""The type of device in torch, by the value of the variable."""
+"""The types of torch's devices, by the value of the variable."""
 
 SUITES = ("conformance", "emulated_cuda", "models", "numerics", "runtime")
 """The folders of tests that run on any device; others are about the CPU, or about no device."""
@@ -48,13 +48,26 @@ if DEVICE == "emulated":
     if HAS_TRITON:
         inductor.interpret_kernels()
 
+import torch  # noqa: E402  # only now
+
+TYPE = TYPES[DEVICE]
+"""The type of the device in torch."""
+
 
 def use_device() -> None:
     """Make tensors on the device from now on, in this thread."""
-    import torch
-
     if DEVICE != "cpu" and torch.cuda.is_available():
-        torch.set_default_device(TYPES[DEVICE])
+        torch.set_default_device(TYPE)
+
+
+def new_generator() -> torch.Generator:
+    """A generator of the device."""
+    return torch.Generator(TYPE)
+
+
+def default_generator() -> torch.Generator:
+    """The generator that random ops of the device draw from."""
+    return torch.cuda.default_generators[torch.cuda.current_device()] if TYPE == "cuda" else torch.default_generator
 
 
 def skip_unsuited(items: Sequence[pytest.Item]) -> None:
@@ -66,8 +79,6 @@ def skip_unsuited(items: Sequence[pytest.Item]) -> None:
 
 def why_not(item: pytest.Item) -> str | None:
     """Why a test does not run on the device; `None` if it does."""
-    import torch
-
     suite = item.path.relative_to(TESTS).parts[0]
     if DEVICE == "cuda" and not torch.cuda.is_available():
         return f"{VARIABLE}=cuda, and torch finds no GPU"

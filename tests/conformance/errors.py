@@ -18,6 +18,7 @@ import torch
 from torch.testing._internal import common_methods_invocations
 
 from aotgrad.errors import AOTGradError
+from tests.device import TYPE
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def _refused_calls() -> Iterator[RefusedCall]:
     for info in common_methods_invocations.op_db:
         if info.error_inputs_func is None:
             continue
-        for each in info.error_inputs("cpu"):
+        for each in info.error_inputs(TYPE):
             sample = each.sample_input
             function, arguments = called_with(info.op, sample.kwargs), (sample.input, *sample.args)
             error = outcome(function, arguments)

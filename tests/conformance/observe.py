@@ -92,8 +92,8 @@ def gradients_of(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> dict[st
 def tangent(position: int, output: Tensor) -> Tensor:
     """Random numbers that depend only on the position, in the layout of the output."""
     generator = torch.Generator().manual_seed(position)
-    values = torch.rand(output.shape, dtype=output.dtype, generator=generator) + 0.5
-    return torch.empty_like(output).copy_(values) if output.layout is torch.strided else values.to_sparse()
+    values = torch.rand(output.shape, dtype=output.dtype, generator=generator, device="cpu") + 0.5
+    return torch.empty_like(output).copy_(values) if output.layout is torch.strided else values.to(output.device).to_sparse()
 
 
 def fresh(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -108,4 +108,6 @@ def copied(tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided or type(tensor) is not Tensor or tensor.is_conj() or tensor.is_neg():
         return tensor.clone()
     storage = tensor.untyped_storage().clone()
-    return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+        storage, tensor.storage_offset(), tensor.size(), tensor.stride()
+    )

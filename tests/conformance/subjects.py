@@ -23,6 +23,7 @@ from torch.testing._internal.hop_db import hop_db
 from torch.utils import _pytree as pytree
 
 from tests.conformance.variants import Backend, First, Form, Variant
+from tests.device import TYPE
 
 SEED = 0
 
@@ -81,17 +82,17 @@ class Operator:
             return []
         torch.manual_seed(SEED)
         random.seed(SEED)
-        samples = list(self.info.sample_inputs("cpu", dtype, requires_grad=self.differentiates(variant, dtype)))
+        samples = list(self.info.sample_inputs(TYPE, dtype, requires_grad=self.differentiates(variant, dtype)))
         calls = (operator_call(function, sample, variant) for sample in spread(samples, most))
         return [call for call in calls if call is not None]
 
     def dtype(self, variant: Variant) -> torch.dtype | None:
-        return next((dtype for dtype in variant.dtypes if self.info.supports_dtype(dtype, "cpu")), None)
+        return next((dtype for dtype in variant.dtypes if self.info.supports_dtype(dtype, TYPE)), None)
 
     def differentiates(self, variant: Variant, dtype: torch.dtype) -> bool:
         if variant.form is Form.OUT or (variant.form is Form.IN_PLACE and not self.info.supports_inplace_autograd):
             return False
-        return self.info.supports_autograd and dtype in self.info.supported_backward_dtypes("cpu")
+        return self.info.supports_autograd and dtype in self.info.supported_backward_dtypes(TYPE)
 
     def form(self, form: Form) -> Callable | None:
         match form:
@@ -201,7 +202,7 @@ class Module:
             return []
         torch.manual_seed(SEED)
         make = self.info.module_inputs_func
-        samples = make(self.info, device="cpu", dtype=dtype, requires_grad=True, training=self.training)
+        samples = make(self.info, device=TYPE, dtype=dtype, requires_grad=True, training=self.training)
         usable = [sample for sample in samples if sample.forward_input is not None]
         calls = (with_first(self.call(sample, dtype), variant.first) for sample in spread(usable, most))
         return [call for call in calls if call is not None]

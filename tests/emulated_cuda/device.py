@@ -41,9 +41,11 @@ def load() -> None:
         raise RuntimeError("this torch was built with CUDA; the emulated device needs one without")
     for name, function in bindings(found).items():
         setattr(torch._C, name, function)
-    torch.cuda.default_generators = default_generators(found)
+    torch.cuda._cudart = found  # only whether there is one
     for name, function in cuda_functions(found).items():
         setattr(torch.cuda, name, function)
+    for name, function in storage_methods(found).items():
+        setattr(torch.UntypedStorage, name, function)
     atexit.register(found.emulated_stop_threads)
 
 
@@ -70,12 +72,13 @@ def capturing() -> Iterator[None]:
         library().emulated_set_capturing(False)
 
 
-def default_generators(library: ctypes.CDLL) -> tuple[Any, ...]:
+def initialize(library: ctypes.CDLL) -> None:
+    """Give `torch.cuda` the default generators, as it happens when CUDA is first used."""
     import torch
 
     library.emulated_hand_out_default_generators(True)
     try:
-        return tuple(torch.Generator(device=f"cuda:{index}") for index in range(DEVICES))
+        torch.cuda.default_generators = tuple(torch.Generator(device=f"cuda:{index}") for index in range(DEVICES))
     finally:
         library.emulated_hand_out_default_generators(False)
 
@@ -114,7 +117,7 @@ def bindings(library: ctypes.CDLL) -> Mapping[str, Callable]:
         "_cuda_getCurrentRawStream": lambda device: 0,
         "_cuda_getDevice": python_function(library.emulated_current_device),
         "_cuda_getDeviceCount": lambda: DEVICES,
-        "_cuda_isInBadFork": lambda: False,
+        "_cuda_init": lambda: initialize(library),
         "_cuda_maybeExchangeDevice": python_function(library.emulated_exchange_device),
         "_cuda_setDevice": python_function(library.emulated_exchange_device),
         "_cuda_synchronize": lambda: None,
@@ -133,7 +136,6 @@ def cuda_functions(library: ctypes.CDLL) -> Mapping[str, Any]:
         "_device_count_nvml": lambda: DEVICES,
         "_exchange_device": torch._C._cuda_exchangeDevice,
         "_is_compiled": lambda: True,
-        "_lazy_init": initialize,
         "_maybe_exchange_device": torch._C._cuda_maybeExchangeDevice,
         "current_stream": lambda device=None: torch.accelerator.current_stream(device),
         "device_count": lambda: DEVICES,
@@ -143,7 +145,6 @@ def cuda_functions(library: ctypes.CDLL) -> Mapping[str, Any]:
         "is_available": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: True,
         "is_current_stream_capturing": python_function(library.emulated_is_capturing),
-        "is_initialized": lambda: torch.cuda._initialized,
         "max_memory_allocated": of_device(library.emulated_peak),
         "memory_allocated": of_device(library.emulated_allocated),
         "reset_peak_memory_stats": of_device(library.emulated_reset_peak),
@@ -151,13 +152,23 @@ def cuda_functions(library: ctypes.CDLL) -> Mapping[str, Any]:
     }
 
 
-def initialize() -> None:
-    """Run what waited for the first use of a device: seeds, and callbacks of libraries."""
+def storage_methods(library: ctypes.CDLL) -> Mapping[str, Any]:
+    """What a storage does in another way, where it is on a device."""
     import torch
+    from torch.utils._python_dispatch import _disable_current_modes
 
-    if torch.cuda._initialized:
-        return
-    torch.cuda._initialized = True
-    waiting = [*torch.cuda._lazy_seed_tracker.get_calls(), *torch.cuda._queued_calls]
-    for callback, _ in filter(None, waiting):
-        callback()
+    usual_new, usual_resize = torch.UntypedStorage.__new__, torch.UntypedStorage.resize_
+
+    def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or torch.device(device).type != "cuda":
+            return usual_new(cls, *args, device=device, **kwargs)
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return torch.empty(*args, dtype=torch.uint8, device=device).untyped_storage()
+
+    def resize(self: Any, size: int) -> Any:
+        if self.device.type != "cuda":
+            return usual_resize(self, size)
+        library.emulated_resize_storage(ctypes.c_void_p(self._cdata), ctypes.c_size_t(size))
+        return self
+
+    return {"__new__": staticmethod(new), "resize_": resize}

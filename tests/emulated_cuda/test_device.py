@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -101,6 +102,11 @@ def test_storages():
     y = torch.empty(0).set_(x.untyped_storage(), 1, (3,), (1,))
     assert y.untyped_storage()._cdata == x.untyped_storage()._cdata and y.tolist() == [1, 1, 1]
     assert torch.empty(0).set_(x).data_ptr() == x.data_ptr() and x.clone().set_().numel() == 0
+    for size in (32, 8, 0):
+        assert x.untyped_storage().resize_(size).nbytes() == size
+    made = torch.UntypedStorage(8, device="cuda:1")
+    assert made.device == torch.device("cuda:1") and made.nbytes() == 8
+    assert torch.UntypedStorage(8).device.type == "cpu" and copy.deepcopy(torch.ones(3)).tolist() == [1, 1, 1]
 
 
 def test_allocated_bytes_are_counted():

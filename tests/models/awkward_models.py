@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from tests.device import TYPE
+
 CLASSES = 5
 FEATURES = 8
 
@@ -28,9 +30,9 @@ class AutocastMLP(nn.Module):
         self.inner, self.island, self.head = nn.Linear(FEATURES, 16), nn.Linear(16, 16), nn.Linear(16, CLASSES)
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(TYPE, dtype=torch.bfloat16):
             hidden = F.gelu(self.inner(x))
-            with torch.autocast("cpu", enabled=False):
+            with torch.autocast(TYPE, enabled=False):
                 hidden = hidden + self.island(hidden.float()).tanh()
             logits = self.head(hidden)
         return {"loss": F.cross_entropy(logits.float(), labels), "logits": logits}

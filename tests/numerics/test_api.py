@@ -13,6 +13,7 @@ from torch import nn
 import aotgrad
 from aotgrad.backends import registry
 from aotgrad.errors import BackendError, OptionError
+from tests.device import TYPE
 
 from .against_eager import AOT, COMPILERS, assert_like_eager, compiled, leaf, non_leaf, plain
 from .cases import Case, Cases
@@ -144,7 +145,7 @@ def test_a_plan_is_not_reused_in_another_mode() -> None:
     modes = (
         torch.enable_grad,
         torch.no_grad,
-        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        lambda: torch.autocast(TYPE, dtype=torch.bfloat16),
         torch.inference_mode,
     )
     for mode in (*modes, *modes):

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 
 import aotgrad
+from tests.device import TYPE
 
 from .against_eager import ALL, EXACT, THROUGH_INDUCTOR, compiled
 
-BF16 = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
-OFF = functools.partial(torch.autocast, "cpu", enabled=False)
+BF16 = functools.partial(torch.autocast, TYPE, dtype=torch.bfloat16)
+OFF = functools.partial(torch.autocast, TYPE, enabled=False)
 
 
 def switched_off_inside(x, w, v):
@@ -131,7 +132,7 @@ def test_autocast_is_off_while_passes_and_compilers_run() -> None:
     seen = {}
 
     def note(role):
-        seen[role] = torch.is_autocast_enabled("cpu")
+        seen[role] = torch.is_autocast_enabled(TYPE)
 
     @dataclass(frozen=True)
     class Noting:

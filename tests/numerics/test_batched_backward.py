@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import aotgrad
+from tests.device import new_generator
 
 from .against_eager import AOT, compiled
 
@@ -23,7 +24,7 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def doubles(*shapes):
-    generator = torch.Generator().manual_seed(0)
+    generator = new_generator().manual_seed(0)
     return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 

@@ -10,6 +10,7 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 
 import aotgrad
+from tests.device import new_generator
 
 from .against_eager import EXACT, compiled
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is 
 
 
 def doubles(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
+    generator = new_generator().manual_seed(0)
     return [torch.randn(shape, generator=generator, dtype=DOUBLE) for shape in shapes]
 
 

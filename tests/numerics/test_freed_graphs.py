@@ -18,6 +18,7 @@ from torch import Tensor
 
 import aotgrad
 from aotgrad.backends.eager import compile_eager
+from tests.device import new_generator
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Run:
 
 def outcome(function: Callable, runs: Sequence[Run]) -> list:
     """The error of each backward, or the gradients that it computed."""
-    generator = torch.Generator().manual_seed(0)
+    generator = new_generator().manual_seed(0)
     inputs = [torch.rand(3, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
     outputs = function(*inputs)
     found: list = []
@@ -238,7 +239,7 @@ def test_a_changed_value_is_not_read_by_a_backward(name: str) -> None:
     function, changed = OVERWRITTEN[name]
 
     def run(function: Callable, changed: str | None) -> str | list:
-        generator = torch.Generator().manual_seed(0)
+        generator = new_generator().manual_seed(0)
         x, w = (torch.rand(3, generator=generator).requires_grad_() for _ in range(2))
         y = function(x, w)[0]
         with torch.no_grad():

@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 import aotgrad
 from aotgrad.errors import CaptureError
+from tests.device import default_generator, new_generator
 
 from .against_eager import COMPILERS, assert_matches, compiled
 
-CLOSED_OVER = torch.Generator()
+CLOSED_OVER = new_generator()
 
 OPS: dict[str, Callable[[Tensor, torch.Generator], Any]] = {
     "bernoulli": lambda x, g: torch.bernoulli(x.sigmoid(), generator=g) * x,
@@ -46,11 +47,11 @@ OPS: dict[str, Callable[[Tensor, torch.Generator], Any]] = {
 def outcome(function: Callable, seed: int, *others: torch.Generator, order: int = 1) -> list[Tensor]:
     """The result, gradients, and the state of each generator after the call and after the backward."""
     torch.manual_seed(seed)
-    own = torch.Generator().manual_seed(seed + 1)
+    own = new_generator().manual_seed(seed + 1)
     x = torch.randn(5, requires_grad=True)
     CLOSED_OVER.manual_seed(seed + 2)
     generators = (own, *others)
-    states = (*generators, CLOSED_OVER, torch.default_generator)
+    states = (*generators, CLOSED_OVER, default_generator())
     y = function(x, *generators)
     found = [y.detach(), *(each.get_state() for each in states)]
     (first,) = torch.autograd.grad(y.exp().sum(), x, create_graph=order == 2)
@@ -101,7 +102,7 @@ def test_a_budget_draws_again(halves) -> None:
         return (torch.bernoulli(x.sigmoid(), generator=g) * x).sin() * torch.rand(5000, generator=g)
 
     def run(function):
-        generator = torch.Generator().manual_seed(3)
+        generator = new_generator().manual_seed(3)
         x = torch.linspace(-1, 1, 5000).requires_grad_()
         y = function(x, generator)
         state = generator.get_state()
@@ -120,7 +121,7 @@ def test_symbolic_sizes(halves) -> None:
     for size in (3, 5, 40):
         results = []
         for each in (under_test, function):
-            generator = torch.Generator().manual_seed(size)
+            generator = new_generator().manual_seed(size)
             results.append([each(torch.ones(size), generator), generator.get_state()])
         assert_matches(*results, halves)
     assert len(under_test.plans()) == 1
@@ -133,7 +134,7 @@ def test_generators_that_are_one(halves) -> None:
         return torch.rand(5, generator=g) * torch.rand(5, generator=h) * torch.rand(5, generator=CLOSED_OVER) * x
 
     under_test = aotgrad.aot_function(function, halves)
-    g, h = torch.Generator(), torch.Generator()
+    g, h = new_generator(), new_generator()
     for pair in ((g, h), (g, g), (CLOSED_OVER, h), (h, CLOSED_OVER), (CLOSED_OVER, CLOSED_OVER), (h, g)):
         results = []
         for each in (under_test, function):
@@ -150,13 +151,13 @@ def test_no_generator_and_the_default_one(halves) -> None:
         return torch.rand(5, generator=g) * x
 
     under_test: Any = aotgrad.aot_function(function, halves)
-    own = torch.Generator()
-    for generator in (None, torch.default_generator, own, None, torch.default_generator, own):
+    own = new_generator()
+    for generator in (None, default_generator(), own, None, default_generator(), own):
         results = []
         for each in (under_test, function):
             torch.manual_seed(3)
             own.manual_seed(4)
-            results.append([each(torch.ones(5), generator), torch.get_rng_state(), own.get_state()])
+            results.append([each(torch.ones(5), generator), default_generator().get_state(), own.get_state()])
         assert_matches(*results, halves)
     assert len(under_test.plans()) == 3
 
@@ -164,7 +165,7 @@ def test_no_generator_and_the_default_one(halves) -> None:
 class Sampler(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.generator = nn.Linear(5, 5), torch.Generator()
+        self.linear, self.generator = nn.Linear(5, 5), new_generator()
 
     def forward(self, x):
         return self.linear(x) * torch.rand(5, generator=self.generator)
@@ -176,7 +177,7 @@ def test_a_generator_of_a_module(halves) -> None:
     under_test: Any = aotgrad.aot_module(model, halves)
     for step in range(4):
         if step == 2:
-            model.generator = torch.Generator()
+            model.generator = new_generator()
         results = []
         for each in (under_test, lambda x: Sampler.forward(model, x)):
             model.generator.manual_seed(step)
@@ -253,7 +254,7 @@ class NoisyGradient(torch.autograd.Function):
 
 
 def makes_one(x, g):
-    return x * torch.rand(5, generator=torch.Generator().manual_seed(3))
+    return x * torch.rand(5, generator=new_generator().manual_seed(3))
 
 
 def seeds_an_argument(x, g):
@@ -284,7 +285,7 @@ REFUSED += (draws_in_the_backward, draws_in_a_checkpoint)
 @pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
 def test_what_is_refused(halves, function: Callable) -> None:
     """It raises at every call; the state of the passed generator is unchanged."""
-    under_test, generator = aotgrad.aot_function(function, halves), torch.Generator()
+    under_test, generator = aotgrad.aot_function(function, halves), new_generator()
     before = generator.get_state()
     for _ in range(2):
         with pytest.raises(CaptureError, match="enerator"):
@@ -293,5 +294,5 @@ def test_what_is_refused(halves, function: Callable) -> None:
 
 
 def test_the_report_names_the_state() -> None:
-    report = str(aotgrad.explain(sampled)(torch.ones(5, requires_grad=True), torch.Generator()))
+    report = str(aotgrad.explain(sampled)(torch.ones(5, requires_grad=True), new_generator()))
     assert "state of generator 0" in report

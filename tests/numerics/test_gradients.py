@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
 from aotgrad import torch_compat
+from tests.device import new_generator
 
 SMOOTH = {
     "attention": (lambda q, k: (q @ k.mT).softmax(-1) @ k, (3, 4), (5, 4)),
@@ -24,7 +25,7 @@ SMOOTH = {
 
 
 def doubles(*shapes):
-    generator = torch.Generator().manual_seed(0)
+    generator = new_generator().manual_seed(0)
     return [torch.rand(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 

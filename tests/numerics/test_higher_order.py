@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
 from aotgrad.telemetry.observer import record_stages
+from tests.device import new_generator
 
 from .against_eager import ALL, COMPILERS, DYNAMO_BACKENDS, THROUGH_INDUCTOR, assert_matches, compiled
 from .conftest import EveryGraph
@@ -148,7 +149,7 @@ FUNCTIONS = {
 
 
 def doubles(*shapes):
-    generator = torch.Generator().manual_seed(3)
+    generator = new_generator().manual_seed(3)
     return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 

@@ -13,6 +13,7 @@ from torch.compiler import nested_compile_region
 from torch.nn.attention.flex_attention import flex_attention
 
 import aotgrad
+from tests.device import TYPE
 from tests.numerics.against_eager import assert_like_eager, leaf, plain
 from tests.numerics.conftest import TORCH_WARNS
 
@@ -271,7 +272,7 @@ class WithModes(torch.nn.Module):
         y = self.linear(x)
         with torch.no_grad():
             weight = y.sin() * 2
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(TYPE, dtype=torch.bfloat16):
             low = self.linear(x)
         return y * weight + low.float()
 

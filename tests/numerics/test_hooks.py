@@ -11,6 +11,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
 import aotgrad
+from tests.device import new_generator
 from tests.numerics.against_eager import ALL, assert_matches, compiled
 
 Trace = list[tuple[str, Any]]
@@ -35,7 +36,7 @@ every_function = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda funct
 
 
 def leaves() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
+    generator = new_generator().manual_seed(0)
     return [torch.rand(4, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
 
 

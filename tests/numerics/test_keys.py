@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import aotgrad
 from aotgrad.errors import AOTGradError, CaptureError
+from tests.device import TYPE
 
 from .against_eager import assert_like_eager, leaf, non_leaf, plain
 
@@ -261,8 +262,8 @@ class FunctionMode(torch.overrides.TorchFunctionMode):
 STATE = {
     "no grad": torch.no_grad,
     "inference mode": torch.inference_mode,
-    "autocast to bfloat16": lambda: torch.autocast("cpu", torch.bfloat16),
-    "autocast to float16": lambda: torch.autocast("cpu", torch.float16),
+    "autocast to bfloat16": lambda: torch.autocast(TYPE, torch.bfloat16),
+    "autocast to float16": lambda: torch.autocast(TYPE, torch.float16),
     "default dtype": default_dtype,
     "device of a block": lambda: torch.device("cpu"),
     "deterministic": deterministic,
@@ -300,7 +301,7 @@ def test_autocast_is_told_apart_by_its_dtype() -> None:
     under_test = aotgrad.aot_function(lambda x: x @ x, aotgrad.nop)
     dtypes = []
     for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
-        with torch.autocast("cpu", dtype):
+        with torch.autocast(TYPE, dtype):
             dtypes.append(under_test(torch.ones(2, 2)).dtype)
     assert dtypes == [torch.bfloat16, torch.float16, torch.bfloat16]
 

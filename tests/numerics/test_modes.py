@@ -7,6 +7,8 @@ import functools
 import torch
 from torch import nn
 
+from tests.device import TYPE
+
 from .against_eager import leaf, non_leaf, plain
 from .cases import Case, Cases
 
@@ -14,8 +16,8 @@ CASES = Cases()
 HALF = 2e-2
 """What rounding to bfloat16 makes of a result; Inductor leaves some of it out."""
 
-BF16 = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
-NO_AUTOCAST = functools.partial(torch.autocast, "cpu", enabled=False)
+BF16 = functools.partial(torch.autocast, TYPE, dtype=torch.bfloat16)
+NO_AUTOCAST = functools.partial(torch.autocast, TYPE, enabled=False)
 
 
 # --- Grad mode -------------------------------------------------------------------------------------------------------
@@ -200,7 +202,7 @@ def autocast_switched_off_for_the_last_product(x, w, v):
 
 @CASES.add(lambda: (leaf(4, 3), leaf(3, 5)))
 def autocast_to_float16(x, w):
-    with torch.autocast("cpu", dtype=torch.float16):
+    with torch.autocast(TYPE, dtype=torch.float16):
         return x @ w
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 import aotgrad
 from aotgrad.errors import CaptureError, HigherOrderError
+from tests.device import default_generator
 
 from .against_eager import (
     ALL,
@@ -147,10 +148,10 @@ def test_dropout_is_saved_and_not_drawn_again(halves, partitioner: str) -> None:
     )
     x = torch.ones(1000, requires_grad=True)
     y = function(x)
-    state = torch.get_rng_state()
+    state = default_generator().get_state()
     y.sum().backward()
     assert torch.equal(y == 0, x.grad == 0)
-    assert torch.equal(torch.get_rng_state(), state), "the backward drew random numbers"
+    assert torch.equal(default_generator().get_state(), state), "the backward drew random numbers"
 
 
 @pytest.mark.usefixtures("eagers_numbers")
@@ -234,13 +235,13 @@ def test_dropout_in_a_checkpoint(function, backend: str, order: int) -> None:
         arguments = [torch.randn(20, requires_grad=True) for _ in range(2)]
         results = function(*arguments)
         results = results if isinstance(results, tuple) else (results,)
-        found = [*results, torch.get_rng_state()]
+        found = [*results, default_generator().get_state()]
         for result in results:
             first = torch.autograd.grad(result.sum(), arguments, create_graph=order == 2, retain_graph=True)
-            found += [*first, torch.get_rng_state()]
+            found += [*first, default_generator().get_state()]
             if order == 2:
                 loss = sum(gradient.square().sum() for gradient in first)
-                found += [*torch.autograd.grad(loss, arguments, retain_graph=True), torch.get_rng_state()]
+                found += [*torch.autograd.grad(loss, arguments, retain_graph=True), default_generator().get_state()]
         return found
 
     under_test, rtol = compiled(function, backend), (0 if order == 1 else 1e-6) if backend in EXACT else 1e-4
@@ -287,7 +288,7 @@ def test_a_backward_that_draws(halves, wanted: tuple[int, ...], retain: bool) ->
         leaves, found = [arguments[k] for k in wanted], []
         for loss in (first.sum() + second.sum(), *([second.sum(), second.sum()] if retain else [])):
             found += torch.autograd.grad(loss, leaves, retain_graph=retain)
-            found.append(torch.get_rng_state())
+            found.append(default_generator().get_state())
         return found
 
     under_test = aotgrad.aot_function(function, halves)
@@ -375,10 +376,10 @@ SETTERS = (draws_and_goes_back, seeds_for_a_while, seeds_afterwards, seeds_by_ch
 @pytest.mark.parametrize("function", [*SETTERS, *READERS], ids=lambda function: function.__name__)
 def test_a_function_that_sets_the_generator_is_refused(halves, function) -> None:
     """The state is unchanged afterwards."""
-    before = torch.get_rng_state()
+    before = default_generator().get_state()
     with pytest.raises(CaptureError, match="the function seeds the random generator or sets its state"):
         aotgrad.aot_function(function, halves)(torch.ones(3))
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(default_generator().get_state(), before)
     assert torch.random.default_generator is torch.default_generator
 
 

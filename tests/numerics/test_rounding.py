@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import aotgrad
+from tests.device import TYPE
 
 
 def results(function, x: torch.Tensor) -> list[torch.Tensor]:
@@ -87,7 +88,7 @@ def test_a_step_under_autocast():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 8))
         x = torch.randn(6, 8)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(TYPE, torch.bfloat16):
             result = call(model)(x)
         result.float().square().mean().backward()
         return [parameter.grad for parameter in model.parameters()]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import aotgrad
 from aotgrad.backends.eager import compile_eager
+from tests.device import new_generator
 from tests.numerics.against_eager import THREE_TERMS, assert_like_eager, compiled
 
 SECOND_TIME = "backward through the graph a second time"
@@ -92,7 +93,7 @@ every_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program:
 
 
 def inputs() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
+    generator = new_generator().manual_seed(0)
     return [torch.rand(4, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3)]
 
 

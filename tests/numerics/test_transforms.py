@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 import aotgrad
 from aotgrad.errors import CaptureError
+from tests.device import TYPE, default_generator
 
 from .against_eager import assert_matches
 
@@ -159,7 +160,7 @@ def singles() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def bfloat16() -> torch.autocast:
-    return torch.autocast("cpu", torch.bfloat16)
+    return torch.autocast(TYPE, torch.bfloat16)
 
 
 def under_autocast(compile: Compile, differentiate: Callable, factor: int | None = None) -> Any:
@@ -181,7 +182,7 @@ def all_under_autocast(compile: Compile, transform: Callable) -> Any:
 def autocast_off_inside(compile: Compile) -> Any:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         first = x @ w
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(TYPE, enabled=False):
             return first.float() @ w
 
     with bfloat16():
@@ -402,7 +403,7 @@ COMPILED: dict[str, Callable[[Compile], Any]] = {
 def counted(case: Callable[[Compile], Any], compile: Compile) -> tuple[list[Any], Counter[str]]:
     before = Counter(aotgrad.counters)
     torch.manual_seed(1)
-    leaves = [*pytree.tree_leaves(case(compile)), torch.get_rng_state()]
+    leaves = [*pytree.tree_leaves(case(compile)), default_generator().get_state()]
     return leaves, Counter(aotgrad.counters) - before
 
 

@@ -60,7 +60,7 @@ struct Generator final : c10::GeneratorImpl {
   }
   void set_state(const c10::TensorImpl& state) override {
     TORCH_CHECK(state.device().is_cpu() && state.dtype() == at::kByte, "RNG state must be a torch.ByteTensor");
-    TORCH_CHECK(state.numel() == sizeof(Bytes), "RNG state is wrong size");
+    TORCH_CHECK(state.numel() == sizeof(Bytes) && state.data() != nullptr, "RNG state is wrong size");
     Bytes bytes;
     std::memcpy(bytes.data(), state.data(), sizeof(Bytes));
     readable().seed = bytes[0];

@@ -31,6 +31,12 @@ void emulated_hand_out_default_generators(bool on) { emulated::hands_out_default
 void emulated_set_capturing(bool on) { emulated::is_capturing = on; }
 bool emulated_is_capturing() { return emulated::is_capturing; }
 
+// Of a storage of a device, whose contents it keeps.
+void emulated_resize_storage(c10::StorageImpl* storage, size_t bytes) {
+  const c10::DeviceGuard guard(storage->device());
+  at::native::resize_bytes_cpu(storage, bytes);
+}
+
 // The threads of the autograd engine end. At exit they would need an interpreter that is gone, and abort the process.
 void emulated_stop_threads() { torch::autograd::Engine::get_default_engine().stop(); }
 }

@@ -9,6 +9,7 @@
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
@@ -228,6 +229,12 @@ inline int64_t attention_backend(
   return 0;
 }
 
+inline bool no_fused_ctc_loss(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }
+
+inline bool no_fused_ctc_loss_of_tensors(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) {
+  return false;
+}
+
 TORCH_LIBRARY_IMPL(_, CUDA, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
 }
@@ -236,18 +243,25 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("_efficientzerotensor", zero_tensor);
   library.impl("_fused_sdp_choice", attention_backend);
   library.impl("_reshape_alias", at::native::_reshape_alias);
+  library.impl("_use_cudnn_ctc_loss", no_fused_ctc_loss);
+  library.impl("_use_cudnn_ctc_loss.Tensor", no_fused_ctc_loss_of_tensors);
+  library.impl("_use_miopen_ctc_loss", no_fused_ctc_loss);
+  library.impl("_use_miopen_ctc_loss.Tensor", no_fused_ctc_loss_of_tensors);
   library.impl("as_strided", as_strided);
-  // Its kernel for all devices looks for one of this device.
-  library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&run>());
   library.impl("empty.memory_format", empty);
   library.impl("empty_strided", empty_strided);
   library.impl("record_stream", record_stream);
+  library.impl("resize_", at::native::resize_);
   library.impl("set_", set_empty);
   library.impl("set_.source_Storage", set_source);
   library.impl("set_.source_Storage_storage_offset", set_storage);
   library.impl("set_.source_Tensor", set_tensor);
   library.impl("unfold", at::native::unfold);
   library.impl("view", at::native::view);
+  // Their kernels for all devices look for one of the device.
+  for (const char* name : {"convolution", "convolution_backward", "copy_"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run>());
+  }
 }
 
 }  // namespace emulated
