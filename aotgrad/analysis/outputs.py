@@ -32,6 +32,7 @@ from aotgrad.analysis.views import (
     replay_by_geometry,
     replay_of_chain,
     with_own_version,
+    without_detaches,
     without_prefix,
 )
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError, add_note
@@ -366,6 +367,8 @@ class _Outputs:
 
         An alias by `.data` has another version counter than `counted`, which is the base or shares its counter.
         """
+        if value._base is base and value.requires_grad and value.grad_fn is not None:
+            steps = without_detaches(steps)
         detached = base.requires_grad and (not value.requires_grad or is_new_leaf(value))
         if detached and not detaches(steps):
             steps = (DETACH_STEP, *steps)

@@ -113,6 +113,11 @@ def detaches(steps: tuple[ViewStep, ...]) -> bool:
     return any(step.op is DETACH or step == DATA_STEP for step in steps)
 
 
+def without_detaches(steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
+    """The steps of a view that autograd tracks: a wrapper subclass detaches its parts, which autograd does not see."""
+    return tuple(ALIAS_STEP if step.op is DETACH else step for step in steps)
+
+
 def with_own_version(steps: tuple[ViewStep, ...], is_view: bool) -> tuple[ViewStep, ...]:
     """The steps with `.data` in place of recorded `detach`es: its result has its own version counter."""
     if any(step.op is DETACH for step in steps):

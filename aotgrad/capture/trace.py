@@ -372,7 +372,8 @@ def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any
     views = views_before_mutation.view_versions(convention.inputs)
     versions = shared_versions(convention, arguments)
     index_marks = IndexMarks(trace.recorder) if has_symbolic_inputs(convention) else None
-    handlers = (assignments, reshapes, hooks, views, versions, index_marks)
+    attention = torch_compat.JaggedAttention()
+    handlers = (assignments, reshapes, hooks, views, versions, index_marks, attention)
     with (
         assignments,
         FunctionHandlers([handler for handler in handlers if handler is not None]),

@@ -40,7 +40,7 @@ class WrapperArguments(Arguments):
         layout = WrapperLayout.of(inner.tensors, gradients)
         flat, objects = layout.take_apart(inner.tensors)
         sizes = {
-            k: frozenset() if layout.places[origin] is not None else inner.symbolic.get(origin)
+            k: frozenset() if layout.has_fixed_parts(origin) else inner.symbolic.get(origin)
             for k, origin in enumerate(layout.origins)
         }
         symbolic = {k: dims for k, dims in sizes.items() if dims is not None}

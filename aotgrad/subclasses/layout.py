@@ -94,6 +94,11 @@ class WrapperLayout:
         """For each part or plain value, the position of the value that it comes from."""
         return tuple(k for k, count in self.counts() for _ in range(count))
 
+    def has_fixed_parts(self, position: int) -> bool:
+        """Whether a plan serves one size of the parts of a value: its own size is a part of the key of the plan."""
+        place = self.places[position]
+        return place is not None and not (self.ends[place].form.follows_parts and self.ends[place].carried is None)
+
     def counts(self) -> Iterator[tuple[int, int]]:
         """The positions of the values, with the number of flat values in their place: none for a repeated wrapper."""
         for k, place in enumerate(self.places):

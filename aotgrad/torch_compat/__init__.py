@@ -178,6 +178,7 @@ from aotgrad.torch_compat.fakes import (
     dynamic_fake,
     fake_in,
     fake_of_whole,
+    fixed_nested_int,
     fixed_nested_ints,
     is_whole_storage,
     item_of_fake,
@@ -298,6 +299,7 @@ from aotgrad.torch_compat.inductor.scheduler import (
     check_reads_of_overwritten_values,
     keep_reads_of_written_values,
 )
+from aotgrad.torch_compat.jagged_attention import JaggedAttention
 from aotgrad.torch_compat.kernels import (
     DECOMPOSED_OTHERWISE,
     OUT_IS_LOST,

@@ -143,14 +143,18 @@ class _FixedNestedInt(NestedIntNode):
         return _FixedNestedInt(self.t_id, self.coeff * factor)
 
 
+def fixed_nested_int(number: torch.SymInt) -> torch.SymInt:
+    """The size of a nested tensor, of which multiples by a symbol make the symbol static."""
+    return torch.SymInt(_FixedNestedInt(number.node.nested_int(), number.node.nested_int_coeff()))
+
+
 @contextlib.contextmanager
 def fixed_nested_ints(mode: FakeTensorMode) -> Iterator[None]:
     """Inside, the size of a nested tensor with offsets of the trace is no symbol, which no placeholder would have."""
 
     def make(*, nt_tensor_id: int | None = None) -> torch.SymInt:
         with _disable_current_modes():
-            node = get_tensor_symint(torch.empty(0)).node
-        return torch.SymInt(_FixedNestedInt(node.t_id, node.coeff))
+            return fixed_nested_int(get_tensor_symint(torch.empty(0)))
 
     with mock.patch.object(mode, "create_symbolic_nested_int", make):
         yield

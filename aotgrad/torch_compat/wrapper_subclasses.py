@@ -11,6 +11,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, mb_unwrap_func
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+from aotgrad.torch_compat.fakes import fixed_nested_int
 from aotgrad.torch_compat.functional_tensors import same_functional
 from aotgrad.torch_compat.shapes import hints
 
@@ -68,7 +69,7 @@ def remember_ragged_size(parts: Mapping[str, torch.Tensor], size: Sequence[Any])
     if is_symbolic and ragged.node.shape_env is not fake.fake_mode.shape_env:
         return
     if fake.nested_int_memo is None or not is_symbolic:
-        fake.nested_int_memo = ragged
+        fake.nested_int_memo = ragged if is_symbolic else fixed_nested_int(ragged)
 
 
 def other_objects(parts: Sequence[torch.Tensor], is_nested: bool) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -44,3 +45,18 @@ def test_a_variant_for_each_form_of_a_tangent(golden):
     title = "The gradient of a result may have another form than the result: here a plain tensor. Each form has a plan."
     texts = ["--- for a TwoTensor ---", joint_text(like), "--- for a plain tensor ---", joint_text(plain)]
     golden("joint/variants_of_a_tangent", page(title, sine, *texts))
+
+
+def attention(q, k, v):
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")  # torch uses it
+def test_attention_on_nested_tensors(golden):
+    f = aotgrad.aot_function(attention, compile_eager)
+    offsets = inner([0, 2, 5])
+    f(*(torch.nested.nested_tensor_from_jagged(torch.ones(5, 2, 4), offsets).requires_grad_() for _ in range(3)))
+    (plan,) = f.plans()
+    title = "Attention on jagged nested tensors is one op of their values and offsets."
+    golden("joint/attention_on_nested_tensors", page(title, attention, "--- joint ---", joint_text(plan)))

@@ -29,9 +29,9 @@ def beside(x: torch.Tensor, seed: int, requires_grad: bool = True) -> torch.Tens
     return torch.nested.nested_tensor_from_jagged(values, x.offsets()).detach().requires_grad_(requires_grad)
 
 
-def attention(q, k, v):
+def attention(q, k, v, **settings):
     heads = (some.unflatten(-1, (2, -1)).transpose(1, 2) for some in (q, k, v))
-    return nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(-2)
+    return nn.functional.scaled_dot_product_attention(*heads, **settings).transpose(1, 2).flatten(-2)
 
 
 class Attention(nn.Module):
@@ -43,7 +43,8 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(4, dtype=torch.float64)
 
     def forward(self, x):
-        return self.norm(self.outward(attention(*(layer(x) for layer in self.inward))) + x)
+        normed = self.norm(x)
+        return self.outward(attention(*(layer(normed) for layer in self.inward))) + x
 
 
 def with_one_backward(function: Callable, arguments: list[Any]) -> Any:
@@ -71,6 +72,29 @@ def three() -> list[Any]:
     return [q, beside(q, 1), beside(q, 2)]
 
 
+def to_others() -> list[Any]:
+    """Queries, and keys and values with other rows."""
+    k = jagged((3, 1, 2), seed=1)
+    return [jagged(), k, beside(k, 2)]
+
+
+def in_single_precision() -> list[Any]:
+    return [each.detach().float().requires_grad_() for each in three()]
+
+
+def from_a_seed(function: Callable, arguments: list[Any]) -> Any:
+    torch.manual_seed(0)
+    return [with_one_backward(function, arguments), torch.rand(1).tolist()]
+
+
+def under_autocast(function: Callable, arguments: list[Any]) -> Any:
+    def called(*some: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return function(*some)
+
+    return with_one_backward(called, arguments)
+
+
 def with_given_maximum() -> Any:
     values, offsets = plain(9, 4).detach(), torch.tensor([0, 2, 5, 9])
     return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=2, max_seqlen=4).requires_grad_()
@@ -84,6 +108,9 @@ JAGGED: dict[str, tuple] = {
     "layer norm": (lambda x: nn.functional.layer_norm(x, (4,)), lambda: [jagged()]),
     "softmax of the last": (lambda x: x.softmax(-1), lambda: [jagged()]),
     "attention": (attention, three),
+    "attention to other rows": (attention, to_others),
+    "attention, scaled": (lambda q, k, v: attention(q, k.detach(), v, scale=0.3) * 2, three),
+    "attention to an empty row": (lambda x: attention(x, x, x), lambda: [jagged((2, 0, 3))]),
     "values and offsets": (lambda x: (x.values() * 2, x.offsets() + 1), lambda: [jagged()]),
     "padded": (lambda x: torch.nested.to_padded_tensor(x.sin(), 0.0), lambda: [jagged()]),
     "sum along rows": (lambda x: x.sum(dim=1), lambda: [jagged(requires_grad=False)]),
@@ -126,4 +153,6 @@ def jagged_programs() -> Iterator[Program]:
     yield make("batches, attention", lambda x: attention(x, x, x), lambda: [], batches)
     yield make("gradient of a gradient", lambda x: x.sin() * x, lambda: [jagged()], second_order)
     yield make("no_grad around", lambda x: x.sin() * x, lambda: [jagged()], around(torch.no_grad))
+    yield make("attention with dropout", lambda q, k, v: attention(q, k, v, dropout_p=0.5), three, from_a_seed)
+    yield make("attention under autocast", attention, in_single_precision, under_autocast)
     yield make("attention module", Attention(), lambda: [jagged()], with_one_backward)

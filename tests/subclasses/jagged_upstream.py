@@ -113,6 +113,10 @@ MADE: dict[str, tuple] = {
     "of lengths": (lambda v, n: from_jagged(v, lengths=n).sin(), lambda: [plain(9, 5), torch.tensor([2, 4, 3])]),
     "of constant offsets": (lambda v: from_jagged(v, offsets()) * 2, lambda: [plain(10, 5)]),
     "with a maximum": (known_maximum, lambda: [plain(10, 5), offsets()], True),
+    "of an intermediate, its values": (
+        lambda v, o: (from_jagged(v.sin(), o).values(), v * 2),
+        lambda: [plain(10, 5), offsets()],
+    ),
     "of its values": (lambda x: from_jagged(x.values() * 2, x.offsets()), lambda: [jagged()]),
 }
 

@@ -6,20 +6,21 @@ import contextlib
 
 import pytest
 import torch
+from torch import nn
+from torch.nested import nested_tensor_from_jagged as from_jagged
 
 import aotgrad
-from tests.subclasses.jagged_programs import jagged, jagged_programs
-from tests.subclasses.programs import WAYS, compiled
+from tests.subclasses.jagged_programs import Attention, attention, jagged, jagged_programs
+from tests.subclasses.programs import WAYS, compiled, plain
 from tests.subclasses.test_catalogue import check
 
 PROGRAMS = {program.name: program for program in jagged_programs()}
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")  # torch uses it
 FAILURES = {  # the messages of errors and warnings
     ("unbound", "dynamo"): "_local_scalar_dense",  # of Dynamo
-    **{(name, "eager halves"): "ran eagerly" for name in ("attention", "batches, attention", "attention module")},
 }
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")  # torch uses it
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
 @pytest.mark.parametrize("way", [way for way in WAYS if "eager" in way])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -61,11 +62,59 @@ def test_a_change_before_the_backward_is_noticed(way, change) -> None:
             y.sum().backward()
 
 
-def test_one_plan_serves_batches_with_the_same_number_of_rows_and_values() -> None:
-    ours = aotgrad.aot_function(lambda x: x.sin() * x, "eager")
-    for lengths in ((2, 3, 4), (1, 5, 3), (4, 4, 1)):
-        ours(jagged(lengths))
+BATCHES = ((2, 3, 4), (1, 5, 3), (4, 2), (1, 2, 3, 4))
+SERVED = {"pointwise": lambda x: x.sin() * x, "attention": lambda x: attention(x, x, x)}
+
+
+@pytest.mark.parametrize("function", SERVED.values(), ids=SERVED)
+@pytest.mark.parametrize(("dynamic", "counts"), [(True, [1, 1, 1, 1]), (False, [1, 1, 2, 3]), (None, [1, 1, 2, 2])])
+def test_plans_of_batches(function, dynamic, counts) -> None:
+    """By default, the second plan has symbolic numbers of rows and of values."""
+    ours, found = aotgrad.aot_function(function, "eager", dynamic=dynamic), []
+    for lengths in BATCHES:
+        x, y = jagged(lengths), jagged(lengths)
+        assert torch.equal(ours(x).values(), function(y).values())
+        found.append(len(ours.plans()))
+    assert found == counts
+
+
+def test_one_plan_serves_all_batches_by_inductor() -> None:
+    module = Attention()
+    ours = aotgrad.aot_module(module, "inductor", dynamic=True)
+    for lengths in BATCHES:
+        x, y = jagged(lengths), jagged(lengths)
+        for inputs, function in ((x, ours), (y, module)):
+            function(inputs).values().square().sum().backward()
+        torch.testing.assert_close(x.grad.values(), y.grad.values())
     assert len(ours.plans()) == 1
+
+
+def test_another_width_takes_another_plan() -> None:
+    ours = aotgrad.aot_function(lambda x: x.sin() * x, "eager", dynamic=True)
+    for width in (4, 3, 4):
+        x = jagged(width=(width,))
+        assert torch.equal(ours(x).values(), (x.sin() * x).values())
+    assert len(ours.plans()) == 2
+
+
+def test_attention_has_gradients_of_gradients() -> None:
+    """Eager has none: the expected ones are those of rows."""
+    offsets = torch.tensor([0, 2, 5, 9])
+
+    def nested(*values):
+        heads = (from_jagged(each, offsets).transpose(1, 2) for each in values)
+        return nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).values()
+
+    def by_rows(*values):
+        rows = zip(*(each.transpose(0, 1).split([2, 3, 4], 1) for each in values), strict=True)
+        return torch.cat([nn.functional.scaled_dot_product_attention(*row) for row in rows], 1).transpose(0, 1)
+
+    found = []
+    for function in (aotgrad.aot_function(nested, "eager"), by_rows):
+        leaves = [plain(9, 2, 4, seed=seed) for seed in range(3)]
+        gradients = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(each.square().sum() for each in gradients), leaves))
+    torch.testing.assert_close(*found)
 
 
 def test_one_graph_serves_all_batches_behind_dynamo() -> None:

@@ -136,6 +136,15 @@ def test_sizes_of_nested_tensors_are_no_symbols(fake_mode):
     assert size.node.is_nested_int() and getattr(size.node, "expr", None) is None
 
 
+def test_the_size_of_a_nested_tensor_is_equal_in_a_trace():
+    size = torch.nested.nested_tensor_from_jagged(torch.ones(3), torch.tensor([0, 1, 3])).size(1)
+    mode = compat.new_fake_mode()
+    (values,) = compat.symbolic_inputs(mode, [torch.ones(3, 5)])
+    fixed = compat.fixed_nested_int(size)
+    assert fixed == size and fixed * 2 == size * 2
+    assert (fixed * values.size(1)).node.nested_int_coeff() == 5
+
+
 def test_a_size_of_nested_tensors_times_a_symbol_makes_it_static():
     mode = compat.new_fake_mode()
     (values,) = compat.symbolic_inputs(mode, [torch.ones(3, 5)])

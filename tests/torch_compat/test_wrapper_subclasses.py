@@ -115,7 +115,7 @@ def test_offsets_in_a_trace_know_the_size_that_belongs_to_them(fake_mode) -> Non
     for offsets in (torch.tensor([0, 1, 3]), x.offsets()):  # a fake of the latter has a symbol of its own
         fake = fake_mode.from_tensor(offsets)
         compat.remember_ragged_size({"_values": torch.ones(3), "_offsets": fake}, x.size())
-        assert fake.nested_int_memo is x.size(1)
+        assert fake.nested_int_memo == x.size(1)
 
 
 def test_cached_parts_of_a_nested_tensor_come_last() -> None:
