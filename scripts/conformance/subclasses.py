@@ -34,7 +34,8 @@ SUBJECTS: dict[str, tuple[str, str]] = {
 }
 """Each with its two ways: eager halves, and those of Inductor."""
 
-SAME, OTHER, ERROR, EAGERLY, NONE = "as eager", "other values", "error", "runs eagerly", "not asked"
+SAME, OTHER, ERROR, EAGERLY, DYNAMO, NONE = "as eager", "other values", "error", "runs eagerly", "Dynamo", "not asked"
+"""`DYNAMO`: Dynamo raises, whatever compiles its graphs."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,12 @@ def row_of(program: Program, eager_only: bool) -> Row:
     verdicts = {}
     for subject, ways in SUBJECTS.items():
         found = [verdict(program, way) for way in (ways[:1] if eager_only else ways)]
-        verdicts[subject] = next((worst for worst in (ERROR, OTHER, EAGERLY, NONE) if worst in found), SAME)
+        verdicts[subject] = next((worst for worst in (ERROR, OTHER, EAGERLY, DYNAMO, NONE) if worst in found), SAME)
     return Row(program, verdicts)
 
 
 def verdict(program: Program, way: str) -> str:
-    """What two calls in a row give, beside eager."""
+    """What two calls in a row give, beside eager. "peer eager" is Dynamo alone."""
     if program.behind_dynamo_only and "halves" in way and not way.startswith("dynamo"):
         return NONE
     expected = attempt(program, program.function)
@@ -82,8 +83,15 @@ def verdict(program: Program, way: str) -> str:
     for _ in range(2):
         found = attempt(program, ours)
         if without_flags(found) != without_flags(expected):
-            return EAGERLY if ran_eagerly(found) else ERROR if raises(found) else OTHER
-    return SAME
+            break
+    else:
+        return SAME
+    if not raises(found):
+        return OTHER
+    if ran_eagerly(found):
+        return EAGERLY
+    is_dynamos = way.startswith(("peer", "dynamo")) and raises(attempt(program, compile_by(program, "peer eager")))
+    return DYNAMO if is_dynamos else ERROR
 
 
 def compile_by(program: Program, way: str) -> Callable:
@@ -135,7 +143,7 @@ def table(rows: list[Row]) -> Iterator[str]:
     yield "| not as in eager | " + " | ".join(SUBJECTS) + " |"
     yield "|---|" + "---|" * len(SUBJECTS)
     for row in rows:
-        if any(verdict in (OTHER, ERROR, EAGERLY) for verdict in row.verdicts.values()):
+        if any(verdict in (OTHER, ERROR, EAGERLY, DYNAMO) for verdict in row.verdicts.values()):
             shown = ("" if verdict == SAME else verdict for verdict in row.verdicts.values())
             yield f"| {row.program.group}: {row.program.name} | " + " | ".join(shown) + " |"
 
