@@ -22,6 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.subclasses.catalogue import Program, programs
 from tests.subclasses.dtensor_programs import dtensor_programs, four_processes
+from tests.subclasses.dtensor_upstream import dtensor_upstream
 from tests.subclasses.jagged_programs import jagged_programs
 from tests.subclasses.jagged_upstream import jagged_upstream
 from tests.subclasses.programs import Raised, Seen, compiled
@@ -62,7 +63,7 @@ def main() -> int:
 
 
 def everything() -> Iterator[Program]:
-    for made in (programs, upstream_programs, dtensor_programs, jagged_programs, jagged_upstream):
+    for made in (programs, upstream_programs, dtensor_programs, dtensor_upstream, jagged_programs, jagged_upstream):
         yield from made()
 
 

@@ -17,6 +17,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
+import aotgrad
 from tests.distributed.programs import WIDTH, Block, assert_same, compiled, gradients
 
 SCHEDULES: dict[str, tuple[Callable[..., Any], int]] = {
@@ -28,15 +29,21 @@ SCHEDULES: dict[str, tuple[Callable[..., Any], int]] = {
 """A schedule, and how many stages a rank has."""
 
 
-def run(name: str, backend: str | None) -> list[Any]:
+def prepared(block: nn.Module, way: str | None) -> nn.Module:
+    """The module of a stage: as it is, compiled behind Dynamo, or without."""
+    if way is None:
+        return block
+    return compiled(block, way) if way.startswith("aotgrad") else aotgrad.aot_module(block, way)
+
+
+def run(name: str, way: str | None) -> list[Any]:
     """The losses on the last rank, and the gradients of this rank's stages after each step."""
     make, count = SCHEDULES[name]
     rank, ranks = dist.get_rank(), dist.get_world_size()
     stages = []
     for number in range(rank, count * ranks, ranks):
         torch.manual_seed(number)
-        block = Block()
-        stages.append(PipelineStage(block if backend is None else compiled(block, backend), number, count * ranks, CPU))
+        stages.append(PipelineStage(prepared(Block(), way), number, count * ranks, CPU))
     schedule = make(stages[0] if count == 1 else stages, n_microbatches=4, loss_fn=nn.functional.mse_loss)
     return [step(schedule, stages, number) for number in range(2)]
 
@@ -57,13 +64,19 @@ def step(schedule: Any, stages: list[PipelineStage], number: int) -> list[Any]:
     return [losses, found]
 
 
-def compare(name: str, backend: str) -> None:
-    assert_same(run(name, backend), run(name, None), backend)
+def compare(name: str, way: str) -> None:
+    assert_same(run(name, way), run(name, None), way)
 
 
+@pytest.mark.parametrize("way", ["aotgrad_eager", "eager"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_steps_are_those_of_eager(two_ranks, name: str) -> None:
-    two_ranks.run(compare, name, "aotgrad_eager")
+def test_steps_are_those_of_eager(two_ranks, name: str, way: str) -> None:
+    two_ranks.run(compare, name, way)
+
+
+@pytest.mark.parametrize("way", ["aotgrad_eager", "eager"])
+def test_four_ranks(four_ranks, way: str) -> None:
+    four_ranks.run(compare, "zero bubbles", way)
 
 
 def test_steps_through_inductor(two_ranks) -> None:

@@ -8,15 +8,15 @@ import sys
 SECONDS = 100
 
 
-def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `launched.py` on two ranks, at a free port."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `launched.py` at a free port."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += ["-m", "tests.distributed.launched", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
 
 
 def test_a_program() -> None:
-    ended = torchrun("train", "aotgrad_eager")
+    ended = torchrun(2, "train", "aotgrad_eager")
     assert ended.returncode == 0, ended.stderr
     assert sorted(line for line in ended.stdout.splitlines() if "done" in line) == [
         "rank 0 of 2 is done",
@@ -25,7 +25,7 @@ def test_a_program() -> None:
 
 
 def test_an_error_of_one_rank_ends_all() -> None:
-    ended = torchrun("raise", "aotgrad_eager")
+    ended = torchrun(4, "raise", "aotgrad_eager")
     assert ended.returncode != 0
     assert "ValueError: what happened on rank 1" in ended.stderr
     assert "done" not in ended.stdout

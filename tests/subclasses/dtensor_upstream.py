@@ -1,0 +1,178 @@
+"""Programs with DTensors of the kinds that PyTorch's own tests have, beside those of `dtensor_programs.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.experimental import local_map
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.utils.checkpoint import checkpoint
+
+from tests.subclasses.catalogue import Program, run_module
+from tests.subclasses.dtensor_programs import S0, S1, P, R, by_layers, line, placed, redistributed
+from tests.subclasses.programs import outcome, plain
+
+
+def then(after: Callable[..., torch.Tensor]) -> Callable:
+    """A run in which eager ops on DTensors follow the function."""
+    return lambda function, arguments: outcome(lambda *some: after(function(*some), *some), arguments)
+
+
+def of_sizes(*sizes: tuple[int, ...]) -> Callable:
+    """A run with DTensors of several sizes, which are marked as dynamic."""
+
+    def run(function: Callable, arguments: list[Any]) -> Any:
+        found = []
+        for size in sizes:
+            x = placed(*size, leaf=False)
+            for dim in range(len(size)):
+                torch._dynamo.mark_dynamic(x, dim)
+            found.append(outcome(function, [x]))
+        return found
+
+    return run
+
+
+def of_placements(*placements: Any) -> Callable:
+    return lambda function, arguments: [outcome(function, [placed(2, 4, on=each)]) for each in placements]
+
+
+def permuted_norm(x, weight, bias):
+    normed = nn.functional.layer_norm(x.permute(0, 2, 1).contiguous(), (8,), weight, bias, 1e-5)
+    return normed.permute(0, 2, 1)
+
+
+def of_another_mesh(x):
+    return DTensor.from_local(x, MESHES_OF_CALLS[-1], S1, run_check=False).sin().to_local()
+
+
+MESHES_OF_CALLS: list[Any] = []
+
+
+def with_equal_meshes(function: Callable, arguments: list[Any]) -> Any:
+    found = []
+    for _ in range(2):
+        MESHES_OF_CALLS.append(init_device_mesh("cpu", (4,)))
+        found.append(outcome(function, arguments))
+    return found
+
+
+def asks_of_mesh(x):
+    mesh = x.device_mesh
+    return x * (mesh.size(0) + mesh.get_local_rank() + mesh.ndim + (mesh.device_type == "cpu"))
+
+
+def asks_of_placements(x):
+    number = 0
+    for each in x.placements:
+        number += 1 * each.is_replicate() + 2 * each.is_partial() + 4 * each.is_shard() + 8 * each.is_shard(0)
+    return x * number
+
+
+def small_or_large(x):
+    return (x * x if x.size(0) <= 32 else x + x).to_local()
+
+
+def unevenly_reduced(x):
+    partial = DTensor.from_local(x, line(), P, run_check=False, shape=(3, 7, 5), stride=(35, 5, 1))
+    return redistributed(partial, *S1)
+
+
+def in_two_regions(x, w):
+    return checkpoint(lambda some: redistributed((some @ w).relu(), *R), x, use_reentrant=False)
+
+
+mapped = local_map(lambda x, y: x.sin() @ y, out_placements=list(S0), in_placements=(list(S0), list(R)))
+
+
+def run_sharded_loss(function: Callable, arguments: list[Any]) -> Any:
+    with loss_parallel():
+        return outcome(function, arguments)
+
+
+def classes() -> Any:
+    return distribute_tensor(torch.tensor([0, 3, 5]), line(), R)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+UPSTREAM: dict[str, tuple] = {
+    "of several sizes": (lambda x: (x * x).to_local(), list, of_sizes((4, 4), (6, 8), (10, 10))),
+    "sizes compared": (small_or_large, list, of_sizes((4, 4), (6, 8), (16, 8))),
+    "of several placements": (asks_of_placements, list, of_placements(R, S0, S1)),
+    "concatenated": (
+        lambda x, y: redistributed(torch.cat((x, y), 0), *R).to_local()[0],
+        lambda: [placed(4, 4), placed(4, 4, seed=1)],
+        outcome,
+        True,
+    ),
+    "pieces": (lambda x: [y.sin() for y in x.chunk(2, 1)], lambda: [placed(2, 4, requires_grad=False)]),
+    "partial result used after the call": (lambda x: x + x, lambda: [placed(4, 4, on=P)], then(lambda y, x: y @ y)),
+    "permuted norm": (
+        permuted_norm,
+        lambda: [placed(2, 2, 8, on=S1), placed(8, on=R, seed=1), placed(8, on=R, seed=2)],
+        then(lambda y, x, *_: (y @ x).permute(0, 2, 1)),
+    ),
+    "of equal meshes": (of_another_mesh, lambda: [plain(4, 4)], with_equal_meshes),
+    "several questions to the mesh": (asks_of_mesh, lambda: [placed(2, 4)]),
+    "unevenly reduced": (unevenly_reduced, lambda: [plain(3, 7, 5).detach()]),
+    "checkpointed": (in_two_regions, lambda: [placed(2, 4), placed(4, 3, on=R, seed=1)]),
+    "mapped over local parts": (mapped, lambda: [placed(2, 4), placed(4, 3, on=R, seed=1)]),
+    "loss of sharded classes": (
+        nn.functional.cross_entropy,
+        lambda: [placed(3, 2, on=S1), classes()],
+        run_sharded_loss,
+    ),
+    "autograd function": (lambda x: Doubled.apply(x), lambda: [placed(2, 4)]),
+    "embedding": (nn.functional.embedding, lambda: [classes(), placed(2, 4, on=S0)]),
+    "sharded embedding of a width": (nn.functional.embedding, lambda: [classes(), placed(8, 1, on=S1)]),
+    "factories": (lambda x: torch.zeros_like(x) + torch.ones_like(x) * x, lambda: [placed(2, 4)]),
+    "clipped by its norm": (lambda x: x / torch.linalg.vector_norm(x).clamp(min=1), lambda: [placed(2, 4)]),
+    "several losses": (lambda x: (x.sum(), (x * x).mean()), lambda: [placed(2, 4)]),
+    "products of three": (lambda x, y, z: torch.bmm(x, y) + z, lambda: [placed(1, 2, 2, seed=seed) for seed in range(3)]),
+    "of no gradient beside one": (lambda x, y: x * y.detach() + y, lambda: [placed(2, 4), placed(8, 4, on=R, seed=1)]),
+}
+
+
+def closes_over() -> Callable:
+    held = placed(2, 4, on=R, requires_grad=False)
+    return lambda x: held.to_local(grad_placements=S0) + x
+
+
+def hooked() -> nn.Module:
+    """A module with a hook that leaves and enters DTensors."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4, dtype=torch.float64)
+    for name, parameter in list(layer.named_parameters()):
+        setattr(layer, name, nn.Parameter(DTensor.from_local(parameter.detach(), line(), R, run_check=False)))
+
+    def hook(module: nn.Module, inputs: Sequence[Any], output: Any) -> Any:
+        local = output.to_local(grad_placements=output.placements) + 2
+        return DTensor.from_local(local, line(), output.placements, run_check=False)
+
+    layer.register_forward_hook(hook)
+    return layer
+
+
+def dtensor_upstream() -> Iterator[Program]:
+    """All programs of this file, inside of `four_processes`."""
+    for name, (function, arguments, *rest) in UPSTREAM.items():
+        run, dynamic = (*rest, *(outcome, None)[len(rest) :])
+        yield Program("DTensor", name, function, arguments, run, dynamic)
+    yield Program("DTensor", "closed over", closes_over(), lambda: [plain(2, 4)])
+    yield Program("DTensor", "module with a hook", hooked(), lambda: [placed(2, 4, on=R, requires_grad=False)], run_module)
+    yield Program("DTensor", "module, replicated input", by_layers(), lambda: [plain(4, 8).detach()], run_module)
