@@ -276,8 +276,8 @@ def compile_module(
         source, compiler = flat.source(), compiler.for_call(flat.distinct)
         try:
             with COMPILING:
-                graph = mod if stored and isinstance(mod, fx.GraphModule) and not flat.layout.ends else None
-                found = Missing(compiler) if graph is None else look_up(graph, flat.dedupe, source, compiler)
+                graph = mod if stored and isinstance(mod, fx.GraphModule) else None
+                found = Missing(compiler) if graph is None else look_up(graph, flat.layout, flat.dedupe, source, compiler)
                 if not isinstance(found, Missing):
                     executable = found
                     break

@@ -33,6 +33,8 @@ from aotgrad.partition import is_typed
 from aotgrad.passes.base import PLACES
 from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.module_state import slots_of
+from aotgrad.subclasses.forms import is_wrapper
+from aotgrad.subclasses.layout import WrapperLayout
 from aotgrad.torch_compat import FakeTensorMode
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -88,6 +90,20 @@ def plan_key(
     except NotSerializable as error:
         raise NotCacheable(str(error)) from None
     return digest_of(*parts)
+
+
+def reject_code_of_subclasses(module: fx.GraphModule, layout: WrapperLayout) -> None:
+    """Raise if a graph takes or returns wrapper subclasses: their ops run code that only a trace shows.
+
+    Raises:
+        NotCacheable: names the class.
+    """
+    if layout.ends or layout.fixed:
+        names = [*(end.form.name for end in layout.ends), *(type(value).__name__ for value in layout.fixed.values())]
+        raise NotCacheable(f"an input is a {names[0]}, which no digest describes")
+    for result in module.graph.output_node().all_input_nodes:
+        if is_wrapper(value := result.meta.get("example_value")):
+            raise NotCacheable(f"a result is a {type(value).__name__}, which no digest describes")
 
 
 def compilation_key(backend: Backend, partition_fn: Callable, options: Options) -> tuple[str, ...]:

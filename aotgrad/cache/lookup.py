@@ -20,7 +20,7 @@ import torch.fx as fx
 from aotgrad.cache.entry import Entry, GraphText, StoredPlan, StoredSmallGraph
 from aotgrad.cache.graphs import Origins, encode_half
 from aotgrad.cache.io import assume, count_bypass, plan_store, read_entry, storing_backend, write_entry
-from aotgrad.cache.key import NotCacheable, plan_key, stack_traces
+from aotgrad.cache.key import NotCacheable, plan_key, reject_code_of_subclasses, stack_traces
 from aotgrad.cache.partition_entry import lower_through_cache
 from aotgrad.cache.restore import RestoredFunction, joint_digest, restore
 from aotgrad.cache.serialize import LIKE_NUMBERS, DamagedEntry, NotSerializable
@@ -32,6 +32,7 @@ from aotgrad.ir import Compiled, JointGraph, Partition
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, Stages, compile_forward, lower, partition_graph
 from aotgrad.runtime.steps import ReturnValue
+from aotgrad.subclasses.layout import WrapperLayout
 from aotgrad.telemetry.counters import counters
 from aotgrad.telemetry.graph_names import GraphNames
 from aotgrad.telemetry.observer import Observer, is_watched
@@ -41,12 +42,13 @@ log = logging.getLogger("aotgrad.cache")
 
 
 def look_up(
-    module: fx.GraphModule, dedupe: Dedupe, source: Source, compiler: Compiler
+    module: fx.GraphModule, layout: WrapperLayout, dedupe: Dedupe, source: Source, compiler: Compiler
 ) -> RestoredFunction | StoredSmallGraph | Missing:
     """What another process compiled of a function, or how this one compiles it.
 
     Args:
         module: Dynamo's graph, which the function runs.
+        layout: where the tensor subclasses are among the arguments of `module`.
         dedupe: which arguments of `module` are one tensor.
         source: the function.
         compiler: how to compile it.
@@ -54,6 +56,7 @@ def look_up(
     if compiler.options.verify or is_watched():  # the stages are looked at
         return Missing(compiler)
     try:
+        reject_code_of_subclasses(module, layout)
         search = PlanLookup.of(module, dedupe, source, compiler)
         found = search.find(source.function)
     except NotCacheable as reason:

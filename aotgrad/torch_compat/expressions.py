@@ -13,6 +13,7 @@ import torch
 import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.singleton_int import SingletonInt
 
 
 def symbolic_text(value: Any) -> tuple[str, list[str]]:
@@ -83,8 +84,17 @@ def symbolic_state(mode: FakeTensorMode) -> tuple | None:
     env = mode.shape_env
     if env is None or not (symbols := backed_symbols(env)):
         return None
-    known = sorted((str(s), sources_of(env, s), str(value), str(env.var_to_range.get(s))) for s, value in symbols.items())
+    ragged: dict[int, int] = {}
+    values = {s: _symbol_value_text(symbols[s], ragged) for s in sorted(symbols, key=str)}
+    known = [(str(s), sources_of(env, s), value, str(env.var_to_range.get(s))) for s, value in values.items()]
     return known, sorted((str(s), str(e)) for s, e in env.replacements.items()), [str(g.expr) for g in env.guards]
+
+
+def _symbol_value_text(value: Any, ragged: dict[int, int]) -> str:
+    """The value of a symbol as text. Sizes of nested tensors, which a process counts, get new numbers in `ragged`."""
+    if not isinstance(value, SingletonInt):
+        return str(value)
+    return f"ragged {ragged.setdefault(value._val, len(ragged))} * {value._coeff}"
 
 
 def sources_of(shape_env: ShapeEnv, symbol: sympy.Symbol) -> list[str]:
@@ -107,6 +117,8 @@ def symbolic_number(mode: FakeTensorMode, kind: str, expression: sympy.Basic) ->
     if kind == "bool":
         return env.create_symboolnode(expression)
     value = expression.xreplace(dict(backed_symbols(env)))
+    if kind == "int" and isinstance(value, SingletonInt):
+        return env.create_symintnode(expression, hint=torch._C._get_nested_int(value._val, value._coeff))
     if kind == "int":
         return env.create_symintnode(expression, hint=int(value))
     return env.create_symfloatnode(expression, hint=float(value))

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, StatelessSymbolicContext
 
 from aotgrad import torch_compat as compat
 from tests.torch_compat.tracing import symbolic, symbolic_fake
@@ -62,6 +63,22 @@ def test_what_is_known_of_symbols():
     names = {name: (sources, value) for name, sources, value, _ in symbols}
     assert names[str(rows)] == (compat.sources_of(mode.shape_env, rows), "6")
     assert fake.size(0) < 100 and compat.symbolic_state(mode) != (symbols, equalities, conditions)
+
+
+def test_the_size_of_a_nested_tensor_is_known_by_its_order():
+    states = []
+    for _ in range(2):
+        rows = torch.nested.nested_tensor_from_jagged(torch.ones(3, 2), torch.tensor([0, 1, 3]))
+        mode = compat.new_fake_mode()
+        dims = StatelessSymbolicContext([DimDynamic.STATIC, DimDynamic.DYNAMIC, DimDynamic.STATIC])
+        size = mode.shape_env.create_symbolic_sizes_strides_storage_offset(rows, ConstantSource("x"), symbolic_context=dims)[
+            0
+        ]
+        states.append(compat.symbolic_state(mode))
+        ragged = next(number for number in size if isinstance(number, torch.SymInt))
+        made = compat.symbolic_number(mode, "int", compat.backed_expression(ragged))
+        assert str(made.node.hint) == str(ragged.node.hint)
+    assert states[0] == states[1] and "ragged 0 * 1" in str(states)
 
 
 def test_a_number_that_depends_on_data_has_no_expression():
