@@ -27,6 +27,8 @@ class NonLeaf(torch.autograd.Function):
     nothing in the graph.
     """
 
+    is_of_trace = True
+
     @staticmethod
     def forward(ctx: Any, primal: torch.Tensor) -> torch.Tensor:
         ctx.set_materialize_grads(False)

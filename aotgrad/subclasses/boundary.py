@@ -93,6 +93,7 @@ class Wrappers:
         arguments: the ends of the arguments; the trace fills in the forms of their gradients.
         results: one per flat result of the function, then the bases of views among them that are no results themselves.
         count: the number of flat results of the function.
+        flags: for each tensor among these, whether it requires grad.
         changes: of arguments.
         live: the arguments, while the function is traced.
         expected: the forms of gradients of results that differ from the forms of the results.
@@ -102,6 +103,7 @@ class Wrappers:
     arguments: list[End] = field(default_factory=list)
     results: list[WrapperResult] = field(default_factory=list)
     count: int = 0
+    flags: list[bool] = field(default_factory=list)
     changes: list[ChangedWrapper] = field(default_factory=list)
     live: list[LiveWrapper] = field(default_factory=list)
 
@@ -128,6 +130,7 @@ class Wrappers:
         """
         flat: list[Any] = []
         self.count = len(leaves)
+        self.flags = [leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
         leaves = [*leaves, *self.bases_of_views(leaves)]
         self.results = [self.add_result(leaf, k, leaves, flat) for k, leaf in enumerate(leaves)]
         changes = (self.change_of(k, live, flat) for k, live in enumerate(self.live))

@@ -12,7 +12,8 @@ Compiled autograd calls the backwards outside of its graph: Dynamo does not trac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,7 +141,7 @@ class End:
 class TakeApart(torch.autograd.Function):
     """The parts of a wrapper, then the carriers of its gradient."""
 
-    arrives_whole = True
+    arrives_whole = is_of_trace = True
 
     @staticmethod
     def forward(ctx: Any, end: End, wrapper: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -158,13 +159,13 @@ class TakeApart(torch.autograd.Function):
         arrived = gradients if ctx.end.carried is None else gradients[ctx.end.form.count :]
         if all(gradient is None for gradient in arrived):
             return None, None
-        if ctx.end.is_leaf and not torch.is_grad_enabled():
-            arrived = [None if gradient is None else unshared(gradient) for gradient in arrived]
-        return None, assemble_gradient(ctx.end, arrived, ctx.parts)
+        return (None, *in_rows(lambda *values: [gradient_of_wrapper(ctx, values)], arrived))
 
 
 class Assemble(torch.autograd.Function):
     """A wrapper of parts. Its gradient goes to the parts, to the carriers, or by a detour straight to `inputs`."""
+
+    is_of_trace = True
 
     @staticmethod
     def forward(ctx: Any, end: End, detour: Detour | None, *values: torch.Tensor) -> torch.Tensor:
@@ -182,21 +183,60 @@ class Assemble(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if gradient is None:
             return (None,) * (2 + ctx.count)
-        if ctx.end.is_saved:
-            _ = ctx.saved_tensors  # raises if the result was changed
-        found = GradientForm.of(gradient)
-        if not found.matches(ctx.expected):
-            return (None, None, *other_gradient(ctx, gradient, found))
-        if ctx.end.is_traced:
-            ctx.end.gradient = found.form
-        values = take_apart(ctx.end.of_gradient(found.form), gradient)
-        if not ctx.end.is_traced:
-            for value in values:
-                mark_shared(value)
-        to_parts = [value if wanted else None for value, wanted in zip(values, ctx.differentiable, strict=False)]
-        if ctx.end.carried is not None:
-            to_parts = [*[None] * ctx.end.form.count, *values]
-        return (None, None, *to_parts, *[None] * (ctx.count - len(to_parts)))
+        return (None, None, *in_rows(lambda value: gradients_of_values(ctx, value), [gradient]))
+
+
+def gradient_of_wrapper(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """The backward of `TakeApart`, from the gradients of the parts, or of the carriers."""
+    if ctx.end.is_leaf and not torch.is_grad_enabled():
+        gradients = [None if gradient is None else unshared(gradient) for gradient in gradients]
+    return assemble_gradient(ctx.end, gradients, ctx.parts)
+
+
+def gradients_of_values(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
+    """The backward of `Assemble`: the gradients of its parts, carriers and `inputs`."""
+    if ctx.end.is_saved:
+        _ = ctx.saved_tensors  # raises if the result was changed
+    found = GradientForm.of(gradient)
+    if not found.matches(ctx.expected):
+        return other_gradient(ctx, gradient, found)
+    if ctx.end.is_traced:
+        ctx.end.gradient = found.form
+    values = take_apart(ctx.end.of_gradient(found.form), gradient)
+    if not ctx.end.is_traced:
+        for value in values:
+            mark_shared(value)
+    to_parts = [value if wanted else None for value, wanted in zip(values, ctx.differentiable, strict=False)]
+    if ctx.end.carried is not None:
+        to_parts = [*[None] * ctx.end.form.count, *values]
+    return [*to_parts, *[None] * (ctx.count - len(to_parts))]
+
+
+def in_rows(backward: Callable[..., Sequence[Any]], gradients: Sequence[torch.Tensor | None]) -> Sequence[Any]:
+    """The result of a backward. A batch of gradients passes row by row: no form tells where a wrapper has its batch.
+
+    Raises:
+        CaptureError: several transforms have wrapped the gradients.
+    """
+    if not any(map(torch_compat.is_wrapped, gradients)):
+        return backward(*gradients)
+    vmap = torch_compat.only_vmap(gradients)
+    if vmap is None:
+        raise CaptureError(
+            "a gradient passes a tensor subclass under several transforms of torch.func, or another one than vmap; "
+            "differentiate one batch at a time"
+        )
+    with torch_compat.outside_transforms():
+        rows = [backward(*row) for row in zip(*(rows_of(value, vmap) for value in gradients), strict=False)]
+        columns = [None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True)]
+    return [None if column is None else vmap.wrap(column) for column in columns]
+
+
+def rows_of(value: torch.Tensor | None, vmap: torch_compat.Vmap) -> Iterable[torch.Tensor | None]:
+    """The rows of a batch; without end, if the value is the same for all rows."""
+    if value is None or not torch_compat.is_batched(value):
+        return itertools.repeat(value)
+    return vmap.unwrap(value).unbind()
 
 
 @dataclass(frozen=True)

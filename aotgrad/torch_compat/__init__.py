@@ -57,6 +57,7 @@ from aotgrad.torch_compat.autograd import (
     is_custom_node,
     is_parameter,
     is_refused_by_transforms,
+    is_users_node,
     is_wanted,
     keeps_undefined,
     kept_by_function,

@@ -215,6 +215,11 @@ def is_custom_node(node: Any) -> bool:
     return getattr(node, "_forward_cls", None) is not None
 
 
+def is_users_node(node: Any) -> bool:
+    """Whether an autograd node belongs to an `autograd.Function` of the user's: ours have an attribute `is_of_trace`."""
+    return is_custom_node(node) and not getattr(node._forward_cls, "is_of_trace", False)
+
+
 def gets_zeros(node: Any) -> bool:
     """Whether a node belongs to an `autograd.Function` that may get zeros for undefined gradients beside defined ones.
 

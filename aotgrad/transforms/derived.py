@@ -62,7 +62,7 @@ def reject_custom_functions(stages: Stages) -> None:
     One in a function that draws random numbers is rejected, too: it may draw other numbers in its backward.
     """
     results = [result for result in stages.capture.outputs if isinstance(result, torch.Tensor)]
-    nodes = list(filter(torch_compat.is_custom_node, autograd_nodes(results)))
+    nodes = list(filter(torch_compat.is_users_node, autograd_nodes(results)))
     if any(map(torch_compat.is_refused_by_transforms, nodes)) or (nodes and stages.draws):
         raise NotCompiled
 

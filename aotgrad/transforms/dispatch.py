@@ -24,6 +24,7 @@ from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.call import AmbientState
 from aotgrad.plan_cache.entry import NotCompiled
 from aotgrad.runtime.recomputation import HigherOrder
+from aotgrad.subclasses.forms import form_of
 from aotgrad.telemetry.counters import counters
 from aotgrad.transforms.closure_lifting import lift_closure
 from aotgrad.transforms.derived import CalledFunction
@@ -120,7 +121,7 @@ class Dispatch:
         """
         outside = any(torch_compat.innermost(tensor).requires_grad for tensor in tensors)
         kind = (function.key, outside)
-        if kind in self.plans.refused:
+        if kind in self.plans.refused or any(torch_compat.innermost(tensor).is_nested for tensor in tensors):
             raise NotCompiled
         context = CallContext(
             self.plans,
@@ -145,7 +146,10 @@ class Dispatch:
         Raises:
             NotCompiled, AOTGradError: there can be no such plan.
         """
-        kind = (function.key, outside, context.tracked(tensors), *((tensor.shape, tensor.dtype) for tensor in tensors))
+        with torch_compat.outside_transforms():
+            forms = [form_of(torch_compat.innermost(tensor)).key for tensor in tensors]
+        tensor_kinds = ((tensor.shape, tensor.dtype, form) for tensor, form in zip(tensors, forms, strict=True))
+        kind = (function.key, outside, context.tracked(tensors), *tensor_kinds)
         if kind not in self.parts:
             try:
                 return context.call(function, tensors)

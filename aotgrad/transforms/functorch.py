@@ -281,14 +281,14 @@ class CallRequest:
         """The result of a plan. A derivative draws the random numbers that the function drew.
 
         Raises:
-            NotCompiled: the function draws inside a `vmap` that has none of its arguments.
+            NotCompiled: the function draws inside a `vmap` that has none of its arguments, or draws tensor subclasses.
         """
         if self.function.is_derivative:
             with torch_compat.random_state_of(self.random_state):
                 return Outcome(call(), random_state=self.random_state)
         if call.stages is not None and not call.stages.draws:
             return Outcome(call())
-        if derived.count_batches(self.function) < self.vmaps:
+        if derived.count_batches(self.function) < self.vmaps or call.has_wrappers:
             raise NotCompiled
         state = torch_compat.random_state(torch_compat.device_types_that_draw())
         return Outcome(call(), random_state=state)
@@ -299,7 +299,7 @@ class CallRequest:
         Raises:
             SeveralNodes, NotCompiled
         """
-        if call.stages is not None and len(tensor_leaves(call.stages.capture.outputs)) == 1:
+        if call.stages is not None and len(requires_grad_flags(call)) == 1:
             return
         if not any(self.tracked):
             leaves = [t.detach().requires_grad_(flag) for t, flag in zip(leaves, self.followed, strict=True)]
@@ -399,9 +399,9 @@ def requires_grad_flags(call: PlannedCall) -> list[bool]:
     Raises:
         NotCompiled: there is no plan.
     """
-    if call.stages is None:
+    if call.stages is None or isinstance(call.plan, NoPlan):
         raise NotCompiled
-    return [result.requires_grad for result in tensor_leaves(call.stages.capture.outputs)]
+    return call.plan.output.wrappers.flags
 
 
 def reject_several_nodes(call: PlannedCall, outside: bool) -> None:
@@ -411,6 +411,10 @@ def reject_several_nodes(call: PlannedCall, outside: bool) -> None:
         SeveralNodes, NotCompiled: a result was computed from another one, and gradients pass through that; or a backward
             outside all transforms can differentiate results one after another.
     """
+    if call.has_wrappers:  # segments do not show which wrapper was computed from another one
+        if sum(requires_grad_flags(call)) > 1:
+            raise NotCompiled
+        return
     stages: Any = call.stages
     joint = getattr(stages, "joint", None)
     if joint is None or isinstance(call.plan, NoPlan) or (spec := call.plan.output.spec) is None:
@@ -438,7 +442,7 @@ def can_run_in_parts(stages: Stages) -> bool:
     called = (node.target for node in stages.capture.trace.graph.nodes if node.op == "call_function")
     if stages.draws or stages.value_guard or any(map(op_table.has_effect, called)):
         return False
-    return not any(map(torch_compat.is_custom_node, autograd_nodes(tensor_leaves(stages.capture.outputs))))
+    return not any(map(torch_compat.is_users_node, autograd_nodes(tensor_leaves(stages.capture.outputs))))
 
 
 def shares_memory(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:

@@ -17,6 +17,7 @@ from aotgrad.plan_cache.cache import PlanCache, Planned
 from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan, NotCompiled
 from aotgrad.plan_cache.generators import GeneratorArguments
+from aotgrad.plan_cache.wrappers import WrapperArguments
 from aotgrad.transforms.derived import DerivedFunction
 
 
@@ -34,6 +35,12 @@ class PlannedCall(NamedTuple):
     def stages(self) -> Stages | None:
         """What was traced; `None` if there is no plan."""
         return None if isinstance(self.plan, NoPlan) else self.plan.executable
+
+    @property
+    def has_wrappers(self) -> bool:
+        """Whether an argument or result is a tensor subclass that has been taken apart."""
+        is_taken_apart = isinstance(self.planned.call.arguments, WrapperArguments)
+        return is_taken_apart or (not isinstance(self.plan, NoPlan) and self.plan.output.has_wrappers)
 
     def __call__(self) -> Any:
         """The result: of the plan, or of the function itself if there is none."""

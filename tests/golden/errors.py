@@ -1171,6 +1171,14 @@ def effect_and_a_gradient_of_another_form():
 
 
 @error_case
+def transformed_gradient_of_a_wrapper():
+    """The gradient of a result that is a tensor subclass is a tensor that `torch.func.grad` differentiates."""
+    x = TwoTensor(torch.ones(3), torch.ones(3)).requires_grad_()
+    y = aotgrad.aot_function(lambda x: x * x, aotgrad.nop)(x)
+    torch.func.grad(lambda gradient: torch.autograd.grad(y, x, gradient)[0].sum())(torch.ones_like(y))
+
+
+@error_case
 def differentiable_rows():
     """An argument is a sparse tensor in rows that requires grad."""
     with warnings.catch_warnings():  # torch calls such tensors a prototype

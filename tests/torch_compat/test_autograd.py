@@ -359,10 +359,13 @@ class SetsContextUp(torch.autograd.Function):
         return gradient * 2
 
 
-def test_functions_that_transforms_refuse():
+def test_functions_that_transforms_refuse(monkeypatch):
     x = torch.ones(2, requires_grad=True)
     for function, is_refused in ((TakesContext, True), (SetsContextUp, False)):
-        assert compat.is_refused_by_transforms(function.apply(x).grad_fn) is is_refused
+        node = function.apply(x).grad_fn
+        assert compat.is_refused_by_transforms(node) is is_refused and compat.is_users_node(node)
+        monkeypatch.setattr(function, "is_of_trace", True, raising=False)
+        assert compat.is_custom_node(node) and not compat.is_users_node(node)
         with pytest.raises(RuntimeError, match="setup_context") if is_refused else contextlib.nullcontext():
             torch.func.grad(lambda x, function=function: function.apply(x).sum())(x)
     assert not compat.is_refused_by_transforms((x * 2).grad_fn)
