@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs the linter, where it is installed, and the whole test suite. Arguments go to pytest: scripts/test.sh tests/runtime -x
+# Runs the linter, where it is installed, the whole test suite, and a part of it on an emulated GPU (docs/emulated_cuda.md).
+# With arguments, which go to pytest, it runs what they say: scripts/test.sh tests/runtime -x
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_venv.sh"
-use_environment test
+use_environment test,emulated
 cd "$repository"
 
 # Two workers share the cores; more threads in each would only get in each other's way.
@@ -12,3 +13,8 @@ if "$PYTHON" -m ruff --version >/dev/null 2>&1; then
     "$PYTHON" -m ruff check .
 fi
 "$PYTHON" -m pytest -n 2 "$@"
+
+if [ $# = 0 ] && [ "$(uname)" = Linux ]; then
+    mapfile -t selection < <("$PYTHON" -m tests.emulated_cuda.selection)
+    AOTGRAD_TEST_DEVICE=emulated "$PYTHON" -m pytest -n 2 "${selection[@]}"
+fi
