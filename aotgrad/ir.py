@@ -701,6 +701,7 @@ class JointGraph:
         writable_inputs: mutated primals that the forward graph may write itself.
         segments: the parts of the backward, in the order in which they run.
         private_inputs: primals that the caller does not hold, so that nothing else writes to them.
+        held_inputs: other primals that are alive anyway, so that saving them takes no memory.
         memory: the inputs, results and tangents that a backward changes in place.
         effects: groups of autograd nodes that change memory, one segment each; a node is its age in the function.
         saved_in_eager: the inputs and results that own the memory of a value that eager saves.
@@ -713,6 +714,7 @@ class JointGraph:
     writable_inputs: frozenset[int] = frozenset()
     segments: tuple[BackwardSegment, ...] = ()
     private_inputs: frozenset[int] = frozenset()
+    held_inputs: frozenset[int] = frozenset()
     memory: tuple[Primal | ForwardResult | Tangent, ...] = ()
     effects: tuple[frozenset[int], ...] = ()
     saved_in_eager: frozenset[Primal | ForwardResult] = frozenset()

@@ -355,7 +355,8 @@ def _saved_values(joint: JointGraph, forward: fx.GraphModule, saved: list[fx.Nod
     base = memory_owners(forward.graph.nodes)
     results = _returned(forward)[: len(joint.signature.forward_results)]
     counted = {base[value] for value in results if isinstance(value, fx.Node)}
-    counted |= {node for index, node in enumerate(_placeholders(forward)) if index in joint.static_inputs}
+    alive = joint.static_inputs | joint.held_inputs
+    counted |= {node for index, node in enumerate(_placeholders(forward)) if index in alive}
     for node, slot in zip(saved, slots, strict=True):
         saved_bytes = 0 if base[node] in counted else costs.bytes_kept_alive(base[node])
         counted.add(base[node])

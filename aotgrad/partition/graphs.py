@@ -282,7 +282,7 @@ def _written_in_graph(nodes: Iterable[fx.Node], base) -> set[fx.Node]:
 
 
 def _held(joint: JointGraph, primals, results, base) -> frozenset[fx.Node]:
-    held = {node for node, slot in primals.items() if slot.index in joint.static_inputs}
+    held = {node for node, slot in primals.items() if slot.index in joint.static_inputs | joint.held_inputs}
     for slot, value in zip(joint.signature.forward_results, results, strict=True):
         if isinstance(value, fx.Node) and isinstance(slot, (UserOutput, IntermediateBase)):
             held.add(base[value])

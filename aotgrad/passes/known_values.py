@@ -78,8 +78,8 @@ def mark_kept_values(joint: JointGraph, known: KnownValues | None) -> JointGraph
     returned = {memory_owner(node) for node in results_of(known.source)}
     visible = {node.name for node in known.source.module.graph.nodes if memory_owner(node) in returned}
     private = {position for position, name in known.nodes.items() if name not in visible}
-    held = joint.static_inputs | known.nodes.keys() | set(known.inputs)
-    return replace(joint, static_inputs=held, private_inputs=joint.private_inputs | private)
+    held = joint.held_inputs | known.nodes.keys() | set(known.inputs)
+    return replace(joint, held_inputs=held, private_inputs=joint.private_inputs | private)
 
 
 def results_of(joint: JointGraph) -> list[fx.Node]:

@@ -186,6 +186,7 @@ def base_text(base: ir.BaseInfo) -> str:
 def joint_text(joint: ir.JointGraph) -> str:
     """The joint graph, or the forward graph of a function without a backward."""
     notes = {
+        **{Primal(i): "held by another node" for i in joint.held_inputs},
         **{Primal(i): "parameter or buffer" for i in joint.static_inputs},
         **{Primal(i): "overwritten after the forward" for i in joint.mutated_inputs},
         **{Primal(i): "updated buffer" for i in joint.static_inputs & joint.mutated_inputs},

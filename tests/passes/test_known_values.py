@@ -90,7 +90,7 @@ def test_random_numbers_are_the_same_if_drawn_at_the_same_place(name, taken):
 def test_known_inputs_are_held_by_others():
     source = joint_of(1, exp_of_sine)
     known = KnownValues(source, (0,), {2: "sin_default"}, KnownValues(source, (0,), {1: "exp_default"}, None))
-    assert mark_kept_values(joint_of(3, exp_of_sine), known).static_inputs == {0, 1, 2}
+    assert mark_kept_values(joint_of(3, exp_of_sine), known).held_inputs == {0, 1, 2}
     assert mark_kept_values(source, None) is source
 
 

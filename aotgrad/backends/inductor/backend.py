@@ -1,7 +1,7 @@
 """The `inductor` backend: torch's own code generator compiles both halves.
 
 Besides the graphs, it needs its decompositions while tracing, its joint passes before partitioning, the inputs that keep
-their address (parameters, saved values), the outputs that a user sees (their strides must be eager's), and, for the
+their address (parameters and buffers), the outputs that a user sees (their strides must be eager's), and, for the
 backward, the strides that the forward has chosen for saved values. Inductor has global state, so one thread at a time uses
 it, under the lock `COMPILING`.
 """
@@ -33,7 +33,7 @@ from aotgrad.backends.seeds import give_backward_own_seeds
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.options import Options
 from aotgrad.plan_cache.lock import COMPILING
-from aotgrad.slots import Gradient, IntermediateBase, Saved, SlotSignature, Tangent, UserOutput
+from aotgrad.slots import Gradient, IntermediateBase, Saved, SlotSignature, UserOutput
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class InductorBackend:
 
     def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
         with self.configured():
-            shared = Shared(torch_compat.inductor_uses_cudagraphs())
+            shared = Shared(torch_compat.inductor_uses_cudagraphs(), input_names(forward, static_inputs))
         job = Job(forward, "forward", (UserOutput, IntermediateBase), {"static_input_idxs": sorted(static_inputs)})
         job.settings["is_inference"] = not differentiable
         compiled = self._compile(job, shared)
@@ -104,10 +104,13 @@ class InductorBackend:
     def backward(self, half: GraphHalf, shared: Shared) -> BoxedCallable:
         """Compile a backward half for the forward that was compiled with `shared`.
 
+        Of the saved values, parameters and buffers keep their address. Others may be the caller's own tensors, anywhere.
+
         Layout optimization is off, because the forward has chosen the layouts. Otherwise one recomputed convolution would
         change the layouts of the whole graph, and Inductor would copy the inputs.
         """
-        static = [k for k, slot in enumerate(half.signature.inputs) if not isinstance(slot, Tangent)]
+        inputs = enumerate(half.signature.inputs)
+        static = [k for k, slot in inputs if isinstance(slot, Saved) and slot.name in shared.static]
         settings = {"static_input_idxs": static, "is_backward": True}
         return self._compile(Job(half, "backward", (Gradient,), settings, {"layout_optimization": False}), shared)
 
@@ -160,7 +163,7 @@ class InductorBackend:
         signature = SlotSignature((), tuple(map(UserOutput, range(len(output.args[0])))))
         dense = Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings)
         with torch_compat.reported_output_strides():
-            return bind_tensors(self._make(dense, Shared(False)), closed_over_tensors(piece))
+            return bind_tensors(self._make(dense, Shared(False, frozenset())), closed_over_tensors(piece))
 
     def cache_key(self) -> str | None:
         with self.configured():
@@ -174,9 +177,13 @@ class InductorBackend:
 
 @dataclass(frozen=True)
 class Shared:
-    """The settings that the forward and the backward of one region share, created on first use."""
+    """What the forward and the backward of one region share.
+
+    `static`: the names of the inputs that keep their address. `settings` are created on first use.
+    """
 
     cudagraphs: bool
+    static: frozenset[str]
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
@@ -220,6 +227,11 @@ class InductorBackward:
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
         return self.backend.backward(half, self.shared)
+
+
+def input_names(forward: GraphHalf, inputs: frozenset[int]) -> frozenset[str]:
+    placeholders = forward.module.graph.find_nodes(op="placeholder")
+    return frozenset(node.name for k, node in enumerate(placeholders) if k in inputs)
 
 
 def compile_kernels_together() -> contextlib.AbstractContextManager[None]:
