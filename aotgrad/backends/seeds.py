@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 import torch.fx as fx
 
+from aotgrad.graph import op_table
+
 
 def give_backward_own_seeds(graph: fx.Graph) -> None:
     """Make each random op of the backward start from a seed that the backward creates."""
@@ -23,3 +25,10 @@ def give_backward_own_seeds(graph: fx.Graph) -> None:
             lookup.args = (own, 0)
             if not seeds.users:
                 graph.erase_node(seeds)
+
+
+def draw_once(graph: fx.Graph) -> None:
+    """Let the backward save what random ops draw on a GPU: a replayed CUDA graph cannot tell the state of a generator."""
+    for node in graph.nodes:
+        if op_table.is_random(node.target) and op_table.drawing_device(node).type == "cuda":
+            node.meta["draws_once"] = True

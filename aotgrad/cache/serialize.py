@@ -57,7 +57,7 @@ FUNCTIONS: Mapping[str, Callable] = {
 
 HIGHER_ORDER = frozenset(
     {"associative_scan", "cond", "invoke_subgraph", "map_impl", "scan", "while_loop"}
-    | {"auto_functionalized", "auto_functionalized_v2", "run_and_save_rng_state", "run_with_rng_state"}
+    | {"auto_functionalized", "auto_functionalized_v2", "draw_and_record", "draw_again"}
 )
 """Torch's higher-order operators that take operators, tensors, numbers and graphs, but no objects of a process."""
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 import torch.fx as fx
 
+from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
 
@@ -28,16 +29,15 @@ DRAW = "draw"
 """Random nodes with the same number under this key of `meta` draw the same numbers."""
 
 
-class WatchedGenerator:
-    """Replaces the default generator while a function or its backward is traced.
+class WatchedGenerator(torch_compat.StandInGenerator):
+    """Replaces the default generator of one device while a function or its backward is traced.
 
     A state is identified by the draws that lead to it: a timeline of random nodes and a position in it. The position is
     `None` if the state came from elsewhere. Forward and backward have a timeline each. The real generator is left alone,
     since other threads use it.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
-        self._generator = torch.default_generator
+    def __init__(self, real: torch.Generator, graph: fx.Graph) -> None:
         self._thread = threading.get_ident()
         self._graph = graph
         self._numbers = itertools.count()
@@ -53,15 +53,12 @@ class WatchedGenerator:
         self._position: int | None = 0
         self._newest = self._timeline
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._generator, name)
-
     def initial_seed(self) -> int:
         self._strays |= self._is_traced()
-        return self._generator.initial_seed()
+        return self.real.initial_seed()
 
     def get_state(self) -> torch.Tensor:
-        state = self._generator.get_state()
+        state = self.real.get_state()
         if self._is_traced():
             self._look_at_draws()
             self._saved.append((state, self._timeline, self._position))
@@ -69,22 +66,22 @@ class WatchedGenerator:
 
     def set_state(self, state: torch.Tensor) -> Any:
         if not self._is_traced():
-            return self._generator.set_state(state)
+            return self.real.set_state(state)
         found = ((timeline, position) for saved, timeline, position in self._saved if saved is state)
         self._move_to(*next(found, (self._timeline, None)))
         return self
 
     def manual_seed(self, seed: int) -> Any:
         if not self._is_traced():
-            return self._generator.manual_seed(seed)
+            return self.real.manual_seed(seed)
         self._move_to(self._timeline, None)
         return self
 
     def seed(self) -> int:
         if not self._is_traced():
-            return self._generator.seed()
+            return self.real.seed()
         self._move_to(self._timeline, None)
-        return self._generator.initial_seed()
+        return self.real.initial_seed()
 
     @property
     def follows_the_graph(self) -> bool:
@@ -112,7 +109,7 @@ class WatchedGenerator:
     def _look_at_draws(self) -> None:
         """Record the draws since the last look."""
         for node in self._graph.nodes:
-            if op_table.is_random(node.target) and node not in self._seen:
+            if node not in self._seen and draws_on(node, self.device):
                 self._seen.add(node)
                 self._note(node)
 
@@ -128,21 +125,40 @@ class WatchedGenerator:
         self._position += 1
 
 
-@contextlib.contextmanager
-def watch_draws(generator: WatchedGenerator) -> Iterator[None]:
-    """Inside, `generator` replaces the default generator.
+def draws_on(node: fx.Node, device: torch.device) -> bool:
+    """Whether an op draws random numbers from the default generator of a device."""
+    return op_table.is_random(node.target) and op_table.drawing_device(node) == device
 
-    Raises:
-        CaptureError: at the end, if the function did more than draw from it.
-    """
-    seed = torch.initial_seed()
-    torch.random.default_generator = generator  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.random.default_generator = generator._generator  # type: ignore[assignment]
-    if torch.initial_seed() != seed or not generator.follows_the_graph:
-        reject_state()
+
+class WatchedGenerators:
+    """The default generators of all devices in use, while a function or its backward is traced."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._each = [WatchedGenerator(real, graph) for real in torch_compat.default_generators()]
+
+    def begin(self) -> None:
+        """Start new timelines."""
+        for generator in self._each:
+            generator.begin()
+
+    def reject_states(self, values: Sequence[Any]) -> None:
+        """See `WatchedGenerator.reject_states`."""
+        for generator in self._each:
+            generator.reject_states(values)
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Inside, these replace the default generators.
+
+        Raises:
+            CaptureError: at the end, if the function did more than draw from them.
+        """
+        seeds = [generator.real.initial_seed() for generator in self._each]
+        with torch_compat.replaced_generators(self._each):
+            yield
+        is_seeded = [generator.real.initial_seed() for generator in self._each] != seeds
+        if is_seeded or not all(generator.follows_the_graph for generator in self._each):
+            reject_state()
 
 
 def reject_state() -> NoReturn:

@@ -24,7 +24,7 @@ from aotgrad.capture import gradient_aliases, views_before_mutation
 from aotgrad.capture.fast_recorder import FastRecorder
 from aotgrad.capture.function_mode import FunctionHandlers
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
-from aotgrad.capture.generator import WatchedGenerator, watch_draws
+from aotgrad.capture.generator import WatchedGenerators
 from aotgrad.capture.hooks import HookRecords, held_by, take_hooks, take_hooks_of_views
 from aotgrad.capture.indexing import IndexMarks
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
@@ -77,7 +77,7 @@ class Trace:
         retraced: Mapping[fx.GraphModule, Collection[int]] = NO_REGIONS,
     ) -> None:
         self.recorder, self._is_symbolic = Recorder(), is_symbolic
-        self._generator = WatchedGenerator(self.recorder.graph)
+        self._generators = WatchedGenerators(self.recorder.graph)
         self._values = values
         self._fake_mode = fake_mode
         fast = FastRecorder(self.recorder, fake_mode, decompositions, self._track)
@@ -109,7 +109,7 @@ class Trace:
 
     def watch_draws(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the function runs, and its use of the random generator is followed."""
-        return watch_draws(self._generator)
+        return self._generators.watch()
 
     def checkpoints(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, the function runs. Records its checkpointed regions, and what the regions do that Dynamo keeps."""
@@ -176,8 +176,8 @@ class Trace:
     @contextlib.contextmanager
     def watched_draws_of_backward(self) -> Iterator[None]:
         """Inside, the backward runs: a checkpointed region draws the numbers of the forward, or new ones."""
-        self._generator.begin()
-        with watch_draws(self._generator):
+        self._generators.begin()
+        with self._generators.watch():
             yield
 
     def assignments(self, arguments: Sequence[Any]) -> torch_compat.Assignments:
@@ -263,7 +263,7 @@ class Trace:
             torch_compat.check_pieces(self._functional_mode, [*results, *arguments])
         except RuntimeError as error:
             raise CaptureError(EXPLANATIONS[str(error)]) from None
-        self._generator.reject_states([*results, *self.constants()])
+        self._generators.reject_states([*results, *self.constants()])
 
     def _track(self, value: Any, node: fx.Node) -> None:
         metadata = torch_compat.metadata_of(value)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.fx as fx
+import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 
@@ -279,9 +280,23 @@ def draws_by_size(target: Any) -> bool:
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether a node draws random numbers, also through `run_and_save_rng_state`."""
-    op: Any = node.args[0] if node.target is torch_compat.run_and_save_rng_state else node.target
+    """Whether a node draws random numbers, also through `draw_and_record`."""
+    op: Any = node.args[0] if node.target is torch_compat.draw_and_record else node.target
     return node.op == "call_function" and is_random(op)
+
+
+def uses_random_state(node: fx.Node) -> bool:
+    """Whether a node reads or sets the state of a default generator."""
+    return node.target in (torch_compat.draw_and_record, torch_compat.draw_again)
+
+
+def drawing_device(node: fx.Node) -> torch.device:
+    """The device whose default generator a random op draws from; the CPU's serves all devices that are no GPU."""
+    value = node.meta.get("val")
+    value = value[1:] if isinstance(value, tuple) and node.target is torch_compat.draw_and_record else value
+    found = (each.device for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor))
+    device = next(found, torch.device("cpu"))
+    return device if device.type == "cuda" else torch.device("cpu")
 
 
 def has_effect(target: Any) -> bool:

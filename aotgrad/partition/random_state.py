@@ -2,8 +2,8 @@
 
 In: the copy of a random op in the forward or in the backward graph. Out: nodes that replace it.
 
-    forward    state, mask = run_and_save_rng_state(bernoulli, x, 0.5)      draws as before, and returns the state
-    backward   mask = run_with_rng_state(state, bernoulli, x, 0.5)          leaves the generator as it found it
+    forward    state, mask = draw_and_record(bernoulli, x, 0.5)      draws as before, and returns the state
+    backward   mask = draw_again(state, bernoulli, x, 0.5)             leaves the generator as it found it
 
 A state has 5056 bytes on a CPU and 16 on a GPU, however much is drawn; the cut weighs it against the mask.
 """
@@ -22,7 +22,9 @@ from aotgrad.partition import costs
 
 
 def can_record(node: fx.Node) -> bool:
-    """Whether the op draws from the default generator of one device whose state can be set."""
+    """Whether the op draws from the default generator of one device whose state can be read and set."""
+    if node.meta.get("draws_once"):
+        return False
     if not isinstance(node.target, torch._ops.OpOverload) or _device_type(node) is None:
         return False
     given = (*node.args, *node.kwargs.values())
@@ -47,7 +49,7 @@ def placeholder_value(node: fx.Node) -> torch.Tensor:
 def record(graph: fx.Graph, copy: fx.Node, node: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Replace `copy`, the copy of `node` in a forward graph; returns (its result, the state before it)."""
     args: Any = (copy.target, *copy.args)
-    both = graph.call_function(torch_compat.run_and_save_rng_state, args, dict(copy.kwargs))
+    both = graph.call_function(torch_compat.draw_and_record, args, dict(copy.kwargs))
     both.meta = {**copy.meta, "val": (_state(node), copy.meta["val"])}
     state = _item(graph, both, 0, state_name(node), _state(node))
     result = _item(graph, both, 1, f"{node.name}_drawn", copy.meta["val"])
@@ -59,7 +61,7 @@ def record(graph: fx.Graph, copy: fx.Node, node: fx.Node) -> tuple[fx.Node, fx.N
 def rerun(graph: fx.Graph, copy: fx.Node, state: fx.Node) -> fx.Node:
     """Replace `copy`, the copy of a random op in a backward graph."""
     args: Any = (state, copy.target, *copy.args)
-    drawn = graph.call_function(torch_compat.run_with_rng_state, args, dict(copy.kwargs))
+    drawn = graph.call_function(torch_compat.draw_again, args, dict(copy.kwargs))
     drawn.meta = {**copy.meta}
     graph.erase_node(copy)
     return drawn
@@ -81,4 +83,4 @@ def _state(node: fx.Node) -> torch.Tensor:
     """A fake state of the generator that the op draws from: bytes in CPU memory."""
     (like, *_) = costs.tensors_of(node)
     with getattr(like, "fake_mode", contextlib.nullcontext()):
-        return torch.empty(state_bytes(node), dtype=torch.uint8)
+        return torch.empty(state_bytes(node), dtype=torch.uint8, device="cpu")

@@ -5,8 +5,8 @@ mask = bernoulli(x); again = bernoulli(x); y = x * again     ->     mask = berno
 The trace of a checkpointed region has such ops. Equal calls are already merged (`common_subexpressions`). An op that reads
 only the size of its argument is replaced by the first op. Other ops run from the generator's state before the first op:
 
-mask = bernoulli(x); again = bernoulli(z)     ->     state, mask = run_and_save_rng_state(bernoulli, x)
-                                                     again = run_with_rng_state(state, bernoulli, z)
+mask = bernoulli(x); again = bernoulli(z)     ->     state, mask = draw_and_record(bernoulli, x)
+                                                     again = draw_again(state, bernoulli, z)
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Draw:
         state = self.record_state()
         with node.graph.inserting_before(node):
             args: Any = (state, node.target, *node.args)
-            again = node.graph.call_function(torch_compat.run_with_rng_state, args, dict(node.kwargs))
+            again = node.graph.call_function(torch_compat.draw_again, args, dict(node.kwargs))
         again.meta = {key: value for key, value in node.meta.items() if key != "draw"}
         node.replace_all_uses_with(again)
 
@@ -85,7 +85,7 @@ class Draw:
         value = fake_random_state(node)
         with graph.inserting_after(node):
             args: Any = (node.target, *node.args)
-            both = graph.call_function(torch_compat.run_and_save_rng_state, args, dict(node.kwargs))
+            both = graph.call_function(torch_compat.draw_and_record, args, dict(node.kwargs))
         with graph.inserting_after(both):
             result = graph.call_function(operator.getitem, (both, 1))
         with graph.inserting_after(both):
@@ -112,4 +112,4 @@ def fake_random_state(node: fx.Node) -> torch.Tensor:
     """A fake state of the generator that an op draws from: bytes in CPU memory."""
     like = next(value for value in pytree.tree_leaves(node.meta["val"]) if isinstance(value, torch.Tensor))
     with getattr(like, "fake_mode", contextlib.nullcontext()):
-        return torch.empty(torch_compat.RANDOM_STATE_BYTES.get(like.device.type, 0), dtype=torch.uint8)
+        return torch.empty(torch_compat.RANDOM_STATE_BYTES.get(like.device.type, 0), dtype=torch.uint8, device="cpu")

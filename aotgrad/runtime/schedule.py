@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
 from aotgrad.ir import Capture, GraphHalf, JointGraph, Partition, SyntheticBase, ViewAndMutationMeta
@@ -105,20 +103,8 @@ def forward(results: StageResults, later: tuple[Step, ...]) -> Forward:
 
 
 def random_devices(partition: Partition) -> tuple[str, ...]:
-    """The device types on which a forward draws random numbers that a backward may have to redraw."""
+    """The devices on which a forward draws random numbers that a backward may have to redraw."""
     if partition.backward is None:
         return ()
     nodes = partition.forward.module.graph.nodes
-    return tuple(sorted({device_type(node) for node in nodes if op_table.draws(node)}))
-
-
-def device_type(node: Any) -> str:
-    """Where a random op draws. A recorded op returns the state of the generator first, and then its own result."""
-    value = node.meta.get("val")
-    value = value[1] if is_recorded(node) else value
-    value = value[0] if isinstance(value, (list, tuple)) else value
-    return value.device.type if isinstance(value, torch.Tensor) else "cpu"
-
-
-def is_recorded(node: Any) -> bool:
-    return node.op == "call_function" and node.target is torch_compat.run_and_save_rng_state
+    return tuple(sorted({str(op_table.drawing_device(node)) for node in nodes if op_table.draws(node)}))

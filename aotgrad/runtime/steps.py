@@ -98,7 +98,7 @@ class MakeBase(Step):
 class Forward(Step):
     """Run the compiled forward on `inputs` (names) and name its results.
 
-    `release` are inputs that no later step reads. `random_devices` are the device types on which the graph draws random
+    `release` are inputs that no later step reads. `random_devices` are the devices on which the graph draws random
     numbers, if a gradient of a gradient must draw the same ones: their state is kept.
     """
 

@@ -256,6 +256,7 @@ from aotgrad.torch_compat.inductor.compilation import (
     call_in_inductor,
     compile_without_workers,
     count_input_offsets,
+    disable_cudagraphs,
     inductor_cache_tag,
     inductor_compile,
     inductor_config,
@@ -393,11 +394,14 @@ from aotgrad.torch_compat.parallel_modules import PARALLEL_MODULE, refused_paral
 from aotgrad.torch_compat.random import (
     RANDOM_STATE_BYTES,
     RandomReplay,
-    device_types_that_draw,
+    StandInGenerator,
+    default_generators,
+    devices_that_draw,
+    draw_again,
+    draw_and_record,
     random_state,
     random_state_of,
-    run_and_save_rng_state,
-    run_with_rng_state,
+    replaced_generators,
 )
 from aotgrad.torch_compat.recording import (
     DEVICE_OF,

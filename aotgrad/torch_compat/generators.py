@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from aotgrad.torch_compat.random import default_generators
+
 _NAMESPACE = "aotgrad_random"
 _library = torch.library.Library(_NAMESPACE, "FRAGMENT")
 _states: contextvars.ContextVar[GeneratorStates | None] = contextvars.ContextVar("_states", default=None)
@@ -67,7 +69,8 @@ def trace_states(states: GeneratorStates) -> Iterator[None]:
 
 
 def is_default_generator(generator: torch.Generator) -> bool:
-    return generator_key(generator) in map(generator_key, (torch.default_generator, *torch.cuda.default_generators))
+    named = (torch.random.default_generator, *torch.cuda.default_generators)  # stand-ins, during a trace
+    return generator_key(generator) in map(generator_key, (*default_generators(), *named))
 
 
 @functools.cache

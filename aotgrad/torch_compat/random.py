@@ -3,47 +3,200 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch._prims.rng_prims
-
-run_and_save_rng_state = torch._prims.rng_prims.run_and_save_rng_state
-"""`(op, *args) -> (state of the generator before, op(*args))`, an op of graphs, which Inductor calls unchanged."""
-
-run_with_rng_state = torch._prims.rng_prims.run_with_rng_state
-"""`(state, op, *args) -> op(*args)` with the generator in that state; leaves the generator as it was."""
-
+import torch.utils._pytree as pytree
+from torch._higher_order_ops.utils import autograd_not_implemented, register_fake
+from torch._ops import HigherOrderOperator
 
 RANDOM_STATE_BYTES = {"cpu": 5056, "cuda": 16}
 """The size of a generator's state, for device types whose state can be set."""
 
 
-def random_state(device_types: Sequence[str]) -> Any:
-    """The state of the random generators, to rerun the same random ops."""
-    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
-    if "cuda" in device_types:
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
+class StandInGenerator(torch.Generator):
+    """Stands for the default generator `real` in torch's names for it, and where it is passed to an op."""
+
+    real: torch.Generator
+
+    def __new__(cls, real: torch.Generator, *_: Any) -> Any:
+        found = super().__new__(cls, real.device)  # pyright: ignore[reportCallIssue]
+        found.real = real
+        return found
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(self.real, name)(*args)
+
+
+for _name in ("get_state", "set_state", "manual_seed", "seed", "initial_seed", "get_offset", "set_offset"):
+    setattr(StandInGenerator, _name, _forwarded(_name))
+for _name in ("clone_state", "graphsafe_get_state", "graphsafe_set_state"):
+    setattr(StandInGenerator, _name, _forwarded(_name))
 
 
 @contextlib.contextmanager
-def random_state_of(state: Any) -> Iterator[None]:
-    """Inside, the random generators start from `state`; restores them afterwards. `None` changes nothing."""
-    if state is None:
+def replaced_generators(stand_ins: Sequence[StandInGenerator]) -> Iterator[None]:
+    """Inside, functions of torch find stand-ins for the default generators of the CPU, the first one, and of the GPUs."""
+    cpu, gpus = stand_ins[0], tuple(stand_ins[1:])
+    before = torch.random.default_generator, torch.cuda.default_generators
+    torch.random.default_generator, torch.cuda.default_generators = cpu, gpus  # type: ignore[assignment]
+    try:
         yield
-        return
-    with torch.random.fork_rng(devices=range(len(state.get("cuda", ())))):
-        torch.set_rng_state(state["cpu"])
-        if "cuda" in state:
-            torch.cuda.set_rng_state_all(state["cuda"])
-        yield
+    finally:
+        torch.random.default_generator = before[0]
+        if torch.cuda.default_generators is gpus:  # else CUDA was initialized meanwhile
+            torch.cuda.default_generators = before[1]
 
 
-def device_types_that_draw() -> tuple[str, ...]:
-    """The device types, besides the CPU, whose generators may have been used."""
-    return ("cuda",) if torch.cuda.is_initialized() else ()
+def default_generators() -> tuple[torch.Generator, ...]:
+    """The default generators of the CPU, and of the GPUs if these are in use."""
+    gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return (torch.default_generator, *(each.real if isinstance(each, StandInGenerator) else each for each in gpus))
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    """The generator that ops on a device draw from, unless they are given another one."""
+    if device.type != "cuda":
+        return torch.default_generator
+    torch.cuda.init()
+    return default_generators()[1:][torch.cuda.current_device() if device.index is None else device.index]
+
+
+def _drawing_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
+    """The device that a call of a random op draws on: the one that it names, or that of its first tensor."""
+    if (named := kwargs.get("device")) is not None:
+        return torch.device(named)
+    leaves = pytree.tree_leaves((args, kwargs))
+    return next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
+
+
+# --- Ops that draw the same numbers twice ----------------------------------------------------------------------------
+# Torch's own `run_and_save_rng_state` reads the generator of the current device, not of the device that draws.
+
+
+class _DrawAndRecord(HigherOrderOperator):
+    def __init__(self) -> None:
+        super().__init__("draw_and_record", cacheable=True)
+
+    def __call__(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(op, *args, **kwargs)
+
+
+class _DrawAgain(HigherOrderOperator):
+    def __init__(self) -> None:
+        super().__init__("draw_again", cacheable=True)
+
+    def __call__(self, state: torch.Tensor, op: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(state, op, *args, **kwargs)
+
+
+draw_and_record = _DrawAndRecord()
+"""`(op, *args) -> (state of the generator before, op(*args))`, an op of graphs, which Inductor calls unchanged."""
+
+draw_again = _DrawAgain()
+"""`(state, op, *args) -> op(*args)` with the generator in that state; leaves the generator as it was."""
+
+
+for _op in (draw_and_record, draw_again):
+    _op.py_impl(torch._C.DispatchKey.Autograd)(autograd_not_implemented(_op, deferred_error=True))
+
+
+@draw_and_record.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)
+def _draw_and_record(op: Any, *args: Any, **kwargs: Any) -> Any:
+    _reject_captures()
+    return _default_generator(_drawing_device(args, kwargs)).get_state(), op(*args, **kwargs)
+
+
+@draw_again.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)
+def _draw_again(state: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
+    _reject_captures()
+    generator = _default_generator(_drawing_device(args, kwargs))
+    before = generator.get_state()
+    generator.set_state(state)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        generator.set_state(before)
+
+
+@register_fake(draw_and_record, skip_cache=True)
+def _draw_and_record_fake(op: Any, *args: Any, **kwargs: Any) -> Any:
+    size = RANDOM_STATE_BYTES[_drawing_device(args, kwargs).type]
+    return torch.empty(size, dtype=torch.uint8, device="cpu"), op(*args, **kwargs)
+
+
+@register_fake(draw_again, skip_cache=True)
+def _draw_again_fake(state: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
+
+
+def _reject_captures() -> None:
+    """Raise during the capture of a CUDA graph, whose replays move the generators without the host.
+
+    Raises:
+        RuntimeError
+    """
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a CUDA graph is being captured, and the backward draws random numbers of the forward again, from a state that "
+            "cannot be read during a capture; compile without memory_budget, or draw the numbers outside of checkpoints"
+        )
+
+
+# --- The state at the start of a call --------------------------------------------------------------------------------
+
+
+def random_state(devices: Iterable[str]) -> dict[str, torch.Generator | torch.Tensor | None]:
+    """The state of the generators of devices such as "cpu" and "cuda:1", to rerun the same random ops.
+
+    For a GPU it is a copy of the generator, which reads nothing from the device, and `None` during the capture of a CUDA
+    graph.
+    """
+    return {device: _state_of(device) for device in devices}
+
+
+def _state_of(device: str) -> torch.Generator | torch.Tensor | None:
+    generator = _named_generator(device)
+    if device == "cpu" or isinstance(generator, StandInGenerator):
+        return generator.get_state()
+    return None if torch.cuda.is_current_stream_capturing() else generator.clone_state()
+
+
+def _named_generator(device: str) -> torch.Generator:
+    """The default generator that functions of torch find, in a trace its stand-in."""
+    if device == "cpu":
+        return torch.random.default_generator
+    return torch.cuda.default_generators[torch.device(device).index]
+
+
+@contextlib.contextmanager
+def random_state_of(state: Mapping[str, Any] | None) -> Iterator[None]:
+    """Inside, the random generators start from `state`; restores them afterwards. `None` changes nothing.
+
+    Raises:
+        RuntimeError: a state is that of a call during the capture of a CUDA graph.
+    """
+    states = [(_named_generator(device), value) for device, value in (state or {}).items()]
+    if any(value is None for _, value in states):
+        raise RuntimeError(
+            "a gradient of a gradient draws the random numbers of a call again, and their state is not known, since a CUDA "
+            "graph was captured during the call; draw the numbers outside of the compiled function"
+        )
+    before = [generator.get_state() for generator, _ in states]
+    try:
+        for generator, value in states:
+            generator.set_state(value.get_state() if isinstance(value, torch.Generator) else value)
+        yield
+    finally:
+        for (generator, _), value in zip(states, before, strict=True):
+            generator.set_state(value)
+
+
+def devices_that_draw() -> tuple[str, ...]:
+    """The devices whose generators may have been used."""
+    return tuple(str(generator.device) for generator in default_generators())
 
 
 class RandomReplay:
@@ -54,7 +207,7 @@ class RandomReplay:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        generators = (torch.default_generator, *torch.cuda.default_generators)
+        generators = default_generators()
         before = [generator.get_state() for generator in generators]
         for generator, state in zip(generators, self.states or before, strict=True):
             generator.set_state(state)

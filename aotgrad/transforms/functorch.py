@@ -290,7 +290,7 @@ class CallRequest:
             return Outcome(call())
         if derived.count_batches(self.function) < self.vmaps or call.has_wrappers:
             raise NotCompiled
-        state = torch_compat.random_state(torch_compat.device_types_that_draw())
+        state = torch_compat.random_state(torch_compat.devices_that_draw())
         return Outcome(call(), random_state=state)
 
     def reject_several_nodes(self, call: PlannedCall, leaves: Sequence[torch.Tensor], outside: bool) -> None:

@@ -54,7 +54,7 @@ def test_masks_are_drawn_again_from_the_recorded_state():
     halves = within(joint, 0.0)
     states = [value for value in halves.saved if value.slot.name.endswith("_state")]
     assert [value.saved_bytes for value in states] == [5056, 5056]
-    assert targets(halves.backward.module).count("run_with_rng_state") == 2
+    assert targets(halves.backward.module).count("draw_again") == 2
     assert {value.reason for value in halves.recomputed if "bernoulli" in value.name} == {
         "bernoulli redraws the same numbers from the recorded state, and holding it would take 36864 bytes"
     }

@@ -29,7 +29,8 @@ from aotgrad.backends.inductor.wrapper_code import Wrapper
 from aotgrad.backends.layouts import differ, keep_output_layouts, note_layouts
 from aotgrad.backends.parts import keep_memory_of_parts
 from aotgrad.backends.pieces import compile_in_pieces, must_be_cut
-from aotgrad.backends.seeds import give_backward_own_seeds
+from aotgrad.backends.seeds import draw_once, give_backward_own_seeds
+from aotgrad.graph import op_table
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.options import Options
 from aotgrad.plan_cache.lock import COMPILING
@@ -82,6 +83,8 @@ class InductorBackend:
                 module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
             give_backward_own_seeds(module.graph)
+            if torch_compat.inductor_uses_cudagraphs():
+                draw_once(module.graph)
             module.recompile()  # Inductor's cache uses the code as the key
             return replace(joint, module=module)
 
@@ -153,6 +156,8 @@ class InductorBackend:
             output.meta["user_visible_output_idxs"] = job.visible
             note_layouts(module.graph, job.visible)
             torch_compat.call_in_inductor({node.target for node in module.graph.nodes})
+            if any(map(op_table.uses_random_state, module.graph.nodes)):
+                torch_compat.disable_cudagraphs(shared.settings)
             with compile_kernels_together(), amend_inductor():
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
 

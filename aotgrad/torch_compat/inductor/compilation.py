@@ -23,6 +23,8 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from aotgrad.torch_compat.random import draw_again, draw_and_record
+
 
 def compile_without_workers() -> None:
     """Make Inductor compile in this process only: a fork cannot reach the worker processes of its parent."""
@@ -74,12 +76,17 @@ def _decomposition_name(function: Any) -> str | None:
 
 
 def call_in_inductor(ops: Iterable[Any]) -> None:
-    """Make Inductor call the kernels of ops, and of their backwards, that it has no lowering for and expects decomposed."""
+    """Make Inductor call the kernels of ops, and of their backwards, that it has no lowering for and expects decomposed.
+
+    It calls those that draw the same numbers twice, too.
+    """
     from torch._decomp import decomposition_table
     from torch._inductor.lowering import lowerings, make_fallback
 
     table = inductor_decompositions()
     for op in ops:
+        if op in (draw_and_record, draw_again) and op not in lowerings:
+            make_fallback(op)
         if isinstance(op, torch._ops.OpOverload) and op not in lowerings and op not in table:
             forward = getattr(torch.ops.aten, op._opname.removesuffix("_backward"), None)
             if getattr(forward, op._overloadname, None) in decomposition_table:
@@ -411,6 +418,11 @@ def inductor_graph_settings(cudagraphs: bool) -> dict[str, Any]:
         "boxed_forward_device_index": BoxedDeviceIndex(None),
         "cudagraphs": BoxedBool(cudagraphs),
     }
+
+
+def disable_cudagraphs(settings: Mapping[str, Any]) -> None:
+    """Compile the graphs that share `settings` without CUDA graphs, from now on."""
+    settings["cudagraphs"].value = False
 
 
 @contextlib.contextmanager

@@ -57,6 +57,13 @@ def test_passes_before_code_is_made_run_inside_of_a_context(fake_mode):
 
 
 @inductor
+def test_cudagraphs_are_disabled_for_all_graphs_that_share_settings():
+    settings = compat.inductor_graph_settings(cudagraphs=True)
+    compat.disable_cudagraphs(settings)
+    assert not settings["cudagraphs"]
+
+
+@inductor
 def test_equal_graphs_are_apart_in_inductors_cache():
     """For example if only one's results are visible to a user, which is not part of the key."""
     counts = []
