@@ -585,6 +585,17 @@ class ViewAndMutationMeta:
         assert info is not None, f"input {index} is a number"
         return info
 
+    def computed_result(self, index: int) -> ForwardResult | None:
+        """The graph result that output `index` is, or is a view of; `None` for an argument or a view of one."""
+        match self.outputs[index]:
+            case NonAlias() | UnsafeViewAlias() | CustomFunctionView():
+                return UserOutput(index)
+            case AliasOfIntermediate() | AliasOfIntermediateBaseIsUserOutput():
+                return self.result_behind(index)
+            case IsOutput(other):
+                return self.computed_result(other)
+        return None
+
     def result_behind(self, index: int) -> ForwardResult | None:
         """The graph result that output `index` is a view of; `None` for a view of an input that is not mutated."""
         match self.outputs[index]:

@@ -14,11 +14,12 @@ No stage imports another; this module is the only one that imports all of them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.fx as fx
 
 from aotgrad import passes, torch_compat
 from aotgrad.analysis import analyze
@@ -30,6 +31,7 @@ from aotgrad.capture.trace import FlatFunction, capture_function
 from aotgrad.capture.values import ValueReads
 from aotgrad.convention import MemorySharing, share_memory
 from aotgrad.graph import op_table
+from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.ir import (
     BoxedCallable,
@@ -53,7 +55,7 @@ from aotgrad.runtime.backward import Backward
 from aotgrad.runtime.emit import build, emit, make_backwards
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.runtime.schedule import Schedule, make_schedule
-from aotgrad.slots import Primal, Saved, UserOutput
+from aotgrad.slots import Primal, Saved
 from aotgrad.telemetry.graph_names import GraphNames
 from aotgrad.telemetry.observer import Observer
 from aotgrad.torch_compat import FakeTensorMode
@@ -83,9 +85,9 @@ class Traced:
         return any(map(op_table.draws, self.capture.trace.graph.nodes))
 
     @property
-    def saved_outputs(self) -> frozenset[int]:
-        """The outputs that the backward needs as the forward returned them."""
-        return frozenset()
+    def results_of_saved(self) -> Mapping[Saved, Collection[int]]:
+        """The outputs that share the memory of a value which the backward needs."""
+        return {}
 
     def sharing(self, args: Sequence[Any]) -> MemorySharing:
         """How arguments share memory with arguments that the function mutates."""
@@ -115,11 +117,14 @@ class Executable(Traced):
         return self.call(args)
 
     @functools.cached_property
-    def saved_outputs(self) -> frozenset[int]:
+    def results_of_saved(self) -> Mapping[Saved, Collection[int]]:
         forward = self.partition.forward
-        values = list(zip(forward.signature.outputs, output_values(forward.module), strict=True))
-        saved = {id(value) for slot, value in values if isinstance(slot, Saved)}
-        return frozenset(slot.index for slot, value in values if isinstance(slot, UserOutput) and id(value) in saved)
+        slots = zip(forward.signature.outputs, output_values(forward.module), strict=True)
+        owners: dict[Any, fx.Node] = {slot: memory_owner(value) for slot, value in slots if isinstance(value, fx.Node)}
+        results = [(k, owners.get(self.meta.computed_result(k))) for k in range(len(self.meta.outputs))]
+        saved = ((slot, owner) for slot, owner in owners.items() if isinstance(slot, Saved))
+        found = {slot: [k for k, other in results if other is owner] for slot, owner in saved}
+        return {slot: members for slot, members in found.items() if members}
 
     @functools.cached_property
     def inputs_read(self) -> tuple[int, ...]:

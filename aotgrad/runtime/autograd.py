@@ -7,7 +7,8 @@ tangents that are defined.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,8 +17,9 @@ from aotgrad import torch_compat
 from aotgrad.runtime.backward import Backward, SizeAndStride, with_traced_layout
 from aotgrad.runtime.inlined import InlinedBackward
 from aotgrad.runtime.recomputation import Recomputation, check_version
-from aotgrad.runtime.saved_tensors import release, release_all, saved_by_slot, unpack, unpack_and_release
+from aotgrad.runtime.saved_tensors import KeptTensor, release, release_all, saved_by_slot, unpack, unpack_and_release
 from aotgrad.runtime.variants import VariantKey
+from aotgrad.slots import Saved
 
 Tensor = torch.Tensor  # looked up once
 
@@ -150,17 +152,48 @@ def mark_as_dual(result: torch.Tensor) -> None:
     As long as the forward-mode level is open, their saved values are dual in eager, and so are their gradients. They are
     then computed as gradients of gradients are: from the inputs.
     """
-    first: Any = result.grad_fn
-    while first is not None and not is_segment(first) and first.next_functions:
-        first = first.next_functions[0][0]  # the result is a view
-    if first is None:
-        return
-    left: list[Any] = [first]
+    for node in nodes_of_call([result]):
+        node.of_dual_numbers = True
+
+
+def watch_saved(results: Sequence[Any], guards: Mapping[int, torch.Tensor], saved: Mapping[Saved, Collection[int]]) -> None:
+    """Let further tensors guard what the nodes of a call have saved: a change of one is a change of the result.
+
+    Args:
+        results: those of the call.
+        guards: such tensors, by the position of the result.
+        saved: the results that share the memory of a saved tensor, by its slot.
+    """
+    for node in nodes_of_call(results):
+        slots = node.backward.saved_slots
+        found = {k: [guards[r] for r in saved.get(slot, ()) if r in guards] for k, slot in enumerate(slots)}
+        if any(found.values()):
+            kept = {k: KeptTensor.of(node, k) for k in found}
+            node.kept = {k: functools.reduce(KeptTensor.watching, found[k], each) for k, each in kept.items()}
+
+
+def nodes_of_call(results: Sequence[Any]) -> Iterator[Any]:
+    """The nodes of the segments of a call, from its results."""
+    left = [first_segment(result.grad_fn) for result in results if isinstance(result, torch.Tensor)]
+    seen: set[Any] = set()
     while left:
         node = left.pop()
-        if is_segment(node) and node.recomputation is first.recomputation and not node.of_dual_numbers:
-            node.of_dual_numbers = True
-            left += [behind for behind, _ in node.next_functions]
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        left += [behind for behind, _ in node.next_functions if is_segment(behind) and is_same_call(behind, node)]
+
+
+def is_same_call(one: Any, other: Any) -> bool:
+    return one.recomputation is other.recomputation
+
+
+def first_segment(node: Any) -> Any:
+    """The node of a result, which may be a view; `None` if it has none."""
+    while node is not None and not is_segment(node):
+        node = node.next_functions[0][0] if node.next_functions else None
+    return node
 
 
 def is_segment(node: Any) -> bool:
@@ -268,6 +301,8 @@ def hand_over(ctx: Any) -> type[torch.autograd.Function]:
     has_other_sizes = any(type(size) is not int for size in ctx.sizes)
     if is_higher_order or has_other_sizes or ctx.memory or ctx.watched:
         return UninlinedSegment
+    for each in (ctx.kept or {}).values():
+        each.unpack()  # raises if it was changed
     if wanted not in backward.inlined:
         backward.inlined[wanted] = function_with_graph(InlinedBackward(backward, wanted))
     if backward.saves and not torch_compat.graph_is_retained():

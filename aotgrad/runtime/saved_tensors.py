@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -96,24 +96,29 @@ def release_all(ctx: Any) -> None:
 
 @dataclass(frozen=True)
 class KeptTensor:
-    """A saved tensor that outlives a backward which did not need it.
+    """A saved tensor that the engine does not hold, or that more tensors guard than itself.
 
-    `make` returns it, or raises eager's error. `version` is `None` if a saved-tensor hook makes the tensor.
+    `make` returns it, or raises eager's error. `versions`: tensors that share its memory, with the versions that they must
+    have; none if a saved-tensor hook makes the tensor.
     """
 
     make: Callable[[], torch.Tensor]
-    version: int | None
+    versions: tuple[tuple[torch.Tensor, int], ...] = ()
 
     @classmethod
     def of(cls, ctx: Any, position: int) -> KeptTensor:
         hook = torch_compat.unpack_hook(ctx, position)
         if hook is not None:
-            return cls(hook, None)
+            return cls(hook)
         try:
             tensor = torch_compat.some_saved_tensors(ctx, [position])[0].detach()
         except RuntimeError as error:
-            return cls(functools.partial(raise_error, str(error)), None)
-        return cls(lambda: tensor, torch_compat.version_of(tensor))
+            return cls(functools.partial(raise_error, str(error)))
+        return cls(lambda: tensor).watching(tensor)
+
+    def watching(self, tensor: torch.Tensor) -> KeptTensor:
+        """The same, which another tensor guards, too, in its present version."""
+        return replace(self, versions=(*self.versions, (tensor, torch_compat.version_of(tensor))))
 
     def unpack(self) -> torch.Tensor:
         """The tensor.
@@ -121,10 +126,9 @@ class KeptTensor:
         Raises:
             RuntimeError: eager's, if it was changed in place.
         """
-        tensor = self.make()
-        if self.version is not None:
-            check_version(tensor, self.version)
-        return tensor
+        for tensor, version in self.versions:
+            check_version(tensor, version)
+        return self.make()
 
 
 def raise_error(message: str) -> torch.Tensor:

@@ -8,7 +8,7 @@ wrappers.assemble(flat, objects)      in a call: the results, and the changes of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
@@ -16,6 +16,8 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedMutationError
+from aotgrad.runtime.autograd import watch_saved
+from aotgrad.slots import Saved
 from aotgrad.subclasses.bridge import Detour, End, GradientForm, assemble_wrapper, histories_kept, take_apart
 from aotgrad.subclasses.forms import form_of, is_wrapper
 
@@ -96,6 +98,7 @@ class Wrappers:
         flags: for each tensor among these, whether it requires grad.
         changes: of arguments.
         live: the arguments, while the function is traced.
+        saved: the flat results that share the memory of a value which the backward needs.
         expected: the forms of gradients of results that differ from the forms of the results.
     """
 
@@ -106,6 +109,7 @@ class Wrappers:
     flags: list[bool] = field(default_factory=list)
     changes: list[ChangedWrapper] = field(default_factory=list)
     live: list[LiveWrapper] = field(default_factory=list)
+    saved: Mapping[Saved, Collection[int]] = field(default_factory=dict)
 
     @property
     def needed(self) -> bool:
@@ -229,6 +233,8 @@ class Wrappers:
         for k, result in enumerate(self.results):
             if isinstance(result, SameResult):
                 results[k] = results[result.index]
+        if self.saved:
+            self.watch_saved(flat, results)
         return results[: self.count]
 
     def tensor_at(self, results: Sequence[Any], index: int) -> torch.Tensor:
@@ -240,14 +246,15 @@ class Wrappers:
                 return view._base
         raise AssertionError("a base that is no result has views among the results")
 
-    def protect_saved(self, saved: Container[int]) -> None:
-        """Note which flat results the backward needs. A change of their wrapper is noticed there: it shows at no part."""
-        position = 0
-        for result in self.results:
+    def watch_saved(self, flat: Sequence[Any], results: Sequence[Any]) -> None:
+        """Let the wrappers guard the values that the backward needs of their parts: a change of one shows at no part."""
+        guards, position = {}, 0
+        for result, wrapper in zip(self.results, results, strict=True):
             if isinstance(result, AssembledResult):
-                end = result.end
-                end.is_saved = any(k in saved for k in range(position, position + end.count))
+                alias = torch_compat.alias_with_version(wrapper)
+                guards.update(dict.fromkeys(range(position, position + result.end.form.count), alias))
             position += count_of(result)
+        watch_saved(flat, guards, self.saved)
 
     def paths(self, names: Sequence[str]) -> list[str]:
         """The names of the flat results, from those of the results."""

@@ -85,7 +85,6 @@ class End:
         requires_grad: the tensor requires grad.
         carried: the form of its gradient, if carriers take it.
         gradient: the form of its gradient, as the trace has found it.
-        is_saved: the backward needs values of a result, which must not change until then.
         is_traced: the trace is running.
         is_leaf, is_parameter: of an argument.
     """
@@ -96,7 +95,6 @@ class End:
     requires_grad: bool = False
     carried: GradientForm | None = None
     gradient: TensorForm | None = None
-    is_saved: bool = False
     is_traced: bool = False
     is_leaf: bool = False
     is_parameter: bool = False
@@ -175,7 +173,7 @@ class Assemble(torch.autograd.Function):
         ctx.differentiable = [carries_gradient(part) and end.carried is None for part in parts]
         wrapper = end.form.assemble(torch_compat.other_objects(parts, end.form.follows_parts))
         ctx.expected = end.carried or GradientForm.of(wrapper, end.form)
-        ctx.save_for_backward(*(() if detour is None else detour.inputs), *([wrapper] if end.is_saved else ()))
+        ctx.save_for_backward(*(() if detour is None else detour.inputs))
         return wrapper
 
     @staticmethod
@@ -195,8 +193,6 @@ def gradient_of_wrapper(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> t
 
 def gradients_of_values(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
     """The backward of `Assemble`: the gradients of its parts, carriers and `inputs`."""
-    if ctx.end.is_saved:
-        _ = ctx.saved_tensors  # raises if the result was changed
     found = GradientForm.of(gradient)
     if not found.matches(ctx.expected):
         return other_gradient(ctx, gradient, found)
@@ -261,8 +257,7 @@ def other_gradient(ctx: Any, gradient: torch.Tensor, found: GradientForm) -> lis
     end: End = ctx.end
     if ctx.detour is None:
         raise OtherGradientForm(end.index, found)
-    kept = ctx.saved_tensors[: len(ctx.detour.inputs)]
-    inputs = ctx.detour.gradients(kept, end.index, gradient, found)
+    inputs = ctx.detour.gradients(ctx.saved_tensors, end.index, gradient, found)
     return [*[None] * (ctx.count - len(inputs)), *inputs]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -215,6 +217,51 @@ def test_a_change_of_a_result_that_is_saved_is_noticed(way) -> None:
         y.sum().backward()
 
 
+SEVERAL = {
+    "one of another": lambda x, w: (h := x.exp(), h * w),
+    "a view of it": lambda x, w: (h := x.exp(), h.view(-1, 1) * w),
+    "two views": lambda x, w: (h := x.exp(), h.view(-1, 1), h * w)[1:],
+    "without a gradient": lambda x, w: (h := x.exp(), h * w, h.detach())[::-1],
+    "independent": lambda x, w: (x.exp(), w.sin()),
+}
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "eager" in way])
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("changed", [0, 1])
+def test_a_change_of_one_result_is_noticed_in_the_backward_of_another(name, changed, way) -> None:
+    """It raises if eager raises, for gradients of each result with respect to each argument."""
+
+    def run(function, root: int, wanted: int) -> Any:
+        arguments = [two(3), two(3, seed=1)]
+        results = function(*arguments)
+        with torch.no_grad():
+            results[changed].mul_(3)
+        try:
+            return str(torch.autograd.grad(results[root].sum(), arguments[wanted], allow_unused=True))
+        except RuntimeError as error:
+            return "modified by an inplace operation" in str(error)
+
+    for root, wanted in ((-1, 0), (-1, 1), (0, 0), (1, 0)):
+        ours = compiled(SEVERAL[name], way)
+        assert run(ours, root, wanted) == run(SEVERAL[name], root, wanted), (root, wanted)
+
+
+@every_way
+def test_a_result_that_is_saved_serves_several_backwards(way) -> None:
+    def run(function) -> list:
+        x, w = two(3), two(3, seed=1)
+        h, y = function(x, w)
+        found = [torch.autograd.grad(y.sum(), each, retain_graph=True) for each in (x, w)]
+        found.append(torch.autograd.grad(h.sum() + y.sum(), [x, w]))
+        with pytest.raises(RuntimeError, match="a second time"):
+            y.sum().backward()
+        return list(map(str, found))
+
+    function = SEVERAL["one of another"]
+    assert run(compiled(function, way)) == run(function)
+
+
 @every_way
 def test_hooks_see_wrappers(way) -> None:
     def run(function) -> list:
@@ -235,15 +282,6 @@ def test_without_gradients(way) -> None:
     with torch.no_grad():
         y = compiled(square, way)(two(3))
     assert str(y) == str(square(two(3)).detach()) and not y.requires_grad
-
-
-def test_under_a_transform_the_function_runs_op_by_op() -> None:
-    ours = aotgrad.aot_function(square, "eager")
-
-    def gradient(function) -> str:
-        return str(torch.func.grad(lambda x: function(x).sum())(two(3, requires_grad=False)))
-
-    assert gradient(ours) == gradient(square)
 
 
 def test_one_plan_serves_wrappers_of_one_form() -> None:

@@ -41,10 +41,11 @@ def test_another_object_in_a_trace_has_the_same_value(fake_mode) -> None:
 
 def test_a_part_gets_the_version_counter_of_its_wrapper() -> None:
     wrapper = two()
+    alias = compat.alias_with_version(wrapper)
     part = compat.part_with_version(wrapper.a, wrapper)
     wrapper.add_(1)
     assert part.data_ptr() == wrapper.a.data_ptr() and part.tolist() == [2, 2, 2]
-    assert part._version == wrapper._version == 1 and wrapper.a._version == 0
+    assert part._version == alias._version == wrapper._version == 1 and wrapper.a._version == 0
 
 
 def test_a_view_is_replayed_from_a_model_without_memory() -> None:
