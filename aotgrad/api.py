@@ -42,7 +42,7 @@ from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.binding import BoundModule, PlainFunction, has_state, module_call, state_of
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.call import AmbientState, Call
-from aotgrad.plan_cache.compile import wrapped_gradient_form
+from aotgrad.plan_cache.compile import reject_unknown_parts, wrapped_gradient_form
 from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.module_state import LiftedModule, slots_of
@@ -272,6 +272,7 @@ def compile_module(
 ) -> FlatCallable | EagerModule:
     """Compile the flat forward of a module, for inputs that a frontend guards; `stored`: with the cache on disk."""
     flat = FlatModule.of(mod, args)
+    reject_unknown_parts(flat.everything)
     while True:
         source, compiler = flat.source(), compiler.for_call(flat.distinct)
         try:
@@ -367,7 +368,7 @@ def flat_callable(flat: FlatModule, executable: Executable | RestoredFunction, c
     distinct, layout = flat.distinct, flat.layout
     layout.expect_gradients(layout.wrappers)
     if layout.wrappers.needed and isinstance(executable, Executable):
-        layout.wrappers.protect_saved(executable.saved_outputs)
+        layout.wrappers.saved = executable.results_of_saved
     sharing = executable.sharing(distinct)
     memory = MemoryGuard(distinct, sharing, counters=False) if sharing.mutated else None
     # symbolic sizes stay symbolic in other plans

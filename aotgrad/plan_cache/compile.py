@@ -33,6 +33,7 @@ from aotgrad.plan_cache.entry import CachedPlan, NotCompiled
 from aotgrad.plan_cache.wrappers import WrapperArguments
 from aotgrad.subclasses.boundary import Wrappers
 from aotgrad.subclasses.bridge import GradientForm, OtherGradientForm
+from aotgrad.subclasses.forms import is_wrapper
 from aotgrad.subclasses.layout import WrapperLayout
 
 log = logging.getLogger("aotgrad.guards.plan")
@@ -55,6 +56,7 @@ def compile_plan(
     """
     start_ns = time.perf_counter_ns()
     reject_own_rules(call.tensors)
+    reject_unknown_parts(call.tensors)
     dedupe = Dedupe.of(call.tensors)
     tensors, function = dedupe.enter(call.tensors), FlatCall.of(call, dedupe)
     known = call.known and call.known.at(dedupe.positions)
@@ -76,7 +78,7 @@ def compile_plan(
             forget_frames(error)
             assumptions = stricter
     function.reads.check(tensors)
-    function.output.wrappers.protect_saved(stages.saved_outputs)
+    function.output.wrappers.saved = stages.results_of_saved if function.output.has_wrappers else {}
     if call.state.check is not None:
         call.state.check(stages)
     guards = make_guards(stages, dedupe, tensors, function.reads)
@@ -265,6 +267,21 @@ def reject_own_rules(tensors: Sequence[torch.Tensor]) -> None:
             raise CaptureError(
                 f"tensor argument {position} is a {type(tensor).__name__}, whose __torch_function__ a trace does not call; "
                 "pass a plain tensor, x.as_subclass(torch.Tensor)"
+            )
+
+
+def reject_unknown_parts(tensors: Sequence[Any]) -> None:
+    """Raise if an argument has a `__torch_dispatch__`, and no `__tensor_flatten__`: graphs would run past its rules.
+
+    Raises:
+        CaptureError: names the argument and its class.
+    """
+    for position, tensor in enumerate(tensors):
+        kind = type(tensor)
+        if isinstance(tensor, torch.Tensor) and torch_compat.has_own_dispatch_rules(kind) and not is_wrapper(tensor):
+            raise CaptureError(
+                f"tensor argument {position} is a {kind.__name__}, which has a __torch_dispatch__ and no __tensor_flatten__ "
+                "that names the tensors it consists of; give it one, or pass plain tensors"
             )
 
 

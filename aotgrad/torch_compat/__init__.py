@@ -515,9 +515,11 @@ from aotgrad.torch_compat.views import (
 )
 from aotgrad.torch_compat.wrapper_subclasses import (
     CACHED_PARTS,
+    alias_with_version,
     another_object,
     dispatches_itself,
     flattened,
+    has_own_dispatch_rules,
     is_device_mesh,
     is_wrapper_subclass,
     model_of_view,

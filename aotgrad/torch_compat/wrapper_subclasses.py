@@ -23,6 +23,11 @@ def is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     return is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, FunctionalTensor)
 
 
+def has_own_dispatch_rules(kind: type[torch.Tensor]) -> bool:
+    """Whether a tensor class has a `__torch_dispatch__`, and is none of a trace."""
+    return kind not in _KNOWN and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
 def is_device_mesh(value: Any) -> bool:
     """Whether a value is a `DeviceMesh`, which Dynamo passes to graphs as it is."""
     return torch.distributed.is_available() and isinstance(value, torch.distributed.device_mesh.DeviceMesh)
@@ -87,12 +92,18 @@ def part_with_version(part: torch.Tensor, wrapper: torch.Tensor) -> torch.Tensor
         return part
     if isinstance(part, FunctionalTensor) or wrapper.is_inference() or torch.is_inference_mode_enabled():
         return another_object(part)
+    alias = alias_with_version(wrapper)
     with torch.no_grad(), torch._C._DisableTorchDispatch():
-        alias = wrapper.detach()
         if not torch._has_compatible_shallow_copy_type(alias, part):
             return part.detach()
         alias.data = part
     return alias
+
+
+def alias_with_version(wrapper: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory that has the version counter of a wrapper, and no parts."""
+    with torch.no_grad(), torch._C._DisableTorchDispatch():
+        return wrapper.detach()
 
 
 def model_of_view(view: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:

@@ -15,6 +15,7 @@ from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.effects import _EffectType as EffectType
 from torch._higher_order_ops.effects import _register_effectful_op
 from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.logging_tensor import LoggingTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotgrad
@@ -1135,6 +1136,12 @@ def views_of_one_wrapper():
     """Two outputs are a tensor subclass that wraps others, and a view of it that is told to require grad."""
     x = TwoTensor(torch.ones(3), torch.ones(3))
     aotgrad.aot_function(lambda x: (y := x * 2, y.view(3, 1).requires_grad_()), aotgrad.nop)(x)
+
+
+@error_case
+def subclass_without_parts():
+    """An argument has rules of its own for ops, and does not say what it consists of."""
+    aotgrad.aot_function(lambda x: x * 2, aotgrad.nop)(LoggingTensor(torch.ones(3)))
 
 
 @error_case

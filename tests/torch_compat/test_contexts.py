@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 from aotgrad import torch_compat as compat
 
@@ -64,6 +65,8 @@ def test_classes_of_tensors_with_rules_of_their_own():
 
     classes = (torch.Tensor, nn.Parameter, Plain, Own)
     assert [compat.has_own_function_rules(kind) for kind in classes] == [False, False, False, True]
+    assert [compat.has_own_dispatch_rules(kind) for kind in (*classes, TwoTensor)] == [False, False, False, False, True]
+    assert not compat.has_own_dispatch_rules(compat.FakeTensor)
 
 
 def test_as_inference_is_the_same_memory():
