@@ -337,11 +337,12 @@ class FlatModule:
         lifted, layout, dedupe = self.lifted, self.layout, self.dedupe
 
         def run_flat(*distinct: Any) -> Sequence[Any]:
-            result = lifted.forward(*layout.enter(dedupe.exit(distinct)))
+            arguments = layout.enter(dedupe.exit(distinct))
+            result = lifted.forward(*arguments)
             if not isinstance(result, (list, tuple)):
                 kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
                 raise CaptureError(f"the module returned a {kind}; a flat list or tuple is needed")
-            return layout.wrappers.take_apart(result)
+            return layout.wrappers.take_apart(result, arguments)
 
         static = [*[True] * len(self.tensors), *map(is_static, self.args)]
         fakes = layout.parts_of(self.fakes)

@@ -111,9 +111,9 @@ class FlatOutput:
         self.has_wrappers = False
         self.rebuild: Callable[[list[Any]], Any] = list
 
-    def flatten(self, result: Any) -> list[Any]:
+    def flatten(self, result: Any, arguments: Sequence[Any]) -> list[Any]:
         leaves, self.spec = pytree.tree_flatten(pytree.tree_map(name_size, result, is_leaf=is_size), is_leaf=is_size)
-        flat = self.wrappers.take_apart(leaves)
+        flat = self.wrappers.take_apart(leaves, arguments)
         self.has_wrappers = self.wrappers.needed
         self.rebuild = self.unflatten if self.has_wrappers else unflattener(self.spec)
         return flat

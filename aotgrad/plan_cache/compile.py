@@ -159,7 +159,7 @@ class FlatCall:
         with self.reads.of(distinct, wrappers):
             result = self.function(*args, **kwargs)
         check_containers(before, Arguments.of(args, kwargs))
-        return self.output.flatten(result)
+        return self.output.flatten(result, before.tensors)
 
 
 def hints_of(call: Call, compiler: Compiler, earlier: Sequence[CachedPlan]) -> list[InputHint]:

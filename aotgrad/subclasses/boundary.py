@@ -1,12 +1,13 @@
 """What a trace finds about the wrappers among the arguments and results of a function, and what later calls do with them.
 
 wrappers.enter(ends, parts)           in the trace: the arguments, assembled from parts
-wrappers.take_apart(results)          in the trace: parts in place of wrappers
+wrappers.take_apart(results, ...)     in the trace: parts in place of wrappers
 wrappers.assemble(flat, objects)      in a call: the results, and the changes of the arguments `objects`
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,7 @@ class ReplayedView:
         model: such a view, of a tensor without memory.
         is_tracked: whether it was made with gradients on.
         numbers: what the ops of the view take; `None` for the next one of the flat results.
+        tensors: how many tensors they take, as offsets: flat results, after the numbers.
     """
 
     of_argument: bool
@@ -58,13 +60,13 @@ class ReplayedView:
     model: torch.Tensor
     is_tracked: bool
     numbers: tuple[Any, ...]
+    tensors: int
 
     def replay(self, base: torch.Tensor, values: Iterator[Any]) -> torch.Tensor:
         numbers = [next(values) if number is None else number for number in self.numbers]
-        if self.is_tracked:
-            return torch_compat.replayed_view(self.model, base, numbers)
-        with torch.no_grad():
-            return torch_compat.replayed_view(self.model, base, numbers)
+        tensors = list(values)
+        with contextlib.nullcontext() if self.is_tracked else torch.no_grad():
+            return torch_compat.replayed_view(self.model, base, numbers, tensors)
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,11 @@ class Wrappers:
         """The arguments of the running trace."""
         return [(end, live.value) for end, live in zip(self.arguments, self.live, strict=True)] if self.live else []
 
-    def take_apart(self, leaves: Sequence[Any]) -> list[Any]:
+    def take_apart(self, leaves: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         """The flat results with parts in place of wrappers, then the parts of changed arguments.
+
+        Args:
+            arguments: those of the function, wrappers and others.
 
         Raises:
             UnsupportedAliasingError: a result is a view of another wrapper.
@@ -135,7 +140,7 @@ class Wrappers:
         flat: list[Any] = []
         self.count = len(leaves)
         self.flags = [leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        leaves = [*leaves, *self.bases_of_views(leaves)]
+        leaves = [*leaves, *self.bases_of_views(leaves, arguments)]
         self.results = [self.add_result(leaf, k, leaves, flat) for k, leaf in enumerate(leaves)]
         changes = (self.change_of(k, live, flat) for k, live in enumerate(self.live))
         self.changes = [change for change in changes if change is not None]
@@ -155,7 +160,7 @@ class Wrappers:
                 return SameResult(k)
         view = self.view_of(leaf, leaves)
         if view is not None:
-            flat.extend(number for number in view[1] if isinstance(number, torch.SymInt))
+            flat.extend(view[1])
             return view[0]
         others = [*(live.value for live in self.live), *(other for other in leaves if other is not leaf)]
         reject_views(f"output {index}", leaf, others)
@@ -168,16 +173,19 @@ class Wrappers:
         flat.extend(numbers)
         return AssembledResult(replace(end, is_traced=False), len(numbers))
 
-    def bases_of_views(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        """The bases that several results are views of, and that are neither arguments nor results."""
+    def bases_of_views(self, leaves: Sequence[Any], arguments: Sequence[Any]) -> list[torch.Tensor]:
+        """The bases that several results are views of, and that are neither wrappers among the arguments nor results.
+
+        A plain argument is such a base, too, and then it is a result that the caller does not see.
+        """
         known = {id(live.value) for live in self.live} | {id(leaf) for leaf in leaves}
         bases = {id(leaf): leaf._base for leaf in leaves if is_wrapper(leaf) and leaf._base is not None}
-        counts = Counter(map(id, bases.values()))
-        found = {id(base): base for base in bases.values() if counts[id(base)] > 1 and is_wrapper(base)}
+        counts = Counter(map(id, bases.values())) + Counter(map(id, arguments))
+        found = {id(base): base for base in bases.values() if counts[id(base)] > 1}
         return [base for key, base in found.items() if key not in known]
 
     def view_of(self, leaf: torch.Tensor, leaves: Sequence[Any]) -> tuple[ReplayedView, list[Any]] | None:
-        """How to replay a view of an argument or result, with the numbers that its ops take; `None` if it is none."""
+        """How to replay a view of an argument or result, with what its ops take; `None` if it is none."""
         base = leaf._base
         for k, live in enumerate(self.live):
             if base is live.value:
@@ -267,7 +275,7 @@ class Wrappers:
                 case AssembledResult(end, symbols):
                     found += end.part_names(name) + [f"{name} (a size)"] * symbols
                 case ReplayedView():
-                    found += [f"{name} (a size)"] * count_of(result)
+                    found += [f"{name} (of its view)"] * count_of(result)
         for change in self.changes:
             found += [] if change.end is None else change.end.part_names(change.end.name)
         return found
@@ -315,7 +323,7 @@ def count_of(result: WrapperResult) -> int:
         case AssembledResult(end, symbols):
             return end.count + symbols
         case ReplayedView():
-            return sum(number is None for number in result.numbers)
+            return sum(number is None for number in result.numbers) + result.tensors
     return 0
 
 
@@ -325,17 +333,18 @@ def hides_a_change(live: LiveWrapper) -> bool:
 
 
 def view_from(of_argument: bool, index: int, view: torch.Tensor) -> tuple[ReplayedView, list[Any]] | None:
-    """How to replay a view of its base, with the numbers that its ops take; `None` if it has another history."""
+    """How to replay a view of its base, with what its ops take from the trace; `None` if it has another history."""
     base = view._base
     if base is None or view.requires_grad != base.requires_grad:
         return None
     try:
-        model, numbers = torch_compat.model_of_view(view)
-        torch_compat.replayed_view(model, base, numbers)
+        model, numbers, tensors = torch_compat.model_of_view(view)
+        torch_compat.replayed_view(model, base, numbers, tensors)
     except (RuntimeError, ValueError):  # no op of the view is known, or the subclass does not have it
         return None
     fixed = tuple(None if isinstance(number, torch.SymInt) else number for number in numbers)
-    return ReplayedView(of_argument, index, model, not torch_compat.made_under_no_grad(view), fixed), numbers
+    replay = ReplayedView(of_argument, index, model, not torch_compat.made_under_no_grad(view), fixed, len(tensors))
+    return replay, [*(number for number in numbers if isinstance(number, torch.SymInt)), *tensors]
 
 
 def reject_views(name: str, wrapper: torch.Tensor, others: Sequence[Any]) -> None:

@@ -106,17 +106,35 @@ def alias_with_version(wrapper: torch.Tensor) -> torch.Tensor:
         return wrapper.detach()
 
 
-def model_of_view(view: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
-    """A view made by the same ops as `view`, of a base without memory, and the numbers that these ops take."""
+def model_of_view(view: torch.Tensor) -> tuple[torch.Tensor, list[Any], list[torch.Tensor]]:
+    """A view made by the same ops as `view`, of a base without memory, and the numbers and tensors that these ops take.
+
+    Raises:
+        RuntimeError: an op takes another wrapper, which a later call does not have.
+    """
     numbers: list[Any] = []
+    tensors: list[torch.Tensor] = []
 
     def fixed(number: Any) -> Any:
         numbers.append(_RaggedSize() if _is_ragged(number) else number)
         return _ragged_size(blank) if _is_ragged(number) else hints([number])[0]
 
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        if _stands_for_class(tensor):
+            return tensor
+        if is_wrapper_subclass(tensor):
+            raise RuntimeError("an op of the view takes another wrapper, which a later call does not have")
+        tensors.append(tensor)
+        return _blank_like(tensor)
+
     with outside_of_modes(), torch.enable_grad(), tracked_views():
         blank = _blank_like(view._base)
-        return view._view_func_unsafe(blank, fixed, _reject_tensor), numbers
+        return view._view_func_unsafe(blank, fixed, noted), numbers, tensors
+
+
+def _stands_for_class(tensor: torch.Tensor) -> bool:
+    """Whether a tensor only tells the op its class: the op that makes a nested tensor takes one without memory."""
+    return is_wrapper_subclass(tensor) and tensor.is_meta
 
 
 def _blank_like(base: torch.Tensor) -> torch.Tensor:
@@ -134,14 +152,15 @@ def _ragged_size(nested: Any) -> Any:
     return nested._size[nested._ragged_idx]
 
 
-def _reject_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    raise RuntimeError("an op of the view takes another tensor, which a later call does not have")
-
-
-def replayed_view(model: torch.Tensor, base: torch.Tensor, numbers: Sequence[Any]) -> torch.Tensor:
-    """The view of `base` that `model` is of its base, by ops that take these numbers."""
+def replayed_view(
+    model: torch.Tensor, base: torch.Tensor, numbers: Sequence[Any], tensors: Sequence[torch.Tensor] = ()
+) -> torch.Tensor:
+    """The view of `base` that `model` is of its base, by ops that take these numbers and tensors."""
     fresh = (_ragged_size(base) if isinstance(number, _RaggedSize) else number for number in numbers)
-    return model._view_func_unsafe(base, lambda _: next(fresh))
+    others = iter(tensors)
+    return model._view_func_unsafe(
+        base, lambda _: next(fresh), lambda tensor: tensor if _stands_for_class(tensor) else next(others)
+    )
 
 
 def tracked_views() -> Any:

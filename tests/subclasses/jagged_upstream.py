@@ -117,6 +117,11 @@ MADE: dict[str, tuple] = {
         lambda v, o: (from_jagged(v.sin(), o).values(), v * 2),
         lambda: [plain(10, 5), offsets()],
     ),
+    "of an argument, returned": (lambda v, o: (from_jagged(v, o), v * 2), lambda: [plain(10, 5), offsets()]),
+    "of an intermediate, two": (
+        lambda v, o: (from_jagged(y := v.sin(), o), from_jagged(y, o.clone())),
+        lambda: [plain(10, 5), offsets()],
+    ),
     "of its values": (lambda x: from_jagged(x.values() * 2, x.offsets()), lambda: [jagged()]),
 }
 

@@ -133,3 +133,29 @@ def test_two_with_other_offsets_are_told_apart() -> None:
     ours(x, x.detach())
     with pytest.raises(RuntimeError):
         ours(x, jagged())
+
+
+MADE = {
+    "alone": lambda v, o: [from_jagged(v, o)],
+    "beside another": lambda v, o: [from_jagged(v, o), v * 2],
+    "beside a wrapper": lambda v, o: [from_jagged(v.view(-1, 2), o), from_jagged(v.sin(), o)],
+    "after a change": lambda v, o: [from_jagged(v.mul_(2), o)],
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("way", [way for way in WAYS if "eager" in way])
+@pytest.mark.parametrize("name", MADE)
+def test_a_view_of_a_plain_argument_is_one(name: str, way: str) -> None:
+    """A change of the nested tensor changes the argument, its version and its history."""
+    found = []
+    for function in (MADE[name], compiled(MADE[name], way)):
+        leaf = plain(9, 2)
+        values = leaf * 1
+        view = function(values, torch.tensor([0, 2, 5, 9]))[0]
+        version = values._version
+        view.mul_(3)
+        values.sum().backward()
+        found.append([view._base is values, values._version - version, view._version - version, values.detach(), leaf.grad])
+    assert found[0][:3] == found[1][:3] == [True, 1, 1]
+    assert all(map(torch.equal, found[0][3:], found[1][3:]))

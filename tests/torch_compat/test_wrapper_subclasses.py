@@ -51,7 +51,7 @@ def test_a_part_gets_the_version_counter_of_its_wrapper() -> None:
 def test_a_view_is_replayed_from_a_model_without_memory() -> None:
     x, other = two(), two()
     with compat.tracked_views():
-        model, numbers = compat.model_of_view(x.view(3, 1))
+        model, numbers, _ = compat.model_of_view(x.view(3, 1))
     view = compat.replayed_view(model, other, numbers)
     assert numbers == [3, 1]
     assert model.is_meta and view.shape == (3, 1) and view._base is other
@@ -128,12 +128,19 @@ def test_cached_parts_of_a_nested_tensor_come_last() -> None:
 
 def test_a_view_of_a_nested_tensor_is_replayed() -> None:
     with compat.tracked_views():
-        model, numbers = compat.model_of_view(nested().clone().unsqueeze(-1))
-        with pytest.raises(RuntimeError, match="takes another tensor"):
-            compat.model_of_view(nested())  # of its values: the offsets
+        model, numbers, _ = compat.model_of_view(nested().clone().unsqueeze(-1))
     other = nested().clone()
     view = compat.replayed_view(model, other, numbers)
     assert view._base is other and view.size(1) is other.size(1) and view.dim() == 3
+
+
+def test_a_nested_tensor_is_a_view_of_its_values() -> None:
+    """Its offsets are what the op of the view takes."""
+    x, values, offsets = nested(), torch.ones(4), torch.tensor([0, 3, 4])
+    with compat.tracked_views():
+        model, numbers, tensors = compat.model_of_view(x)
+    view = compat.replayed_view(model, values, numbers, [offsets])
+    assert tensors == [x.offsets()] and view._base is values and view.offsets() is offsets
 
 
 def test_lengths_of_a_nested_tensor_come_before_its_offsets(fake_mode) -> None:
