@@ -345,9 +345,9 @@ def raise_second_backward() -> None:
 
 
 def some_saved_tensors(ctx: Any, positions: Sequence[int]) -> list[torch.Tensor]:
-    """Some of the tensors that a custom node saved, none of them its own output.
+    """Some of the tensors that a custom node saved.
 
-    Older versions of torch can only unpack all of them (`ctx.saved_tensors`).
+    Older versions of torch can only unpack all of them (`ctx.saved_tensors`). No version unpacks an output of the node alone.
 
     Raises:
         RuntimeError: eager's, if one of them was changed in place or freed.
@@ -358,7 +358,13 @@ def some_saved_tensors(ctx: Any, positions: Sequence[int]) -> list[torch.Tensor]
         saved = ctx.saved_tensors
         return [saved[position] for position in positions]
     raw = ctx._raw_saved_tensors
-    return [raw[position].unpack() for position in positions]
+    try:
+        return [raw[position].unpack() for position in positions]
+    except RuntimeError as error:
+        if "detached in-place" not in str(error):
+            raise
+    saved = ctx.saved_tensors
+    return [saved[position] for position in positions]
 
 
 UNPACKS_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")

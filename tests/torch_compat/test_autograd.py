@@ -135,6 +135,24 @@ class Saving(torch.autograd.Function):
         return grad, grad
 
 
+class SavesItsOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0]
+
+
+def test_an_output_of_the_node_is_unpacked():
+    result = SavesItsOutput.apply(torch.zeros(2, requires_grad=True))
+    (saved,) = compat.some_saved_tensors(result.grad_fn, [0])
+    assert torch.equal(saved, result)
+
+
 def test_saved_tensors_are_unpacked_one_by_one():
     x, y = torch.ones(1, requires_grad=True), torch.ones(1)
     result = Saving.apply(x, y)
