@@ -347,7 +347,7 @@ def raise_second_backward() -> None:
 def some_saved_tensors(ctx: Any, positions: Sequence[int]) -> list[torch.Tensor]:
     """Some of the tensors that a custom node saved.
 
-    Older versions of torch can only unpack all of them (`ctx.saved_tensors`). No version unpacks an output of the node alone.
+    Older versions of torch can only unpack all of them (`ctx.saved_tensors`). An output of the node is not unpacked alone.
 
     Raises:
         RuntimeError: eager's, if one of them was changed in place or freed.

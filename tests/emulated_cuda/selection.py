@@ -1,6 +1,6 @@
 """The part of the suites that `scripts/test.sh` runs on the emulated device, and so CI: what depends most on the device.
 
-    AOTGRAD_TEST_DEVICE=emulated python -m pytest -n 2 $(python -m tests.emulated_cuda.selection)
+AOTGRAD_TEST_DEVICE=emulated python -m pytest -n 2 $(python -m tests.emulated_cuda.selection)
 """
 
 from __future__ import annotations
