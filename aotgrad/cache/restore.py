@@ -29,7 +29,7 @@ from aotgrad.runtime.emit import build, make_backwards
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
 from aotgrad.slots import Saved
 from aotgrad.telemetry.graph_names import GraphNames
-from aotgrad.torch_compat import AutocastState, FakeTensorMode
+from aotgrad.torch_compat import FakeTensorMode, OpSettings
 from aotgrad.transforms.vmap import CompiledBatches
 
 
@@ -85,7 +85,6 @@ def restore(
 
 
 GLOBAL_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (torch.get_default_dtype, torch.set_default_dtype),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
     (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
@@ -100,12 +99,12 @@ class TraceState:
     """The global state of a trace, as far as it may differ in a backward."""
 
     grad_mode: bool
-    autocast: AutocastState
+    settings: OpSettings
     flags: tuple[Any, ...]
 
     @classmethod
     def now(cls) -> TraceState:
-        return cls(torch.is_grad_enabled(), torch_compat.autocast_state(), tuple(read() for read, _ in GLOBAL_FLAGS))
+        return cls(torch.is_grad_enabled(), OpSettings.now(), tuple(read() for read, _ in GLOBAL_FLAGS))
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -115,7 +114,7 @@ class TraceState:
                     stack.callback(write, read())
                     write(value)
             stack.enter_context(torch.set_grad_enabled(self.grad_mode))
-            stack.enter_context(torch_compat.autocast_as(self.autocast))
+            stack.enter_context(self.settings.active())
             yield
 
 

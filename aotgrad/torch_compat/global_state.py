@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +15,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from aotgrad.torch_compat.contexts import (
+    AutocastState,
     any_autocast_enabled,
+    autocast_as,
     autocast_state,
     default_devices,
     function_modes,
@@ -94,6 +98,38 @@ class GlobalState:
         names = ("inference mode", *(f"{kernel} attention" for kernel in ("flash", "memory-efficient", "math", "cudnn")))
         flags = zip((*names, "default device"), self.flags, self.read_flags(), strict=True)
         return ", ".join([*native, *(name for name, before, now in flags if before != now)])
+
+
+@dataclass(frozen=True)
+class OpSettings:
+    """What decides which dtypes and devices ops get, and may differ in a backward.
+
+    Attributes:
+        autocast: its state for each device type.
+        dtype: the default dtype.
+        devices: the default devices, the innermost last.
+    """
+
+    autocast: AutocastState
+    dtype: torch.dtype
+    devices: tuple[str, ...]
+
+    @classmethod
+    def now(cls) -> OpSettings:
+        return cls(autocast_state(), torch.get_default_dtype(), default_devices() if _function_mode_count() else ())
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, ops run with these settings."""
+        now = self.now()
+        with contextlib.ExitStack() as stack:
+            if self.dtype != now.dtype:
+                stack.callback(torch.set_default_dtype, now.dtype)
+                torch.set_default_dtype(self.dtype)
+            if self.devices != now.devices:
+                stack.enter_context(torch.device(self.devices[-1] if self.devices else "cpu"))
+            stack.enter_context(autocast_as(self.autocast))
+            yield
 
 
 def ops_are_observed(tensors: Sequence[torch.Tensor]) -> bool:

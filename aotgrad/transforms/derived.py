@@ -31,7 +31,7 @@ from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import AmbientState
 from aotgrad.plan_cache.entry import NotCompiled
-from aotgrad.torch_compat import AutocastState
+from aotgrad.torch_compat import OpSettings
 from aotgrad.transforms.input_views import ViewRecorder
 from aotgrad.transforms.subfunctions import CallResult, PlacedResult, SubFunction, SubstituteResults, keep_results
 
@@ -94,8 +94,8 @@ class CalledFunction(DerivedFunction):
     """The function itself. Its result has a `ViewOfArgument` for each view of an argument.
 
     Attributes:
-        state: what it depends on besides its tensors and autocast.
-        autocast: the state of autocast around the call.
+        state: what it depends on besides its tensors and settings.
+        settings: those around the call.
         computed: the arguments that are no leaves: autocast caches no casts of these.
         is_traced: it may use no other tensors than its arguments.
     """
@@ -103,15 +103,16 @@ class CalledFunction(DerivedFunction):
     function: Callable[..., Any]
     arguments: Arguments
     state: Hashable
-    autocast: AutocastState
+    settings: OpSettings
     computed: tuple[int, ...]
     is_traced: bool = True
 
     @classmethod
     def of(cls, function: Callable, arguments: Arguments, state: AmbientState) -> CalledFunction:
-        autocast = torch_compat.autocast_state()
-        computed = tuple(k for k, t in enumerate(arguments.tensors) if autocast and not torch_compat.autocast_keeps(t))
-        return cls(function, arguments.without_tensors(), python_key(arguments, state.value), autocast, computed)
+        settings = torch_compat.OpSettings.now()
+        cached = torch_compat.autocast_keeps
+        computed = tuple(k for k, t in enumerate(arguments.tensors) if settings.autocast and not cached(t))
+        return cls(function, arguments.without_tensors(), python_key(arguments, state.value), settings, computed)
 
     def is_unchanged(self, state: AmbientState) -> bool:
         """Whether no trace has changed what `state` was read from, or the Python arguments."""
@@ -131,7 +132,7 @@ class CalledFunction(DerivedFunction):
 
     @property
     def key(self) -> Hashable:
-        return (self.state, self.autocast, self.computed)
+        return (self.state, self.settings, self.computed)
 
     def check(self, stages: Stages) -> None:
         reject_changes_and_aliases(stages)
@@ -145,7 +146,7 @@ class CalledFunction(DerivedFunction):
         tensors = tuple(t.view_as(t) if k in self.computed else t for k, t in enumerate(tensors))
         args, kwargs = self.arguments.rebuild(tensors)
         recorder = ViewRecorder(tensors, self.is_traced, given.values())
-        with torch_compat.autocast_as(self.autocast), recorder, SubstituteResults(given):
+        with self.settings.active(), recorder, SubstituteResults(given):
             result = self.function(*args, **kwargs)
         result = recorder.without_views(result)
         return PlacedResult(result, recorder.places(result))
@@ -209,13 +210,13 @@ class Batch(DerivedFunction):
 class Vjp(DerivedFunction):
     """The gradients of the arguments `wanted` of a function.
 
-    Takes the arguments, then the cotangents of the results `defined`. `autocast` is its state around the backward.
+    Takes the arguments, then the cotangents of the results `defined`. `settings` are those around the backward.
     """
 
     function: DerivedFunction
     wanted: tuple[int, ...]
     defined: tuple[int, ...]
-    autocast: AutocastState
+    settings: OpSettings
     is_derivative = True
 
     def check(self, stages: Stages) -> None:
@@ -229,7 +230,7 @@ class Vjp(DerivedFunction):
                 results = tensor_leaves(self.function(*replace_at(tensors[:count], self.wanted, wanted)))
             return tuple(results[position] for position in self.defined)
 
-        with torch_compat.autocast_as(self.autocast):
+        with self.settings.active():
             return torch_compat.gradients_inside(of_wanted, [tensors[k] for k in self.wanted], tensors[count:])
 
 

@@ -47,7 +47,7 @@ def higher_order(source: Source, traced: TracedJoint, compiler: Compiler) -> Hig
     """The gradients of gradients of a function that was just traced; compiled when first needed."""
     function, segments = source.function, compiler.options.grad_segments
     captured = CapturedFunction(
-        function, traced.capture, traced.meta, traced.joint, segments, source.known, torch_compat.autocast_state()
+        function, traced.capture, traced.meta, traced.joint, segments, source.known, torch_compat.OpSettings.now()
     )
     complete = compiler.with_options(min_graph_ops=0, plan_limit=VJP_LIMIT)
     vjps = DerivedPlans(PlanCache(complete, "vjp of a compiled function"))

@@ -351,7 +351,7 @@ class Transformed(torch.autograd.Function):
         gradients: list[torch.Tensor | None] = [None] * len(primals)
         if given:
             tensors = (*primals, *given.values())
-            vjp = Vjp(call.request.function, wanted, tuple(given), torch_compat.autocast_state())
+            vjp = Vjp(call.request.function, wanted, tuple(given), torch_compat.OpSettings.now())
             tracked = call.request.context.tracked(torch_compat.below_gradient(tensors, wanted))
             inner = call.derive(vjp, tracked=tracked, graph=call.outcome.graph, is_stale=is_stale)
             gradients = replace_at(gradients, wanted, inner.derivative(tensors))

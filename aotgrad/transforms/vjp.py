@@ -58,7 +58,7 @@ from aotgrad.slots import (
     UpdatedInput,
     UserOutput,
 )
-from aotgrad.torch_compat import AutocastState
+from aotgrad.torch_compat import OpSettings
 from aotgrad.transforms.derived import DerivedFunction
 from aotgrad.transforms.effects import EffectSuppression
 from aotgrad.transforms.plans import DerivedPlans, PlannedCall
@@ -72,7 +72,7 @@ class CapturedFunction:
     Attributes:
         grad_segments: the option that it was traced with.
         known: the values that the trace took from its inputs.
-        autocast: its state in the trace.
+        settings: those of the trace.
     """
 
     call: Callable[..., Sequence[Any]]
@@ -81,7 +81,7 @@ class CapturedFunction:
     joint: JointGraph
     grad_segments: int | str
     known: KnownValues | None
-    autocast: AutocastState
+    settings: OpSettings
 
     @property
     def segments(self) -> tuple[BackwardSegment, ...]:
@@ -319,8 +319,8 @@ class CompiledVjp:
     ) -> Gradients:
         defined = tuple(k for k, tangent in enumerate(tangents) if tangent is not None)
         present = dict(call.present_results())
-        autocast = torch_compat.autocast_state()
-        key = (segment, defined, tuple(wanted), tuple(present), autocast)
+        settings = torch_compat.OpSettings.now()
+        key = (segment, defined, tuple(wanted), tuple(present), settings)
         prepared = self.prepared.get(key)
         if prepared is None:
             prepared = self.prepared[key] = self.prepare(*key, saved)
@@ -328,7 +328,7 @@ class CompiledVjp:
         arguments = Arguments.of((*values, *map(without_history, map(saved.__getitem__, prepared.saved))), {})
         if prepared.symbolic is not None:
             arguments = arguments.with_symbols(prepared.symbolic)
-        with torch_compat.random_state_of(call.random_state), torch_compat.autocast_as(self.function.autocast):
+        with torch_compat.random_state_of(call.random_state), self.function.settings.active():
             planned = self.plan_for(prepared, arguments)
             if planned is None or planned.stages is None:
                 for index in self.function.needed_old_values:
@@ -358,7 +358,7 @@ class CompiledVjp:
         defined: tuple[int, ...],
         wanted: tuple[bool, ...],
         present: tuple[int, ...],
-        autocast: AutocastState,
+        settings: OpSettings,
         saved: Mapping[Saved, torch.Tensor],
     ) -> PreparedVjp:
         """What calls have in common that differentiate a segment in one way; see `SegmentVjp`.
@@ -372,7 +372,7 @@ class CompiledVjp:
         results = tuple(self.function.returned[position] for position in present)
         slots = self.function.reusable(saved)
         names = tuple(slot.name for slot in slots)
-        vjp = SegmentVjp(self.function, segment, defined, wanted, results, names, autocast)
+        vjp = SegmentVjp(self.function, segment, defined, wanted, results, names, settings)
         others = len(self.function.capture.inputs) + len(defined) + len(present)
         sizes = self.function.symbolic_sizes([self.function.segments[segment].tangents[k] for k in defined], results)
         return PreparedVjp(vjp, slots, self.function.known_values(names, others), sizes)
@@ -424,7 +424,7 @@ class SegmentVjp(DerivedFunction):
         wanted: which gradients are computed.
         results: those that the caller has: they are arguments, since they may get gradients.
         saved: the names of values that the first order saved.
-        autocast: its state around the backward; the function runs with the state that was around the call.
+        settings: those around the backward; the function runs with those that were around the call.
     """
 
     function: CapturedFunction
@@ -433,12 +433,12 @@ class SegmentVjp(DerivedFunction):
     wanted: tuple[bool, ...]
     results: tuple[ForwardResult | ReturnedView, ...]
     saved: tuple[str, ...]
-    autocast: AutocastState
+    settings: OpSettings
     is_derivative = True
 
     @property
     def key(self) -> tuple:
-        return (self.segment, self.defined, self.wanted, self.results, self.saved, self.autocast)
+        return (self.segment, self.defined, self.wanted, self.results, self.saved, self.settings)
 
     def check(self, stages: Stages) -> None:
         """Raises HigherOrderError if the vjp would read the old value of an input that the function changed."""
@@ -461,7 +461,7 @@ class SegmentVjp(DerivedFunction):
                 roots = {slot: self.root(slot, outputs) for slot in (*self.function.results, *self.function.views)}
             for slot, result in zip(self.results, results, strict=False):
                 gradient_aliases.declare(result, roots[slot])
-            with torch_compat.autocast_as(self.autocast):
+            with self.settings.active():
                 graph = RerunGraph(self.function, roots, entries, gradient_aliases.positions(joined, inputs))
                 return self.gradients(graph, tangents)
 

@@ -84,3 +84,17 @@ def test_global_settings_are_those_of_now():
 
 def test_the_build_of_torch():
     assert compat.torch_build()[0] == torch.__version__
+
+
+def test_the_settings_of_a_call_are_set_again():
+    with torch.autocast("cpu", torch.bfloat16), default_dtype(), torch.device("meta"):
+        settings = compat.OpSettings.now()
+        assert settings == compat.OpSettings.now()
+    before = compat.OpSettings.now()
+    assert settings != before
+    with settings.active():
+        assert compat.OpSettings.now() == settings
+        assert torch.ones(1).device.type == "meta" and torch.get_default_dtype() is torch.float64
+        with before.active():
+            assert torch.ones(1).device.type == "cpu" and torch.get_default_dtype() is torch.float32
+    assert compat.OpSettings.now() == before
