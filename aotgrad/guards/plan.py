@@ -3,7 +3,7 @@
 A plan serves calls with the same structure and Python values (the key of its cache entry, `structure_key`), if these facts
 are the same:
 
-    global state    grad mode, inference mode, autocast, default dtype and device, determinism, attention kernels
+    global state    grad mode, inference mode, autocast, default dtype and device, determinism, settings of `torch.backends`
     tensors         type, dtype, device, layout, requires_grad, conj and neg bits, static sizes and strides, number
     identity        which arguments are the same tensor
     memory          how arguments share elements and version counters with those that the plan changes

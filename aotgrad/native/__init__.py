@@ -9,7 +9,7 @@ functions, and what runs without it:
     tensor_check      whether arguments match those of the trace          torch's own `TensorGuards`
     separation        whether arguments share no memory with changed ones `aotgrad.guards.disjoint_storage.Separation`
     sharing           how arguments share memory with changed ones        `aotgrad.guards.memory.Places`
-    global_flags      global state that torch's guard leaves out          eight questions in Python
+    global_flags      flags that torch's guard leaves out                 fifteen questions in Python
     below_autograd    run a compiled graph                                a context in Python
     versions_of       the versions of many tensors                        one by one
     attaching         make an autograd node with many inputs              `apply` of the autograd function

@@ -366,9 +366,21 @@ PyObject* in_vmap_mode(PyObject*, PyObject*) {
 
 PyObject* global_flags(PyObject*, PyObject*) {
   const auto& context = at::globalContext();
-  const bool flags[] = {c10::InferenceMode::is_enabled(),       context.userEnabledFlashSDP(),
-                        context.userEnabledMemEfficientSDP(), context.userEnabledMathSDP(),
-                        context.userEnabledCuDNNSDP(),        at::impl::PythonTorchFunctionTLS::stack_len() > 0};
+  const bool flags[] = {c10::InferenceMode::is_enabled(),
+                        context.userEnabledFlashSDP(),
+                        context.userEnabledMemEfficientSDP(),
+                        context.userEnabledMathSDP(),
+                        context.userEnabledCuDNNSDP(),
+                        context.userEnabledOverrideableSDP(),
+                        context.allowFP16BF16ReductionMathSDP(),
+                        context.userEnabledCuDNN(),
+                        context.benchmarkCuDNN(),
+                        context.deterministicCuDNN(),
+                        context.userEnabledMkldnn(),
+                        context.deterministicMkldnn(),
+                        context.deterministicFillUninitializedMemory(),
+                        context.allowFP16AccumulationCuBLAS(),
+                        at::impl::PythonTorchFunctionTLS::stack_len() > 0};
   long bits = 0;
   for (size_t k = 0; k < std::size(flags); ++k) bits |= static_cast<long>(flags[k]) << k;
   return PyLong_FromLong(bits);

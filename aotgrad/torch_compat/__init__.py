@@ -235,7 +235,15 @@ from aotgrad.torch_compat.generators import (
     trace_states,
     with_generator,
 )
-from aotgrad.torch_compat.global_state import GlobalState, OpSettings, global_settings, ops_are_observed, torch_build
+from aotgrad.torch_compat.global_state import (
+    FLAGS,
+    SETTINGS,
+    GlobalState,
+    OpSettings,
+    global_settings,
+    ops_are_observed,
+    torch_build,
+)
 from aotgrad.torch_compat.graphs import (
     erase_with_name,
     fake_mode_of,

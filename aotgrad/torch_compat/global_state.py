@@ -25,13 +25,40 @@ from aotgrad.torch_compat.contexts import (
 )
 from aotgrad.torch_compat.transforms import transform_is_open
 
-_inference_mode_is_on = torch._C.is_inference_mode_enabled
-_flash_attention_is_on = torch._C._get_flash_sdp_enabled
-_memory_efficient_attention_is_on = torch._C._get_mem_efficient_sdp_enabled
-_math_attention_is_on = torch._C._get_math_sdp_enabled
-_cudnn_attention_is_on = torch._C._get_cudnn_sdp_enabled
+FLAGS: dict[str, Callable[[], bool]] = {
+    "inference mode": torch.is_inference_mode_enabled,
+    "flash attention": torch._C._get_flash_sdp_enabled,
+    "memory-efficient attention": torch._C._get_mem_efficient_sdp_enabled,
+    "math attention": torch._C._get_math_sdp_enabled,
+    "cudnn attention": torch._C._get_cudnn_sdp_enabled,
+    "overrideable attention": torch._C._get_overrideable_sdp_enabled,
+    "reductions of half precision in math attention": torch._C._get_math_sdp_allow_fp16_bf16_reduction,
+    "cudnn": torch._C._get_cudnn_enabled,
+    "benchmarks of cudnn": torch._C._get_cudnn_benchmark,
+    "determinism of cudnn": torch._C._get_cudnn_deterministic,
+    "mkldnn": torch._C._get_mkldnn_enabled,
+    "determinism of mkldnn": torch._C._get_mkldnn_deterministic,
+    "filled new memory": torch._C._get_deterministic_fill_uninitialized_memory,
+    "accumulation in half precision": torch._C._get_cublas_allow_fp16_accumulation,
+}
+"""The flags of torch that decide what is traced, or how Inductor compiles it, and that torch's guard leaves out."""
+
+SETTINGS: dict[str, Callable[[], Any]] = {
+    "order of attention kernels": torch._C._get_sdp_priority_order,
+    "precision of convolutions": functools.partial(torch._C._get_fp32_precision_getter, "cuda", "conv"),
+    "fast path of attention layers": torch.backends.mha.get_fastpath_enabled,
+    "opt_einsum": lambda: (torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy),
+}
+"""The same for settings with more than two values, or of Python."""
+
+_PRECISIONS = [
+    ("generic", "all"),
+    *(("cuda", op) for op in ("all", "matmul", "conv", "rnn")),
+    *(("mkldnn", op) for op in ("all", "matmul", "conv", "rnn")),
+]
+"""Where float32 may be computed in a shorter type: backends and ops."""
+
 _function_mode_count = torch._C._len_torch_function_stack
-"""Global state that every call reads."""
 
 
 class GlobalState:
@@ -55,11 +82,12 @@ class GlobalState:
 
         `global_flags` reads all flags of `read_flags` in one call, a bit for each, and one more for a function mode.
         """
-        *flags, devices = self.flags
+        flags, settings, devices = self.flags
         if global_flags is None or devices:
             return {"state_holds": self.check}, ["state_holds()"]
         bits = sum(flag << k for k, flag in enumerate(flags))
-        return {"native_state": self.native.check, "flags": global_flags}, ["native_state()", f"flags() == {bits}"]
+        names = {"native_state": self.native.check, "flags": global_flags, "settings": _settings, "expected": settings}
+        return names, ["native_state()", f"flags() == {bits}", "settings() == expected"]
 
     def in_plain_calls(self, global_flags: Callable[[], int] | None) -> tuple[dict[str, Any], list[str]]:
         """The same, but false if forward-mode AD or a function mode observes the call.
@@ -72,16 +100,9 @@ class GlobalState:
         return {**names, "forward_mode": forward_ad}, [*conditions, "forward_mode._current_level < 0"]
 
     @staticmethod
-    def read_flags() -> tuple:
-        """The flags that the native guard does not cover."""
-        return (
-            _inference_mode_is_on(),
-            _flash_attention_is_on(),
-            _memory_efficient_attention_is_on(),
-            _math_attention_is_on(),
-            _cudnn_attention_is_on(),
-            _function_mode_count() and default_devices(),
-        )
+    def read_flags() -> tuple[list[bool], list[Any], Any]:
+        """`FLAGS`, `SETTINGS`, and the default devices."""
+        return [read() for read in _FLAG_READERS], _settings(), _function_mode_count() and default_devices()
 
     @staticmethod
     def describe() -> str:
@@ -95,9 +116,21 @@ class GlobalState:
     def reason(self) -> str:
         """What differs from the snapshot; empty if nothing does."""
         native = [] if self.native.check() else [str(self.native.reason()).strip()]
-        names = ("inference mode", *(f"{kernel} attention" for kernel in ("flash", "memory-efficient", "math", "cudnn")))
-        flags = zip((*names, "default device"), self.flags, self.read_flags(), strict=True)
-        return ", ".join([*native, *(name for name, before, now in flags if before != now)])
+        changed = [
+            name
+            for names, before, now in zip((FLAGS, SETTINGS), self.flags, self.read_flags(), strict=False)
+            for name, was, value in zip(names, before, now, strict=True)
+            if was != value
+        ]
+        devices = ["default device"] if self.flags[-1] != self.read_flags()[-1] else []
+        return ", ".join([*native, *changed, *devices])
+
+
+_FLAG_READERS, _SETTING_READERS = [*FLAGS.values()], [*SETTINGS.values()]
+
+
+def _settings() -> list[Any]:
+    return [read() for read in _SETTING_READERS]
 
 
 @dataclass(frozen=True)
@@ -146,17 +179,16 @@ def ops_are_observed(tensors: Sequence[torch.Tensor]) -> bool:
 
 def global_settings() -> tuple:
     """The global state that traces and compiled code depend on, in a form that other processes understand."""
-    backends = torch.backends
+    products = torch.backends.cuda.matmul
+    flags, settings, devices = GlobalState.read_flags()
     return (
-        (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), str(torch.get_default_dtype()), default_devices()),
+        (torch.is_grad_enabled(), str(torch.get_default_dtype()), devices or ()),
         tuple((device, on, str(dtype)) for device, on, dtype in autocast_state()),
         (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        (torch.utils.deterministic.fill_uninitialized_memory, torch.get_float32_matmul_precision()),
-        GlobalState.read_flags()[1:5],
-        (backends.mkldnn.is_available() and backends.mkldnn.enabled, torch.get_num_threads()),
-        (backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic, backends.cudnn.allow_tf32),
-        (backends.cuda.matmul.allow_tf32, backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
-        (backends.cuda.matmul.allow_bf16_reduced_precision_reduction, torch.is_autocast_cache_enabled()),
+        (tuple(flags), str(settings)),
+        tuple(torch._C._get_fp32_precision_getter(*place) for place in _PRECISIONS),
+        (torch.backends.mkldnn.is_available(), torch.get_num_threads(), torch.is_autocast_cache_enabled()),
+        (products.allow_fp16_reduced_precision_reduction, products.allow_bf16_reduced_precision_reduction),
     )
 
 

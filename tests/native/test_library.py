@@ -255,7 +255,7 @@ class Watching(TorchFunctionMode):
 
 def test_flags_are_those_that_python_reads(library):
     def are_equal() -> bool:
-        *flags, _ = torch_compat.GlobalState.read_flags()
+        flags, *_ = torch_compat.GlobalState.read_flags()
         watched = torch_compat.function_modes() != []
         return library.global_flags() == sum(flag << k for k, flag in enumerate([*flags, watched]))
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -98,3 +101,159 @@ def test_the_settings_of_a_call_are_set_again():
         with before.active():
             assert torch.ones(1).device.type == "cpu" and torch.get_default_dtype() is torch.float32
     assert compat.OpSettings.now() == before
+
+
+def flip(read: Callable[[], bool], write: Callable[[bool], None]) -> Any:
+    @contextlib.contextmanager
+    def flipped():
+        before = read()
+        write(not before)
+        try:
+            yield
+        finally:
+            write(before)
+
+    return flipped
+
+
+def write_to(write: Callable[[Any], None], value: Any, before: Any) -> Any:
+    @contextlib.contextmanager
+    def written():
+        write(value)
+        try:
+            yield
+        finally:
+            write(before)
+
+    return written
+
+
+def named(name: str) -> Any:
+    return flip(getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{name}"))
+
+
+def attention(name: str) -> Any:
+    return flip(getattr(torch._C, f"_get_{name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{name}"))
+
+
+mha, opt_einsum = torch.backends.mha, torch.backends.opt_einsum
+precision = torch._C._set_fp32_precision_setter
+CHANGES = {
+    "inference mode": torch.inference_mode,
+    "flash attention": attention("flash"),
+    "memory-efficient attention": attention("mem_efficient"),
+    "math attention": attention("math"),
+    "cudnn attention": flip(torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+    "overrideable attention": attention("overrideable"),
+    "reductions of half precision in math attention": named("math_sdp_allow_fp16_bf16_reduction"),
+    "cudnn": named("cudnn_enabled"),
+    "benchmarks of cudnn": named("cudnn_benchmark"),
+    "determinism of cudnn": named("cudnn_deterministic"),
+    "mkldnn": named("mkldnn_enabled"),
+    "determinism of mkldnn": named("mkldnn_deterministic"),
+    "filled new memory": named("deterministic_fill_uninitialized_memory"),
+    "accumulation in half precision": named("cublas_allow_fp16_accumulation"),
+    "order of attention kernels": write_to(torch._C._set_sdp_priority_order, [2, 1, 0, 3, 4], [1, 2, 0, 3, 4]),
+    "precision of convolutions": write_to(lambda value: precision("cuda", "conv", value), "ieee", "tf32"),
+    "fast path of attention layers": flip(mha.get_fastpath_enabled, mha.set_fastpath_enabled),
+    "opt_einsum": flip(lambda: opt_einsum.enabled, lambda value: setattr(opt_einsum, "enabled", value)),
+}
+"""Contexts that change the settings that are guarded besides those of torch's guard."""
+
+
+def test_every_guarded_setting_is_changed_by_a_test():
+    assert [*CHANGES] == [*compat.FLAGS, *compat.SETTINGS]
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_changed_setting_is_noticed(what):
+    state, settings = compat.GlobalState(), compat.global_settings()
+    with CHANGES[what]():
+        assert not state.check()
+        assert what in state.reason()
+        assert compat.global_settings() != settings, "part of the key on disk"
+    assert state.check() and compat.global_settings() == settings
+
+
+BY_TORCHS_GUARD = {
+    "cublas_allow_bf16_reduced_precision_reduction",
+    "cublas_allow_fp16_reduced_precision_reduction",
+    "cublas_allow_tf32",
+    "deterministic_algorithms",
+    "float32_matmul_precision",
+    "torch_function_state",
+}
+
+BY_KERNELS = {
+    "blas_preferred_backend",
+    "cpu_allow_fp16_reduced_precision_reduction",
+    "cudnn_allow_tf32",  # for Inductor by "precision of convolutions"
+    "cudnn_depthwise_kernel",
+    "linalg_preferred_backend",
+    "miopen_immediate",
+    "nnpack_enabled",
+    "onednn_allow_tf32",
+    "qengine",
+    "rocm_fa_preferred_backend",
+    "sm_carveout_experimental",
+}
+"""Settings that ATen's kernels read in each call, as they do in eager; no trace depends on them."""
+
+WITHOUT_NUMBERS = {
+    "autograd_fallback_mode",
+    "backcompat_broadcast_warn",
+    "backcompat_keepdim_warn",
+    "dispatch_mode",
+    "dtensor_allow_implicit_replication",
+    "graph_exec_group",
+    "graph_executor_optimize",
+    "tensor_metadata",
+    "thread_name",
+    "tracing_state",
+    "value_trace",
+    "warnAlways",
+}
+"""Settings that change no number of a compiled function, and modes in which every op is observed."""
+
+GUARDED = {
+    "cudnn_benchmark",
+    "cudnn_deterministic",
+    "cudnn_enabled",
+    "cublas_allow_fp16_accumulation",
+    "deterministic_fill_uninitialized_memory",
+    "math_sdp_allow_fp16_bf16_reduction",
+    "mkldnn_deterministic",
+    "mkldnn_enabled",
+    "sdp_priority_order",
+}
+
+
+def test_every_setting_of_torch_is_guarded_or_known_to_need_no_guard():
+    """Fails for a setting of a new torch: add it to `FLAGS` or `SETTINGS` if a trace, or Inductor, depends on it."""
+    found = {name.removeprefix("_get_") for name in dir(torch._C) if name.startswith("_get_")}
+    found = {name for name in found if hasattr(torch._C, f"_set_{name}")}
+    assert found - GUARDED - BY_TORCHS_GUARD - BY_KERNELS - WITHOUT_NUMBERS == set()
+
+
+def test_every_kernel_of_attention_is_guarded():
+    kernels = {name.removeprefix("_set_sdp_use_") for name in dir(torch._C) if name.startswith("_set_sdp_use_")}
+    assert kernels - {"fa3"} == {"flash", "mem_efficient", "math", "cudnn", "overrideable"}
+
+
+def test_every_folder_of_backends_is_known():
+    """Each has settings of its own."""
+    without = {"_coreml", "_nnapi", "cusparselt", "kleidiai", "mkl", "mps", "openmp", "xeon", "xnnpack"}
+    looked_at = {"cpu", "cuda", "cudnn", "mha", "miopen", "mkldnn", "nnpack", "opt_einsum", "python_native", "quantized"}
+    found = {module.name for module in pkgutil.iter_modules(torch.backends.__path__)}
+    assert found - without - looked_at == set()
+
+
+@pytest.mark.parametrize("place", [("generic", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("mkldnn", "matmul")])
+def test_a_precision_that_was_set_by_the_new_names_is_a_part_of_the_settings(place):
+    before, settings = torch._C._get_fp32_precision_getter(*place), compat.global_settings()
+    try:
+        precision(*place, "ieee" if before == "tf32" else "tf32")
+        assert compat.global_settings() != settings
+        compat.GlobalState().check()
+    finally:
+        precision(*place, before)
