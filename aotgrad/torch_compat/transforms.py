@@ -36,10 +36,20 @@ def transform_is_open() -> bool:
 
 
 def older_vmaps() -> int:
-    """How many batched backwards are nested."""
-    nesting = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    return nesting
+    """How many batched backwards are nested.
+
+    A device thread of autograd has the key of the thread that called the backward, but not its count: then it is one.
+    """
+    return max(_count_of_this_thread(), int(in_vmap_mode()))
+
+
+def _count_of_this_thread() -> int:
+    """The batched backwards that were opened in this thread."""
+    is_included = in_vmap_mode()
+    count = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()  # excludes the key at 0
+    torch._C._dispatch_tls_set_dispatch_key_included(VMAP_MODE, is_included)
+    return count
 
 
 def is_transformed(values: Sequence[Any]) -> bool:
@@ -246,12 +256,15 @@ def only_vmap(values: Sequence[Any]) -> Vmap | None:
 @contextlib.contextmanager
 def outside_transforms() -> Iterator[int | None]:
     """Suspend every transform; yields the level of the innermost one of `torch.func`, or `None`."""
-    innermost, nesting = torch._C._functorch.maybe_current_level(), older_vmaps()
+    innermost = torch._C._functorch.maybe_current_level()
+    is_included, count = in_vmap_mode(), _count_of_this_thread()
     with pyfunctorch.temporarily_clear_interpreter_stack():
-        for _ in range(nesting):
+        for _ in range(count):
             torch._C._vmapmode_decrement_nesting()
+        torch._C._dispatch_tls_set_dispatch_key_included(VMAP_MODE, False)
         try:
             yield innermost
         finally:
-            for _ in range(nesting):
+            for _ in range(count):
                 torch._C._vmapmode_increment_nesting()
+            torch._C._dispatch_tls_set_dispatch_key_included(VMAP_MODE, is_included)

@@ -201,3 +201,16 @@ def test_forward_mode_is_open_inside_a_level():
     assert not compat.forward_mode_is_open()
     with compat.forward_mode_level():
         assert compat.forward_mode_is_open()
+
+
+def test_a_thread_may_have_the_key_of_a_batched_backward_that_another_thread_opened():
+    """As the device threads of autograd."""
+    torch._C._dispatch_tls_set_dispatch_key_included(compat.VMAP_MODE, True)
+    try:
+        assert compat.older_vmaps() == 1 and compat.in_vmap_mode()
+        with compat.outside_transforms():
+            assert compat.older_vmaps() == 0 and not compat.in_vmap_mode()
+        assert compat.older_vmaps() == 1 and compat.in_vmap_mode()
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_included(compat.VMAP_MODE, False)
+    assert compat.older_vmaps() == 0
