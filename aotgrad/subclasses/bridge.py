@@ -7,7 +7,7 @@ The gradient of a wrapper usually has the form of the wrapper, and the gradient 
 has another form (a DTensor's placements, a plain tensor), tensors of its own take it: *carriers*, which have the shapes of
 its parts and no other use.
 
-Compiled autograd calls the backwards outside of its graph: Dynamo does not trace how wrappers are made.
+Compiled autograd records each backward as one call, which Dynamo does not trace: it only runs it for fake tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -313,3 +313,106 @@ def assemble_gradient(
     known = next(value for value in values if value is not None)
     values = [torch.zeros_like(known) if value is None else value for value in values]
     return assemble_wrapper(end.of_gradient(end.gradient_form), values)
+
+
+# -- compiled autograd
+
+
+@dataclass(frozen=True)
+class RecordedBackward:
+    """A backward of tensors alone, as a call in a graph. It holds no tensor, so that one serves the calls of a plan.
+
+    Attributes:
+        expected: the form of the gradient that is taken apart; `None` if one is assembled.
+        assembled: the form that one is assembled in.
+        before, after: how many arguments without a gradient come before the parts, and after them.
+        differentiable: which parts get a gradient.
+        is_leaf: the gradient is that of a leaf, to which later ones are added in place.
+    """
+
+    expected: GradientForm | None
+    assembled: TensorForm
+    before: int = 0
+    after: int = 0
+    differentiable: tuple[bool, ...] = ()
+    is_leaf: bool = False
+
+    @property
+    def key(self) -> Hashable:
+        expected = self.expected and (self.expected.key, self.expected.form.layout_free_key)
+        return (expected, self.assembled.key, self.before, self.after, self.differentiable, self.is_leaf)
+
+    def take_apart(self, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        found = GradientForm.of(gradient).with_fixed_sizes()
+        if self.expected is None or not found.matches(self.expected):
+            raise torch_compat.graph_break(f"a gradient is a {found.form.name} of an unexpected form")
+        parts = zip(parts_of(found.form, gradient), self.differentiable, strict=False)
+        return (*[None] * self.before, *(part if wanted else None for part, wanted in parts), *[None] * self.after)
+
+    def assemble(self, *gradients: torch.Tensor | None) -> torch.Tensor:
+        known = next(gradient for gradient in gradients if gradient is not None)
+        parts = [torch.zeros_like(known) if gradient is None else gradient for gradient in gradients]
+        return self.assembled.assemble([part.clone() for part in parts] if self.is_leaf else parts)
+
+
+_in_graphs: dict[Hashable, Callable] = {}
+"""The functions of backwards by what they depend on: Dynamo guards the function of a node as an object."""
+
+
+def in_graph(backward: RecordedBackward) -> Callable:
+    if backward.key not in _in_graphs:
+        method = backward.assemble if backward.expected is None else backward.take_apart
+        _in_graphs[backward.key] = torch_compat.called_in_graph(method)
+    return _in_graphs[backward.key]
+
+
+class RecordedTakeApart(TakeApart):
+    """A node whose backward compiled autograd records."""
+
+    @staticmethod
+    @torch_compat.hide_from_dynamo
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, torch.Tensor | None]:
+        if not torch.compiler.is_compiling() or all(gradient is None for gradient in gradients[ctx.first :]):
+            return cast(Any, TakeApart.backward)(ctx, *gradients)
+        return None, ctx.in_graph(*gradients[ctx.first :])
+
+
+class RecordedAssemble(Assemble):
+    """A node whose backward compiled autograd records."""
+
+    @staticmethod
+    @torch_compat.hide_from_dynamo
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if not torch.compiler.is_compiling() or gradient is None:
+            return cast(Any, Assemble.backward)(ctx, gradient)
+        return (None, None, *ctx.in_graph(gradient))
+
+
+def hand_over_take_apart(ctx: Any) -> type[torch.autograd.Function]:
+    end: End = ctx.end
+    if is_call(end) or ctx.parts is not None:
+        return TakeApart
+    ctx.first = 0 if end.carried is None else end.form.count
+    ctx.in_graph = in_graph(RecordedBackward(None, end.gradient_form, is_leaf=end.is_leaf))
+    return RecordedTakeApart
+
+
+def hand_over_assemble(ctx: Any) -> type[torch.autograd.Function]:
+    end: End = ctx.end
+    if is_call(end):
+        return Assemble
+    before = 0 if end.carried is None else end.form.count
+    differentiable = tuple(ctx.differentiable) if end.carried is None else (True,) * len(end.carried.parts)
+    after = ctx.count - before - len(differentiable)
+    ctx.in_graph = in_graph(RecordedBackward(ctx.expected, end.form, before, after, differentiable))
+    return RecordedAssemble
+
+
+def is_call(end: End) -> bool:
+    """Whether a backward stays a call outside of the graph: it creates a graph, or its forms differ between calls."""
+    return torch.is_grad_enabled() or end.form.follows_parts or end.form.is_symbolic
+
+
+for function, hand_over in ((TakeApart, hand_over_take_apart), (Assemble, hand_over_assemble)):
+    torch_compat.set_defaults(function, sizes=(), in_graph=None, first=0)
+    torch_compat.compile_nodes_of(function, hand_over, "sizes")

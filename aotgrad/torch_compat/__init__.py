@@ -104,8 +104,10 @@ from aotgrad.torch_compat.checkpoints import (
 from aotgrad.torch_compat.compiled_autograd import (
     InlinedNode,
     accumulate_into_leaves,
+    called_in_graph,
     can_inline,
     compile_nodes_of,
+    graph_break,
     inlined,
     no_compiled_autograd,
     recorded_node,

@@ -158,6 +158,21 @@ def _as_leaf(parameter: torch.Tensor) -> torch.Tensor:
     return parameter if parameter.is_leaf else parameter.detach().requires_grad_(parameter.requires_grad)
 
 
+def called_in_graph(function: Callable) -> Callable:
+    """A function that graphs of Dynamo call as it is: Dynamo runs it for fake tensors and traces nothing of it."""
+
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    torch._dynamo.allow_in_graph(call)
+    return call
+
+
+def graph_break(reason: str) -> Exception:
+    """An error that makes Dynamo break its graph before a call of `called_in_graph` that raises it."""
+    return torch._dynamo.exc.Unsupported(reason)
+
+
 def recorded_node(ctx: Any) -> Any:
     """The node whose backward compiled autograd calls with a `ctx` of its own; `None` for the `ctx` of a running node."""
     return ctx.real if isinstance(ctx, FakeBackwardCFunction) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -476,13 +477,33 @@ WRAPPED = {
     "heads of different inputs": (lambda x, w: (x.sin(), w.exp()), lambda a, b: a.sum().backward()),
     "a hook": (lambda x, w: x * w, lambda y: (y.register_hook(lambda g: g * 3), y.sum().backward())),
     "ops outside": (lambda x, w: x * w, lambda y: (y.sin() * y).sum().backward()),
+    "one gradient for both": (lambda x, w: x + w, lambda y: y.sum().backward()),
+    "a gradient that is expanded": (lambda x, w: (x * w).sum(0), lambda y: y.backward(torch.ones_like(y[:1]).expand(3))),
 }
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-@pytest.mark.parametrize("part", ["a region and the backward", "the backward"])
+@pytest.mark.parametrize("part", ["a region and the backward", "the backward", "without dynamo in front"])
 def test_wrapper_subclasses(name: str, part: str) -> None:
-    (function, caller), way = WRAPPED[name], through_dynamo("aotgrad_eager")
+    """The graph of the backward has no break. A second call adds to the gradients."""
+    (function, caller), way = WRAPPED[name], through_dynamo("aotgrad_eager", fullgraph=INLINES)
+    compilers = {"a region and the backward": way.function, "the backward": lambda function: function}
+    compiled = compilers.get(part, lambda function: aotgrad.aot_function(function, "eager"))(function)
+
+    def run(function: Callable) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        x, w = wrapped(3, 3), wrapped(3, 3)
+        for _ in range(2):
+            gradients(function, (x, w), caller)
+        return [*parts_of(x.grad), *parts_of(w.grad)]
+
+    expected = run(function)
+    with way.backward():
+        assert_same(run(compiled), expected)
+
+
+def test_wrapper_subclasses_through_inductor() -> None:
+    (function, caller), way = WRAPPED["one result"], through_dynamo("aotgrad", fullgraph=INLINES)
 
     def run(function: Callable) -> list[Tensor | None]:
         torch.manual_seed(0)
@@ -492,7 +513,39 @@ def test_wrapper_subclasses(name: str, part: str) -> None:
 
     expected = run(function)
     with way.backward():
-        assert_same(run(way.function(function) if part != "the backward" else function), expected)
+        assert_same(run(way.function(function)), expected)
+
+
+def test_one_graph_serves_the_calls_of_a_plan() -> None:
+    """The functions in the graph belong to forms, not to calls."""
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    ours = aotgrad.aot_function(lambda x, w: x.sin() * w, "eager")
+    for _ in range(3):
+        x, w = wrapped(3), wrapped(3)
+        with compiled_autograd._enable(torch.compile(backend=count, fullgraph=INLINES)):
+            ours(x, w).sum().backward()
+        assert torch.allclose(w.grad.a, x.a.sin())
+    assert len(graphs) == 1 or not INLINES
+
+
+def test_a_gradient_of_another_form_breaks_the_graph() -> None:
+    def run(function: Callable) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        x = wrapped(3)
+        for _ in range(2):
+            function(x).backward(torch.full((3,), 2.0, dtype=torch.float64))
+        return parts_of(x.grad)
+
+    ours = aotgrad.aot_function(lambda x: x.sin() * x, "eager")
+    ours(wrapped(3)).backward(torch.ones(3, dtype=torch.float64))  # later calls expect this form
+    with compiled_autograd._enable(torch.compile(backend="aotgrad_eager")):
+        found = run(ours)
+    assert_same(found, run(lambda x: x.sin() * x))
 
 
 def test_parallel_layers() -> None:
@@ -513,6 +566,6 @@ def test_parallel_layers() -> None:
 
     with fake_processes(1):
         mesh = init_device_mesh("cpu", (1,))
-        expected, way = run(lambda model: model), through_dynamo("aotgrad_eager")
+        expected, way = run(lambda model: model), through_dynamo("aotgrad_eager", fullgraph=INLINES)
         with way.backward():
             assert_same(run(way.function), expected)

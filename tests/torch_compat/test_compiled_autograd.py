@@ -140,3 +140,25 @@ def test_gradients_are_added_if_they_are_defined():
     with compiled_autograd._enable(lambda graph: graph):
         (WithoutGradient.apply(a, a) + a.sin()).sum().backward()
     assert torch.equal(a.grad, a.detach().cos())
+
+
+def test_a_call_in_a_graph_is_not_traced_and_may_break_it():
+    seen = []
+
+    def double(x):
+        seen.append(type(x))
+        if x.dim() == 2 and compat.FakeTensor in seen[-1:]:
+            raise compat.graph_break("two dimensions")
+        return x * 2
+
+    call = compat.called_in_graph(double)
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: call(x + 1) + 1, backend=keep)
+    assert compiled(torch.ones(2)).tolist() == [5, 5] and len(graphs) == 1
+    assert any(node.target is call for node in graphs[0].graph.nodes) and compat.FakeTensor in seen
+    assert compiled(torch.ones(1, 1)).tolist() == [[5]] and len(graphs) > 2  # those before and after the call
