@@ -43,6 +43,7 @@ from aotgrad.ir import (
     InputHint,
     InputSpec,
     JointGraph,
+    MemberInput,
     Partition,
     ViewAndMutationMeta,
 )
@@ -73,6 +74,11 @@ class Traced:
     def arguments(self) -> tuple[tuple[InputSpec, InputAliasInfo | None], ...]:
         """What the trace assumed about each argument, and what happens to it."""
         return tuple((self.capture.inputs[k], self.meta.inputs[k]) for k in self.capture.convention.order)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether arguments share memory that the function changes."""
+        return any(isinstance(spec, MemberInput) for spec in self.capture.inputs)
 
     @property
     def value_guard(self) -> ValueGuard | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from aotgrad import passes, torch_compat
 from aotgrad.capture.trace import OwnGeneratorError
 from aotgrad.errors import CaptureError, EagerError
 from aotgrad.graph import op_table
-from aotgrad.ir import MutationType
+from aotgrad.ir import MutationType, TensorInput
 from aotgrad.pipeline import Compiler, SmallGraph, Traced
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
@@ -158,8 +158,11 @@ class PlanCache:
         positions = [k for k, tensor in enumerate(inner.tensors) if tensor.requires_grad]
         if not (positions and torch.is_grad_enabled()):
             return None
-        replay = ReplayedCall(self, call._replace(arguments=inner), tuple(positions), stages, wrappers)
-        return Detour(tuple(inner.tensors[k] for k in positions), replay.gradients)
+        copies = (
+            {k: inner.tensors[k].clone() for k in wrappers.changed_arguments()} if needs_copies(stages, wrappers) else {}
+        )
+        replay = ReplayedCall(self, call._replace(arguments=inner), tuple(positions), stages, wrappers, copies)
+        return Detour(tuple(copies.get(k, inner.tensors[k]) for k in positions), replay.gradients)
 
     def run_eagerly(self, missing: NoPlan, call: Call) -> Any:
         """The result of the function. If it raised while it was traced, it raises eager's error, with eager's effects."""
@@ -274,7 +277,8 @@ class PlanCache:
 class ReplayedCall:
     """A call that runs once more, for the gradient of a result that has another form than the plan has assumed.
 
-    `positions`: its tensors that require grad. `stages`: of its plan. `wrappers`: what its trace has found.
+    `positions`: its tensors that require grad. `stages`: of its plan. `wrappers`: what its trace has found. `copies`: of the
+    tensors that it has changed, by position.
     """
 
     cache: PlanCache
@@ -282,6 +286,7 @@ class ReplayedCall:
     positions: Sequence[int]
     stages: Traced
     wrappers: Wrappers
+    copies: Mapping[int, torch.Tensor]
 
     def gradients(
         self, inputs: Sequence[torch.Tensor], index: int, gradient: torch.Tensor, form: GradientForm
@@ -296,9 +301,8 @@ class ReplayedCall:
         self.reject_second_effect(index, form)
         with torch.enable_grad():
             fresh = [value.view_as(value) if differentiable else value.detach().requires_grad_() for value in inputs]
-            tensors = list(arguments.tensors)
-            for position, value in zip(self.positions, fresh, strict=True):
-                tensors[position] = value
+            given = {**dict(enumerate(arguments.tensors)), **self.copies, **dict(zip(self.positions, fresh, strict=True))}
+            tensors = [value.clone() if k in self.copies else value for k, value in given.items()]
             call = self.call._replace(arguments=arguments.with_tensors(tensors))
             result = self.cache.run(self.cache.plan_for(call))
         leaf = self.wrappers.tensor_at(pytree.tree_leaves(result), index)
@@ -312,7 +316,7 @@ class ReplayedCall:
         """
         infos = (info for _, info in self.stages.arguments if info is not None)
         reasons = {
-            "changes its arguments": any(info.mutation is not MutationType.NONE for info in infos),
+            "changes its arguments": not self.copies and any(info.mutation is not MutationType.NONE for info in infos),
             "draws random numbers": self.stages.draws,
             "has side effects": any(map(repeats_badly, self.stages.capture.trace.graph.nodes)),
         }
@@ -323,6 +327,14 @@ class ReplayedCall:
                 f"and the function {reason}, so that it cannot run once more for this gradient. Later calls expect this "
                 "form: run the function first on a batch whose gradients are not used"
             )
+
+
+def needs_copies(stages: Traced, wrappers: Wrappers) -> bool:
+    """Whether a call that changes wrappers alone keeps copies of them: until the forms of gradients are known."""
+    if not wrappers.changes or wrappers.knows_gradients():
+        return False
+    inputs = [spec for spec, info in stages.arguments if info is not None and info.mutation is not MutationType.NONE]
+    return all(isinstance(spec, TensorInput) and spec.part for spec in inputs) and not stages.shares_memory
 
 
 def repeats_badly(node: fx.Node) -> bool:

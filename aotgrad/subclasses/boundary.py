@@ -245,6 +245,15 @@ class Wrappers:
             self.watch_saved(flat, results)
         return results[: self.count]
 
+    def changed_arguments(self) -> list[int]:
+        """The positions of the arguments that calls change."""
+        return [self.arguments[change.index].index for change in self.changes]
+
+    def knows_gradients(self) -> bool:
+        """Whether the results have had gradients of the forms that the trace has assumed."""
+        ends = (result.end for result in self.results if isinstance(result, AssembledResult))
+        return all(end.is_confirmed for end in ends if end.requires_grad)
+
     def tensor_at(self, results: Sequence[Any], index: int) -> torch.Tensor:
         """A result of a call, or the base of views among them, by its index among the results of the trace."""
         if index < self.count:

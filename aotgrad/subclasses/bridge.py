@@ -85,6 +85,7 @@ class End:
         requires_grad: the tensor requires grad.
         carried: the form of its gradient, if carriers take it.
         gradient: the form of its gradient, as the trace has found it.
+        is_confirmed: a result has had a gradient of the form that the trace has assumed.
         is_traced: the trace is running.
         is_leaf, is_parameter: of an argument.
     """
@@ -95,6 +96,7 @@ class End:
     requires_grad: bool = False
     carried: GradientForm | None = None
     gradient: TensorForm | None = None
+    is_confirmed: bool = False
     is_traced: bool = False
     is_leaf: bool = False
     is_parameter: bool = False
@@ -196,6 +198,7 @@ def gradients_of_values(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor |
     found = GradientForm.of(gradient)
     if not found.matches(ctx.expected):
         return other_gradient(ctx, gradient, found)
+    ctx.end.is_confirmed = True
     if ctx.end.is_traced:
         ctx.end.gradient = found.form
     values = take_apart(ctx.end.of_gradient(found.form), gradient)

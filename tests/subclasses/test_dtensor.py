@@ -21,7 +21,6 @@ def programs() -> dict[str, Program]:
 with four_processes():
     NAMES = list(programs())
 FAILURES = {  # the messages of errors
-    ("DTensor: changed in place, with history", ""): "so that it cannot run once more for this gradient",
     ("DTensor: mesh made inside", "dynamo"): "was specified to have member",  # Dynamo
     ("DTensor: embedding", "dynamo"): "Please convert all Tensors to FakeTensors",  # Dynamo
     ("DTensor: several losses", ""): "Replicate",  # placements of a gradient of one of several results
