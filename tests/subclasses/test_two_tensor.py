@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
 from collections.abc import Callable
->>>>>>> 6f958d7 (subclasses: keep copies of changed wrappers until the forms of gradients are known)
 from typing import Any
 
 import pytest
