@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.emulated_cuda.expected_failures import DEFECTS, GAPS, ORDER_DEPENDENT, reason_of
+
 VARIABLE = "AOTGRAD_TEST_DEVICE"
 TYPES = {"cpu": "cpu", "emulated": "cuda", "cuda": "cuda"}
 """The types of torch's devices, by the value of the variable."""
@@ -70,11 +72,13 @@ def default_generator() -> torch.Generator:
     return torch.cuda.default_generators[torch.cuda.current_device()] if TYPE == "cuda" else torch.default_generator
 
 
-def skip_unsuited(items: Sequence[pytest.Item]) -> None:
-    """Skip, with the reason, the tests that do not run on the device."""
+def mark(items: Sequence[pytest.Item]) -> None:
+    """Skip, with the reason, the tests that do not run on the device; mark those that fail on the emulated one."""
     for item in items:
         if reason := why_not(item):
             item.add_marker(pytest.mark.skip(reason=reason))
+        elif DEVICE == "emulated" and (reason := why_it_fails(item)):
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
 
 def why_not(item: pytest.Item) -> str | None:
@@ -86,9 +90,16 @@ def why_not(item: pytest.Item) -> str | None:
         return f"runs on the emulated device: {VARIABLE}=emulated"
     if suite not in SUITES and DEVICE != "cpu":
         return f"runs on the CPU only; {VARIABLE} is {DEVICE}"
+    if DEVICE == "emulated" and (reason := reason_of(item.nodeid, ORDER_DEPENDENT)):
+        return reason
     if DEVICE == "emulated" and uses_inductor(item) and not HAS_TRITON:
         return "Inductor compiles Triton kernels for the emulated device, and the package triton is not installed"
     return None
+
+
+def why_it_fails(item: pytest.Item) -> str | None:
+    """Why a test fails on the emulated device; `None` if it passes."""
+    return reason_of(item.nodeid, GAPS) or reason_of(item.nodeid, DEFECTS)
 
 
 def uses_inductor(item: pytest.Item) -> bool:

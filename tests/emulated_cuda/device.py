@@ -133,6 +133,7 @@ def cuda_functions(library: ctypes.CDLL) -> Mapping[str, Any]:
         return lambda device=None: function(_get_device_index(device, optional=True))
 
     return {
+        "Event": lambda enable_timing=False, **ignored: torch.Event("cuda", enable_timing=enable_timing),
         "_device_count_nvml": lambda: DEVICES,
         "_exchange_device": torch._C._cuda_exchangeDevice,
         "_is_compiled": lambda: True,
@@ -168,6 +169,7 @@ def storage_methods(library: ctypes.CDLL) -> Mapping[str, Any]:
     def resize(self: Any, size: int) -> Any:
         if self.device.type != "cuda":
             return usual_resize(self, size)
+        self.data_ptr()  # raises if the tensor is traced
         library.emulated_resize_storage(ctypes.c_void_p(self._cdata), ctypes.c_size_t(size))
         return self
 

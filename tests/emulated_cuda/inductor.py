@@ -35,6 +35,7 @@ def interpret_kernels() -> None:
     from torch._inductor.runtime import triton_helpers
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
     from triton.language.extra import libdevice
+    from triton.runtime import interpreter
 
     triton.runtime.driver.set_active(Driver())
     triton_helpers.set_driver_to_gpu = lambda: None  # kernels would set the real one
@@ -42,6 +43,7 @@ def interpret_kernels() -> None:
     for name, _ in inspect.getmembers(libdevice, inspect.isfunction):
         if function := getattr(torch, RENAMED.get(name, name), None):
             setattr(libdevice, name, interpreted(function))
+    interpreter._convert_float = rounded(interpreter._convert_float)
     CachingAutotuner.run = with_checks(CachingAutotuner.run)
 
 
@@ -94,6 +96,16 @@ def interpreted(function: Callable) -> Callable:
         result = function(*(torch.from_numpy(tensor.handle.data) for tensor in tensors)).numpy()
         dtype = tl.int1 if result.dtype == bool else tensors[0].dtype
         return tl.tensor(TensorHandle(result, dtype), tl.block_type(dtype, list(result.shape)))
+
+    return call
+
+
+def rounded(convert: Callable) -> Callable:
+    """Conversions to shorter floats, to the nearest one as on a GPU; the interpreter cuts the digits off."""
+    from triton._C.libtriton import ir
+
+    def call(values: Any, dtype: Any, to: Any, rounding: Any) -> Any:
+        return convert(values, dtype, to, ir.ROUNDING_MODE.RTNE if rounding is None else rounding)
 
     return call
 

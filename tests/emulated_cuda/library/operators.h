@@ -235,6 +235,25 @@ inline bool no_fused_ctc_loss_of_tensors(const Tensor&, const Tensor&, const Ten
   return false;
 }
 
+// Structured operators, by name. Their kernels for all devices call the out= form, which warns of some results' shapes.
+inline std::vector<std::string> structured_operators() {
+  constexpr auto FOR_ALL_DEVICES = c10::DispatchKey::CompositeExplicitAutogradNonFunctional;
+  const std::string space = "aten::";
+  auto& dispatcher = c10::Dispatcher::singleton();
+  std::vector<std::string> found;
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(name);
+    if (name.name.rfind(space, 0) == 0 && op->hasKernelForDispatchKey(FOR_ALL_DEVICES)) {
+      found.push_back(toString(name).substr(space.size()));
+    }
+  }
+  return found;
+}
+
+inline void run_kernels_of_cpu(torch::Library& library, const std::string& name) {
+  library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&run>());
+}
+
 TORCH_LIBRARY_IMPL(_, CUDA, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
 }
@@ -259,9 +278,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("unfold", at::native::unfold);
   library.impl("view", at::native::view);
   // Their kernels for all devices look for one of the device.
-  for (const char* name : {"convolution", "convolution_backward", "copy_"}) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run>());
-  }
+  for (const std::string name : {"convolution", "convolution_backward", "copy_"}) run_kernels_of_cpu(library, name);
+  for (const std::string& name : structured_operators()) run_kernels_of_cpu(library, name);
 }
 
 }  // namespace emulated
