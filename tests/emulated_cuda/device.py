@@ -42,6 +42,7 @@ def load() -> None:
     for name, function in bindings(found).items():
         setattr(torch._C, name, function)
     torch.cuda._cudart = found  # only whether there is one
+    torch.backends.cudnn.enabled = False
     for name, function in cuda_functions(found).items():
         setattr(torch.cuda, name, function)
     for name, function in storage_methods(found).items():
