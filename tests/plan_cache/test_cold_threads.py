@@ -12,9 +12,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch._inductor.async_compile import AsyncCompile
 
 import aotgrad
 from aotgrad import torch_compat
@@ -113,3 +115,29 @@ def test_who_compiles_runs_backwards_in_its_own_thread() -> None:
     with COMPILING, COMPILING:
         pass
     assert torch._C._is_multithreading_enabled()
+
+
+def test_backwards_of_several_functions_are_compiled_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor is changed while it compiles, and is as before afterwards."""
+    before = AsyncCompile.cpp_pybinding, AsyncCompile.wait
+    at_once, most, compile_graph = [0], [0], torch_compat.inductor_compile
+
+    def counted(*args: Any, **settings: Any) -> Any:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        try:
+            return compile_graph(*args, **settings)
+        finally:
+            at_once[0] -= 1
+
+    monkeypatch.setattr(torch_compat, "inductor_compile", counted)
+    functions = [aotgrad.aot_function(lambda x, k=k: ((x * k).sin() * x).sum(), "inductor") for k in (2, 3, 4)]
+    leaves = [torch.randn(8, requires_grad=True) for _ in functions]
+    results = [function(x) for function, x in zip(functions, leaves, strict=True)]
+    with ThreadPoolExecutor(len(results)) as pool:
+        for done in [pool.submit(result.backward) for result in results]:
+            done.result()
+    for k, x in enumerate(leaves, 2):
+        torch.testing.assert_close(x.grad, (x * k).sin() + x * k * (x * k).cos())
+    assert most == [1]
+    assert (AsyncCompile.cpp_pybinding, AsyncCompile.wait) == before
