@@ -183,14 +183,14 @@ class Encoder:
 
     def constant(self, value: torch.Tensor) -> list[Any]:
         """A real tensor, which the trace made of numbers."""
-        if type(value) is not torch.Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
-            raise NotSerializable("a constant that is not a plain tensor on the CPU")
+        if type(value) is not torch.Tensor or value.device.type not in ("cpu", "cuda") or value.layout is not torch.strided:
+            raise NotSerializable("a constant that is not a plain tensor on the CPU or a GPU")
         if value.requires_grad or value.is_conj() or value.is_neg() or value.nbytes > MOST_CONSTANT_BYTES:
             raise NotSerializable("a constant that is large or requires grad")
         if not torch_compat.is_dense(value):
             raise NotSerializable("a constant that is not dense")
         data = base64.b64encode(torch_compat.bytes_of(value)).decode()
-        return ["constant", str(value.dtype)[6:], list(value.size()), list(value.stride()), data]
+        return ["constant", str(value.dtype)[6:], list(value.size()), list(value.stride()), str(value.device), data]
 
 
 ENCODERS: Mapping[type, Callable[[Encoder, Any], Any]] = {
@@ -322,8 +322,8 @@ class Decoder:
         return torch_compat.expression_types()[name](*map(self.expression, items))
 
     def constant(self, items: list) -> torch.Tensor:
-        dtype, size, stride, data = items
-        return torch_compat.tensor_of_bytes(base64.b64decode(data), getattr(torch, dtype), size, stride)
+        dtype, size, stride, device, data = items
+        return torch_compat.tensor_of_bytes(base64.b64decode(data), getattr(torch, dtype), size, stride).to(device)
 
 
 DECODERS: Mapping[str, Callable[[Decoder, list], Any]] = {

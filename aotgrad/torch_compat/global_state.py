@@ -192,12 +192,20 @@ def global_settings() -> tuple:
     )
 
 
-@functools.cache
 def torch_build() -> tuple[str, ...]:
-    """The version of torch, and the machine."""
-    gpus = [str(torch.cuda.get_device_properties(k)) for k in range(torch.cuda.device_count())]
+    """The version of torch, the machine, and its GPUs if they are in use: to ask for these would initialize CUDA."""
+    return (*_build(), *(_gpus() if torch.cuda.is_initialized() else ()))
+
+
+@functools.cache
+def _gpus() -> tuple[str, ...]:
+    return tuple(str(torch.cuda.get_device_properties(k)) for k in range(torch.cuda.device_count()))
+
+
+@functools.cache
+def _build() -> tuple[str, ...]:
     build = (str(torch.__version__), str(torch.version.git_version), torch.backends.cpu.get_cpu_capability())
-    return (*build, platform.machine(), platform.python_version(), *gpus, *_processor())
+    return (*build, platform.machine(), platform.python_version(), *_processor())
 
 
 def _processor() -> list[str]:
