@@ -13,33 +13,6 @@ SECONDS = 60
 """Much longer than anything here takes."""
 
 
-class Watched(torch.autograd.Function):
-    """Calls `in_backward` in its backward."""
-
-    in_backward: Callable[[], None]
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        Watched.in_backward()
-        return gradient * 2
-
-
-def test_the_backward_is_traced_in_the_calling_thread():
-    threads = []
-    Watched.in_backward = lambda: threads.append(threading.get_ident())
-    x = torch.ones(3, device="cuda", requires_grad=True)
-    Watched.apply(x).sum().backward()
-    assert threads != [threading.get_ident()], "eager runs it in the thread of the device"
-    threads.clear()
-    compiled = aotgrad.aot_function(lambda x: Watched.apply(x).sin(), aotgrad.nop)
-    compiled(x).sum().backward()
-    assert set(threads) == {threading.get_ident()}
-
-
 def test_a_backward_that_compiles_and_a_trace_do_not_wait_for_each_other():
     tracing, waiting = threading.Event(), threading.Event()
     inner = aotgrad.aot_function(lambda gradient: (gradient.sin() * 2).cos(), aotgrad.nop)
