@@ -20,7 +20,7 @@ from aotgrad.errors import UnsupportedAliasingError, UnsupportedMutationError
 from aotgrad.runtime.autograd import watch_saved
 from aotgrad.slots import Saved
 from aotgrad.subclasses.bridge import Detour, End, GradientForm, assemble_wrapper, histories_kept, take_apart
-from aotgrad.subclasses.forms import form_of, is_wrapper
+from aotgrad.subclasses.forms import form_of, inner_tensors, is_wrapper
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,19 @@ WrapperResult = Union[PlainResult, SameArgument, SameResult, ReplayedView, Assem
 
 @dataclass(frozen=True)
 class ChangedWrapper:
-    """An argument that the function changes in place. `end`: it gets a new history, from parts that are results."""
+    """An argument that the function changes in place.
+
+    Attributes:
+        index: of the argument.
+        version_bumps: how far its version rises.
+        end: if it gets a new history, from parts that are results.
+        inner_bumps: how far the versions of its `inner_tensors` rise.
+    """
 
     index: int
     version_bumps: int
     end: End | None
+    inner_bumps: tuple[int, ...]
 
 
 @dataclass
@@ -200,20 +208,23 @@ class Wrappers:
             UnsupportedMutationError: the argument has another size than before.
         """
         bumps = live.value._version - live.version
+        inner = tuple(
+            now - before for now, before in zip(inner_versions(self.arguments[index], live.value), live.inner, strict=True)
+        )
         if not bumps:
-            return None
+            return ChangedWrapper(index, 0, None, inner) if any(inner) else None
         if live.is_resized():
             raise UnsupportedMutationError(
                 f"{self.arguments[index].name} is a {type(live.value).__name__}, and its size or stride is changed in place "
                 "(t_, unsqueeze_, ...); return a view of it instead"
             )
         if live.value.grad_fn is live.history:
-            return ChangedWrapper(index, bumps, None)
+            return ChangedWrapper(index, bumps, None, inner)
         if self.arguments[index].is_leaf and self.arguments[index].requires_grad:
             raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
         end = End(f"argument {index} after its change", index, form_of(live.value), is_traced=True)
         flat.extend(take_apart(end, live.value))
-        return ChangedWrapper(index, bumps, replace(end, is_traced=False))
+        return ChangedWrapper(index, bumps, replace(end, is_traced=False), inner)
 
     def assemble(self, flat: Sequence[Any], objects: Sequence[torch.Tensor], detour: Detour | None = None) -> list[Any]:
         """The results of a call with these wrappers as arguments, which it changes as the function does."""
@@ -296,6 +307,10 @@ class Wrappers:
             wrapper.copy_(assemble_wrapper(change.end, [next(values) for _ in range(change.end.count)]))
             bumps -= 1
         torch_compat.raise_version(wrapper, torch_compat.version_of(wrapper), bumps)
+        if any(change.inner_bumps):
+            inner = inner_tensors(self.arguments[change.index].form, wrapper)
+            for tensor, count in zip(inner, change.inner_bumps, strict=True):
+                torch_compat.raise_version(tensor, torch_compat.version_of(tensor), count)
 
 
 @dataclass(frozen=True)
@@ -304,6 +319,7 @@ class LiveWrapper:
 
     value: torch.Tensor
     version: int
+    inner: tuple[int, ...]
     history: Any
     size: torch.Size
     stride: tuple[Any, ...]
@@ -321,7 +337,12 @@ def live_wrapper(end: End, parts: Sequence[torch.Tensor]) -> LiveWrapper:
         value.requires_grad_()
     if end.is_parameter:
         torch_compat.mark_parameter(value)
-    return LiveWrapper(value, value._version, value.grad_fn, value.size(), value.stride())
+    return LiveWrapper(value, value._version, inner_versions(end, value), value.grad_fn, value.size(), value.stride())
+
+
+def inner_versions(end: End, value: torch.Tensor) -> tuple[int, ...]:
+    """The versions of what a wrapper holds."""
+    return tuple(torch_compat.version_of(tensor) or 0 for tensor in inner_tensors(end.form, value))
 
 
 def count_of(result: WrapperResult) -> int:

@@ -230,6 +230,14 @@ def parts_of(form: Form, value: Any) -> list[torch.Tensor]:
     return [part for name, inner in form.fields for part in parts_of(inner, getattr(value, name))]
 
 
+def inner_tensors(form: Form, value: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a value of that form holds, wrappers and parts."""
+    for name, inner in form.fields if isinstance(form, WrapperForm) else ():
+        if not isinstance(inner, FixedForm):
+            yield getattr(value, name)
+            yield from inner_tensors(inner, getattr(value, name))
+
+
 def paths_of(form: Form, path: str = "") -> list[str]:
     """The attribute that leads to each part: `["._local_tensor.a", "._local_tensor.b"]`."""
     if isinstance(form, PlainForm):

@@ -263,6 +263,31 @@ def test_a_result_that_is_saved_serves_several_backwards(way) -> None:
     assert run(compiled(function, way)) == run(function)
 
 
+CHANGES = {
+    "the wrapper": lambda x: (x.add_(1), x * 2)[1],
+    "an inner tensor": lambda x: (x.b.add_(1), x * 2)[1],
+    "both": lambda x: (x.add_(1), x.b.mul_(2), x * 2)[2],
+    "a view of an inner one": lambda x: (x.b[0].add_(1), x * 2)[1],
+    "an inner one, detached": lambda x: (x.b.detach().add_(1), x * 2)[1],
+    "data of an inner one": lambda x: (x.b.data.add_(1), x * 2)[1],
+}
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "eager" in way])
+@pytest.mark.parametrize("kind", ["one level", "two levels"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_versions_after_a_change(name, kind, way) -> None:
+    def run(function: Callable) -> list[int]:
+        x = two(3, requires_grad=False)
+        x = x if kind == "one level" else TwoTensor(x, two(3, requires_grad=False))
+        for _ in range(2):
+            function(x)
+        deeper = [x.b.a, x.b.b] if kind == "two levels" else []
+        return [each._version for each in (x, x.a, x.b, *deeper)]
+
+    assert run(compiled(CHANGES[name], way)) == run(CHANGES[name])
+
+
 @every_way
 def test_hooks_see_wrappers(way) -> None:
     def run(function) -> list:
