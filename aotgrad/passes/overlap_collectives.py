@@ -21,11 +21,11 @@ from torch.utils.flop_counter import flop_registry
 
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
+from aotgrad.graph.link_schedule import Computation, Link, LinkOp, Occupation, Start, Wait, simulate_link
+from aotgrad.graph.message_order import Message, order_of_actions
 from aotgrad.passes.base import AnyGraph
 from aotgrad.passes.functional import writes
 from aotgrad.passes.late_waits import is_only_awaited
-from aotgrad.passes.link_schedule import Computation, Link, LinkOp, Occupation, Start, Wait, simulate_link
-from aotgrad.passes.message_order import Message, order_of_actions
 
 USUAL_LINK = Link(bandwidth=5e10, latency=2e-5)
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from aotgrad import passes, printing
-from aotgrad.passes.link_schedule import Link, table
+from aotgrad.graph.link_schedule import Link, table
 from tests.executables import executable_of
 from tests.golden.test_segments import page
 from tests.joint.collective_programs import two_equal_ranks

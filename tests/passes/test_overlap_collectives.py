@@ -11,9 +11,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import aotgrad
+from aotgrad.graph.link_schedule import Link, exposed
+from aotgrad.graph.message_order import Message, order_of_actions
 from aotgrad.passes import OverlapCollectives
-from aotgrad.passes.link_schedule import Link, exposed
-from aotgrad.passes.message_order import Message, order_of_actions
 from tests.executables import executable_of
 from tests.joint.collective_programs import started, two_equal_ranks
 

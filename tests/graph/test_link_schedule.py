@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from aotgrad.passes.link_schedule import Computation, Link, Start, Wait, exposed, simulate_link, table
+from aotgrad.graph.link_schedule import Computation, Link, Start, Wait, exposed, simulate_link, table
 
 LINK = Link(bandwidth=1e9, latency=10e-6)
 AT_ONCE = [Start("a", 40_000), Wait("a"), Computation("mm", 60e-6), Start("b", 10_000), Wait("b"), Computation("add", 5e-6)]
