@@ -15,6 +15,7 @@ from aotgrad.export import (
     compile_joint,
     export_joint,
 )
+from aotgrad.frontends.checkpoint_name import checkpoint_name
 from aotgrad.frontends.dynamo import DynamoBackend, eager, inductor, interpreter
 from aotgrad.frontends.functorch_names import (
     default_decompositions,
@@ -55,6 +56,7 @@ __all__ = [
     "aot_module",
     "aot_module_simplified",
     "backends",
+    "checkpoint_name",
     "clear_cache",
     "compile_joint",
     "compiled_function",

@@ -737,12 +737,16 @@ class JointGraph:
 
 @dataclass(frozen=True)
 class SavedValue:
-    """One value that the forward saves for the backward, and why it is not recomputed."""
+    """One value that the forward saves for the backward, and why it is not recomputed.
+
+    `saved_bytes` are on the device, `host_bytes` in the memory of the host if the value is offloaded.
+    """
 
     slot: Saved | SavedSymInt
     saved_bytes: int
     reason: str
     source: str | None
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -787,6 +791,10 @@ class Partition:
     @property
     def saved_bytes(self) -> int:
         return sum(value.saved_bytes for value in self.saved)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(value.host_bytes for value in self.saved)
 
 
 # --- Compiled --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,9 @@ class Options:
             `torch.utils.checkpoint`, inputs and outputs must not be overwritten before the backward.
         memory_budget_of: what the budget limits: `"saved"` bytes, or the simulated `"peak"` of memory in forward and
             backward, parameters and the arguments of the call not counted.
+        offload: `True`: saved values may wait in the memory of the host while the device computes; `memory_budget` limits
+            those that stay on the device. Bytes (`16_000_000_000` or `"16GB"`): so much memory of the host.
+        checkpoint_policies: for names of values (`aotgrad.checkpoint_name`): `"save"`, `"recompute"` or `"offload"`.
         collectives_first: start the backward's collectives as early as possible and wait for them as late as possible, so
             that they overlap with other work; their results are held longer.
         flops_per_byte: how many floating point operations the device does while it moves a byte. It decides how much dearer
@@ -67,6 +71,8 @@ class Options:
     partitioner: str = "min_cut"
     memory_budget: int | float | str | None = None
     memory_budget_of: str = "saved"
+    offload: bool | int | str = False
+    checkpoint_policies: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
     collectives_first: bool = False
     mode: str = "default"
     inductor: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
@@ -84,6 +90,7 @@ class Options:
         for name in LEGAL_VALUES:
             _check(name, getattr(self, name))
         object.__setattr__(self, "inductor", _inductors(self.inductor))
+        object.__setattr__(self, "checkpoint_policies", _policies(self.checkpoint_policies))
         for name in PASSES:
             _check_passes(name, getattr(self, name))
             object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -167,7 +174,39 @@ class Budgets:
         return f"None, a number of bytes from {LEAST_BYTES} on such as 2000000 or '1.5GB', or a fraction from 0.0 to 1.0"
 
 
-LEGAL_VALUES: dict[str, Sequence[Any] | Budgets] = {
+def host_bytes_of(value: bool | int | str) -> float | None:
+    """The memory of the host that the option `offload` allows: bytes, infinite for `True`, `None` for `False`.
+
+    >>> host_bytes_of("16GB"), host_bytes_of(True), host_bytes_of(False)
+    (16000000000, inf, None)
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if isinstance(value, bool):
+        return math.inf if value else None
+    found = budget_of(value)
+    if not isinstance(found, int):
+        raise ValueError(value)
+    return found
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The legal values of the option `offload`."""
+
+    def __contains__(self, value: Any) -> bool:
+        try:
+            host_bytes_of(value)
+        except ValueError:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return f"True, False, or a number of bytes from {LEAST_BYTES} on such as 16000000000 or '16GB'"
+
+
+LEGAL_VALUES: dict[str, Sequence[Any] | Budgets | HostMemory] = {
     "cache": (True, False, None),
     "collectives_first": (True, False),
     "dynamic": (True, False, None),
@@ -180,6 +219,7 @@ LEGAL_VALUES: dict[str, Sequence[Any] | Budgets] = {
     "min_graph_ops": range(1025),
     "on_error": ("raise", "eager"),
     "mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    "offload": HostMemory(),
     "partitioner": ("min_cut", "save_all", "recompute_all"),
     "plan_limit": range(1, 1025),
     "verify": (True, False),
@@ -200,15 +240,15 @@ def _check(name: str, value: Any) -> None:
         raise OptionError(f"option {name!r} is {value!r}; legal values are {listed(legal, name in OPTIONAL)}")
 
 
-def _is_legal(value: Any, legal: Sequence[Any] | Budgets) -> bool:
-    if isinstance(legal, Budgets):
+def _is_legal(value: Any, legal: Sequence[Any] | Budgets | HostMemory) -> bool:
+    if isinstance(legal, (Budgets, HostMemory)):
         return value in legal
     return any(type(value) is type(choice) and value == choice for choice in legal)
 
 
-def listed(legal: Sequence[Any] | Budgets, or_none: bool) -> str:
+def listed(legal: Sequence[Any] | Budgets | HostMemory, or_none: bool) -> str:
     """The legal values as text; a range of numbers by its ends."""
-    if isinstance(legal, Budgets):
+    if isinstance(legal, (Budgets, HostMemory)):
         return str(legal)
     numbers = [choice for choice in legal if type(choice) is int]
     others = [repr(choice) for choice in legal if type(choice) is not int] + ["None"] * or_none
@@ -233,6 +273,19 @@ def _inductors(settings: Any) -> tuple[tuple[str, Any], ...]:
         if (problem := torch_compat.why_no_inductor_setting(name, value)) is not None:
             raise OptionError(f"option 'inductor': {problem}")
     return tuple(sorted((name.replace("-", "_"), value) for name, value in given.items()))
+
+
+POLICIES = ("save", "recompute", "offload")
+"""What a name of `checkpoint_policies` may stand for."""
+
+
+def _policies(given: Any) -> tuple[tuple[str, str], ...]:
+    """Policies by name as a tuple, which is compared by content."""
+    pairs = list(given.items()) if isinstance(given, Mapping) else list(given) if isinstance(given, tuple) else None
+    if pairs is None or not all(isinstance(name, str) and policy in POLICIES for name, policy in pairs):
+        legal = ", ".join(map(repr, POLICIES))
+        raise OptionError(f"option 'checkpoint_policies' is {given!r}; legal is a dictionary from names to {legal}")
+    return tuple(sorted(pairs))
 
 
 def _check_passes(name: str, value: Any) -> None:

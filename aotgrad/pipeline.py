@@ -48,7 +48,7 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
 )
 from aotgrad.joint import build_joint, shared_memory_changes
-from aotgrad.options import Options, budget_of
+from aotgrad.options import Options, budget_of, host_bytes_of
 from aotgrad.partition import Objective
 from aotgrad.partition import partition as partition_joint
 from aotgrad.plan_cache.eager_fallback import with_eager_backwards
@@ -222,6 +222,7 @@ class Compiler:
             self.backend.fuses,
             options.flops_per_byte,
             collectives_first=options.collectives_first,
+            host_bytes=host_bytes_of(options.offload),
         )
 
     def observer(self) -> Observer:
@@ -294,7 +295,8 @@ def assemble(traced: TracedJoint, partition: Partition, compiled: Compiled, high
 def run_joint_passes(joint: JointGraph, source: Source, compiler: Compiler, observe: Observer) -> JointGraph:
     """The joint graph as it is partitioned: after the passes of this package, of the user and of the backend."""
     options = compiler.options
-    passes_of_joint = passes.pipeline("joint", passes.JOINT, options.joint_passes, passes.TIDY)
+    named = (passes.CheckpointNames(options.checkpoint_policies),) if options.checkpoint_policies else ()
+    passes_of_joint = passes.pipeline("joint", (*named, *passes.JOINT), options.joint_passes, passes.TIDY)
     reject_kernels_in_shared_memory(joint.module.graph)
     if source.values is not None:
         source.values.answer_checks()  # before passes: the ops that they add are not the function's
@@ -343,6 +345,7 @@ def partition_graph(
     writable = joint.writable_inputs if compiler.options.keep_input_mutations else frozenset()
     with names.compiling("joint"), collection_paused():
         partition = partition_joint(passes.mark_kept_values(joint, known), compiler.partition_fn, compiler.objective)
+        partition = passes.overlap_copies(partition, most_in_flight(compiler.options))
         return replace(partition, forward=passes.keep_input_mutations(partition.forward, writable))
 
 
@@ -369,6 +372,12 @@ def compile_forward(
     backward_passes = passes.pipeline("backward", built_in, options.backward_passes)
     compiled = with_backward_passes(names.of_backward(compiled), backward_passes, observe.after_pass)
     return partition, with_eager_backwards(compiled) if options.on_error == "eager" else compiled
+
+
+def most_in_flight(options: Options) -> int:
+    """The bytes of the device that values on their way to and from the host may take."""
+    budget = budget_of(options.memory_budget)
+    return budget if isinstance(budget, int) else 2**30
 
 
 def are_awaited(args: Sequence[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,11 +14,16 @@ from aotgrad import torch_compat
 from aotgrad.backends import registry
 from aotgrad.backends.inductor.backend import InductorBackend
 from aotgrad.errors import OptionError
-from aotgrad.options import LEGAL_VALUES, PASSES, Options
+from aotgrad.options import LEGAL_VALUES, PASSES, Options, host_bytes_of
 
 
 def test_every_option_has_legal_values_and_a_legal_default():
-    assert {field.name for field in dataclasses.fields(Options)} == {*LEGAL_VALUES, *PASSES, "inductor"}
+    assert {field.name for field in dataclasses.fields(Options)} == {
+        *LEGAL_VALUES,
+        *PASSES,
+        "inductor",
+        "checkpoint_policies",
+    }
     assert Options() == Options(**{field.name: field.default for field in dataclasses.fields(Options)})
 
 
@@ -88,6 +94,26 @@ def test_a_budget_that_nobody_means_is_refused(value):
 @pytest.mark.parametrize("value", [None, 0, 1, 64, 2_000_000, 0.0, 0.5, 1.0, "2B", "1.5 GB"])
 def test_a_budget_that_somebody_means_is_not(value):
     assert Options(memory_budget=value).memory_budget == value
+
+
+@pytest.mark.parametrize("value", [0.5, 1, 0, "much", None, "0.5", -1, [True]], ids=str)
+def test_a_memory_of_the_host_that_nobody_means_is_refused(value):
+    with pytest.raises(OptionError, match=r"option 'offload' is .+; legal values are True, False, or a number of bytes"):
+        Options(offload=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "count"), [(True, math.inf), (False, None), ("16GB", 16e9), (64, 64), ("1.5 MiB", 3 * 2**19)], ids=str
+)
+def test_the_memory_of_the_host_in_bytes(value, count):
+    assert host_bytes_of(Options(offload=value).offload) == count
+
+
+def test_policies_are_compared_by_content():
+    assert Options(checkpoint_policies={"b": "save", "a": "offload"}) == Options(
+        checkpoint_policies=(("a", "offload"), ("b", "save"))
+    )
+    assert hash(Options(checkpoint_policies={"a": "save"})) != hash(Options())
 
 
 # --- Inductor's own --------------------------------------------------------------------------------------------------

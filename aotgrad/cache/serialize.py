@@ -40,8 +40,8 @@ from aotgrad.runtime import schedule, steps
 MOST_CONSTANT_BYTES = 1 << 20
 """The size limit of a tensor whose values are stored."""
 
-BUILT_IN_NAMESPACES = frozenset({"aten", "prim", "prims", "rngprims"})
-"""The namespaces of operators that change with torch's version only."""
+BUILT_IN_NAMESPACES = frozenset({"aotgrad", "aten", "prim", "prims", "rngprims"})
+"""The namespaces of operators that change only with the version of torch, or of this package."""
 
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs", "lshift", "rshift")
 LOGIC = ("and_", "or_", "xor", "not_", "eq", "ne", "lt", "le", "gt", "ge")

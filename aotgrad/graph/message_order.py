@@ -68,6 +68,20 @@ def latest_places(seconds: Sequence[float], messages: Sequence[Message]) -> list
     return places[::-1]
 
 
+def arrival_places(seconds: Sequence[float], messages: Sequence[Message]) -> list[int]:
+    """The first place at which each message has arrived, if each starts in its place; at most the count of computations.
+
+    >>> arrival_places([1.0, 1.0, 1.0], [Message(seconds=1.5, held=8, ready=1, place=1, read=3)])
+    [3]
+    """
+    times = [0.0, *itertools.accumulate(seconds)]
+    free, places = 0.0, []
+    for message in messages:
+        free = max(free, times[message.place]) + message.seconds
+        places.append(min(len(seconds), bisect.bisect_left(times, free)))
+    return places
+
+
 @dataclass
 class _Order:
     seconds: Sequence[float]

@@ -461,13 +461,23 @@ def is_getitem(target: Any) -> bool:
 
 
 def is_wait(target: Any) -> bool:
-    """Whether the op waits for a collective."""
-    return _is_of_collectives(target) and short_name(target) == "wait_tensor"
+    """Whether the op waits for a message: the result of a collective, or a copy to or from the host."""
+    return (_is_of_collectives(target) and short_name(target) == "wait_tensor") or op_name(target) == "aotgrad.wait"
 
 
 def is_collective(target: Any) -> bool:
     """Whether the op starts a collective."""
     return _is_of_collectives(target) and not is_wait(target)
+
+
+def is_host_copy(target: Any) -> bool:
+    """Whether the op starts a copy to or from the host, see `host_copies`."""
+    return op_name(target) in ("aotgrad.offload", "aotgrad.reload")
+
+
+def starts_message(target: Any) -> bool:
+    """Whether the op starts something that runs beside computations until a wait."""
+    return is_collective(target) or is_host_copy(target)
 
 
 COALESCED = {

@@ -170,10 +170,11 @@ def stages(target: Target, compiler: Compiler, wanted: Sequence[str]) -> Iterato
 
 
 def run_frontier(arguments: argparse.Namespace) -> int:
-    if arguments.option:
-        raise UsageError("frontier takes no --option: it shows all budgets")
+    options = options_of(arguments)
+    if options.keys() - {"offload"}:
+        raise UsageError("frontier takes no --option but offload: it shows all budgets")
     target = Target.of(arguments.function, arguments.inputs)
-    frontier = memory_frontier(target.function, *target.inputs, backend=arguments.backend)
+    frontier = memory_frontier(target.function, *target.inputs, backend=arguments.backend, **options)
     print(frontier)
     if arguments.plot:
         plot(frontier, arguments.plot, arguments.function)

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import operator
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,13 @@ import torch
 import torch.fx as fx
 
 from aotgrad import ir
+from aotgrad.graph import op_table
+from aotgrad.graph.host_copies import RELOAD
 from aotgrad.graph.source_lines import inside_of
 from aotgrad.inspect.debug_state import backward_name, compiled_backwards
 from aotgrad.inspect.report import report_text
 from aotgrad.inspect.steps import steps_text
-from aotgrad.passes import computes
+from aotgrad.passes import OverlapCopies, computes
 from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache.binding import NamedTensor
 from aotgrad.plan_cache.cache import PlanCache
@@ -106,6 +109,26 @@ class SavedRow:
 
 
 @dataclass(frozen=True)
+class OffloadedRow:
+    """One value that waits on the host between forward and backward.
+
+    Attributes:
+        bytes: on the host.
+        transfer_seconds: on the link, there and back, as estimated.
+        exposed_seconds: those during which the device would wait for the link.
+        where: the user's line that computes it.
+    """
+
+    name: str
+    type: str
+    bytes: int
+    transfer_seconds: float
+    exposed_seconds: float
+    reason: str
+    where: SourceLine | None
+
+
+@dataclass(frozen=True)
 class RecomputedRow:
     """One op that the backward recomputes, and its cost when run alone; fused ops cost less."""
 
@@ -143,7 +166,7 @@ class Explanation:
         name: the name of the function.
         backend: the name of the backend.
         note: why there are no graphs, if the original function runs in place of a plan.
-        inputs, outputs, graphs, saved, recomputed: one row each, see their types.
+        inputs, outputs, graphs, saved, offloaded, recomputed: one row each, see their types.
         steps: the steps of one call, in words.
         source: the emitted Python function.
         variants: the backward graphs compiled so far.
@@ -157,6 +180,7 @@ class Explanation:
     outputs: tuple[OutputRow, ...] = ()
     graphs: tuple[GraphRow, ...] = ()
     saved: tuple[SavedRow, ...] = ()
+    offloaded: tuple[OffloadedRow, ...] = ()
     recomputed: tuple[RecomputedRow, ...] = ()
     steps: tuple[str, ...] = ()
     source: str = ""
@@ -165,8 +189,13 @@ class Explanation:
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes that stay allocated between forward and backward because they are saved."""
+        """The bytes that stay allocated on the device between forward and backward because they are saved."""
         return sum(row.bytes for row in self.saved)
+
+    @property
+    def host_bytes(self) -> int:
+        """The bytes that wait on the host between forward and backward."""
+        return sum(row.bytes for row in self.offloaded)
 
     @property
     def recomputed_bytes(self) -> int:
@@ -180,7 +209,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Lists, dictionaries, strings and numbers, with the totals."""
-        totals = ("saved_bytes", "recomputed_bytes", "recomputed_flops")
+        totals = ("saved_bytes", "host_bytes", "recomputed_bytes", "recomputed_flops")
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in totals}}
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -215,7 +244,8 @@ def explanation_of(plan: CachedPlan | NoPlan, cache: PlanCache, tensors: Sequenc
                 inputs=tuple(rows.inputs()),
                 outputs=tuple(rows.outputs()),
                 graphs=tuple(rows.graphs()),
-                saved=tuple(map(rows.saved_row, executable.partition.saved)),
+                saved=tuple(rows.saved_row(value) for value in executable.partition.saved if not value.host_bytes),
+                offloaded=tuple(rows.offloaded()),
                 recomputed=tuple(map(rows.recomputed_row, executable.partition.recomputed)),
                 steps=tuple(map(rows.with_user_names, steps_text(executable.schedule.steps))),
                 source=executable.source,
@@ -352,11 +382,35 @@ class _Rows:
         name = self.placeholders.get(value.slot.name) or node_name(node, value.slot.name)
         return SavedRow(name, node_type(found), value.saved_bytes, value.reason, is_own, where(node))
 
+    def offloaded(self) -> Iterator[OffloadedRow]:
+        """The values on the host, with the times of their copies in a simulation of both halves."""
+        values = {value.slot.name: value for value in self.executable.partition.saved if value.host_bytes}
+        spent = times_of_copies(self.executable.partition) if values else {}
+        for node in self.executable.partition.forward.module.graph.nodes if values else ():
+            if op_table.is_host_copy(node.target):
+                value, source = values[node.name], node.all_input_nodes[0]
+                traced = self.nodes.get(source.name)
+                name, times = node_name(traced, source.name), spent[node.name]
+                yield OffloadedRow(name, node_type(source), value.host_bytes, *times, value.reason, where(traced))
+
     def recomputed_row(self, value: ir.RecomputedValue) -> RecomputedRow:
         node = self.nodes.get(value.name)
         return RecomputedRow(
             node_name(node, value.name), node_type(node), value.traffic_bytes, value.flops, value.reason, where(node)
         )
+
+
+def times_of_copies(partition: ir.Partition) -> dict[str, tuple[float, float]]:
+    """For each value on the host, by the name of its copy: seconds on the link, and those during which the device waits."""
+    schedule = OverlapCopies.of(partition)
+    assert schedule is not None and partition.backward is not None, "called for partitions with offloaded values"
+    forward, backward = partition.forward.module.graph, partition.backward.module.graph
+    fetched = {node.name: node.all_input_nodes[0].name for node in backward.nodes if node.target is RELOAD}
+    spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for each in (*schedule.timeline(forward), *schedule.timeline(backward)):
+        if each.queue != "compute":
+            spent[fetched.get(each.name, each.name)][each.queue == "exposed"] += each.end - each.start
+    return {name: (link, exposed) for name, (link, exposed) in spent.items()}
 
 
 def happened_text(info: ir.InputAliasInfo) -> str:

@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 if TYPE_CHECKING:  # their __str__ calls this module
     from aotgrad.inspect.dynamo import DynamoExplanation
-    from aotgrad.inspect.explanation import Explanation, InputRow, PlanRow, SourceLine
+    from aotgrad.inspect.explanation import Explanation, InputRow, OffloadedRow, PlanRow, SourceLine
 
 
 def report_text(explanation: Explanation) -> str:
@@ -48,6 +48,8 @@ def sections_of(explanation: Explanation) -> Iterator[str]:
     yield section("graphs", ("", "ops that compute", "nodes", "inputs", "outputs"), graphs)
     if any("backward" in row.name for row in explanation.graphs):
         yield saved_section(explanation)
+        if explanation.offloaded:
+            yield offloaded_section(explanation)
         yield recomputed_section(explanation)
     steps = "\n".join(f"  {number}. {step}" for number, step in enumerate(explanation.steps, 1))
     yield f"what one call does\n{steps}"
@@ -104,6 +106,20 @@ def saved_section(explanation: Explanation) -> str:
     if own := len(explanation.saved) - len(kept):
         lines.append(f"  parameters and buffers, which are alive anyway: {own}")
     return "\n".join(lines) if explanation.saved else "saved for the backward: nothing"
+
+
+def offloaded_section(explanation: Explanation) -> str:
+    found = explanation.offloaded
+    rows = [(row.where, row.bytes, (row.bytes, *micros(row), row.name, row.type, reason_text(row.reason))) for row in found]
+    link, exposed = (sum(each) for each in zip(*map(micros, found), strict=True))
+    cost = f"{size_text(explanation.host_bytes)}; {link} us on the link are estimated, {exposed} us of them exposed"
+    headers = ("bytes", "us on the link", "us exposed", "value", "type", "reason")
+    return "\n".join([f"on the host until the backward: {cost}", *by_line(rows, headers)])
+
+
+def micros(row: OffloadedRow) -> tuple[int, int]:
+    """The times of a row in microseconds."""
+    return round(row.transfer_seconds * 1e6), round(row.exposed_seconds * 1e6)
 
 
 def recomputed_section(explanation: Explanation) -> str:

@@ -3,7 +3,8 @@
 `adapt.partition` is the stage. `graphs` assigns ops to the halves; a chooser (`save_all`, `min_cut`) decides what to save
 for an `Objective`; `split` extracts the two graphs.
 Facts about ops are in `op_table`, the user's tags in `tags`, what may be saved or recomputed in `policy`, and costs in
-`costs` and `fusion`. `problem`, `frontier` and `maxflow` find the best choice; they handle ints, not ops.
+`costs` and `fusion`. `problem`, `frontier`, `offload_frontier` and `maxflow` find the best choice; they handle ints,
+not ops.
 """
 
 from aotgrad.partition.adapt import (

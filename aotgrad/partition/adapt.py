@@ -123,10 +123,11 @@ def partition(joint: JointGraph, partition_fn: PartitionFn, objective: Objective
     for ours, chooser in CHOOSERS:
         if plain is ours:
             return _choose_and_split(joint, chooser, objective)
-    if objective.memory_budget is not None:
+    if objective.memory_budget is not None or objective.host_bytes is not None:
+        ignored = "offload" if objective.memory_budget is None else "memory_budget"
         raise PartitionError(
-            f"memory_budget has no effect on the partition function {partition_fn!r}: use "
-            f"{min_cut_rematerialization_partition.__name__}, or leave the budget out"
+            f"{ignored} has no effect on the partition function {partition_fn!r}: use "
+            f"{min_cut_rematerialization_partition.__name__}, or leave it out"
         )
     return _call_users_function(joint, partition_fn)
 

@@ -8,12 +8,13 @@ In: a `Decision`. Out: a `Decision` that saves less.
 A view keeps the whole storage alive. If the slices that the backward reads are less than `SHARE` of it, the forward copies
 them, which frees the rest.
 
-Limits: not for inputs and outputs, which the caller holds anyway, and not with symbolic sizes.
+Limits: not for inputs and outputs, which the caller holds anyway, not for offloaded values, and not with symbolic sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def compacted(analysis: JointAnalysis, decision: Decision, runs: Collection[fx.N
         compact |= slices
         note = f"; only slices of {node.name} are needed, which a copy holds without it"
         saved |= dict.fromkeys(analysis.in_order(slices), reason + note) if slices else {node: reason}
-    return Decision(saved, decision.recomputed, frozenset(compact))
+    return replace(decision, saved=saved, compact=frozenset(compact))
 
 
 def retrace(node: fx.Node, given: Mapping[Any, Any] | None = None) -> Any:
@@ -61,7 +62,7 @@ def dense_copy(value: torch.Tensor) -> torch.Tensor:
 def _reads_by_base(
     analysis: JointAnalysis, decision: Decision, runs: Collection[fx.Node]
 ) -> dict[fx.Node, list[ArgumentRead]]:
-    candidates = {node for node in decision.saved if _may_be_cut(analysis, node)}
+    candidates = {node for node in decision.saved if node not in decision.offloaded and _may_be_cut(analysis, node)}
     reads: dict[fx.Node, list[ArgumentRead]] = {node: [] for node in candidates}
     for reader in analysis.in_order(runs):
         for arg in reader.all_input_nodes if not analysis.is_view(reader) else ():

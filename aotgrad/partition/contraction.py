@@ -37,7 +37,7 @@ class Contraction:
 
     def expand(self, solution: Solution) -> Solution:
         """A solution of the contracted problem as one of the original problem, with equal bytes and time."""
-        return self.original.solution(self.saved(solution))
+        return self.original.solution(self.saved(solution), {self.values[k] for k in solution.offloaded})
 
     def saved(self, solution: Solution) -> set[int]:
         """The values of the original problem that a solution saves, and all that cost nothing."""
@@ -105,8 +105,15 @@ class _Merging:
             return True
         if not problem.savable[user] or self.rerun[value] == NEVER:
             return False
+        if problem.transfer and not self._travels_as_well(value, user):
+            return False
         slower = problem.saving[user] <= problem.saving[value] + self.rerun[user]
         return slower and problem.held[user] <= problem.held[value] + self.state[user]
+
+    def _travels_as_well(self, value: int, user: int) -> bool:
+        """Whether offloading `user` takes the link no longer than offloading `value`."""
+        mine, its = self.problem.transfer[value], self.problem.transfer[user]
+        return mine == NEVER or NEVER < its <= mine
 
     def left(self) -> list[int]:
         needed = (v for v in range(len(self.problem)) if v in self.wanted or self.users[v])
@@ -122,4 +129,7 @@ class _Merging:
             state=[self.state[value] for value in values],
             parents=[sorted(number[parent] for parent in self.parents[value]) for value in values],
             wanted=sorted(number[value] for value in self.wanted),
+            transfer=[problem.transfer[value] for value in values] if problem.transfer else [],
+            hidden=problem.hidden,
+            host=problem.host,
         )

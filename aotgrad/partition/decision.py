@@ -30,6 +30,7 @@ class Objective:
         flops_per_byte: floating point operations that the device does while it moves a byte; `None`: by device type;
             `"measured"`: see `calibration`.
         collectives_first: start the backward's collectives as soon as their inputs are ready, see `schedule`.
+        host_bytes: the memory of the host for offloaded values; infinite without a limit, `None`: none is offloaded.
     """
 
     memory_budget: Budget = None
@@ -37,6 +38,7 @@ class Objective:
     fuses: bool = True
     flops_per_byte: int | str | None = None
     collectives_first: bool = False
+    host_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,13 @@ class Decision:
     """The saved nodes, and the ops that the backward recomputes, each with the reason.
 
     `compact` are views of a small part of their memory: dense copies of them are saved. `None`: not chosen yet.
+    `offloaded` are the saved nodes that wait on the host.
     """
 
     saved: dict[fx.Node, str]
     recomputed: dict[fx.Node, str]
     compact: frozenset[fx.Node] | None = None
+    offloaded: frozenset[fx.Node] = frozenset()
 
 
 Chooser = Callable[[JointAnalysis, Objective], Decision]

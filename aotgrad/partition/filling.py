@@ -39,13 +39,13 @@ def _fill_with(problem: Problem, start: Solution, room: int, largest: int, faste
             break
         saved.add(value)
         gains.save(value)
-    return problem.solution(saved)
+    return problem.solution(saved, start.offloaded)
 
 
 def empty(problem: Problem, start: Solution, limit: int, otherwise: Solution) -> Solution:
     """Recompute more of what `start` saves, least loss of time per byte first, until it fits; `otherwise` if it cannot."""
     solution = start
-    heap = [(*loss(problem, solution, value), value) for value in sorted(start.saved)]
+    heap = [(*loss(problem, solution, value), value) for value in sorted(start.saved - start.offloaded)]
     heapq.heapify(heap)
     while solution.kept_bytes > limit and heap:
         known, _, value = heapq.heappop(heap)
@@ -53,7 +53,7 @@ def empty(problem: Problem, start: Solution, limit: int, otherwise: Solution) ->
         if now > known and heap and now > heap[0][0]:
             heapq.heappush(heap, (now, freed, value))
         elif freed < 0:
-            solution = problem.solution(solution.saved - {value})
+            solution = problem.solution(solution.saved - {value}, solution.offloaded)
     return solution if solution.kept_bytes <= limit else otherwise
 
 

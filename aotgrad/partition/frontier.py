@@ -10,6 +10,7 @@ Each rate is one minimum cut. A value v is two nodes, v_in and v_out; the sink s
 
     source -> v_in   rate.time x rerun(v) + rate.bytes x state(v)     cut: v is recomputed
     v_in -> v_out    rate.bytes x held(v) + rate.time x saving(v)     cut: v is saved
+                     rate.time x transfer(v), if that is less         cut: v is offloaded
     p_out -> v_in    infinite, for each parent p                      recomputing v needs its parents
     v_out -> sink    infinite                                         the backward reads v
 
@@ -94,7 +95,12 @@ class Frontier:
 
     def smallest(self) -> Solution:
         """The fewest bytes, and among those the least time."""
-        return self.at(Rate(1 + sum(t for t in (*self.problem.rerun, *self.problem.saving) if t > 0), 1))
+        return self.at(Rate(1 + self._all_times(), 1))
+
+    def _all_times(self) -> int:
+        """More than the time of any solution."""
+        problem = self.problem
+        return sum(time for time in (*problem.rerun, *problem.saving, *problem.transfer) if time > 0)
 
     def fastest(self) -> Solution:
         """The least time, and among those the fewest bytes."""
@@ -179,7 +185,7 @@ class Frontier:
 
     def _leaning(self, rate: Rate, position: int) -> Solution:
         """Of the solutions optimal at `rate`, the one that recomputes most before `position` and least after it."""
-        scale = 2 * sum(time for time in self.problem.rerun if time > 0) + 1
+        scale = 2 * self._all_times() + 1
         times = [scale * rate.time + (-1 if value < position else 1) for value in range(len(self.problem))]
         return self._cut(Rate(scale * rate.bytes, scale * rate.time), times)
 
@@ -194,11 +200,12 @@ class Frontier:
 
     def _mixtures(self, below: Solution, above: Solution) -> Iterator[Solution]:
         """The legal solutions that combine early values of one with late values of the other."""
-        positions = sorted(below.saved ^ above.saved)
+        positions = sorted((below.saved ^ above.saved) | (below.offloaded ^ above.offloaded))
         for position in positions[:: 1 + len(positions) // MOST_MIXTURES]:
             for first, then in ((below, above), (above, below)):
                 saved = {v for v in first.saved if v <= position} | {v for v in then.saved if v > position}
-                solution = self.problem.solution(saved)
+                away = {v for v in first.offloaded if v <= position} | {v for v in then.offloaded if v > position}
+                solution = self.problem.solution(saved, away)
                 if self.problem.is_legal(solution):
                     yield solution
 
@@ -214,22 +221,34 @@ class Frontier:
 
     # -- one cut
 
-    def _cut(self, rate: Rate, rerun_rates: list[int]) -> Solution:
-        """Minimize at `rate`, with a separate rate for the recomputation time of each value."""
-        value, side = self.network.min_cut(self._capacities(rate, rerun_rates), SOURCE, SINK)
+    def _cut(self, rate: Rate, rates: list[int]) -> Solution:
+        """Minimize at `rate`, with a separate rate for the time of recomputing or offloading each value."""
+        value, side = self.network.min_cut(self._capacities(rate, rates), SOURCE, SINK)
         if value >= maxflow.INFINITE:
             raise Unsolvable
         saved = {k for k in range(len(self.problem)) if _entry(k) in side and _exit(k) not in side}
-        return self.problem.solution(saved)
+        kept, away = self._kept_costs(rate), self._away_costs(rates)
+        return self.problem.solution(saved, {k for k in saved if away and away[k] < kept[k]})
 
-    def _capacities(self, rate: Rate, rerun_rates: list[int]) -> list[int]:
+    def _capacities(self, rate: Rate, rates: list[int]) -> list[int]:
         problem, capacities = self.problem, []
-        for value, rerun_rate in enumerate(rerun_rates):
+        away = self._away_costs(rates)
+        saving = list(map(min, self._kept_costs(rate), away)) if away else self._kept_costs(rate)
+        for value, (time_rate, save) in enumerate(zip(rates, saving, strict=True)):
             rerun, state = problem.rerun[value], problem.state[value]
-            capacities.append(maxflow.INFINITE if rerun == NEVER else rerun_rate * rerun + rate.bytes * state)
-            save = rate.bytes * problem.held[value] + rate.time * problem.saving[value]
+            capacities.append(maxflow.INFINITE if rerun == NEVER else time_rate * rerun + rate.bytes * state)
             capacities.append(save if problem.savable[value] else maxflow.INFINITE)
         return capacities + [maxflow.INFINITE] * self.unlimited
+
+    def _kept_costs(self, rate: Rate) -> list[int]:
+        """The cost of saving each value on the device."""
+        problem = self.problem
+        return [rate.bytes * held + rate.time * time for held, time in zip(problem.held, problem.saving, strict=True)]
+
+    def _away_costs(self, rates: list[int]) -> list[int]:
+        """The cost of offloading each value; empty if none may be offloaded."""
+        pairs = zip(rates, self.problem.transfer, strict=False)
+        return [maxflow.INFINITE if time == NEVER else rate * time for rate, time in pairs]
 
 
 class Unsolvable(Exception):
@@ -253,6 +272,13 @@ def _edges(problem: Problem) -> Iterator[tuple[int, int]]:
             yield _exit(parent), _entry(value)
     for value in problem.wanted:
         yield _exit(value), SINK
+
+
+def rate_of(time_per_byte: float) -> Rate:
+    """An exchange rate as a fraction of small ints: the units of time that one byte is worth."""
+    if time_per_byte >= 1 / 64:
+        return Rate(max(1, round(time_per_byte * 4096)), 4096)
+    return Rate(4096, round(4096 / time_per_byte))
 
 
 def _common_rate(below: Solution, above: Solution) -> Rate:

@@ -9,8 +9,9 @@ Views are no values of their own: they cost nothing, so a view stands for its ba
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.fx as fx
 
@@ -19,8 +20,11 @@ from aotgrad.partition import costs, fusion, random_state, tags
 from aotgrad.partition.contraction import Contraction
 from aotgrad.partition.fusion import Kind, Op
 from aotgrad.partition.graphs import JointAnalysis
+from aotgrad.partition.liveness import Program
+from aotgrad.partition.offloading import Timeline, time_of_transfer
 from aotgrad.partition.policy import Rules, Verdict, judge
-from aotgrad.partition.problem import NEVER, Problem
+from aotgrad.partition.problem import NEVER, Problem, Solution
+from aotgrad.partition.program import program_of
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,12 @@ class CostModel:
     Attributes:
         fuses: whether the backend fuses ops into kernels.
         flops_per_byte: see `costs.time_alone`.
+        host_bytes: see `Objective`.
     """
 
     fuses: bool = True
     flops_per_byte: int | None = None
+    host_bytes: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +50,22 @@ class Items:
     nodes: list[fx.Node]
     verdicts: list[Verdict]
     problem: Problem
-    fuses: bool
+    model: CostModel
 
     @functools.cached_property
     def number(self) -> dict[fx.Node, int]:
         return {node: number for number, node in enumerate(self.nodes)}
+
+    def offloaded(self, solution: Solution) -> frozenset[fx.Node]:
+        """The values that wait on the host: those of the choice, and the saved ones that are tagged."""
+        tagged = (k for k in solution.saved if self.verdicts[k].leaves)
+        return frozenset(self.nodes[k] for k in (*solution.offloaded, *tagged))
+
+    @functools.cached_property
+    def program(self) -> tuple[Program, dict[fx.Node, int]]:
+        """The joint graph for the simulation of memory, and the number of each node in it."""
+        model = self.model
+        return program_of(self.analysis, model.fuses, model.flops_per_byte, is_timed=model.host_bytes is not None)
 
     @functools.cached_property
     def contraction(self) -> Contraction:
@@ -67,7 +84,7 @@ class Costed:
     held: list[int]
     parents: list[list[int]]
     wanted: list[int]
-    fuses: bool
+    model: CostModel
 
     @classmethod
     def of(cls, analysis: JointAnalysis, model: CostModel) -> Costed:
@@ -82,22 +99,37 @@ class Costed:
             held=[costs.held_bytes(analysis, node) for node in nodes],
             parents=[[number[parent] for parent in parents(analysis, node)] for node in nodes],
             wanted=[number[node] for node in read_by_backward(analysis)],
-            fuses=model.fuses,
+            model=model,
         )
 
-    def items(self, rules: Rules) -> Items:
-        """The problem under `rules`."""
+    def items(self, rules: Rules, offload: bool = True) -> Items:
+        """The problem under `rules`; `offload`: with what the cost model says about the host."""
         verdicts = [judge(self.analysis, node, rules) for node in self.nodes]
+        away = [verdict.leaves for verdict in verdicts]
         problem = Problem(
-            held=self.held,
-            saving=self.saving,
+            held=[0 if leaves else held for held, leaves in zip(self.held, away, strict=True)],
+            saving=[0 if leaves else time for time, leaves in zip(self.saving, away, strict=True)],
             savable=[verdict.savable for verdict in verdicts],
             rerun=[time if v.recomputable else NEVER for time, v in zip(self.rerun, verdicts, strict=True)],
             state=[_state_bytes(node, verdict) for node, verdict in zip(self.nodes, verdicts, strict=True)],
             parents=self.parents,
             wanted=self.wanted,
         )
-        return Items(self.analysis, self.nodes, verdicts, problem, self.fuses)
+        problem = self._with_host(problem, away) if offload and self.model.host_bytes is not None else problem
+        return Items(self.analysis, self.nodes, verdicts, problem, self.model)
+
+    def _with_host(self, problem: Problem, away: list[bool]) -> Problem:
+        """The problem with offloading; `away` are the values that leave anyway."""
+        timeline = Timeline.of(self.analysis, self.model.fuses, self.model.flops_per_byte)
+        times = [NEVER if tags.is_pinned(node) else timeline.transfer(self.analysis, node) for node in self.nodes]
+        taken = sum(time_of_transfer(node) for node, leaves in zip(self.nodes, away, strict=True) if leaves)
+        room = (self.model.host_bytes or 0) - sum(itertools.compress(self.held, away))
+        return replace(
+            problem,
+            transfer=[NEVER if leaves else time for leaves, time in zip(away, times, strict=True)],
+            hidden=max(0, timeline.hidden - taken),
+            host=max(0, room),
+        )
 
 
 def read_by_backward(analysis: JointAnalysis) -> dict[fx.Node, fx.Node | None]:

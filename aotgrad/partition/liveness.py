@@ -10,18 +10,23 @@ A `Simulator` answers for many choices: it adds up once what does not depend on 
 depends on the number of values that it saves or recomputes.
 
 A value is allocated when it runs and freed after its last use. A saved value is alive from the forward to its last use in
-the backward. A value that is not saved is recomputed once, just before its first use in the backward. An op may write its
-result into memory that it is the last to read, and may need workspace while it runs. Memory that the halves do not
-allocate, such as parameters and arguments of the call, has size 0.
+the backward. An offloaded one leaves the device when the link has carried it away after its last use in the forward, and
+takes memory again from the moment when its way back starts, which is as late as it can arrive in time. A value that is not
+saved is recomputed once, just before its first use in the backward. An op may write its result into memory that it is the
+last to read, and may need workspace while it runs. Memory that the halves do not allocate, such as parameters and arguments
+of the call, has size 0.
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from aotgrad.graph.message_order import Message, arrival_places, latest_places
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class Program:
         workspace: bytes that computing a value takes besides its result, if any.
         overwrites: the values whose memory a value takes over if it reads them last and they were computed in the same
             half; of several, the first.
+        times: how long computing each value takes; empty if no time passes.
+        trips: how long the link carries a value in one direction, where that takes time.
     """
 
     sizes: list[int]
@@ -50,6 +57,16 @@ class Program:
     gradients: frozenset[int]
     workspace: Mapping[int, int] = field(default_factory=dict)
     overwrites: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    times: Sequence[int] = ()
+    trips: Mapping[int, int] = field(default_factory=dict)
+
+    def seconds(self, values: Sequence[int]) -> list[float]:
+        """The times of some values, as `message_order` takes them."""
+        return [float(self.times[value]) if self.times else 0.0 for value in values]
+
+    def trip(self, value: int, place: int) -> Message:
+        """The way of a value out, which starts at a place of the forward, or back, which ends at one of the backward."""
+        return Message(self.trips.get(value, 0), self.sizes[value], ready=0, place=place, read=place)
 
 
 @dataclass(frozen=True)
@@ -80,9 +97,9 @@ def _moments_per_step(values: Sequence[int]) -> int:
     return len(values) + 1
 
 
-def simulate(program: Program, saved: Collection[int]) -> Profile:
-    """The memory of both halves if `saved` crosses between them."""
-    return Simulator(program).run(saved)
+def simulate(program: Program, saved: Collection[int], offloaded: Collection[int] = ()) -> Profile:
+    """The memory of both halves if `saved` crosses between them, and `offloaded`, a part of it, on the host."""
+    return Simulator(program).run(saved, offloaded)
 
 
 class Simulator:
@@ -91,9 +108,9 @@ class Simulator:
     def __init__(self, program: Program) -> None:
         self.forward, self.backward = _Forward(program), _Backward(program)
 
-    def run(self, saved: Collection[int]) -> Profile:
-        """The memory of both halves if `saved` crosses between them."""
-        return self.backward.profile(saved, self.forward.peak(saved))
+    def run(self, saved: Collection[int], offloaded: Collection[int] = ()) -> Profile:
+        """The memory of both halves if `saved` crosses between them, and `offloaded`, a part of it, on the host."""
+        return self.backward.profile(saved, self.forward.peak(saved, offloaded), offloaded)
 
 
 # --- The forward -----------------------------------------------------------------------------------------------------
@@ -118,7 +135,7 @@ class _Forward:
                 changes[self.death[value] + 1] -= self.program.sizes[value]
         return changes
 
-    def peak(self, saved: Collection[int]) -> int:
+    def peak(self, saved: Collection[int], offloaded: Collection[int] = ()) -> int:
         """The most bytes alive. Saved values do not die; values that run only to be saved keep their inputs alive longer."""
         sizes, results, death = self.program.sizes, self.program.results, self.death
         changes = [0] * (len(sizes) + 1)
@@ -137,6 +154,8 @@ class _Forward:
         for value in saved:
             if value in self.made and value not in results:
                 changes[death[value] + 1] += sizes[value]
+        for value, gone in self._leaving(offloaded):
+            changes[gone] -= sizes[value]
         for value, taken_over in self._taken_over({*saved, *results}, set(extra), later):
             changes[value] -= sizes[taken_over]
             changes[value + 1] += sizes[taken_over]
@@ -148,6 +167,15 @@ class _Forward:
             if value in self.made or value in extra:
                 dying = (v for v in candidates if max(self.death.get(v, 0), later.get(v, 0)) == value and v not in kept)
                 yield from ((value, v) for v in itertools.islice(dying, 1))
+
+    def _leaving(self, offloaded: Collection[int]) -> Iterator[tuple[int, int]]:
+        """The values that leave during the forward, and the value before which each is gone."""
+        order = self.program.forward
+        values = sorted(offloaded, key=lambda value: (self.death[value], value))
+        trips = [self.program.trip(value, bisect.bisect_right(order, self.death[value])) for value in values]
+        for value, place in zip(values, arrival_places(self.program.seconds(order), trips) if trips else (), strict=True):
+            if place < len(order):
+                yield value, order[place]
 
     def _only_saved(self, saved: Collection[int]) -> list[int]:
         """The values that the forward computes only because they, or values computed from them, are saved."""
@@ -236,10 +264,19 @@ class _Backward:
                 changes[self.last_moment[value] // self.per_step + 1] -= sizes[value]
         return list(itertools.accumulate(changes))
 
-    def profile(self, saved: Collection[int], forward: int) -> Profile:
+    def profile(self, saved: Collection[int], forward: int, offloaded: Collection[int] = ()) -> Profile:
         first, recomputed = self._recomputed(saved)
         last = self._last_moments(first, recomputed)
-        return Profile(forward, self._alive(saved, recomputed, first, last), first, last)
+        back = dict.fromkeys(saved, 0) | self._returning(offloaded, first)
+        return Profile(forward, self._alive(back, recomputed, first, last), first, last)
+
+    def _returning(self, offloaded: Collection[int], first: list[int]) -> dict[int, int]:
+        """The step in which the way back of each value starts."""
+        values = sorted((v for v in offloaded if first[v] <= self.steps), key=lambda value: (first[value], value))
+        if not values:
+            return {}
+        trips = [self.program.trip(value, first[value]) for value in values]
+        return dict(zip(values, latest_places(self.program.seconds(self.program.backward), trips), strict=True))
 
     def _recomputed(self, saved: Collection[int]) -> tuple[list[int], list[int]]:
         """The first step that needs each value, and the recomputed values in reverse order."""
@@ -262,8 +299,11 @@ class _Backward:
                     last[read] = moment
         return last
 
-    def _alive(self, saved: Collection[int], recomputed: list[int], first: list[int], last: list[int]) -> list[int]:
-        """The most bytes alive in each step, and after the last one if a returned value is recomputed there."""
+    def _alive(self, saved: Mapping[int, int], recomputed: list[int], first: list[int], last: list[int]) -> list[int]:
+        """The most bytes alive in each step, and after the last one if a returned value is recomputed there.
+
+        `saved` has the step from which on each saved value is alive.
+        """
         deaths = self._deaths(saved, recomputed, last)
         changes = self._changes(saved, recomputed, first, deaths)
         alive = list(map(operator.add, self.with_own, itertools.accumulate(changes)))
@@ -286,11 +326,15 @@ class _Backward:
                 deaths[last[value]] = deaths.get(last[value], 0) + sizes[value]
         return deaths
 
-    def _changes(self, saved: Collection[int], recomputed: list[int], first: list[int], deaths: dict[int, int]) -> list[int]:
+    def _changes(
+        self, saved: Mapping[int, int], recomputed: list[int], first: list[int], deaths: dict[int, int]
+    ) -> list[int]:
         """By how much the bytes of saved and recomputed values alive at each step's own op differ from the step before."""
         sizes, results = self.program.sizes, self.program.results
         changes = [0] * (self.steps + 2)
-        changes[0] = sum([sizes[value] for value in saved if value not in results])
+        for value, step in saved.items():
+            if value not in results:
+                changes[step] += sizes[value]
         for value in recomputed:
             if sizes[value]:
                 changes[first[value]] += sizes[value]

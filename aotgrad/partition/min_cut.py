@@ -23,14 +23,14 @@ from aotgrad.graph import op_table
 from aotgrad.partition import costs
 from aotgrad.partition.calibration import flops_per_byte_of
 from aotgrad.partition.decision import Decision, Objective, needed_by
-from aotgrad.partition.frontier import Frontier, Rate, Unsolvable
+from aotgrad.partition.frontier import Rate, Unsolvable
 from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.partition.items import Costed, CostModel, Items, is_free, read_by_backward
 from aotgrad.partition.liveness import Profile, simulate
+from aotgrad.partition.offload_frontier import AnyFrontier, OffloadFrontier, frontier_of
 from aotgrad.partition.peak import PeakFrontier
 from aotgrad.partition.policy import CAUTIOUS, FREE_HAND, Choice, Rules
 from aotgrad.partition.problem import Solution
-from aotgrad.partition.program import program_of
 
 BALANCED = Rate(costs.TIME_PER_BYTE, 1)
 """One byte held is worth as much time as one byte moved."""
@@ -51,7 +51,7 @@ def min_cut(analysis: JointAnalysis, objective: Objective) -> Decision:
     within = _within_peak if in_peak else _within_saved
     if isinstance(budget, int):
         return _decision(items, _solved(items, lambda items: within(items, budget, warn=True)))
-    limit = int(budget * _reference(costed.items(CAUTIOUS), in_peak))
+    limit = int(budget * _reference(costed.items(CAUTIOUS, offload=False), in_peak))
     return _decision(items, _solved(items, lambda items: within(items, limit, warn=False)))
 
 
@@ -63,30 +63,33 @@ def _reference(plain: Items, in_peak: bool) -> int:
 
 def recompute_all(analysis: JointAnalysis, objective: Objective) -> Decision:
     """Save the fewest bytes possible, at any cost of recomputation."""
-    return cut_at(analysis, objective, FREE_HAND, Frontier.smallest)
+    return cut_at(analysis, objective, FREE_HAND, lambda frontier: frontier.smallest())
 
 
-def cut_at(analysis: JointAnalysis, objective: Objective, rules: Rules, choose: Callable[[Frontier], Solution]) -> Decision:
+def cut_at(
+    analysis: JointAnalysis, objective: Objective, rules: Rules, choose: Callable[[AnyFrontier], Solution]
+) -> Decision:
     """The decision of the chosen solution of the problem under `rules`."""
     items = Costed.of(analysis, cost_model(analysis, objective)).items(rules)
     return _decision(items, _solved(items, lambda items: _expanded(items, choose)))
 
 
-def _expanded(items: Items, choose: Callable[[Frontier], Solution]) -> Solution:
+def _expanded(items: Items, choose: Callable[[AnyFrontier], Solution]) -> Solution:
     contraction = items.contraction
-    return contraction.expand(choose(Frontier(contraction.problem)))
+    return contraction.expand(choose(frontier_of(contraction.problem)))
 
 
 def cost_model(analysis: JointAnalysis, objective: Objective) -> CostModel:
     given = objective.flops_per_byte
-    return CostModel(objective.fuses, flops_per_byte_of(analysis.nodes) if isinstance(given, str) else given)
+    measured = flops_per_byte_of(analysis.nodes) if isinstance(given, str) else given
+    return CostModel(objective.fuses, measured, objective.host_bytes)
 
 
 def without_budget(items: Items) -> Solution:
     """The balanced solution, with no more bytes than if all values in `analysis.crossing` are saved."""
     everything = sum(costs.held_bytes(items.analysis, node) for node in items.analysis.crossing)
 
-    def balanced(frontier: Frontier) -> Solution:
+    def balanced(frontier: AnyFrontier) -> Solution:
         found = frontier.at(BALANCED)
         return found if found.kept_bytes <= everything else frontier.within(everything)
 
@@ -95,8 +98,9 @@ def without_budget(items: Items) -> Solution:
 
 def simulated(items: Items, solution: Solution) -> Profile:
     """The memory of both halves, without parameters and arguments."""
-    program, number = program_of(items.analysis, items.fuses)
-    return simulate(program, {number[items.nodes[k]] for k in solution.saved})
+    program, number = items.program
+    away = {number[node] for node in items.offloaded(solution)}
+    return simulate(program, {number[items.nodes[k]] for k in solution.saved}, away)
 
 
 def _solved(items: Items, choose: Callable[[Items], Solution]) -> Solution:
@@ -106,10 +110,14 @@ def _solved(items: Items, choose: Callable[[Items], Solution]) -> Solution:
         raise _unsolvable(items) from None
 
 
-def peak_frontier(items: Items) -> PeakFrontier:
-    """The trade of peak memory for time."""
-    program, number = program_of(items.analysis, items.fuses)
-    return PeakFrontier(items.contraction, program, [number[node] for node in items.nodes])
+def peak_frontiers(items: Items) -> list[PeakFrontier]:
+    """The trade of peak memory for time: without offloading, and with the largest offer if there is one."""
+    program, number = items.program
+    contraction, numbers = items.contraction, [number[node] for node in items.nodes]
+    away = {number[node] for node, verdict in zip(items.nodes, items.verdicts, strict=True) if verdict.leaves}
+    problem = contraction.problem
+    problems = [problem.without_link(), OffloadFrontier(problem).largest_offer] if problem.transfer else [problem]
+    return [PeakFrontier(contraction, program, numbers, each, away) for each in problems]
 
 
 def _within_saved(items: Items, limit: int, warn: bool) -> Solution:
@@ -120,7 +128,8 @@ def _within_saved(items: Items, limit: int, warn: bool) -> Solution:
 
 
 def _within_peak(items: Items, limit: int, warn: bool) -> Solution:
-    found = peak_frontier(items).within(limit)
+    all_found = [frontier.within(limit) for frontier in peak_frontiers(items)]
+    found = min(all_found, key=lambda each: (max(each.peak, limit), *each.rank))
     if warn and found.peak > limit:
         _warn_unreachable(limit, found.peak, "the peak that the simulation finds")
     return items.contraction.expand(found.solution)
@@ -146,10 +155,13 @@ def _decision(items: Items, solution: Solution) -> Decision:
         node = items.nodes[k]
         reader = direct.get(node, indirect.get(node))
         use = needed_by(reader) if node in direct else f"needed to recompute {reader} in the backward"
-        saved[node] = f"{use}; {_why_saved(items, k)}"
-    return Decision(
-        saved, {node: why for node, why in recomputed.items() if node in analysis.forward and not is_free(analysis, node)}
-    )
+        saved[node] = f"{use}; {_why_offloaded(items, k) if k in solution.offloaded else _why_saved(items, k)}"
+    runs_again = {node: why for node, why in recomputed.items() if node in analysis.forward and not is_free(analysis, node)}
+    return Decision(saved, runs_again, offloaded=items.offloaded(solution))
+
+
+def _why_offloaded(items: Items, k: int) -> str:
+    return f"{items.verdicts[k].reason}, but waits on the host, where it takes {items.problem.held[k]} bytes"
 
 
 def _why_saved(items: Items, k: int) -> str:

@@ -24,14 +24,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from aotgrad.partition.contraction import Contraction
 from aotgrad.partition.filling import Gains, Losses
-from aotgrad.partition.frontier import Frontier, Rate
+from aotgrad.partition.frontier import Frontier, Rate, rate_of
 from aotgrad.partition.liveness import Profile, Program, Simulator
-from aotgrad.partition.problem import Solution
+from aotgrad.partition.problem import Problem, Solution
 
 PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # numbers of equal parts of the forward, for checkpoints to start from
 WEIGHT_UNITS = 1 << 16  # weights of steps are ints with this sum
@@ -66,12 +66,24 @@ class Simulated:
 
 
 class PeakFrontier:
-    """The trade of peak memory for time. `numbers[k]` is the number in `program` of value k of the original problem."""
+    """The trade of peak memory for time. `numbers[k]` is the number in `program` of value k of the original problem.
 
-    def __init__(self, contraction: Contraction, program: Program, numbers: Sequence[int]) -> None:
-        self.problem, self.program = contraction.problem, program
+    `problem` is that of the contraction, or the same within an offer (`OffloadFrontier`). `away` are numbers of values that
+    wait on the host in any case.
+    """
+
+    def __init__(
+        self,
+        contraction: Contraction,
+        program: Program,
+        numbers: Sequence[int],
+        problem: Problem,
+        away: Collection[int] = (),
+    ) -> None:
+        self.problem, self.program = problem, program
         self.values = [numbers[value] for value in contraction.values]
         self.free = {numbers[value] for value in contraction.free}
+        self.away = self.free.intersection(away)
         self.simulator = Simulator(program)
         self.frontier = Frontier(self.problem)
         self.losses = Losses(self.problem)
@@ -85,7 +97,8 @@ class PeakFrontier:
         return list(_staircase(self._pool()))
 
     def simulate(self, solution: Solution) -> Simulated:
-        return Simulated(solution, self.simulator.run({self.values[k] for k in solution.saved} | self.free))
+        away = {self.values[k] for k in solution.offloaded} | self.away
+        return Simulated(solution, self.simulator.run({self.values[k] for k in solution.saved} | self.free, away))
 
     def lowest(self) -> Simulated:
         return self.staircase[0]
@@ -120,9 +133,9 @@ class PeakFrontier:
         rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, WORK // (len(self.problem) * cuts + 1)))
         pool += [self.simulate(solution) for solution in (*self._corners(), *self._checkpoints(smallest))]
         for exchange in EXCHANGE_RATES:
-            pool.append(self.simulate(self.frontier.at(_rate(exchange * spread))))
+            pool.append(self.simulate(self.frontier.at(rate_of(exchange * spread))))
             for weights in _starts(len(self.program.backward)):
-                pool += self._rounds(_rate(exchange * spread), weights, rounds, self.fastest)
+                pool += self._rounds(rate_of(exchange * spread), weights, rounds, self.fastest)
         return self._descents(list(_staircase(pool)))
 
     def _corners(self) -> list[Solution]:
@@ -155,7 +168,7 @@ class PeakFrontier:
         current = start
         for _ in range(rounds):
             solution = self._weighted(weights, current.profile).at(rate)
-            current = self.simulate(self.problem.solution(solution.saved))
+            current = self.simulate(self.problem.solution(solution.saved, solution.offloaded))
             weights = [(old + new) / 2 for old, new in zip(weights, _at_peak(current.profile), strict=False)]
             yield current
 
@@ -189,7 +202,7 @@ class PeakFrontier:
     def _freed(self, current: Simulated, barred: set[int]) -> Solution:
         profile, solution = current.profile, current.solution
         at = profile.backward.index(max(profile.backward)) if max(profile.backward, default=0) >= profile.forward else -1
-        held = sorted(solution.saved - barred)
+        held = sorted(solution.saved - solution.offloaded - barred)
         unused = [k for k in held if profile.first[self.values[k]] > at]
         self.losses.move_to(solution)
         ranked = sorted((*self.losses.of(k), k) for k in unused)
@@ -197,7 +210,7 @@ class PeakFrontier:
         for time, freed, k in ranked:
             if wanted <= 0 or time == math.inf:
                 break
-            solution = self.problem.solution(solution.saved - {k})
+            solution = self.problem.solution(solution.saved - {k}, solution.offloaded)
             wanted += freed
         return solution
 
@@ -223,20 +236,13 @@ class PeakFrontier:
         """Save more, best gain per byte first, until it does not fit or would be faster than `fastest`."""
         gains, best, saved = Gains(self.problem, start.solution), start, set(start.solution.saved)
         for count, value in enumerate(gains.best_first(lambda _: True)):
-            more = self.simulate(self.problem.solution(saved | {value}))
+            more = self.simulate(self.problem.solution(saved | {value}, start.solution.offloaded))
             if count == REFINEMENTS or more.peak > limit or more.solution.time < fastest:
                 break
             best = more
             saved.add(value)
             gains.save(value)
         return best
-
-
-def _rate(time_per_byte: float) -> Rate:
-    """An exchange rate as a fraction of small ints: the units of time that one byte is worth."""
-    if time_per_byte >= 1 / 64:
-        return Rate(max(1, round(time_per_byte * 4096)), 4096)
-    return Rate(4096, round(4096 / time_per_byte))
 
 
 def _starts(steps: int) -> Iterator[list[float]]:

@@ -13,7 +13,8 @@ where eager does not. A memory budget allows that (`Rules`), and so does a check
 does not have (`JointGraph.private_inputs`) may always be saved.
 
 A tag (`tags`) wins over everything but correctness: ops with effects run once even if they are tagged, except collectives,
-and a value that may not be saved is recomputed. Costs never recompute a collective: they may differ between ranks.
+a value that may not be saved is recomputed, and one that cannot leave the device is saved there. Costs never recompute a
+collective: they may differ between ranks.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ import torch.fx as fx
 from aotgrad.graph import op_table
 from aotgrad.partition import random_state, tags
 from aotgrad.partition.graphs import JointAnalysis
+from aotgrad.partition.offloading import can_leave
 
 
 class Choice(Enum):
     """What may be done with a value."""
 
     SAVE = "save"
+    OFFLOAD = "offload"
     RECOMPUTE = "recompute"
     EITHER = "save or recompute"
     NEITHER = "neither"
@@ -47,7 +50,12 @@ class Verdict:
 
     @property
     def savable(self) -> bool:
-        return self.choice in (Choice.SAVE, Choice.EITHER)
+        return self.choice in (Choice.SAVE, Choice.OFFLOAD, Choice.EITHER)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the value waits on the host in any case."""
+        return self.choice is Choice.OFFLOAD
 
     @property
     def recomputable(self) -> bool:
@@ -88,6 +96,10 @@ def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Ve
     if tagged is tags.RECOMPUTE:
         rules = FREE_HAND
     may_save = _may_save(analysis, node, rules)
+    if tagged is tags.OFFLOAD and may_save:
+        if can_leave(analysis, node):
+            return Verdict(Choice.OFFLOAD, "tagged to be offloaded")
+        return Verdict(Choice.SAVE, "tagged to be offloaded, but it cannot leave the device")
     rerun = None if _is_redone_collective(analysis, node) else _reason_to_run_once(analysis, node, rules)
     if rerun is not None:
         return Verdict(Choice.SAVE if may_save else Choice.NEITHER, rerun)

@@ -16,10 +16,13 @@ from aotgrad.graph import op_table
 from aotgrad.partition import costs, workspace
 from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.partition.liveness import Program
+from aotgrad.partition.offloading import can_leave, running_time, time_of_transfer
 
 
-def program_of(analysis: JointAnalysis, fuses: bool = True) -> tuple[Program, dict[fx.Node, int]]:
-    """The values of a joint graph in execution order."""
+def program_of(
+    analysis: JointAnalysis, fuses: bool = True, flops_per_byte: int | None = None, is_timed: bool = False
+) -> tuple[Program, dict[fx.Node, int]]:
+    """The values of a joint graph in execution order; `is_timed`: with times, which tell when offloaded values travel."""
     live = analysis.forward | analysis.unclaimed | analysis.backward | analysis.tangents.keys() | analysis.primals.keys()
     owners = [node for node in analysis.nodes if node in live and not analysis.is_view(node)]
     number = {node: k for k, node in enumerate(owners)}
@@ -37,6 +40,8 @@ def program_of(analysis: JointAnalysis, fuses: bool = True) -> tuple[Program, di
         gradients=frozenset(numbers(analysis.gradients)),
         workspace={} if fuses else {number[node]: needed for node in owners if (needed := workspace.bytes_needed(node))},
         overwrites={} if fuses else {number[node]: tuple(numbers(found)) for node in owners if (found := overwritten(node))},
+        times=[running_time(analysis, node, fuses, flops_per_byte) for node in owners] if is_timed else (),
+        trips={number[node]: time_of_transfer(node) // 2 for node in owners if is_timed and can_leave(analysis, node)},
     )
     return program, number
 

@@ -13,16 +13,15 @@ from __future__ import annotations
 import torch.fx as fx
 
 from aotgrad.partition.decision import Decision, Objective, needed_by
-from aotgrad.partition.frontier import Frontier
 from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.partition.min_cut import cut_at
 from aotgrad.partition.policy import CAUTIOUS
 
 
 def save_all(analysis: JointAnalysis, objective: Objective) -> Decision:
-    """Save every value that crosses, and recompute only values that are tagged for it."""
-    if analysis.tagged:
-        return cut_at(analysis, objective, CAUTIOUS, Frontier.fastest)
+    """Save every value that crosses, on the host if that costs nothing; recompute only values that are tagged for it."""
+    if analysis.tagged or objective.host_bytes is not None:
+        return cut_at(analysis, objective, CAUTIOUS, lambda frontier: frontier.fastest())
     return Decision({node: _reason(reader) for node, reader in analysis.crossing.items()}, {})
 
 

@@ -16,6 +16,7 @@ Limits: each half gets its own nodes, but both share the constants and submodule
 from __future__ import annotations
 
 import itertools
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.source_lines import source_line
 from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import GraphHalf, Partition, RecomputedValue, SavedValue
-from aotgrad.partition import costs, random_state, schedule, tags
+from aotgrad.partition import costs, offload, random_state, schedule, tags
 from aotgrad.partition.compact import compacted, dense_copy, retrace
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis, inputs_closure
@@ -53,8 +54,7 @@ def split(analysis: JointAnalysis, decision: Decision, collectives_first: bool =
     kept = {**kept, **_sizes_to_bind(analysis, kept)}
     sizes = _sizes_to_read(analysis, kept)
     states = [node for node in analysis.in_order(decision.recomputed) if op_table.is_random(node.target) and node in needed]
-    compact = decision.compact or frozenset()
-    crossing = [_Crossing(node, _slot(analysis, node, compact), node in compact) for node in analysis.in_order(kept)]
+    crossing = [_crossing(analysis, node, decision) for node in analysis.in_order(kept)]
     crossing += [_Crossing(node, Saved(random_state.state_name(node)), is_state=True) for node in states]
     crossing += sizes
     slots = [value.slot for value in crossing]
@@ -96,6 +96,8 @@ def _describe(analysis: JointAnalysis, value: _Crossing, reason: str | None) -> 
         return SavedValue(value.slot, 0, "a size of the backward's inputs", user_line(value.node))
     assert reason is not None, "every saved value has a reason"
     held = costs.dense_bytes(value.value) if value.is_slice else costs.held_bytes(analysis, value.node)
+    if value.is_offloaded:
+        return SavedValue(value.slot, 0, reason, user_line(value.node), host_bytes=held)
     return SavedValue(value.slot, held, reason, user_line(value.node))
 
 
@@ -113,8 +115,8 @@ def user_line(node: fx.Node) -> str | None:
 
 @dataclass(frozen=True)
 class _Crossing:
-    """One value that the halves exchange: a value of the joint graph, a copy of it, its size along a dimension, or the
-    state that a random op drew from.
+    """One value that the halves exchange: a value of the joint graph, a copy of it, also one on the host, its size along a
+    dimension, or the state that a random op drew from.
 
     `slot` names it in both signatures.
     """
@@ -123,6 +125,7 @@ class _Crossing:
     slot: Saved | SavedSymInt
     is_slice: bool = False
     is_state: bool = False
+    is_offloaded: bool = False
     dim: int | None = None
 
     @property
@@ -132,21 +135,26 @@ class _Crossing:
             return random_state.placeholder_value(self.node)
         if self.dim is not None:
             return self.node.meta["val"].shape[self.dim]
+        if self.is_offloaded:
+            return offload.on_host(self.node)
         return dense_copy(self.node.meta["val"]) if self.is_slice else self.node.meta.get("val")
 
 
-def _slot(analysis: JointAnalysis, node: fx.Node, compact: frozenset[fx.Node]) -> Saved | SavedSymInt:
+def _crossing(analysis: JointAnalysis, node: fx.Node, decision: Decision) -> _Crossing:
     if op_table.is_symbolic_value(node):
-        return SavedSymInt(node.name)
+        return _Crossing(node, SavedSymInt(node.name))
     if op_table.is_tuple_value(node):
         raise PartitionError(f"the backward reads {node.name}, a tuple, as a whole; only its items can be saved")
-    copied = node in analysis.copied or node in compact
-    return Saved(_name_of_copy(analysis, node) if copied else node.name)
+    if node in decision.offloaded:
+        return _Crossing(node, Saved(_unused_name(analysis, f"{node.name}_host")), is_offloaded=True)
+    is_slice = node in (decision.compact or ())
+    is_copy = is_slice or node in analysis.copied
+    return _Crossing(node, Saved(_unused_name(analysis, f"{node.name}_copy") if is_copy else node.name), is_slice)
 
 
-def _name_of_copy(analysis: JointAnalysis, node: fx.Node) -> str:
+def _unused_name(analysis: JointAnalysis, stem: str) -> str:
     taken = {other.name for other in analysis.nodes}
-    return next(name for suffix in itertools.count() if (name := f"{node.name}_copy{suffix or ''}") not in taken)
+    return next(name for suffix in itertools.count() if (name := f"{stem}{suffix or ''}") not in taken)
 
 
 def _tensors_first(values: list[SavedValue]) -> list[SavedValue]:
@@ -220,6 +228,8 @@ def _forward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.Gr
             return _call(graph, torch.ops.aten.sym_size.int, arguments, value.value, value.slot.name)
         if value.is_slice:
             return _insert_dense_copy(env[value.node], value)
+        if value.is_offloaded:
+            return offload.send(env[value.node], value.slot.name, value.value)
         copied = value.node in analysis.copied
         return insert_copy(env[value.node], value.slot.name) if copied else env[value.node]
 
@@ -233,17 +243,22 @@ def _backward_module(analysis: JointAnalysis, crossing: list[_Crossing], order: 
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     states: dict[fx.Node, fx.Node] = {}
+    hosts: dict[fx.Node, fx.Node] = {}
+    given_or_made = ChainMap(env, hosts)
     for value in _in_signature_order(crossing, tensors_first=False):
         placeholder = _placeholder(graph, value)
         if value.dim is None:
-            given = states if value.is_state else env
+            given = states if value.is_state else hosts if value.is_offloaded else env
             given[value.node] = placeholder
     for node in analysis.tangents:
         env[node] = _placeholder(graph, _Crossing(node, Saved(node.name)))
     of_slices = _views_of(analysis, {value.node for value in crossing if value.is_slice})
     gradients = [node for node in analysis.gradients if isinstance(node, fx.Node)]
     for node in (*order, *gradients):
-        for missing in _missing(analysis, node, env):
+        for missing in _missing(analysis, node, given_or_made):
+            for arg in missing.all_input_nodes:
+                if arg in hosts:
+                    env[arg] = offload.fetch(graph, hosts.pop(arg), arg)
             env[missing] = _copy_node(graph, missing, env, "is_backward")
             if missing in of_slices:
                 env[missing].meta["val"] = retrace(env[missing])

@@ -1,12 +1,16 @@
 """The user's wishes for a value: the tags of activation checkpointing, selective or whole.
 
-In: a node of the joint graph. Out: `SAVE`, `RECOMPUTE` or `None`, and for weaker wishes a factor on its cost.
+In: a node of the joint graph. Out: `SAVE`, `RECOMPUTE`, `OFFLOAD` or `None`, and for weaker wishes a factor on its cost.
 
 A node's `meta["recompute"]` is a `torch.utils.checkpoint.CheckpointPolicy`. Dynamo gives it to every op in a
 `torch.utils.checkpoint` region, with the number of the region in `meta["ac_graph_id"]`. Without a policy of the user's own
 it is `PREFER_RECOMPUTE`, which therefore means that the value is not saved. A value that a later region reads is saved:
 otherwise recomputing the last region would need all regions before it. So is one that the backward of an op outside of the
-region needs (`read_outside`): eager's op saves it, and the region is not rerun for it.
+region needs (`read_outside`): eager's op saves it, and the region is not rerun for it. `MUST_CPU_OFFLOAD` and
+`PREFER_CPU_OFFLOAD`, which newer versions of torch have, both mean that the value waits on the host.
+
+A value with a name (`aotgrad.checkpoint_name`) has the policy of the option `checkpoint_policies` in
+`meta["checkpoint_policy"]`. It comes before that of a region.
 """
 
 from __future__ import annotations
@@ -23,19 +27,25 @@ class Tag(Enum):
 
     SAVE = "save"
     RECOMPUTE = "recompute"
+    OFFLOAD = "offload"
 
 
-SAVE, RECOMPUTE = Tag.SAVE, Tag.RECOMPUTE
+SAVE, RECOMPUTE, OFFLOAD = Tag.SAVE, Tag.RECOMPUTE, Tag.OFFLOAD
 
 IS_RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+OFFLOADED = ("MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")  # names, since torch has these policies from 2.13 on
 RELUCTANCE = 100  # the factor on the cost of recomputing a value tagged PREFER_SAVE
 
 
 def verdict_of(node: fx.Node) -> Tag | None:
     """What to do with the node's value, or `None` if costs decide."""
+    if (given := node.meta.get("checkpoint_policy")) is not None:
+        return Tag(given)
     policy = node.meta.get("recompute")
     if policy is CheckpointPolicy.MUST_SAVE:
         return Tag.SAVE
+    if policy is not None and policy.name in OFFLOADED:
+        return Tag.OFFLOAD
     if policy not in IS_RECOMPUTED:
         return None
     return Tag.SAVE if _is_read_by_later_region(node) or _has_hook_at_the_end(node) else Tag.RECOMPUTE
@@ -61,6 +71,11 @@ def read_outside(forward: Collection[fx.Node], backward: Iterable[fx.Node]) -> s
             seen.add(node)
             pairs += [(arg, None) for arg in node.all_input_nodes]
     return found
+
+
+def is_pinned(node: fx.Node) -> bool:
+    """Whether the user wants the value saved on the device."""
+    return node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE or node.meta.get("checkpoint_policy") == SAVE.value
 
 
 def is_in_region(node: fx.Node) -> bool:

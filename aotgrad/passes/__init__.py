@@ -9,6 +9,7 @@ from __future__ import annotations
 from aotgrad.passes.base import Hook, Pass, Pipeline
 from aotgrad.passes.batch_mm import BatchMM
 from aotgrad.passes.bucket_collectives import BucketCollectives
+from aotgrad.passes.checkpoint_names import CheckpointNames
 from aotgrad.passes.common_subexpressions import CommonSubexpressionElimination
 from aotgrad.passes.constants import ConstantPropagation
 from aotgrad.passes.dead_code import DeadCodeElimination
@@ -20,6 +21,7 @@ from aotgrad.passes.late_waits import LateWaits, has_collectives
 from aotgrad.passes.leftovers import RemoveLeftovers
 from aotgrad.passes.ops import computes
 from aotgrad.passes.overlap_collectives import OverlapCollectives
+from aotgrad.passes.overlap_copies import OverlapCopies, overlap_copies
 from aotgrad.passes.peephole import Peephole
 from aotgrad.passes.registry import generation, pipeline, registered, unregister
 from aotgrad.passes.registry import register_pass as register
@@ -53,6 +55,7 @@ __all__ = [
     "BatchMM",
     "BucketCollectives",
     "CheckFunctional",
+    "CheckpointNames",
     "CommonSubexpressionElimination",
     "ConstantPropagation",
     "DeadCodeElimination",
@@ -60,6 +63,7 @@ __all__ = [
     "KnownValues",
     "LateWaits",
     "OverlapCollectives",
+    "OverlapCopies",
     "Pass",
     "Peephole",
     "Pipeline",
@@ -72,6 +76,7 @@ __all__ = [
     "has_collectives",
     "keep_input_mutations",
     "mark_kept_values",
+    "overlap_copies",
     "pipeline",
     "register",
     "registered",

@@ -26,17 +26,18 @@ class LateWaits:
     def apply(self, graph: AnyGraph) -> AnyGraph:
         (output,) = graph.module.graph.find_nodes(op="output")
         for node in reversed(list(graph.module.graph.nodes)):
-            if op_table.is_wait(node.target) and is_only_awaited(node.all_input_nodes[0]):
+            awaits_collective = op_table.is_wait(node.target) and op_table.communicates(node.target)
+            if awaits_collective and is_only_awaited(node.all_input_nodes[0]):
                 min(node.users, default=output).prepend(node)
         return graph
 
 
 def is_only_awaited(result: fx.Node) -> bool:
-    """Whether a node is the result of a collective, in memory of its own, that nothing but waits reads, or of a wait."""
+    """Whether a node is the result of a message, in memory of its own, that nothing but waits reads, or of a wait."""
     if op_table.is_wait(result.target):
         return is_only_awaited(result.all_input_nodes[0])
     start = result.all_input_nodes[0] if op_table.is_getitem(result.target) else result
-    is_functional = op_table.is_collective(start.target) and not op_table.writes_first_argument(start.target)
+    is_functional = op_table.starts_message(start.target) and not op_table.writes_first_argument(start.target)
     return is_functional and all(
         op_table.is_wait(user.target) for user in result.users if not op_table.is_getitem(user.target)
     )

@@ -11,7 +11,7 @@ decides, by estimated times. Collectives keep their order, and computations thei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,15 +46,23 @@ class OverlapCollectives:
     flops_per_second: float = 1e14
     name: str = "overlap_collectives"
 
+    def moves(self, target: Any) -> bool:
+        """Whether the op starts a message that this pass moves."""
+        return op_table.is_collective(target)
+
     def apply(self, graph: AnyGraph) -> AnyGraph:
-        parts = Parts.of(graph.module.graph)
+        parts = Parts.of(graph.module.graph, self.moves)
         if parts.messages:
             seconds = [self.seconds(node) for node in parts.computations]
-            actions = order_of_actions(seconds, [self.message(parts, each) for each in parts.messages], self.max_bytes)
+            actions = order_of_actions(seconds, self.messages(parts, seconds), self.max_bytes)
             (output,) = graph.module.graph.find_nodes(op="output")
             for node in parts.nodes_of(actions):
                 output.prepend(node)
         return graph
+
+    def messages(self, parts: Parts, seconds: Sequence[float]) -> list[Message]:
+        """The messages as `message_order` takes them. `seconds`: the times of the computations."""
+        return [self.message(parts, each) for each in parts.messages]
 
     def message(self, parts: Parts, collective: Collective) -> Message:
         operands = [node for node in collective.start.all_input_nodes if node.op != "placeholder"]
@@ -74,7 +82,7 @@ class OverlapCollectives:
 
     def link_ops(self, graph: fx.Graph) -> Iterator[LinkOp]:
         for node in graph.nodes:
-            if op_table.is_collective(node.target):
+            if op_table.starts_message(node.target):
                 yield Start(node.name, message_bytes(node))
             elif op_table.is_wait(node.target) and (start := started_by(node)) is not None:
                 yield Wait(start.name)
@@ -123,9 +131,10 @@ class Parts:
     place: Mapping[fx.Node, int]
 
     @classmethod
-    def of(cls, graph: fx.Graph) -> Parts:
+    def of(cls, graph: fx.Graph, moves: Callable[[Any], bool]) -> Parts:
+        """The parts of a graph if the ops that `moves` names start messages."""
         nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-        found = [Collective.of(node) for node in nodes if op_table.is_collective(node.target)]
+        found = [Collective.of(node) for node in nodes if moves(node.target)]
         messages = [collective for collective in found if collective is not None]
         number_of = {node: k for k, collective in enumerate(messages) for node in collective.all_nodes}
         computations, place = [], {}
@@ -176,11 +185,11 @@ def is_barrier(node: fx.Node) -> bool:
 
 
 def started_by(wait: fx.Node) -> fx.Node | None:
-    """The collective that a wait waits for."""
+    """The collective or the copy that a wait waits for."""
     node = wait
     while op_table.is_wait(node.target) or op_table.is_getitem(node.target):
         node = node.all_input_nodes[0]
-    return node if op_table.is_collective(node.target) else None
+    return node if op_table.starts_message(node.target) else None
 
 
 def message_bytes(start: fx.Node) -> int:

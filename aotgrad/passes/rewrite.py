@@ -62,8 +62,8 @@ def traced_value(node: fx.Node) -> Any:
         return ops.run(node, args, kwargs)
 
 
-RECOMPUTE_TAGS = ("recompute", "ac_graph_id")
-"""The keys that selective activation checkpointing writes into `meta`."""
+RECOMPUTE_TAGS = ("recompute", "ac_graph_id", "checkpoint_policy")
+"""The keys of the policies of checkpointing in `meta`."""
 
 
 def recompute_policy(node: fx.Node) -> tuple[Any, ...]:

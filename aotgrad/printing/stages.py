@@ -274,7 +274,8 @@ def saved_text(partition: ir.Partition) -> str:
         return "nothing is saved for the backward"
     types = dict(output_types(partition.forward))
     rows = [saved_row(value, types) for value in partition.saved]
-    title = f"saved for the backward: {count_text(rows)}, {partition.saved_bytes} bytes"
+    away = f", and {partition.host_bytes} bytes on the host" if partition.host_bytes else ""
+    title = f"saved for the backward: {count_text(rows)}, {partition.saved_bytes} bytes{away}"
     return table_text(title, SAVED_HEADERS, rows)
 
 

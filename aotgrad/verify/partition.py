@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aotgrad.graph.host_copies import RELOAD, WAIT
 from aotgrad.ir import GraphHalf, Partition
 from aotgrad.printing import type_text
 from aotgrad.slots import FORWARD_RESULTS, Gradient, Primal, Saved, SavedSymInt, Tangent
@@ -35,6 +36,19 @@ def check_partition(partition: Partition) -> Problems:
     taken = partition.backward.signature.saved
     yield from same_slots("what the forward saves", given, "what the backward takes", taken)
     yield from check_saved_types(partition.forward, partition.backward)
+    yield from check_offloaded(partition, partition.forward, partition.backward)
+
+
+def check_offloaded(partition: Partition, forward: GraphHalf, backward: GraphHalf) -> Problems:
+    """The forward waits for each copy to the host, and the backward only fetches from there."""
+    sent = dict(zip(forward.signature.outputs, output_values(forward.module), strict=True))
+    placeholders = backward.module.graph.find_nodes(op="placeholder")
+    given = dict(zip(backward.signature.inputs, placeholders, strict=True))
+    for value in partition.saved:
+        if value.host_bytes and sent[value.slot].target is not WAIT:
+            yield f"{value.slot} takes {value.host_bytes} bytes of the host, but the forward sends no copy there"
+        if value.host_bytes and any(user.target is not RELOAD for user in given[value.slot].users):
+            yield f"{value.slot} is on the host, where the backward reads it"
 
 
 def check_half(name: str, half: GraphHalf, inputs: Any, outputs: Any) -> Problems:

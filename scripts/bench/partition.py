@@ -46,7 +46,7 @@ from aotgrad.partition.frontier import Frontier
 from aotgrad.partition.graphs import analyze_joint
 from aotgrad.partition.items import Costed, Items
 from aotgrad.partition.liveness import Simulator
-from aotgrad.partition.min_cut import cost_model, peak_frontier
+from aotgrad.partition.min_cut import cost_model, peak_frontiers
 from aotgrad.partition.peak import PeakFrontier
 from aotgrad.partition.policy import FREE_HAND
 from aotgrad.partition.program import program_of
@@ -148,7 +148,7 @@ class Judge:
 
     @functools.cached_property
     def peak_front(self) -> PeakFrontier:
-        return peak_frontier(self.items)
+        return peak_frontiers(self.items)[0]
 
     @functools.cached_property
     def peaks_out_of_order(self) -> int:

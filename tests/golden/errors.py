@@ -68,6 +68,18 @@ def budget_of_two_bytes():
 
 
 @error_case
+def host_memory_of_half():
+    """The memory of the host for offloaded values is no number of bytes."""
+    aotgrad.Options(offload=0.5)
+
+
+@error_case
+def policy_that_does_not_exist():
+    """A name of values has an unknown policy."""
+    aotgrad.Options(checkpoint_policies={"block": "forget"})
+
+
+@error_case
 def pickled_with_a_local_compiler():
     """A compiled module is saved together with a compiler that cannot be imported."""
     pickle.dumps(aotgrad.aot_module(nn.Linear(2, 2), fw_compiler=lambda graph, inputs: aotgrad.nop(graph, inputs)))

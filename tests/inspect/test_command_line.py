@@ -182,7 +182,11 @@ def test_without_matplotlib_a_plot_is_an_error_that_says_so(capsys, model, tmp_p
         (["explain", "torch:sin", "--inputs", "f31[2]"], 2, "SpecError: unknown dtype 'f31'"),
         (["explain", "torch:sin", "--inputs", "f32[2]", "--option", "verify"], 2, "has no value; write NAME=VALUE"),
         (["explain", "torch:sin", "--inputs", "f32[2]", "--option", "speed=9"], 2, "OptionError: unknown option 'speed'"),
-        (["frontier", "torch:sin", "--inputs", "f32[2]", "--option", "verify=True"], 2, "frontier takes no --option"),
+        (
+            ["frontier", "torch:sin", "--inputs", "f32[2]", "--option", "verify=True"],
+            2,
+            "frontier takes no --option but offload",
+        ),
         (["stages", "MODEL:raises"], 2, "the function raises while it is traced: ValueError: no"),
         (["explain", "MODEL:seeds"], 1, "CaptureError: "),
         (["frontier", "torch:sin", "--inputs", "f32[4]"], 1, "PartitionError: no argument requires grad"),

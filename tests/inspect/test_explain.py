@@ -108,6 +108,25 @@ def test_what_runs_again_has_its_cost():
     assert report.saved_bytes < aotgrad.explain(lambda x, w: (x @ w).sin().exp().sum())(x, w).saved_bytes
 
 
+def test_what_waits_on_the_host_has_its_times():
+    def layers(x, *weights):
+        for w in weights:
+            x = torch.tanh(x @ w)
+        return x.sum()
+
+    args = [torch.randn(192, 192, requires_grad=True) for _ in range(6)]
+    report = aotgrad.explain(layers, options={"offload": True, "memory_budget": 0.0})(*args)
+    rows = by_name(report.offloaded)
+    assert rows["tanh"].bytes == 4 * 192 * 192 and rows["tanh"].where.code == "x = torch.tanh(x @ w)"
+    assert report.host_bytes == sum(row.bytes for row in report.offloaded) and "tanh" not in by_name(report.saved)
+    assert all(0 <= row.exposed_seconds <= row.transfer_seconds for row in report.offloaded)
+    assert all(row.transfer_seconds == pytest.approx(2 * (1e-6 + row.bytes / 2.5e9)) for row in report.offloaded)
+    lines = str(report).splitlines()
+    (title,) = (line for line in lines if line.startswith("on the host until the backward: "))
+    assert "us on the link are estimated" in title and any("needed by mm" in line and "tanh" in line for line in lines)
+    assert json.loads(report.to_json())["host_bytes"] == report.host_bytes
+
+
 def test_nothing_runs():
     runs = []
 

@@ -350,10 +350,11 @@ def test_other_budgets_are_refused(budget):
         aotgrad.Options(memory_budget=budget)
 
 
-def test_a_partition_function_of_the_users_own_knows_no_budget():
+@pytest.mark.parametrize(("name", "objective"), [("memory_budget", Objective(0.5)), ("offload", Objective(host_bytes=1e9))])
+def test_a_partition_function_of_the_users_own_knows_no_budget(name, objective):
     joint = hand_made(lambda x, t: ([x.sin()], [t * x.cos()]), [torch.randn(3)], [torch.ones(3)])
-    with pytest.raises(PartitionError, match="memory_budget has no effect on the partition function"):
-        partition(joint, lambda *args, **kwargs: None, Objective(0.5))
+    with pytest.raises(PartitionError, match=f"{name} has no effect on the partition function"):
+        partition(joint, lambda *args, **kwargs: None, objective)
 
 
 def test_a_budget_given_with_the_function():

@@ -8,6 +8,7 @@ from torch import nn
 
 import aotgrad
 from aotgrad.errors import PartitionError
+from aotgrad.options import host_bytes_of
 
 
 def deep(x, w):
@@ -53,3 +54,25 @@ def test_nothing_runs():
 def test_nothing_to_differentiate():
     with pytest.raises(PartitionError, match="no argument requires grad"):
         aotgrad.memory_frontier(deep, torch.ones(2, 2), torch.ones(2, 2))
+
+
+def wide(x, *weights):
+    for w in weights:
+        x = torch.tanh(x @ w) + x
+    return x.sum()
+
+
+@pytest.mark.parametrize("host", [True, "300KB"])
+def test_three_choices_beside_two_and_a_bound(host):
+    args = [torch.randn(192, 192, requires_grad=True) for _ in range(7)]
+    alone = aotgrad.memory_frontier(wide, *args)
+    frontier = aotgrad.memory_frontier(wide, *args, offload=host)
+    saved = [point.saved_bytes for point in frontier.points]
+    times = [point.recompute_bytes for point in frontier.points]
+    assert saved == sorted(saved, reverse=True) and times == sorted(times) and len(saved) > 2
+    for point in frontier.points:
+        assert point.offloading.bound_bytes <= point.recompute_bytes + 1 <= point.offloading.alone_bytes + 1
+        assert point.offloading.host_bytes <= host_bytes_of(host)
+    assert frontier.points[0].saved_bytes < alone.points[0].saved_bytes
+    assert frontier.default.peak_bytes < alone.default.peak_bytes
+    assert alone.default.offloading is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from aotgrad import passes, verify
+from aotgrad import checkpoint_name, passes, verify
 from aotgrad.backends.base import checked_arity
 from aotgrad.errors import ContractError
 from aotgrad.ir import (
@@ -324,6 +324,25 @@ def test_saved_values_have_a_reason(product):
     first, second = product.partition.saved
     partition = replace(product.partition, saved=(first, SavedValue(second.slot, 12, "", None)))
     assert_broken("partition", partition, "saved primals_2 has 12 bytes and the reason ''")
+
+
+def test_what_is_on_the_host_was_sent_there(product):
+    first, second = product.partition.saved
+    partition = replace(product.partition, saved=(first, replace(second, saved_bytes=0, host_bytes=12)))
+    assert_broken("partition", partition, "saved primals_2 takes 12 bytes of the host, but the forward sends no copy there")
+
+
+def test_what_is_on_the_host_is_fetched():
+    def f(x):
+        return checkpoint_name(x.sin(), "sine").cos().sum()
+
+    partition = executable_of(f, "f32[3] requires_grad", options={"checkpoint_policies": {"sine": "offload"}}).partition
+    backward = with_copied_graph(partition.backward)
+    node_named(backward, "sin_host_reload").target = torch.ops.aten.clone.default
+    node_named(backward, "sin_host_reload").args = node_named(backward, "sin_host_reload").args[:1]
+    assert_broken(
+        "partition", replace(partition, backward=backward), "saved sin_host is on the host, where the backward reads it"
+    )
 
 
 def test_nothing_is_saved_without_a_backward(product):

@@ -150,7 +150,7 @@ class InductorBackend:
     def _make(self, job: Job, shared: Shared) -> Callable:
         module = job.half.module
         apart = torch_compat.inductor_cache_tag(repr((job.strides, *CORRECTIONS)))
-        settings = {**job.configuration, **apart}
+        settings = {**job.configuration, **apart, **kept_order(module.graph)}
         with self.context(module, **settings), lift_closed_over(module):
             (output,) = module.graph.find_nodes(op="output")
             output.meta["user_visible_output_idxs"] = job.visible
@@ -237,6 +237,12 @@ class InductorBackward:
 def input_names(forward: GraphHalf, inputs: frozenset[int]) -> frozenset[str]:
     placeholders = forward.module.graph.find_nodes(op="placeholder")
     return frozenset(node.name for k, node in enumerate(placeholders) if k in inputs)
+
+
+def kept_order(graph: fx.Graph) -> dict[str, Any]:
+    """The setting with which Inductor keeps the places of copies to and from the host, if there are any."""
+    copies = any(op_table.is_host_copy(node.target) for node in graph.nodes)
+    return {"reorder_for_peak_memory": False} if copies else {}
 
 
 def compile_kernels_together() -> contextlib.AbstractContextManager[None]:
