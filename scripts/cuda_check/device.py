@@ -1,0 +1,56 @@
+"""The device that is checked: a real GPU, or the emulated one of `tests/emulated_cuda`, under the same name."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from case import Need
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EMULATED = "AOTGRAD_CUDA_CHECK_EMULATED"
+
+
+def choose(emulated: bool) -> None:
+    """Choose the device of this process and of those that it starts."""
+    if emulated:
+        os.environ[EMULATED] = "1"
+
+
+def is_emulated() -> bool:
+    """Whether the emulated device is chosen."""
+    return EMULATED in os.environ
+
+
+def load() -> None:
+    """Make the device available. Must run before torch is imported."""
+    if is_emulated():
+        assert "torch" not in sys.modules, "the emulated device is registered while torch is loaded"
+        sys.path.insert(0, str(REPOSITORY))
+        from tests.emulated_cuda import device as emulated
+
+        emulated.load()
+
+
+def missing() -> Iterator[Need]:
+    """What this machine does not have."""
+    import torch
+
+    if is_emulated():
+        yield Need.GPU
+    if importlib.util.find_spec("triton") is None or is_emulated():
+        yield Need.TRITON
+    if torch.cuda.device_count() < 2:
+        yield Need.TWO_DEVICES
+
+
+def description() -> str:
+    """The device, and the versions of what runs on it."""
+    import torch
+
+    device = "emulated CUDA" if is_emulated() else torch.cuda.get_device_name()
+    return f"{device}, torch {torch.__version__}, Python {platform.python_version()}"
