@@ -243,7 +243,8 @@ inline std::vector<std::string> structured_operators() {
   std::vector<std::string> found;
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
-    if (name.name.rfind(space, 0) == 0 && op->hasKernelForDispatchKey(FOR_ALL_DEVICES)) {
+    const bool is_structured = op->hasKernelForDispatchKey(FOR_ALL_DEVICES) && !op->hasTag(at::Tag::inplace_view);
+    if (is_structured && name.name.rfind(space, 0) == 0) {
       found.push_back(toString(name).substr(space.size()));
     }
   }
