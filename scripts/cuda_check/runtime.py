@@ -22,7 +22,9 @@ NOTHING: frozenset[Need] = frozenset()
 STEPS, FIRST_STEPS = 20, 6
 
 
-def runtime(name: str, needs: frozenset[Need] = NOTHING, seconds: int = 150, alone: bool = False) -> Callable:
+def runtime(
+    name: str, needs: frozenset[Need] = NOTHING, seconds: int = 150, alone: bool = False, known: str | None = None
+) -> Callable:
     """Add a case: the decorated function returns an `Outcome`, or what is wrong."""
 
     def add(find: Callable[[], Outcome | Sequence[str]]) -> Callable:
@@ -30,7 +32,7 @@ def runtime(name: str, needs: frozenset[Need] = NOTHING, seconds: int = 150, alo
             found = find()
             return found if isinstance(found, Outcome) else Outcome(found)
 
-        CASES.append(Case(name, run, seconds, needs, alone=alone))
+        CASES.append(Case(name, run, seconds, needs, known, alone))
         return find
 
     return add
@@ -168,7 +170,7 @@ def _() -> Sequence[str]:
     return captured({})
 
 
-@runtime("a capture by the user, with dropout that is recomputed", GPU)
+@runtime("a capture by the user, with dropout that is recomputed", GPU, known="a capture cannot read a generator's state")
 def _() -> Sequence[str]:
     return captured({"memory_budget": 0.1})
 
