@@ -342,7 +342,8 @@ def live_wrapper(end: End, parts: Sequence[torch.Tensor]) -> LiveWrapper:
 
 def inner_versions(end: End, value: torch.Tensor) -> tuple[int, ...]:
     """The versions of what a wrapper holds."""
-    return tuple(torch_compat.version_of(tensor) or 0 for tensor in inner_tensors(end.form, value))
+    with torch_compat.unobserved():  # a part may be an argument of the traced function
+        return tuple(torch_compat.version_of(tensor) or 0 for tensor in inner_tensors(end.form, value))
 
 
 def count_of(result: WrapperResult) -> int:
