@@ -12,6 +12,7 @@ from collections.abc import Mapping
 SPARSE = "sparse tensors"
 FUSED_CELLS = "fused RNN cells"
 NORMAL = "torch's default device does not apply to `torch.normal` of two numbers"
+CPU_STATE = "the test sets the state of the CPU's generator, and draws from the device's"
 NAMED_CPU = "the test names the CPU as the default device"
 
 GAPS: Mapping[str, str] = {
@@ -26,32 +27,22 @@ GAPS: Mapping[str, str] = {
         "a convolution of the CPU keeps a memory format that CUDA's without cuDNN does not keep"
     ),
     "numerics/test_keys.py::test_another_default_device[*]": NAMED_CPU,
+    "numerics/test_random.py::test_a_function_that_sets_the_generator_is_refused[*computes_with_the_state]": CPU_STATE,
+    "numerics/test_random.py::test_a_function_that_sets_the_generator_is_refused[*draws_and_goes_back]": CPU_STATE,
     "numerics/test_triton_package.py": "a user's Triton kernel under a trace",
     "runtime/test_emit.py::test_size_expressions": SPARSE,
 }
 
-BATCHED = "the nesting level of vmap is read on the thread of the device, where it is zero"
-DEFAULTS = "the gradient is traced under the defaults of its own call, not of the function's"
 SETTINGS = "a backward is compiled on the thread of the device, where Inductor has its default settings"
-SEEDS = "the generators of GPUs are not followed in a trace"
 
 DEFECTS: Mapping[str, str] = {
     "models/test_models.py::test_eager_halves_train_as_eager[mamba]": "a gradient is summed in another order",
-    "numerics/test_batched_backward.py::test_only_some_gradients[*]": BATCHED,
-    "numerics/test_batched_backward.py::test_rows_of_the_jacobian_at_once[*]": BATCHED,
-    "numerics/test_batched_backward.py::test_symbolic_sizes[*]": BATCHED,
-    "numerics/test_batched_backward.py::test_the_graph_is_freed_as_in_eager[*]": BATCHED,
-    "numerics/test_batched_backward.py::test_vectorized_jacobians[*reverse-mode]": BATCHED,
-    "numerics/test_generators.py::test_random_ops[normal_ of a row-aot_inductor]": "a saved input is declared aligned",
-    "numerics/test_generators.py::test_what_is_drawn_again[*-2-*]": DEFAULTS,
     "numerics/test_gradient_layouts.py::test_gradients_are_those_of_eager[expanded_tangent-aot_inductor]": (
         "without Dynamo, a compilation by Inductor advances the generator of the device"
     ),
+    "numerics/test_generators.py::test_what_is_drawn_again[inductor halves-two_generators-2-*]": SETTINGS,
     "numerics/test_random.py::test_a_backward_that_draws[inductor halves-*]": SETTINGS,
-    "numerics/test_random.py::test_a_function_that_sets_the_generator_is_refused[*computes_with_the_state]": SEEDS,
-    "numerics/test_random.py::test_a_function_that_sets_the_generator_is_refused[*seeds_for_a_while]": SEEDS,
     "numerics/test_random.py::test_dropout_in_a_checkpoint[*-inductor-2]": SETTINGS,
-    "numerics/test_random.py::test_the_same_numbers_drawn_twice[*]": SEEDS,
 }
 
 ORDER_DEPENDENT: Mapping[str, str] = {
