@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 SPARSE = "sparse tensors"
+CANCELS = "a sum that cancels rounds in another way"
 FUSED_CELLS = "fused RNN cells"
 NORMAL = "torch's default device does not apply to `torch.normal` of two numbers"
 CPU_STATE = "the test sets the state of the CPU's generator, and draws from the device's"
@@ -20,7 +21,8 @@ GAPS: Mapping[str, str] = {
     "models/test_models.py::test_eager_halves_train_as_eager[lstm]": FUSED_CELLS,
     "models/test_models.py::test_eager_halves_train_as_eager[lstm_cell]": FUSED_CELLS,
     "models/test_models.py::test_eager_halves_train_as_eager[qwen_moe]": "the CPU has no histogram of integers",
-    "numerics/test_autocast.py::test_second_order[*bfloat16-weight_used_twice]": "a sum that cancels rounds in another way",
+    "numerics/test_autocast.py::test_second_order[*bfloat16-weight_used_twice]": CANCELS,
+    "numerics/test_autocast.py::test_second_order_through_inductor[weight_used_twice-aot_inductor]": CANCELS,
     "numerics/test_generators.py::test_random_ops[normal of numbers-*]": NORMAL,
     "numerics/test_gradient_layouts.py::test_gradients_are_those_of_eager[*sparse*]": SPARSE,
     "numerics/test_gradient_layouts.py::test_gradients_are_those_of_eager[channels_last_input-interpreter]": (
@@ -37,9 +39,6 @@ SETTINGS = "a backward is compiled on the thread of the device, where Inductor h
 
 DEFECTS: Mapping[str, str] = {
     "models/test_models.py::test_eager_halves_train_as_eager[mamba]": "a gradient is summed in another order",
-    "numerics/test_gradient_layouts.py::test_gradients_are_those_of_eager[expanded_tangent-aot_inductor]": (
-        "without Dynamo, a compilation by Inductor advances the generator of the device"
-    ),
     "numerics/test_generators.py::test_what_is_drawn_again[inductor halves-two_generators-2-*]": SETTINGS,
     "numerics/test_random.py::test_a_backward_that_draws[inductor halves-*]": SETTINGS,
     "numerics/test_random.py::test_dropout_in_a_checkpoint[*-inductor-2]": SETTINGS,
