@@ -21,7 +21,7 @@ from aotgrad.partition.contraction import Contraction
 from aotgrad.partition.fusion import Kind, Op
 from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.partition.liveness import Program
-from aotgrad.partition.offloading import Timeline, time_of_transfer
+from aotgrad.partition.offload_costs import Timeline, time_of_transfer
 from aotgrad.partition.policy import Rules, Verdict, judge
 from aotgrad.partition.problem import NEVER, Problem, Solution
 from aotgrad.partition.program import program_of

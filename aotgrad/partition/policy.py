@@ -27,7 +27,7 @@ import torch.fx as fx
 from aotgrad.graph import op_table
 from aotgrad.partition import random_state, tags
 from aotgrad.partition.graphs import JointAnalysis
-from aotgrad.partition.offloading import can_leave
+from aotgrad.partition.offload_costs import can_leave
 
 
 class Choice(Enum):

@@ -16,7 +16,7 @@ from aotgrad.graph import op_table
 from aotgrad.partition import costs, workspace
 from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.partition.liveness import Program
-from aotgrad.partition.offloading import can_leave, running_time, time_of_transfer
+from aotgrad.partition.offload_costs import can_leave, running_time, time_of_transfer
 
 
 def program_of(

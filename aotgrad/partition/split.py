@@ -30,7 +30,7 @@ from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.source_lines import source_line
 from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import GraphHalf, Partition, RecomputedValue, SavedValue
-from aotgrad.partition import costs, offload, random_state, schedule, tags
+from aotgrad.partition import costs, offload_nodes, random_state, schedule, tags
 from aotgrad.partition.compact import compacted, dense_copy, retrace
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis, inputs_closure
@@ -136,7 +136,7 @@ class _Crossing:
         if self.dim is not None:
             return self.node.meta["val"].shape[self.dim]
         if self.is_offloaded:
-            return offload.on_host(self.node)
+            return offload_nodes.on_host(self.node)
         return dense_copy(self.node.meta["val"]) if self.is_slice else self.node.meta.get("val")
 
 
@@ -229,7 +229,7 @@ def _forward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.Gr
         if value.is_slice:
             return _insert_dense_copy(env[value.node], value)
         if value.is_offloaded:
-            return offload.send(env[value.node], value.slot.name, value.value)
+            return offload_nodes.send(env[value.node], value.slot.name, value.value)
         copied = value.node in analysis.copied
         return insert_copy(env[value.node], value.slot.name) if copied else env[value.node]
 
@@ -258,7 +258,7 @@ def _backward_module(analysis: JointAnalysis, crossing: list[_Crossing], order: 
         for missing in _missing(analysis, node, given_or_made):
             for arg in missing.all_input_nodes:
                 if arg in hosts:
-                    env[arg] = offload.fetch(graph, hosts.pop(arg), arg)
+                    env[arg] = offload_nodes.fetch(graph, hosts.pop(arg), arg)
             env[missing] = _copy_node(graph, missing, env, "is_backward")
             if missing in of_slices:
                 env[missing].meta["val"] = retrace(env[missing])
