@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aotgrad import torch_compat
-from aotgrad.graph.memory_owners import writes_at_end
 from aotgrad.ir import BackwardSegment, Compiled, GraphHalf, JointGraph, Partition, ViewAndMutationMeta
 from aotgrad.printing import type_text
 from aotgrad.runtime.steps import Attach, Forward, MakeBase, ReturnValue
@@ -50,11 +49,8 @@ def is_written_inside(slot: Any, joint: JointGraph, partition: Partition) -> boo
 def check_halves_against_joint(joint: JointGraph, partition: Partition) -> Problems:
     forward = partition.forward.signature
     yield from same_slots("the forward's inputs", forward.inputs, "the joint graph's primals", joint.signature.primals)
-    written = [slot for slot in joint.signature.forward_results if is_written_inside(slot, joint, partition)]
-    results = [slot for slot in joint.signature.forward_results if slot not in written]
+    results = [slot for slot in joint.signature.forward_results if not is_written_inside(slot, joint, partition)]
     yield from same_slots("the forward's results", forward.forward_results, "the joint graph's", results)
-    if len(written) != len(writes_at_end(partition.forward.module.graph)):
-        yield f"the forward returns no new data of {slot_list(written)}, but does not write it itself"
     if (partition.backward is not None) != joint.differentiable:
         yield f"the joint graph has {len(joint.signature.tangents)} tangents, the backward is {partition.backward}"
     if partition.backward is not None:
