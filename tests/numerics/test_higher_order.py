@@ -852,6 +852,6 @@ def test_random_numbers_that_a_memory_budget_draws_again(halves, budget: float) 
     with record_stages() as stages:
         found = run(aotgrad.aot_function(function, halves, options={"memory_budget": budget}))
     forwards = [stage.text for stage in stages if stage.name == "partition"]
-    assert ("run_and_save" in forwards[0]) == (budget == 0.0)
+    assert ("draw_and_record" in forwards[0]) == (budget == 0.0)
     for actual, wanted in zip(found, run(function), strict=True):
         torch.testing.assert_close(actual, wanted)
