@@ -55,13 +55,13 @@ def test_tensors_alone_need_no_tree():
 @given(TREES)
 def test_outputs_are_put_together_as_they_were(tree):
     output = FlatOutput()
-    assert same(output.unflatten(output.flatten(tree)), tree)
+    assert same(output.unflatten(output.flatten(tree, ())), tree)
 
 
 def test_types_of_containers_survive():
     output = FlatOutput()
     tree = OrderedDict(b=Point(torch.ones(1), None), a=[])
-    rebuilt = output.unflatten(output.flatten(tree))
+    rebuilt = output.unflatten(output.flatten(tree, ()))
     assert type(rebuilt) is OrderedDict
     assert list(rebuilt) == ["b", "a"]
     assert type(rebuilt["b"]) is Point
@@ -69,6 +69,6 @@ def test_types_of_containers_survive():
 
 def test_a_size_is_one_value():
     output = FlatOutput()
-    leaves = output.flatten((torch.ones(2, 3).shape, 1))
+    leaves = output.flatten((torch.ones(2, 3).shape, 1), ())
     assert leaves == [torch.Size([2, 3]), 1]
     assert output.unflatten(leaves) == (torch.Size([2, 3]), 1)
