@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -622,8 +622,7 @@ class SavingNodes:
         tangent_mask: the tangents of the segment that lead to them.
         gradient_mask: the gradients that they lead to.
         memory: inputs and results that own the memory of saved values and may change without the version counters of these
-            values: a backward changes them in place, or an input got their memory. The memory must be unchanged when the
-            nodes run.
+            values: a backward changes them in place, or an input got their memory. It must be unchanged when they run.
         error: what a backward through them raises where the function itself overwrote the saved values.
     """
 
@@ -631,22 +630,6 @@ class SavingNodes:
     gradient_mask: int
     memory: frozenset[Primal | ForwardResult] = frozenset()
     error: str | None = None
-
-
-@dataclass(frozen=True)
-class RunsBetween:
-    """When a collective of the backward runs: in eager, its autograd node lies on paths from tangents to gradients.
-
-    It is the `meta["runs_between"]` of a collective and of its wait. Other ranks may need the result, so whether this rank
-    reads it plays no part.
-    """
-
-    tangents: frozenset[Tangent]
-    gradients: frozenset[Gradient]
-
-    def runs(self, defined: Collection[Tangent], wanted: Collection[Gradient], all_wanted: bool) -> bool:
-        """Whether it runs for these defined tangents and wanted gradients. One that leads to none runs if all are wanted."""
-        return not self.tangents.isdisjoint(defined) and (all_wanted or not self.gradients.isdisjoint(wanted))
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.cache.entry import GraphText
 from aotgrad.cache.serialize import DamagedEntry, Decoder, Encoder, NotSerializable
+from aotgrad.graph.collectives import RunsBetween
 from aotgrad.graph.lazy_module import LazyGraphModule
-from aotgrad.ir import GraphHalf, RunsBetween
+from aotgrad.ir import GraphHalf
 from aotgrad.torch_compat import FakeTensorMode
 
 STORED_META = ("autograd_backward", "collective", "forward_op", "original_aten", "runs_between", "segment")

@@ -35,6 +35,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from aotgrad import ir, slots, torch_compat
 from aotgrad.cache import entry
 from aotgrad.convention import sharing
+from aotgrad.graph import collectives
 from aotgrad.runtime import schedule, steps
 
 MOST_CONSTANT_BYTES = 1 << 20
@@ -78,7 +79,7 @@ def types_of(*modules: Any) -> dict[str, type]:
     return {kind.__name__: kind for kind in defined if dataclasses.is_dataclass(kind) or issubclass(kind, Enum)}
 
 
-TYPES = types_of(ir, slots, steps, schedule, sharing, entry)
+TYPES = types_of(ir, slots, collectives, steps, schedule, sharing, entry)
 FIELDS = {name: [f.name for f in dataclasses.fields(kind)] for name, kind in TYPES.items() if not issubclass(kind, Enum)}
 NAMES = {kind: name for name, kind in TYPES.items()}
 

@@ -4,5 +4,5 @@
 `symbols` which symbols it mentions, `source_lines` which user code a node comes from, `gradient_masks` which gradients an
 op can skip. `geometry` has the place of a tensor in its storage, `lazy_module` graph modules whose code is generated on
 demand. `strided_overlap` is an algorithm on integers; `link_schedule` and `message_order` simulate and arrange messages.
-Every room may import these.
+`collectives` says when those of a backward run. Every room may import these.
 """

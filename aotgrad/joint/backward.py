@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
+from aotgrad.graph.collectives import RunsBetween
 from aotgrad.ir import (
     BackwardSegment,
     Capture,
@@ -31,7 +32,6 @@ from aotgrad.ir import (
     MemberInput,
     MutationType,
     OpenTrace,
-    RunsBetween,
     TensorInput,
     ViewAndMutationMeta,
     needs_sentinel,

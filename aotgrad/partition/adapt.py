@@ -30,11 +30,12 @@ from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.memory_owners import memory_owners
 from aotgrad.ir import GraphHalf, JointGraph, Partition, SavedValue
 from aotgrad.partition import costs
+from aotgrad.partition.crossing import user_line
 from aotgrad.partition.decision import Budget, Chooser, Objective
 from aotgrad.partition.graphs import analyze_joint
 from aotgrad.partition.min_cut import min_cut, recompute_all
 from aotgrad.partition.save_all import save_all
-from aotgrad.partition.split import insert_copy, split, user_line
+from aotgrad.partition.split import insert_copy, split
 from aotgrad.slots import (
     Gradient,
     Primal,

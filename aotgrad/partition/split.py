@@ -15,10 +15,8 @@ Limits: each half gets its own nodes, but both share the constants and submodule
 
 from __future__ import annotations
 
-import itertools
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,11 +25,10 @@ import torch.fx as fx
 from aotgrad.errors import PartitionError
 from aotgrad.graph import op_table
 from aotgrad.graph.lazy_module import LazyGraphModule
-from aotgrad.graph.source_lines import source_line
-from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import GraphHalf, Partition, RecomputedValue, SavedValue
 from aotgrad.partition import costs, offload_nodes, random_state, schedule, tags
-from aotgrad.partition.compact import compacted, dense_copy, retrace
+from aotgrad.partition.compact import compacted, retrace
+from aotgrad.partition.crossing import Crossing, crossing_of, described, sizes_to_bind, sizes_to_read, user_line
 from aotgrad.partition.decision import Decision
 from aotgrad.partition.graphs import JointAnalysis, inputs_closure
 from aotgrad.slots import Saved, SavedSymInt, backward_signature, forward_signature
@@ -51,11 +48,11 @@ def split(analysis: JointAnalysis, decision: Decision, collectives_first: bool =
         decision = compacted(analysis, decision, analysis.backward | (needed - decision.saved.keys()))
         needed = needed_in_backward(analysis, decision)
     kept = {node: decision.saved[node] for node in analysis.in_order(decision.saved) if node in needed}
-    kept = {**kept, **_sizes_to_bind(analysis, kept)}
-    sizes = _sizes_to_read(analysis, kept)
+    kept = {**kept, **sizes_to_bind(analysis, kept)}
+    sizes = sizes_to_read(analysis, kept)
     states = [node for node in analysis.in_order(decision.recomputed) if op_table.is_random(node.target) and node in needed]
-    crossing = [_crossing(analysis, node, decision) for node in analysis.in_order(kept)]
-    crossing += [_Crossing(node, Saved(random_state.state_name(node)), is_state=True) for node in states]
+    crossing = [crossing_of(analysis, node, decision) for node in analysis.in_order(kept)]
+    crossing += [Crossing(node, Saved(random_state.state_name(node)), is_state=True) for node in states]
     crossing += sizes
     slots = [value.slot for value in crossing]
     signature = analysis.joint.signature
@@ -63,7 +60,7 @@ def split(analysis: JointAnalysis, decision: Decision, collectives_first: bool =
     order = schedule.collectives_first(order) if collectives_first else order
     forward = GraphHalf(_forward_module(analysis, crossing), forward_signature(signature, slots))
     backward = GraphHalf(_backward_module(analysis, crossing, order), backward_signature(signature, slots))
-    saved = [_describe(analysis, value, kept.get(value.node)) for value in crossing]
+    saved = [described(analysis, value, kept.get(value.node)) for value in crossing]
     return Partition(forward, backward, tuple(_tensors_first(saved)), tuple(_recomputed(analysis, decision, needed)))
 
 
@@ -88,73 +85,11 @@ def needed_in_backward(analysis: JointAnalysis, decision: Decision) -> set[fx.No
     return needed
 
 
-def _describe(analysis: JointAnalysis, value: _Crossing, reason: str | None) -> SavedValue:
-    if value.is_state:
-        why = f"needed to recompute {value.node.name} in the backward; the state that it drew from"
-        return SavedValue(value.slot, random_state.state_bytes(value.node), why, user_line(value.node))
-    if value.dim is not None:
-        return SavedValue(value.slot, 0, "a size of the backward's inputs", user_line(value.node))
-    assert reason is not None, "every saved value has a reason"
-    held = costs.dense_bytes(value.value) if value.is_slice else costs.held_bytes(analysis, value.node)
-    if value.is_offloaded:
-        return SavedValue(value.slot, 0, reason, user_line(value.node), host_bytes=held)
-    return SavedValue(value.slot, held, reason, user_line(value.node))
-
-
 def _recomputed(analysis: JointAnalysis, decision: Decision, needed: set[fx.Node]) -> Iterator[RecomputedValue]:
     for node in analysis.in_order(decision.recomputed):
         if node in analysis.forward and node in needed:
             traffic = 0 if analysis.is_view(node) else costs.traffic(node)
             yield RecomputedValue(node.name, decision.recomputed[node], user_line(node), traffic, costs.flops(node))
-
-
-def user_line(node: fx.Node) -> str | None:
-    """The user's line that a node comes from."""
-    return source_line(node.meta.get("stack_trace"))
-
-
-@dataclass(frozen=True)
-class _Crossing:
-    """One value that the halves exchange: a value of the joint graph, a copy of it, also one on the host, its size along a
-    dimension, or the state that a random op drew from.
-
-    `slot` names it in both signatures.
-    """
-
-    node: fx.Node
-    slot: Saved | SavedSymInt
-    is_slice: bool = False
-    is_state: bool = False
-    is_offloaded: bool = False
-    dim: int | None = None
-
-    @property
-    def value(self) -> Any:
-        """The traced value that crosses."""
-        if self.is_state:
-            return random_state.placeholder_value(self.node)
-        if self.dim is not None:
-            return self.node.meta["val"].shape[self.dim]
-        if self.is_offloaded:
-            return offload_nodes.on_host(self.node)
-        return dense_copy(self.node.meta["val"]) if self.is_slice else self.node.meta.get("val")
-
-
-def _crossing(analysis: JointAnalysis, node: fx.Node, decision: Decision) -> _Crossing:
-    if op_table.is_symbolic_value(node):
-        return _Crossing(node, SavedSymInt(node.name))
-    if op_table.is_tuple_value(node):
-        raise PartitionError(f"the backward reads {node.name}, a tuple, as a whole; only its items can be saved")
-    if node in decision.offloaded:
-        return _Crossing(node, Saved(_unused_name(analysis, f"{node.name}_host")), is_offloaded=True)
-    is_slice = node in (decision.compact or ())
-    is_copy = is_slice or node in analysis.copied
-    return _Crossing(node, Saved(_unused_name(analysis, f"{node.name}_copy") if is_copy else node.name), is_slice)
-
-
-def _unused_name(analysis: JointAnalysis, stem: str) -> str:
-    taken = {other.name for other in analysis.nodes}
-    return next(name for suffix in itertools.count() if (name := f"{stem}{suffix or ''}") not in taken)
 
 
 def _tensors_first(values: list[SavedValue]) -> list[SavedValue]:
@@ -174,42 +109,10 @@ def _check_can_recompute(analysis: JointAnalysis, node: fx.Node, decision: Decis
     raise PartitionError(f"the backward needs {node.name}, which is not saved and {problem}; save it")
 
 
-def _sizes_to_bind(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> dict[fx.Node, str]:
-    """Numbers to save for the symbols in the shapes of the backward's inputs: backends need them as inputs."""
-    bindings: dict[object, fx.Node] = {}
-    for node in analysis.in_order(analysis.forward):
-        symbol = bound_symbol(node.meta.get("val"))
-        if symbol is not None:
-            bindings.setdefault(symbol, node)
-    saved = list(saved)
-    bound = {bound_symbol(node.meta.get("val")) for node in saved}
-    sizes: dict[fx.Node, str] = {}
-    for node in (*saved, *analysis.tangents) if bindings else ():
-        for symbol in symbols_of(node.meta.get("val")):
-            if symbol in bindings and symbol not in bound:
-                bound.add(symbol)
-                sizes[bindings[symbol]] = f"a size of {node.name} in the backward"
-    return sizes
-
-
-def _sizes_to_read(analysis: JointAnalysis, saved: Iterable[fx.Node]) -> list[_Crossing]:
-    """Sizes of primals to save for symbols in the shapes of the backward's inputs that no node of the graph computes."""
-    inputs = [*saved, *analysis.tangents]
-    bound = {bound_symbol(node.meta.get("val")) for node in inputs}
-    missing = {symbol for node in inputs for symbol in symbols_of(node.meta.get("val"))} - bound
-    found: dict[object, _Crossing] = {}
-    for primal in analysis.primals if missing else ():
-        value = primal.meta.get("val")
-        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-            if (symbol := bound_symbol(size)) in missing:
-                found.setdefault(symbol, _Crossing(primal, SavedSymInt(f"size_{dim}_of_{primal.name}"), dim=dim))
-    return list(found.values())
-
-
 # --- The two graphs --------------------------------------------------------------------------------------------------
 
 
-def _forward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.GraphModule:
+def _forward_module(analysis: JointAnalysis, crossing: list[Crossing]) -> fx.GraphModule:
     graph = fx.Graph()
     run = inputs_closure([*analysis.forward, *(value.node for value in crossing)])
     recorded = {value.node for value in crossing if value.is_state}
@@ -220,7 +123,7 @@ def _forward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.Gr
         if node in recorded:
             env[node], states[node] = random_state.record(graph, env[node], node)
 
-    def handed_out(value: _Crossing) -> fx.Node:
+    def handed_out(value: Crossing) -> fx.Node:
         if value.is_state:
             return states[value.node]
         if value.dim is not None:
@@ -239,7 +142,7 @@ def _forward_module(analysis: JointAnalysis, crossing: list[_Crossing]) -> fx.Gr
     return _module(analysis, graph)
 
 
-def _backward_module(analysis: JointAnalysis, crossing: list[_Crossing], order: list[fx.Node]) -> fx.GraphModule:
+def _backward_module(analysis: JointAnalysis, crossing: list[Crossing], order: list[fx.Node]) -> fx.GraphModule:
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     states: dict[fx.Node, fx.Node] = {}
@@ -251,7 +154,7 @@ def _backward_module(analysis: JointAnalysis, crossing: list[_Crossing], order: 
             given = states if value.is_state else hosts if value.is_offloaded else env
             given[value.node] = placeholder
     for node in analysis.tangents:
-        env[node] = _placeholder(graph, _Crossing(node, Saved(node.name)))
+        env[node] = _placeholder(graph, Crossing(node, Saved(node.name)))
     of_slices = _views_of(analysis, {value.node for value in crossing if value.is_slice})
     gradients = [node for node in analysis.gradients if isinstance(node, fx.Node)]
     for node in (*order, *gradients):
@@ -272,7 +175,7 @@ def _module(analysis: JointAnalysis, graph: fx.Graph) -> fx.GraphModule:
     return LazyGraphModule(analysis.joint.module, graph)
 
 
-def _in_signature_order(values: list[_Crossing], tensors_first: bool) -> list[_Crossing]:
+def _in_signature_order(values: list[Crossing], tensors_first: bool) -> list[Crossing]:
     return sorted(values, key=lambda value: isinstance(value.slot, SavedSymInt) == tensors_first)
 
 
@@ -287,7 +190,7 @@ def _copy_node(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, fx.Node], t
     return copied
 
 
-def _placeholder(graph: fx.Graph, value: _Crossing) -> fx.Node:
+def _placeholder(graph: fx.Graph, value: Crossing) -> fx.Node:
     placeholder = graph.placeholder(value.slot.name)
     meta = {} if value.is_state or value.dim is not None else value.node.meta
     placeholder.meta = {**meta, "val": value.value, "partitioner_tag": "is_backward"}
@@ -303,7 +206,7 @@ def _views_of(analysis: JointAnalysis, slices: set[fx.Node]) -> set[fx.Node]:
     return views
 
 
-def _insert_dense_copy(node: fx.Node, value: _Crossing) -> fx.Node:
+def _insert_dense_copy(node: fx.Node, value: Crossing) -> fx.Node:
     with node.graph.inserting_after(node):
         return _call(node.graph, torch.ops.aten.clone.default, (node,), value.value, value.slot.name)
 

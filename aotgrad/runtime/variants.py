@@ -22,10 +22,11 @@ from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
 from aotgrad.graph.cases import has_cases, resolve_cases
+from aotgrad.graph.collectives import RunsBetween
 from aotgrad.graph.gradient_masks import narrow_mask
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol, symbols_of
-from aotgrad.ir import BoxedCallable, GraphHalf, RunsBetween
+from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
 from aotgrad.slots import Gradient, Memory, SlotSignature
