@@ -72,8 +72,13 @@ class MemoryGuard:
 
     def is_as_traced(self, args: Sequence[Any]) -> bool:
         found = MemorySharing.among(args, self.sharing.mutated, self.sharing.hidden, self.sharing.bumped)
-        same = found == self.sharing if self.counters else found.groups == self.sharing.groups
+        same = found == self.sharing if self.counters else found.groups == self.sharing.groups and self.share_storages(args)
         return same and foreign_memory(args, self.sharing) is None
+
+    def share_storages(self, args: Sequence[Any]) -> bool:
+        """Whether arguments that had one version counter still lie in one storage; empty ones have no other trace of it."""
+        key = torch_compat.storage_key
+        return all(len({key(args[k]) for k in sharers}) == 1 for sharers in self.sharing.counters)
 
     def groups(self) -> list[tuple[int, ...]]:
         """The positions that share elements, to print."""

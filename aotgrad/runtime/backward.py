@@ -8,9 +8,8 @@ Sets of tangents, of gradients and of eager's nodes are bit masks: bit k stands 
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,8 +146,8 @@ class Backward:
 
     @property
     def whole(self) -> BoxedCallable | None:
-        """The compiled graph of the usual case, once it is compiled; `None` if a backward checks or writes memory, too."""
-        return None if self.checks_or_writes else self.variants.run_whole
+        """The compiled graph of the usual case, once it is compiled; `None` if a backward checks, writes or keeps memory."""
+        return None if self.checks_or_writes or not self.frees_all else self.variants.run_whole
 
     @functools.cached_property
     def checks_or_writes(self) -> bool:
@@ -286,21 +285,35 @@ class Backward:
         """The variants that ran after a backward with all tangents and all gradients."""
         return frozenset((self.full,))
 
+    @functools.cached_property
+    def frees_all(self) -> bool:
+        """Whether a backward with all tangents and all gradients leaves nothing that another one may need."""
+        return not self.saves or not self.saved_needed_later(self.everything_ran)
+
     def saved_needed_later(self, ran: frozenset[VariantKey]) -> tuple[int, ...]:
-        """The positions of the saved tensors that gradients need which none of the variants in `ran` computed."""
+        """The positions of the saved tensors that later backwards may need.
+
+        These are backwards that none of the variants in `ran` was, and those for which eager saves nothing, so that it runs
+        them again.
+        """
         if ran not in self.pending_positions:
-            self.pending_positions[ran] = self.find_needed_later(ran)
+            self.pending_positions[ran] = tuple(sorted(set().union(*map(self.positions_needed, self.find_pending(ran)))))
         return self.pending_positions[ran]
 
-    def find_needed_later(self, ran: frozenset[VariantKey]) -> tuple[int, ...]:
-        tangents, gradients = (range(len(flags)) for flags in (self.full.tangents, self.full.gradients))
-        pairs = itertools.product(tangents, gradients)
-        left = [(t, g) for t, g in pairs if not any(key.tangents[t] and key.gradients[g] for key in ran)]
-        if not left:
-            return ()
-        roots, ends = map(set, zip(*left, strict=True))
-        needed = self.saved_needed(VariantKey(tuple(k in roots for k in tangents), tuple(k in ends for k in gradients)))
-        return tuple(range(len(self.saved_slots))) if needed is None else needed
+    def find_pending(self, ran: frozenset[VariantKey]) -> Iterator[VariantKey]:
+        """The variants that may run later, one for each tangent."""
+        for tangent, is_defined in enumerate(self.full.tangents):
+            done = [key for key in ran if key.tangents[tangent]]
+            pending = tuple(
+                is_wanted and (not any(key.gradients[k] for key in done) or not self.nodes_between(1 << tangent, 1 << k))
+                for k, is_wanted in enumerate(self.full.gradients)
+            )
+            if is_defined and any(pending):
+                yield VariantKey(tuple(k == tangent for k in range(len(self.full.tangents))), pending)
+
+    def positions_needed(self, key: VariantKey) -> Sequence[int]:
+        needed = self.saved_needed(key)
+        return range(len(self.saved_slots)) if needed is None else needed
 
     # -- without the compiled graph
 

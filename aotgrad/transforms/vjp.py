@@ -180,7 +180,21 @@ class CapturedFunction:
                     f"create_graph=True, and the backward changes input {self.capture.convention.argument_of(index)} in "
                     "place, which requires grad since an earlier backward has changed it; change it under no_grad"
                 )
-            yield primal.detach() if has_history else usable(primal)
+            yield self.as_traced(index, primal.detach() if has_history else usable(primal))
+
+    def as_traced(self, index: int, primal: Any) -> Any:
+        """An input; a tensor without values in its place, if its size or stride was changed in place since the call.
+
+        Its value has changed, too, for autograd: `check_unchanged` raises if the vjp needs it.
+        """
+        if self.is_symbolic or not isinstance(primal, torch.Tensor) or primal.layout is not torch.strided:
+            return primal
+        size, stride = self.capture.fake(index).size(), self.capture.fake(index).stride()
+        if (primal.size(), primal.stride()) == (size, stride):
+            return primal
+        return torch.empty_strided(
+            size, stride, dtype=primal.dtype, device=primal.device, requires_grad=primal.requires_grad
+        )
 
     def requires_grad(self, index: int) -> bool:
         spec = self.capture.inputs[index]
@@ -487,7 +501,8 @@ class SegmentVjp(DerivedFunction):
             case IntermediateBase(index):
                 infos = enumerate(self.function.meta.outputs)
                 members = [outputs[k] for k, info in infos if isinstance(info, AliasOfIntermediate) and info.base == index]
-                return next(member._base for member in members if member._base is not None)  # integers of it have none
+                bases = [member._base for member in members if member._base is not None]  # integers of it have none
+                return next((base for base in bases if base.requires_grad), bases[0])  # a detached view has another one
         raise AssertionError(slot)
 
     def gradients(self, graph: RerunGraph, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

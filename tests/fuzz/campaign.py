@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
 
-from tests.fuzz.compare import Difference, Rejection, check
+from tests.fuzz.compare import Difference, Rejection, check, without_numbers
 from tests.fuzz.inductor import Stage
 from tests.fuzz.program import Program
 from tests.fuzz.reduce import reduced
@@ -154,10 +153,12 @@ def error_in(program: Program, way: str) -> Exception | None:
 
 
 def signature(error: Exception) -> str:
-    """The kind of a difference: its first line, without names and numbers."""
-    lines = str(error).splitlines()
-    first = lines[1] if isinstance(error, Difference) else lines[0] if lines else ""
-    return type(error).__name__ + re.sub(r"-?\d[\d.e+-]*|\[[^]]*\]|\([^)]*\)", "_", first)
+    """The kind of a difference or error."""
+    return (
+        error.kind
+        if isinstance(error, Difference)
+        else type(error).__name__ + without_numbers(str(error).partition("\n")[0])
+    )
 
 
 def found_text(error: Exception) -> str:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.fuzz.compare import Rejection, check
+from tests.fuzz import compare
+from tests.fuzz.compare import Difference, Rejection, check
+from tests.fuzz.inductor import Stage
 from tests.fuzz.program import Apply, Name, Program, Round
 
 PARTITIONERS = ("aotgrad.min_cut_rematerialization_partition", "aotgrad.default_partition")
@@ -53,6 +55,15 @@ ALIKE = {
         "v = p0.clone().movedim(0, -1)\nv.masked_fill_(v > 0, 2)", "v, v.mul(2)", DATA
     ),
     "a running sum in place keeps the layout": program("v = p0.clone().t()\nv.cumsum_(0)\nw = v + 1", "v, w", DATA),
+    "a gradient of a gradient of a view whose base has a detached view, too": program(
+        "v = p0.clone().view(2, -1)\nwith torch.no_grad():\n    w = v.detach()[0]",
+        "w, v",
+        "x = tensor(3, 2, requires_grad=True)",
+        "backward(o1, create_graph=True)",
+    ),
+    "a gradient of a gradient after the input got a dimension": program(
+        "v = p0.clone()", "v", "x = tensor(requires_grad=True) * 1", "x.unsqueeze_(0)\nbackward(o0, create_graph=True)"
+    ),
     "a product of matrices is no view": program("v = p0.matmul(p0)", "v, v.diagonal()", "x = tensor(1, 2, 2)"),
     "a product with a vector": program("v = p0.matmul(p0[0])", "v", LEAF, "backward(o0)"),
     "a piece of what was selected by index": program(
@@ -491,3 +502,51 @@ def test_refused(name: str) -> None:
     (rejection,) = check(build(PARTITIONERS[0]))
     assert isinstance(rejection, Rejection)
     assert rejection.kind == kind
+
+
+THROUGH_INDUCTOR = {
+    "a write to a part of a view with another dtype": program(
+        "p0.mul_(2)\nv = p0.view(torch.int32)\nv.diagonal().fill_(1)", "v.clone()", "x = tensor(2, 2)"
+    ),
+    "two backwards of what saves nothing in eager": program(
+        "v = p0.roll(1, 0)", "[v, v]", "x = tensor(2, requires_grad=True) * 1", "backward(o1)\nbackward(o0)"
+    ),
+    "empty tensors that share memory in one call only": program(
+        "p0.mul_(2)",
+        "p0",
+        "y = tensor(2, 0)\nx = y.view(torch.int32)",
+        call="x, y",
+        then="y = tensor(2, 0)\nx = y.clone().view(torch.int32)",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ["inductor", "dynamo"])
+@pytest.mark.parametrize("name", THROUGH_INDUCTOR)
+def test_alike_through_inductor(name: str, way: str) -> None:
+    with Stage().directly():
+        assert check(THROUGH_INDUCTOR[name](PARTITIONERS[1]), way) == []
+
+
+OF_DYNAMO = {
+    "a view made anew in the grad mode of the caller": ("with torch.no_grad():\n    v = p0.T", "v"),
+    "the size of a tensor before it got a dimension": (
+        "v = p0.clone()\nv.unsqueeze_(0)",
+        "v.as_strided(v.shape, v.stride())",
+    ),
+    "a padded tensor without a history": (
+        "with torch.no_grad():\n    v = torch.nn.functional.pad(p0, (1, 1))\nw = v.clone()\nv.fill_(3)",
+        "w",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OF_DYNAMO)
+def test_a_difference_that_dynamo_makes_alone_is_not_reported(case: str, monkeypatch) -> None:
+    """If Dynamo has mended one, remove it."""
+    made = program(*OF_DYNAMO[case], "x = tensor(4, 2, requires_grad=True)")(PARTITIONERS[1])
+    with Stage().directly():
+        assert check(made, "dynamo") == []
+        monkeypatch.setattr(compare, "is_dynamos_own", lambda *given: False)
+        with pytest.raises(Difference):
+            check(made, "dynamo")

@@ -192,45 +192,6 @@ def test_a_defect_of_torch_that_is_known():
         second.mul_(2)
 
 
-def made_anew(x):
-    with torch.no_grad():
-        view = x.T
-    return view
-
-
-@pytest.mark.skipif(torch.__version__ >= "2.15", reason="torch 2.15 has mended it")
-def test_dynamo_makes_a_view_anew_where_grad_mode_is_on():
-    """If this fails, remove the first line of `OF_DYNAMO`."""
-    x = torch.ones(2, 3, requires_grad=True)
-    assert made_anew(x).is_leaf
-    assert not torch.compile(made_anew, backend="eager")(x).is_leaf
-
-
-def test_dynamo_makes_a_view_anew_where_grad_mode_is_off():
-    """If this fails, remove the second line of `OF_DYNAMO`."""
-
-    def with_history(x):
-        with torch.enable_grad():
-            view = x.T
-        return view
-
-    x = torch.ones(2, 3, requires_grad=True)
-    with torch.no_grad():
-        expected, found = with_history(x), torch.compile(with_history, backend="eager")(x)
-    torch.autograd.backward(expected, torch.ones(3, 2))
-    with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
-        torch.autograd.backward(found, torch.ones(3, 2))
-
-
-@pytest.mark.parametrize("name", ["squeeze_", "t_", "transpose_", "swapdims_"])
-def test_dynamo_guards_an_input_as_it_is_after_a_change_of_its_strides(name):
-    """If this fails, remove the last line of `OF_DYNAMO`."""
-    dims = (0, 1) if name in ("transpose_", "swapdims_") else ()
-    x = torch.ones((2, 1, 3) if name == "squeeze_" else (2, 3))
-    with pytest.raises(AssertionError, match=r"Guard failed on the same frame .*\.stride\(\)\[\d\] == x\.size\(\)\[\d\]"):
-        torch.compile(lambda x: getattr(x.square_(), name)(*dims), backend="eager", dynamic=True)(x)
-
-
 def test_dynamo_does_not_check_what_nobody_needs():
     """If this fails, remove `DROPPED_BEHIND_DYNAMO`."""
 
@@ -244,27 +205,6 @@ def test_dynamo_does_not_check_what_nobody_needs():
     compiled = torch.compile(function, backend="aot_eager", dynamic=False)
     compiled(torch.ones(2, 2), y)
     assert torch.equal(compiled(x, y), y)
-
-
-def test_dynamo_has_no_guard_for_an_input_that_gets_a_dimension():
-    """If this fails, remove the third line of `OF_DYNAMO`."""
-    with pytest.raises(IndexError):
-        torch.compile(lambda x: x.mul_(x).unsqueeze_(0), backend="eager")(torch.tensor(3.0))
-
-
-def piece_of_what_was_transposed(x):
-    piece, _ = x.chunk(2)
-    x.swapdims_(0, -1)
-    return piece
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
-def test_dynamo_asks_a_piece_for_its_history():
-    """If this fails, remove `ASKED_BY_DYNAMO`."""
-    make_argument = lambda: torch.ones(4, requires_grad=True) * 1  # noqa: E731
-    assert piece_of_what_was_transposed(make_argument()).shape == (2,)
-    with pytest.raises(torch._dynamo.exc.InternalTorchDynamoError, match="Output 0 of Split is a view and its base"):
-        torch.compile(piece_of_what_was_transposed, backend="eager")(make_argument())
 
 
 FAILING = {

@@ -33,6 +33,13 @@ def by_dynamo(f, fw_compiler, partition_fn=aotgrad.default_partition, dynamic=Fa
     return torch.compile(f, backend="aotgrad", dynamic=dynamic, options={**ours, **(options or {})})
 
 
+def by_dynamo_alone(f, fw_compiler, partition_fn=None, dynamic=False, options=None):
+    """Dynamo without aotgrad, to tell whose a difference is."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    return torch.compile(f, backend="eager", dynamic=dynamic)
+
+
 def has_graph_breaks(compiled) -> bool:
     """Whether Dynamo split the last compiled program into several parts."""
     is_dynamos = hasattr(compiled, "_torchdynamo_orig_callable")

@@ -23,9 +23,10 @@ def check_reads_of_targets() -> contextlib.AbstractContextManager[None]:
 
 
 def keep_writes_to_converted_views() -> contextlib.AbstractContextManager[None]:
-    """Inside, an indexed write to a view with another dtype than its base stays functional.
+    """Inside, a write to a view with another dtype than its base stays functional.
 
-    Torch would convert the numbers to the dtype of the base and write them there.
+    Torch would convert the numbers of an indexed write to the dtype of the base and write them there, and has no code for a
+    write to a part of such a view.
     """
     return _kept_functional(_writes_to_a_converted_view)
 
@@ -98,9 +99,15 @@ def _disguise(*_: Any) -> None:
 
 
 def _writes_to_a_converted_view(node: fx.Node) -> bool:
-    if node.target not in _WRITES_TO_CHOSEN_ELEMENTS:
+    from torch._inductor.fx_passes.reinplace import _generalized_scatter
+
+    target: Any = node.args[0] if node.args else None
+    if node.target is _generalized_scatter:
+        views: Any = node.args[2]
+        if any(view.target is torch.ops.aten.view.dtype for view in views):
+            return True
+    elif node.target not in _WRITES_TO_CHOSEN_ELEMENTS:
         return False
-    target: Any = node.args[0]
     while isinstance(target.target, torch._ops.OpOverload) and target.target.is_view:
         if target.target is torch.ops.aten.view.dtype:
             return True
