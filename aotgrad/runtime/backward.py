@@ -305,11 +305,21 @@ class Backward:
         for tangent, is_defined in enumerate(self.full.tangents):
             done = [key for key in ran if key.tangents[tangent]]
             pending = tuple(
-                is_wanted and (not any(key.gradients[k] for key in done) or not self.nodes_between(1 << tangent, 1 << k))
+                is_wanted and (not any(key.gradients[k] for key in done) or not self.tangents_of_saving[k] >> tangent & 1)
                 for k, is_wanted in enumerate(self.full.gradients)
             )
             if is_defined and any(pending):
                 yield VariantKey(tuple(k == tangent for k in range(len(self.full.tangents))), pending)
+
+    @functools.cached_property
+    def tangents_of_saving(self) -> tuple[int, ...]:
+        """For each gradient, the mask of the tangents from which a node of `saving` leads to it."""
+
+        def mask(position: int) -> int:
+            masks = (nodes.tangent_mask for nodes in self.saving if nodes.gradient_mask >> position & 1)
+            return functools.reduce(operator.or_, masks, 0)
+
+        return tuple(map(mask, range(len(self.full.gradients))))
 
     def positions_needed(self, key: VariantKey) -> Sequence[int]:
         needed = self.saved_needed(key)
