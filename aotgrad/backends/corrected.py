@@ -2,6 +2,7 @@
 
     CORRECTIONS["a name"] = Decomposition(op, function, reason)     decompose the op differently
     CORRECTIONS["a name"] = Check(op, function, reason)             check the op's arguments before its decomposition
+    CORRECTIONS["a name"] = Layout(op, reason)                      give the decomposition's result the op's strides
     CORRECTIONS["a name"] = Rewrite(function, reason)               change joint graphs before Inductor gets them
     CORRECTIONS["a name"] = Amendment(context, reason)              run Inductor in a context that changes its behaviour
 
@@ -23,7 +24,8 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.copies import keep_output_memory
-from aotgrad.backends.layouts import keep_output_layouts
+from aotgrad.backends.decompositions import multilabel_margin_loss_forward
+from aotgrad.backends.layouts import in_layout_of, keep_output_layouts
 from aotgrad.graph.gradient_masks import narrow_mask
 
 
@@ -49,6 +51,14 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """The result of the decomposition of `op` gets the strides that the op gives it."""
+
+    op: torch._ops.OpOverload
+    reason: str
+
+
+@dataclass(frozen=True)
 class Rewrite:
     """`function` changes a joint graph in place."""
 
@@ -64,7 +74,7 @@ class Amendment:
     reason: str
 
 
-Correction = Union[Decomposition, Check, Rewrite, Amendment]
+Correction = Union[Decomposition, Check, Layout, Rewrite, Amendment]
 
 
 def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callable]:
@@ -75,7 +85,9 @@ def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callabl
             case Decomposition(op, function):
                 corrected[op] = function
             case Check(op, function):
-                corrected[op] = with_check(table[op], function)
+                corrected[op] = with_check(corrected[op], function)
+            case Layout(op):
+                corrected[op] = with_layout(corrected[op], op)
     return corrected
 
 
@@ -89,6 +101,19 @@ def with_check(decomposition: Callable, check: Callable) -> Callable:
         return decomposition(*args, **kwargs)
 
     return checked
+
+
+def with_layout(decomposition: Callable, op: torch._ops.OpOverload) -> Callable:
+    """A decomposition with a result that has the strides of the op's."""
+
+    @wraps(decomposition)
+    def laid_out(*args: Any, **kwargs: Any) -> Any:
+        result = decomposition(*args, **kwargs)
+        if result is NotImplemented:
+            return NotImplemented
+        return in_layout_of(result, torch_compat.result_of_shapes(op, *args, **kwargs))
+
+    return laid_out
 
 
 def rewrite(graph: fx.Graph) -> None:
@@ -106,35 +131,6 @@ def amend_inductor() -> Iterator[None]:
             if isinstance(correction, Amendment):
                 stack.enter_context(correction.context())
         yield
-
-
-# --- Decompositions --------------------------------------------------------------------------------------------------
-
-MEAN, SUM = 1, 2
-"""The reductions of a loss, as ATen numbers them."""
-
-
-def multilabel_margin_loss_forward(
-    input: torch.Tensor, target: torch.Tensor, reduction: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, and a mask of the target classes."""
-    scores, goals = torch.atleast_2d(input), torch.atleast_2d(target)
-    if scores.size(1) == 0:
-        raise RuntimeError("a row has no classes")
-    is_before_end = (goals == -1).cumsum(1) == 0
-    goals = torch.where(is_before_end, goals, 0)
-    is_target = torch.zeros_like(scores).scatter_reduce(1, goals, is_before_end.to(scores.dtype), "amax")
-    margins = 1 - scores.gather(1, goals)[:, :, None] + scores[:, None, :]
-    is_counted = is_before_end[:, :, None] & (is_target == 0)[:, None, :] & (margins > 0)
-    losses = torch.where(is_counted, margins, 0).sum((1, 2)) / scores.size(1)
-    return reduce_losses(losses, reduction, input.dim() < 2), is_target.view(target.size())
-
-
-def reduce_losses(losses: torch.Tensor, reduction: int, is_one: bool) -> torch.Tensor:
-    """The mean, the sum, or the losses themselves. `is_one`: there is a single loss, which is summed."""
-    if reduction == MEAN:
-        return losses.mean()
-    return losses.sum() if reduction == SUM or is_one else losses
 
 
 # --- Checks ----------------------------------------------------------------------------------------------------------
@@ -262,11 +258,11 @@ CORRECTIONS: Mapping[str, Correction] = {
         keep_complex_kernel,
         "the decomposition adds in a real tensor, which cannot be viewed as complex with some strides or if it is empty",
     ),
-    "interpolations of complex numbers": Check(
-        torch.ops.aten.lerp.Scalar, keep_complex_kernel, "the kernels of the decomposition choose other strides than eager's"
+    "interpolations": Layout(
+        torch.ops.aten.lerp.Scalar, "the decomposition gives the result the strides of the end, eager those of the start"
     ),
-    "interpolations of complex numbers by tensors": Check(
-        torch.ops.aten.lerp.Tensor, keep_complex_kernel, "the kernels of the decomposition choose other strides than eager's"
+    "interpolations by tensors": Layout(
+        torch.ops.aten.lerp.Tensor, "the decomposition gives the result the strides of the end, eager those of the start"
     ),
     "index_put into an expanded tensor": Rewrite(
         copy_expanded_targets, "Inductor writes into the expanded tensor in place, so each write reaches every row"

@@ -71,6 +71,15 @@ def copy_in_layout(node: fx.Node, layout: Layout) -> fx.Node:
     return call_op(torch.ops.aten.permute.default, copy, back)
 
 
+def in_layout_of(result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A result with its dimensions in the order in which those of another one of its size lie in memory."""
+    strides = torch_compat.hints(other.stride())
+    if strides == torch_compat.hints(result.stride()) or None in strides:
+        return result
+    order = sorted(range(other.dim()), key=lambda dim: strides[dim], reverse=True)
+    return result.permute(order).contiguous().permute([order.index(dim) for dim in range(other.dim())])
+
+
 def call_op(op: torch._ops.OpOverload, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
     """A new node that calls `op` on another node."""
     result = node.graph.call_function(op, (node, *args), kwargs)

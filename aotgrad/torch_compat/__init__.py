@@ -426,6 +426,7 @@ from aotgrad.torch_compat.recording import (
     is_outside_of_kernels,
     proxy_mode,
     proxy_node,
+    result_of_shapes,
     set_coalesced,
     settle,
     subgraphs_are_traced,

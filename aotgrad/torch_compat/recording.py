@@ -189,8 +189,13 @@ def set_coalesced(fake: torch.Tensor, is_coalesced: bool) -> None:
 
 def check_shapes(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> None:
     """Run the shape function of an op on fake arguments for its errors, without recording anything."""
+    result_of_shapes(op, *args, **kwargs)
+
+
+def result_of_shapes(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """What the shape function of an op returns for fake arguments, without recording anything."""
     with hidden_tracing_modes():
-        op(*args, **kwargs)
+        return op(*args, **kwargs)
 
 
 class SubgraphTracer(_MakefxTracer):

@@ -239,8 +239,8 @@ CASES = {
         lambda x: x.index_add(0, torch.tensor([0, 1]), x[0]), lambda: (torch.ones(3, 2),)
     ),
     "complex sums": Case(lambda x: torch.complex(x, x) + x.cfloat(), lambda: (torch.ones(2, 0).unfold(0, 2, 1),)),
-    "interpolations of complex numbers": Case(lambda x, y: y.lerp(x, 0.5), complex_pair),
-    "interpolations of complex numbers by tensors": Case(lambda x, y: x.lerp(y, torch.full((3, 2), 0.5 + 0j)), complex_pair),
+    "interpolations": Case(lambda x: x.lerp(x.t(), 0.5), lambda: (torch.arange(16.0).view(4, 4),)),
+    "interpolations by tensors": Case(lambda x, y: x.lerp(y, torch.full((3, 2), 0.5 + 0j)), complex_pair),
     "conversions of complex numbers": Case(
         lambda x, z: (x.to(torch.complex128), z.to(torch.float64)),
         lambda: (torch.tensor(1.0, requires_grad=True), torch.tensor(1j, requires_grad=True)),
