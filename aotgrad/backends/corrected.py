@@ -2,7 +2,7 @@
 
     CORRECTIONS["a name"] = Decomposition(op, function, reason)     decompose the op differently
     CORRECTIONS["a name"] = Check(op, function, reason)             check the op's arguments before its decomposition
-    CORRECTIONS["a name"] = Layout(op, reason)                      give the decomposition's result the op's strides
+    CORRECTIONS["a name"] = OpLayout(op, reason)                    give the decomposition's result the op's strides
     CORRECTIONS["a name"] = Rewrite(function, reason)               change joint graphs before Inductor gets them
     CORRECTIONS["a name"] = Amendment(context, reason)              run Inductor in a context that changes its behaviour
 
@@ -51,7 +51,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Layout:
+class OpLayout:
     """The result of the decomposition of `op` gets the strides that the op gives it."""
 
     op: torch._ops.OpOverload
@@ -74,7 +74,7 @@ class Amendment:
     reason: str
 
 
-Correction = Union[Decomposition, Check, Layout, Rewrite, Amendment]
+Correction = Union[Decomposition, Check, OpLayout, Rewrite, Amendment]
 
 
 def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callable]:
@@ -86,7 +86,7 @@ def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callabl
                 corrected[op] = function
             case Check(op, function):
                 corrected[op] = with_check(corrected[op], function)
-            case Layout(op):
+            case OpLayout(op):
                 corrected[op] = with_layout(corrected[op], op)
     return corrected
 
@@ -258,10 +258,10 @@ CORRECTIONS: Mapping[str, Correction] = {
         keep_complex_kernel,
         "the decomposition adds in a real tensor, which cannot be viewed as complex with some strides or if it is empty",
     ),
-    "interpolations": Layout(
+    "interpolations": OpLayout(
         torch.ops.aten.lerp.Scalar, "the decomposition gives the result the strides of the end, eager those of the start"
     ),
-    "interpolations by tensors": Layout(
+    "interpolations by tensors": OpLayout(
         torch.ops.aten.lerp.Tensor, "the decomposition gives the result the strides of the end, eager those of the start"
     ),
     "index_put into an expanded tensor": Rewrite(
