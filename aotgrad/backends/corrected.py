@@ -111,7 +111,7 @@ def with_layout(decomposition: Callable, op: torch._ops.OpOverload) -> Callable:
         result = decomposition(*args, **kwargs)
         if result is NotImplemented:
             return NotImplemented
-        return in_layout_of(result, torch_compat.result_of_shapes(op, *args, **kwargs))
+        return in_layout_of(result, torch_compat.run_shape_function(op, *args, **kwargs))
 
     return laid_out
 
@@ -242,12 +242,12 @@ CORRECTIONS: Mapping[str, Correction] = {
     ),
     "operands of cat that are empty": Check(
         torch.ops.aten.cat.default,
-        partial(torch_compat.check_shapes, torch.ops.aten.cat.default),
+        partial(torch_compat.run_shape_function, torch.ops.aten.cat.default),
         "the decomposition drops empty operands without checking their sizes and number of dimensions",
     ),
     "orders of dimensions": Check(
         torch.ops.aten.empty_permuted.default,
-        partial(torch_compat.check_shapes, torch.ops.aten.empty_permuted.default),
+        partial(torch_compat.run_shape_function, torch.ops.aten.empty_permuted.default),
         "the decomposition accepts an order with a repeated dimension, or with another length than the sizes",
     ),
     "sizes of what index_add adds": Check(

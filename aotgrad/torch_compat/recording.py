@@ -187,13 +187,8 @@ def set_coalesced(fake: torch.Tensor, is_coalesced: bool) -> None:
         torch.ops.aten._coalesced_.default(fake, is_coalesced)
 
 
-def check_shapes(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> None:
-    """Run the shape function of an op on fake arguments for its errors, without recording anything."""
-    result_of_shapes(op, *args, **kwargs)
-
-
-def result_of_shapes(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """What the shape function of an op returns for fake arguments, without recording anything."""
+def run_shape_function(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """What the shape function of an op returns for fake arguments, or its error, without recording anything."""
     with hidden_tracing_modes():
         return op(*args, **kwargs)
 

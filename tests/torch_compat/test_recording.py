@@ -103,7 +103,7 @@ def test_hidden_tracing_modes_record_nothing(fake_mode):
 
 def test_shapes_are_checked_without_a_record(fake_mode):
     def first(tensors, dim=0):
-        compat.check_shapes(aten.cat.default, tensors, dim)
+        compat.run_shape_function(aten.cat.default, tensors, dim)
         return tensors[0].clone()
 
     trace = Tracing(fake_mode, torch.ones(2, 3), {aten.cat.default: first})
