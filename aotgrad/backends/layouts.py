@@ -64,8 +64,7 @@ def layout_of(output: Any) -> Layout | None:
 def copy_in_layout(node: fx.Node, layout: Layout) -> fx.Node:
     """A dense copy in the order of dimensions that `layout` has."""
     _, strides = layout
-    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
-    back = sorted(range(len(order)), key=order.__getitem__)
+    order, back = order_in_memory(strides)
     ordered = call_op(torch.ops.aten.permute.default, node, order)
     copy = call_op(torch.ops.aten.clone.default, ordered, memory_format=torch.contiguous_format)
     return call_op(torch.ops.aten.permute.default, copy, back)
@@ -76,8 +75,18 @@ def in_layout_of(result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     strides = torch_compat.hints(other.stride())
     if strides == torch_compat.hints(result.stride()) or None in strides:
         return result
-    order = sorted(range(other.dim()), key=lambda dim: strides[dim], reverse=True)
-    return result.permute(order).contiguous().permute([order.index(dim) for dim in range(other.dim())])
+    order, back = order_in_memory(strides)
+    return result.permute(order).contiguous().permute(back)
+
+
+def order_in_memory(strides: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The dimensions from the outermost to the innermost one in memory, and the permutation that undoes this order.
+
+    >>> order_in_memory((1, 6, 2))
+    ([1, 2, 0], [2, 0, 1])
+    """
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    return order, sorted(range(len(order)), key=order.__getitem__)
 
 
 def call_op(op: torch._ops.OpOverload, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:

@@ -154,11 +154,10 @@ def error_in(program: Program, way: str) -> Exception | None:
 
 def signature(error: Exception) -> str:
     """The kind of a difference or error."""
-    return (
-        error.kind
-        if isinstance(error, Difference)
-        else type(error).__name__ + without_numbers(str(error).partition("\n")[0])
-    )
+    if isinstance(error, Difference):
+        return error.kind
+    first, _, _ = str(error).partition("\n")
+    return type(error).__name__ + without_numbers(first)
 
 
 def found_text(error: Exception) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from tests.fuzz import compare
 from tests.fuzz.compare import Difference, Rejection, check
 from tests.fuzz.inductor import Stage
 from tests.fuzz.program import Apply, Name, Program, Round
+from tests.fuzz.ways import WAYS
 
 PARTITIONERS = ("aotgrad.min_cut_rematerialization_partition", "aotgrad.default_partition")
 
@@ -55,15 +57,6 @@ ALIKE = {
         "v = p0.clone().movedim(0, -1)\nv.masked_fill_(v > 0, 2)", "v, v.mul(2)", DATA
     ),
     "a running sum in place keeps the layout": program("v = p0.clone().t()\nv.cumsum_(0)\nw = v + 1", "v, w", DATA),
-    "a gradient of a gradient of a view whose base has a detached view, too": program(
-        "v = p0.clone().view(2, -1)\nwith torch.no_grad():\n    w = v.detach()[0]",
-        "w, v",
-        "x = tensor(3, 2, requires_grad=True)",
-        "backward(o1, create_graph=True)",
-    ),
-    "a gradient of a gradient after the input got a dimension": program(
-        "v = p0.clone()", "v", "x = tensor(requires_grad=True) * 1", "x.unsqueeze_(0)\nbackward(o0, create_graph=True)"
-    ),
     "a product of matrices is no view": program("v = p0.matmul(p0)", "v, v.diagonal()", "x = tensor(1, 2, 2)"),
     "a product with a vector": program("v = p0.matmul(p0[0])", "v", LEAF, "backward(o0)"),
     "a piece of what was selected by index": program(
@@ -504,7 +497,16 @@ def test_refused(name: str) -> None:
     assert rejection.kind == kind
 
 
-THROUGH_INDUCTOR = {
+IN_EVERY_WAY = {
+    "a gradient of a gradient of a view whose base has a detached view, too": program(
+        "v = p0.clone().view(2, -1)\nwith torch.no_grad():\n    w = v.detach()[0]",
+        "w, v",
+        "x = tensor(3, 2, requires_grad=True)",
+        "backward(o1, create_graph=True)",
+    ),
+    "a gradient of a gradient after the input got a dimension": program(
+        "v = p0.clone()", "v", "x = tensor(requires_grad=True) * 1", "x.unsqueeze_(0)\nbackward(o0, create_graph=True)"
+    ),
     "a write to a part of a view with another dtype": program(
         "p0.mul_(2)\nv = p0.view(torch.int32)\nv.diagonal().fill_(1)", "v.clone()", "x = tensor(2, 2)"
     ),
@@ -521,11 +523,11 @@ THROUGH_INDUCTOR = {
 }
 
 
-@pytest.mark.parametrize("way", ["inductor", "dynamo"])
-@pytest.mark.parametrize("name", THROUGH_INDUCTOR)
-def test_alike_through_inductor(name: str, way: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", IN_EVERY_WAY)
+def test_alike_in_every_way(name: str, way: str) -> None:
     with Stage().directly():
-        assert check(THROUGH_INDUCTOR[name](PARTITIONERS[1]), way) == []
+        assert check(IN_EVERY_WAY[name](PARTITIONERS[1]), way) == []
 
 
 OF_DYNAMO = {
@@ -544,6 +546,8 @@ OF_DYNAMO = {
 @pytest.mark.parametrize("case", OF_DYNAMO)
 def test_a_difference_that_dynamo_makes_alone_is_not_reported(case: str, monkeypatch) -> None:
     """If Dynamo has mended one, remove it."""
+    if case == "a view made anew in the grad mode of the caller" and torch.__version__ >= "2.15":
+        pytest.skip("torch 2.15 has mended it")
     made = program(*OF_DYNAMO[case], "x = tensor(4, 2, requires_grad=True)")(PARTITIONERS[1])
     with Stage().directly():
         assert check(made, "dynamo") == []
