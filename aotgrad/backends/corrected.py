@@ -24,7 +24,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.copies import keep_output_memory
-from aotgrad.backends.decompositions import multilabel_margin_loss_forward
+from aotgrad.backends.decompositions import cumsum, multilabel_margin_loss_forward
 from aotgrad.backends.layouts import in_layout_of, keep_output_layouts
 from aotgrad.graph.gradient_masks import narrow_mask
 
@@ -240,6 +240,9 @@ CORRECTIONS: Mapping[str, Correction] = {
         multilabel_margin_loss_forward,
         "a row of targets ends at its first -1; torch's decomposition reads past it",
     ),
+    "sums of a number": Decomposition(
+        torch.ops.aten.cumsum.default, cumsum, "a cumulative sum of a constant without dimensions is not compiled"
+    ),
     "operands of cat that are empty": Check(
         torch.ops.aten.cat.default,
         partial(torch_compat.run_shape_function, torch.ops.aten.cat.default),
@@ -256,7 +259,7 @@ CORRECTIONS: Mapping[str, Correction] = {
     "complex sums": Check(
         torch.ops.aten.add.Tensor,
         keep_complex_kernel,
-        "the decomposition adds in a real tensor, which cannot be viewed as complex with some strides or if it is empty",
+        "the decomposition views the numbers as real ones, which is not possible for some strides of empty tensors",
     ),
     "interpolations": OpLayout(
         torch.ops.aten.lerp.Scalar, "the decomposition gives the result the strides of the end, eager those of the start"
@@ -285,6 +288,9 @@ CORRECTIONS: Mapping[str, Correction] = {
     "offsets of inputs": Amendment(
         torch_compat.count_input_offsets,
         "as_strided of an input that is a slice counts from the slice (torch < 2.13)",
+    ),
+    "strides of values viewed as another dtype": Amendment(
+        torch_compat.view_traced_strides, "a view as complex numbers, or of them, fails if Inductor has chosen other strides"
     ),
     "reads between two writes": Amendment(
         torch_compat.check_reads_of_overwritten_values,

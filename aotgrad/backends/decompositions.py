@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+from aotgrad import torch_compat
 
 MEAN, SUM = 1, 2
 """The reductions of a loss, as ATen numbers them."""
@@ -29,3 +33,11 @@ def reduce_losses(losses: torch.Tensor, reduction: int, is_one: bool) -> torch.T
     if reduction == MEAN:
         return losses.mean()
     return losses.sum() if reduction == SUM or is_one else losses
+
+
+def cumsum(input: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """A copy of a tensor without dimensions; others are not decomposed."""
+    if input.dim():
+        return NotImplemented
+    summed = torch_compat.run_shape_function(torch.ops.aten.cumsum.default, input, dim, dtype=dtype)
+    return input.to(summed.dtype, copy=True)

@@ -265,7 +265,6 @@ from aotgrad.torch_compat.inductor.compilation import (
     as_symints,
     call_in_inductor,
     compile_without_workers,
-    count_input_offsets,
     disable_cudagraphs,
     inductor_cache_tag,
     inductor_compile,
@@ -288,8 +287,6 @@ from aotgrad.torch_compat.inductor.compilation import (
     reported_output_strides,
     stable_text,
     tell_output_stride,
-    use_aten_conversions,
-    use_traced_offsets,
     why_no_inductor_setting,
 )
 from aotgrad.torch_compat.inductor.indices import leave_strides_unsimplified
@@ -301,6 +298,13 @@ from aotgrad.torch_compat.inductor.kernels import (
     start_cpp_kernel,
     start_cpp_library,
     submit_cpp,
+)
+from aotgrad.torch_compat.inductor.lowerings import (
+    as_expression,
+    count_input_offsets,
+    use_aten_conversions,
+    use_traced_offsets,
+    view_traced_strides,
 )
 from aotgrad.torch_compat.inductor.reinplacing import (
     buffer_written_values,
@@ -459,6 +463,7 @@ from aotgrad.torch_compat.refusals import (
     refuse_stale_views,
     refuse_unrecordable_write,
     refuse_view_across_gaps,
+    refuses_lazy_bits,
     share_elements,
 )
 from aotgrad.torch_compat.shapes import (

@@ -35,6 +35,7 @@ from aotgrad.torch_compat.refusals import (
     refuse_stale_views,
     refuse_unrecordable_write,
     refuse_view_across_gaps,
+    refuses_lazy_bits,
 )
 from aotgrad.torch_compat.shapes import has_symbolic_shape
 from aotgrad.torch_compat.views import is_view_by_schema
@@ -186,6 +187,12 @@ def _view_for_expand(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     return guarded_dispatch(mode, torch.ops.aten.view.default, classes, (args[0], sizes_of_view(*args)))
 
 
+def _refuse_lazy_bits(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    if not refuses_lazy_bits(op, args):
+        return NotImplemented
+    raise RuntimeError(f"{op} is not possible for a tensor that is lazily conjugated or negated; resolve its bits first")
+
+
 def _assign_or_refuse(mode: FunctionalTensorMode, op: Any, classes: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if op is torch.ops.aten.set_.source_Tensor and mode._assign is not None:
         return mode._assign(*args)
@@ -224,6 +231,8 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(REPLACES_STORAGE, _assign_or_refuse),  # functionalization keeps the storage
     torch.ops.aten._to_copy.default: _tensor_of_symbol,  # a formula takes a symbolic number for a tensor
     torch.ops.aten.expand.default: _view_for_expand,  # a write through it is recorded as old + difference, which rounds
+    torch.ops.aten.view_as_real.default: _refuse_lazy_bits,  # refused here, since recorders below resolve the bits
+    torch.ops.aten.view.dtype: _refuse_lazy_bits,
     torch.ops.aten.resize_as_.default: _resize,  # functionalization has a rule for `resize_` alone
     DEVICE_OF: _fake_device,  # faster than the modes below
 }

@@ -27,6 +27,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.proxy import _COPY_META_FIELDS
 
 from aotgrad.torch_compat.fakes import Metadata, metadata_of
+from aotgrad.torch_compat.refusals import refuses_lazy_bits
 
 
 class TrackedTensor:
@@ -132,12 +133,18 @@ def _decomposed_op() -> Any:
 
 
 def proxy_mode(tracer: PythonKeyTracer, record: Callable[..., Any]) -> ProxyTorchDispatchMode:
-    """The mode that records ops on fakes, unless `record(op, args, kwargs)` does; it may return `NotImplemented`."""
+    """The mode that records ops on fakes, unless `record(op, args, kwargs)` does; it may return `NotImplemented`.
+
+    A write may have left conjugate or negative bits in the value that a view is regenerated from: they are resolved first.
+    """
     mode = ProxyTorchDispatchMode(tracer, "symbolic")
 
     def dispatch(mode: Any, op: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op is DEVICE_OF and is_outside_of_kernels(args[0]):
             return args[0].fake_device
+        if refuses_lazy_bits(op, args):
+            with mode:
+                args = (args[0].resolve_conj().resolve_neg(), *args[1:])
         if not mode.emulate_precision_casts:
             with torch._C.DisableTorchFunction():
                 result = record(op, args, kwargs or {})

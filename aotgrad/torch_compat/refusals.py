@@ -215,6 +215,13 @@ def refuse_view_across_gaps(tensor: torch.Tensor, size: Sequence[Any]) -> None:
         torch.empty_strided(tensor.size(), tensor.stride(), device="meta").view(size)
 
 
+def refuses_lazy_bits(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    """Whether an op is a view that eager refuses because its base is lazily conjugated or negated."""
+    if op is torch.ops.aten.view_as_real.default:
+        return args[0].is_conj()
+    return op is torch.ops.aten.view.dtype and (args[0].is_conj() or args[0].is_neg())
+
+
 COMPRESSED_LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 

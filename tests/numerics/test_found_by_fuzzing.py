@@ -396,6 +396,34 @@ def parts_of_a_conjugate_that_is_not_returned(x):
     return conjugate[:1], conjugate[1:]
 
 
+def views_of(x):
+    """Views that exist before their base is written to, whose values are regenerated when they are read."""
+    return x.real, x.imag[1:], torch.view_as_real(x), x.view(torch.float32), x.view(torch.int32)
+
+
+@CASES.add(lambda: (plain(3, dtype=torch.complex64),))
+def views_read_after_a_write_to_the_conjugate(x):
+    views = views_of(x)
+    x.conj()[0].mul_(2)
+    return [view.clone() for view in views]
+
+
+@CASES.add(lambda: (plain(3, dtype=torch.complex64),))
+def views_read_after_a_write_to_the_negated_part_of_the_conjugate(x):
+    value = x * 1
+    views = views_of(value)
+    value.conj().imag[0].mul_(2)
+    return [view.clone() for view in views]
+
+
+@CASES.add(lambda: (leaf(3), leaf(3)))
+def the_real_part_of_a_value_of_which_the_conjugate_was_written(x, y):
+    value = torch.complex(x, y)
+    real = value.real
+    value.conj()[0].mul_(2)
+    return real * 3
+
+
 # --- Results that are a part of their memory -------------------------------------------------------------------------
 
 

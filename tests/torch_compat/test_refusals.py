@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
+import aotgrad
 from aotgrad import torch_compat as compat
 from tests.torch_compat.tracing import Tracing
 
@@ -54,6 +57,27 @@ def test_what_is_written_to_part_of_what_is_read():
 def test_memory_of_aliases_of_an_argument():
     x = torch.arange(4.0)
     assert compat.memory_key(x[1:]) == compat.memory_key(x.detach()) != compat.memory_key(x.clone())
+
+
+@pytest.mark.parametrize(
+    ("view", "is_refused"),
+    [
+        (lambda x: torch.view_as_real(x.conj()), True),
+        (lambda x: x.conj().view(torch.int32), True),
+        (lambda x: x.conj().imag.view(torch.int32), True),
+        (lambda x: x.conj().view(torch.complex64), True),
+        (lambda x: torch.view_as_real(x), False),
+        (lambda x: x.conj().real, False),
+    ],
+)
+def test_views_of_lazy_bits_are_refused_as_in_eager(view, is_refused: bool):
+    x = torch.ones(3, dtype=torch.complex64)
+    assert compat.refuses_lazy_bits(aten.view.dtype, (x.conj(), torch.int32)) and not compat.refuses_lazy_bits(
+        aten.sin, (x,)
+    )
+    for function in (view, aotgrad.aot_function(lambda x: view(x * 1), "eager")):
+        with pytest.raises(RuntimeError) if is_refused else contextlib.nullcontext():
+            function(x)
 
 
 def test_a_view_across_gaps_is_refused_as_in_eager():

@@ -196,32 +196,6 @@ def test_inductor_calls_an_op_that_it_would_have_taken_apart():
 
 
 @inductor
-def test_inductor_knows_offsets_in_memory_from_the_trace():
-    from torch._inductor.lowering import lowerings
-    from torch._inductor.virtualized import V
-
-    op, graph = aten.sym_storage_offset.default, types.SimpleNamespace(current_node=types.SimpleNamespace(meta={"val": 6}))
-    before = lowerings.get(op)
-    with compat.use_traced_offsets(), V.set_graph_handler(graph):
-        assert lowerings[op](None) == 6
-    assert lowerings.get(op) is before
-
-
-@inductor
-def test_inductor_converts_complex_numbers_by_a_kernel_of_aten():
-    from torch._inductor import graph, lowering
-
-    op = torch.ops.prims.convert_element_type.default
-    before = lowering.fallback_handler
-    x = torch.tensor(1j, requires_grad=True)
-    with torch.no_grad():
-        assert op(x, torch.complex128).requires_grad and not aten._to_copy(x, dtype=torch.complex128).requires_grad
-    with compat.use_aten_conversions():
-        assert lowering.fallback_handler is graph.fallback_handler is not before
-    assert lowering.fallback_handler is graph.fallback_handler is before
-
-
-@inductor
 def test_inductor_hears_of_the_strides_of_an_output_that_it_did_not_note(fake_mode):
     """A transposed copy replaces the result of an op before the code is generated."""
 
@@ -244,26 +218,3 @@ def test_inductor_hears_of_the_strides_of_an_output_that_it_did_not_note(fake_mo
     with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.around_post_grad_passes(transposed):
         compiled = compat.inductor_compile(module, [fake], static_input_idxs=[], is_inference=True, **settings)
     assert compiled([torch.ones(3, 3)])[0].stride() == (1, 3)
-
-
-@inductor
-def test_as_strided_of_an_input_counts_from_its_storage(fake_mode):
-    """For a slice with and without an offset, and for a slice of it."""
-    fake = fake_mode.from_tensor(torch.arange(8.0)[2:], static_shapes=True)
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    row = graph.call_function(aten.slice.Tensor, (x, 0, 1, 5))
-    starts = [(x, (), 2), (x, (0,), 0), (x, (3,), 3), (row, (), 3), (row, (1,), 1)]
-    views = [graph.call_function(aten.as_strided.default, (of, (2,), (1,), *offset)) for of, offset, _ in starts]
-    results = [graph.call_function(aten.mul.Tensor, (view, 1.0)) for view in views]
-    graph.output(tuple(results))
-    for node in graph.nodes:
-        if node.op != "output":
-            args = fx.node.map_arg(node.args, lambda arg: arg.meta["val"])
-            node.meta["val"] = fake if node is x else node.target(*args)
-    settings = compat.inductor_graph_settings(cudagraphs=False)
-    with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.count_input_offsets():
-        module = fx.GraphModule({}, graph)
-        compiled = compat.inductor_compile(module, [fake], static_input_idxs=[], is_inference=True, **settings)
-    found = compiled([torch.arange(8.0)[2:]])
-    assert [result.tolist() for result in found] == [[start, start + 1] for _, _, start in starts]
