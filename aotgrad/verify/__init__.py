@@ -1,11 +1,10 @@
 """One contract per stage: a check raises `ContractError` and names the slot, node or step that breaks the contract.
 
-In: a stage's name and its result. Out: nothing. `AOTGRAD_VERIFY=1` or the option `verify` turns the checks on; the tests run
-with them. A failed check is a bug in aotgrad, in a pass, or in a custom partition function, never in the user's program.
-
     check_stage("joint", joint)      ContractError: joint: gradient of primal 0 is f64[3] (mul_1), the primal is f32[3]
 
-A check reads the result of its stage only; the check of `executable`, the last stage, sees all stages together.
+`AOTGRAD_VERIFY=1` or the option `verify` turns the checks on; the tests run with them. A failed check is a bug in aotgrad,
+in a pass, or in a custom partition function, never in the user's program. A check reads the result of its stage only; that
+of `executable`, the last stage, sees all stages together.
 """
 
 from __future__ import annotations
