@@ -311,7 +311,8 @@ def hand_over(ctx: Any) -> type[torch.autograd.Function]:
 
 
 def function_with_graph(node: InlinedBackward) -> type[torch.autograd.Function]:
-    can_inline = torch_compat.can_inline() and node.knows_layouts and not node.backward.changes
+    backward = node.backward
+    can_inline = torch_compat.can_inline() and node.knows_layouts and not (backward.changes or backward.variants.has_cases)
     return torch_compat.inlined(Segment, node) if can_inline else UninlinedSegment
 
 

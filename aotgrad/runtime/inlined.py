@@ -7,47 +7,60 @@ graph of a segment is copied into it as it was traced, in the variant for the ta
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol
 from aotgrad.ir import GraphHalf
-from aotgrad.runtime.backward import Backward, SizeAndStride
-from aotgrad.runtime.variants import VariantKey, copy_graph
+from aotgrad.runtime.backward import Backward, SizeAndStride, with_traced_layout, zeros
+from aotgrad.runtime.variants import VariantKey
 from aotgrad.slots import SavedSymInt, of_kind
 
 
 @dataclass(frozen=True)
 class InlinedBackward:
-    """The variants of a backward with the gradients `wanted`. Implements `torch_compat.InlinedNode`."""
+    """The variants of a backward with the gradients `wanted`. Implements `torch_compat.InlinedNode`.
+
+    A gradient that the recorded graph takes may be undefined when the graph runs. Then it takes zeros in its place, and what
+    depends on undefined gradients only is `None`.
+    """
 
     backward: Backward
     wanted: tuple[bool, ...]
 
     def graph(self, defined: Sequence[bool]) -> fx.GraphModule:
-        """The graph of a variant, which returns `None` for undefined gradients.
+        """The graph of a variant, which takes all inputs of the full graph, then the layouts of the tangents.
 
         Raises:
             RuntimeError: eager's, if the backward needs a value which the call itself overwrote.
         """
         key = VariantKey(tuple(defined), self.wanted)
         self.backward.check_overwritten(key)
-        half, undefined = self.backward.variants.graph(key)
-        graph, _ = copy_graph(half)
-        (output,) = graph.find_nodes(op="output")
-        output.args = (tuple(None if k in (undefined or ()) else node for k, node in enumerate(output.args[0])),)
+        full, half = self.backward.variants.full, self.backward.variants.graph(key)[0]
+        names = {slot: node.name for slot, node in nodes_by_slot(full).items()}
+        graph = fx.Graph()
+        inputs = {slot: graph.placeholder(name) for slot, name in names.items()}
+        layouts = graph.placeholder("layouts")
+        tangents = {slot: self.filled(graph, inputs[slot], layouts, k) for k, slot in enumerate(full.signature.incoming)}
+        values = {node: {**inputs, **tangents}[slot] for slot, node in nodes_by_slot(half).items()}
+        results: Any = graph.graph_copy(half.module.graph, values)
+        sources = tangents_behind(graph, {tangents[slot]: inputs[slot] for slot in tangents})
+        graph.output(tuple(node and only_defined(graph, node, sources.get(node, ())) for node in results))
         return LazyGraphModule(half.module, graph)
+
+    def filled(self, graph: fx.Graph, tangent: fx.Node, layouts: fx.Node, position: int) -> fx.Node:
+        return graph.call_function(or_zeros, (tangent, layouts, position, *self.backward.formats[position]))
 
     def inputs(self, saved: Sequence[Any], sizes: Sequence[Any], unused: Sequence[Any], tangents: Sequence[Any]) -> Any:
         """The inputs of the graph, tangents as they were laid out in the trace."""
-        key = VariantKey(tuple(tangent is not None for tangent in tangents), self.wanted)
-        _, values, _ = self.backward.uncompiled(key, [*sizes, *saved], tangents, self.layouts(sizes))
-        return values
+        layouts = self.layouts(sizes)
+        return [*sizes, *saved, *map(with_traced_layout, tangents, layouts), layouts]
 
     def results(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
         return self.backward.node_results(gradients)
@@ -71,6 +84,36 @@ class InlinedBackward:
         numbers = (number for layout in self.backward.layouts for part in layout for number in part)
         symbolic = filter(torch_compat.has_symbols, numbers)
         return {name for number in symbolic for name in torch_compat.symbolic_text(number)[1]} <= {*self.size_names}
+
+
+def or_zeros(
+    tangent: torch.Tensor | None, layouts: Sequence[SizeAndStride], position: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """In the graph: a tangent, or zeros of its layout."""
+    return zeros(layouts[position], dtype, device) if tangent is None else tangent
+
+
+def if_any_defined(gradient: torch.Tensor, tangents: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """In the graph: a gradient that depends on these tangents."""
+    return None if all(tangent is None for tangent in tangents) else gradient
+
+
+def only_defined(graph: fx.Graph, gradient: fx.Node, tangents: Collection[fx.Node]) -> fx.Node:
+    return graph.call_function(if_any_defined, (gradient, tuple(tangents))) if tangents else gradient
+
+
+def tangents_behind(graph: fx.Graph, tangents: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, dict[fx.Node, None]]:
+    """For each node that depends on some of the keys of `tangents`, their values, in order."""
+    found = {node: {source: None} for node, source in tangents.items()}
+    for node in graph.nodes:
+        sources = dict.fromkeys(source for arg in node.all_input_nodes for source in found.get(arg, ()))
+        if sources and node not in found:
+            found[node] = sources
+    return found
+
+
+def nodes_by_slot(half: GraphHalf) -> dict[Any, fx.Node]:
+    return dict(zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True))
 
 
 def names_of_sizes(half: GraphHalf) -> tuple[str, ...]:

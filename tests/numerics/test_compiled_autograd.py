@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -441,6 +442,8 @@ UNDEFINED = {  # `region` is compiled
     "of an intermediate": lambda region, x, y: (region(z := x * 1, y), Undefined.apply(z)),
     "before a second region": lambda region, x, y: (region(z := x * 1, y), region(Undefined.apply(z), y)),
     "all": lambda region, x, y: (region(Undefined.apply(x), y), Undefined.apply(x)),
+    "of a result": lambda region, x, y: (Undefined.apply(region(x, y)), x * 2),
+    "of a result, and of an argument": lambda region, x, y: (region(z := Undefined.apply(region(x, y)), y), z),
 }
 
 
@@ -533,19 +536,63 @@ def test_one_graph_serves_the_calls_of_a_plan() -> None:
     assert len(graphs) == 1 or not INLINES
 
 
-def test_a_gradient_of_another_form_breaks_the_graph() -> None:
+@pytest.mark.parametrize("is_traced_twice", [False, True])  # Inductor compiles more where sizes are symbolic
+def test_a_gradient_of_some_results_is_undefined(is_traced_twice: bool) -> None:
+    """The recorded graph takes it. The gradient of another result arrives, and some of the arguments' have no other term."""
+
     def run(function: Callable) -> list[Tensor | None]:
         torch.manual_seed(0)
-        x = wrapped(3)
+        x, y = rand(3), rand(3)
         for _ in range(2):
-            function(x).backward(torch.full((3,), 2.0, dtype=torch.float64))
-        return parts_of(x.grad)
+            a, b = function(x, y)
+            (Undefined.apply(a) + b).sum().backward()
+        return [x.grad, y.grad]
 
-    ours = aotgrad.aot_function(lambda x: x.sin() * x, "eager")
-    ours(wrapped(3)).backward(torch.ones(3, dtype=torch.float64))  # later calls expect this form
+    def region(x, y):
+        return x.sin() * y, x.exp()
+
+    ours = aotgrad.aot_function(region, "eager", dynamic=is_traced_twice)
     with compiled_autograd._enable(torch.compile(backend="aotgrad_eager")):
         found = run(ours)
-    assert_same(found, run(lambda x: x.sin() * x))
+    assert_same(found, run(region))
+
+
+OTHER_FORMS = {
+    "a plain tensor": (lambda: wrapped(3), lambda: torch.full((3,), 2.0, dtype=torch.float64)),
+    "other placements": (lambda: placed(Shard(0)), lambda: placed(Replicate()).detach()),
+}
+
+
+def placed(placement: Placement) -> DTensor:
+    mesh = init_device_mesh("cpu", (1,))
+    return DTensor.from_local(rand(3).detach(), mesh, [placement], run_check=False).requires_grad_()
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("kind", [*BROKEN, "without dynamo in front"])
+def test_a_gradient_of_another_form_breaks_the_graph(kind: str, is_known: bool, name: str) -> None:
+    make, tangent = OTHER_FORMS[name]
+    without_dynamo = replace(BROKEN["recorded only"](), compile_backward=torch.compile(backend="aotgrad_eager"))
+    way = BROKEN[kind]() if kind in BROKEN else without_dynamo
+
+    def run(function: Callable) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        x = make()
+        for _ in range(2):
+            function(x).backward(tangent())
+        return x.grad
+
+    def function(x):
+        return x.sin() * x
+
+    with fake_processes(1):
+        ours = way.function(function)
+        if is_known:
+            ours(make()).backward(tangent())
+        with way.backward():
+            found = run(ours)
+        assert str(found) == str(run(function))
 
 
 def test_parallel_layers() -> None:
