@@ -364,11 +364,12 @@ def compile_forward(
         forward = passes.pipeline("forward", built_in, options.forward_passes).run(partition.forward, observe.after_pass)
     partition = replace(partition, forward=forward)
     observe("partition", partition)
+    own = replace(partition, forward=passes.copy_half(forward))  # a backend may change what it compiles
     with names.compiling("inference" if partition.backward is None else "forward"):
         if known_to_backend:
-            compiled = backend.recompile(forward, joint.static_inputs, partition.backward is not None)
+            compiled = backend.recompile(own.forward, joint.static_inputs, partition.backward is not None)
         else:
-            compiled = backend.compile(partition, joint.static_inputs)
+            compiled = backend.compile(own, joint.static_inputs)
     backward_passes = passes.pipeline("backward", built_in, options.backward_passes)
     compiled = with_backward_passes(names.of_backward(compiled), backward_passes, observe.after_pass)
     return partition, with_eager_backwards(compiled) if options.on_error == "eager" else compiled

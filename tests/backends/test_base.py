@@ -83,3 +83,19 @@ def test_a_backward_compiler_that_returns_no_callable_is_named():
     result = function(torch.ones(2, requires_grad=True))
     with pytest.raises(BackendError, match="backend 'user' returned a NoneType for the backward graph"):
         result.sum().backward()
+
+
+def test_a_backend_may_change_the_graph_that_it_gets():
+    """Inductor turns views into reshapes, except if its own cache has the graph. What the plan knows stays."""
+
+    def backend(module, inputs):
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+            node.target = torch.ops.aten.reshape.default
+        return module.forward
+
+    x = torch.ones(3, requires_grad=True)
+    ours = aotgrad.aot_function(lambda x: (h := x.exp(), h.view(-1, 1) * 2, h.view(-1, 1))[1:], backend)
+    ours(x)
+    (plan,) = ours.plans()
+    text = str(plan.executable.partition.forward.module.graph)
+    assert "aten.view" in text and "aten.reshape" not in text and plan.executable.results_of_saved

@@ -227,7 +227,7 @@ SEVERAL = {
 }
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if "eager" in way])
+@every_way
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize("changed", [0, 1])
 def test_a_change_of_one_result_is_noticed_in_the_backward_of_another(name, changed, way) -> None:
