@@ -40,7 +40,7 @@ from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.binding import BoundModule, PlainFunction, has_state, module_call, state_of
-from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.cache import PlanCache, tensors_to_copy
 from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.compile import reject_unknown_parts, wrapped_gradient_form
 from aotgrad.plan_cache.compiler import make_compiler
@@ -491,7 +491,9 @@ class FlatCallable(ModuleCallable):
         if not self.admits(flat):
             return self.call_another_plan(values)
         assert isinstance(self.executable, Executable), "functions of wrapper subclasses are not restored from disk"
-        detour = self.others.detour_of(self.call_of(values), self.executable, self.layout.wrappers)
+        wrappers, places = self.layout.wrappers, [self.layout.origins[k] for k in self.dedupe.kept]
+        changed = tensors_to_copy(self.executable, wrappers, values, places)
+        detour = self.others.detour_of(self.call_of(values), self.executable, wrappers, changed)
         return self.layout.wrappers.assemble(self.executable.call(flat), objects, detour)
 
     def admits(self, values: Sequence[Any]) -> bool:

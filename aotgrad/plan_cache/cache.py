@@ -15,7 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.fx as fx
@@ -25,7 +25,7 @@ from aotgrad import passes, torch_compat
 from aotgrad.capture.trace import OwnGeneratorError
 from aotgrad.errors import CaptureError, EagerError
 from aotgrad.graph import op_table
-from aotgrad.ir import MutationType, TensorInput
+from aotgrad.ir import MutationType
 from aotgrad.pipeline import Compiler, SmallGraph, Traced
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
@@ -142,27 +142,38 @@ class PlanCache:
         plan, call = planned
         if isinstance(plan, NoPlan):
             return self.run_eagerly(plan, call)
-        result = plan(
-            call, self.detour_of(call, plan.executable, plan.output.wrappers) if plan.output.has_wrappers else None
-        )
         arguments = call.arguments.inner if isinstance(call.arguments, WrapperArguments) else call.arguments
+        detour = self.detour_of_plan(plan, call, arguments) if plan.output.has_wrappers else None
+        result = plan(call, detour)
         if not isinstance(arguments, GeneratorArguments) or isinstance(plan.executable, SmallGraph):
             return result
         result, states = result
         set_states(arguments.generators, states)
         return result
 
-    def detour_of(self, call: Call, stages: Traced, wrappers: Wrappers) -> Detour | None:
-        """How gradients of the results of a call are computed that have other forms than its plan has assumed."""
-        inner = call.arguments.inner if isinstance(call.arguments, WrapperArguments) else call.arguments
-        positions = [k for k, tensor in enumerate(inner.tensors) if tensor.requires_grad]
+    def detour_of_plan(self, plan: CachedPlan, call: Call, whole: Arguments) -> Detour | None:
+        """The detour of a call that the plan serves; `whole` are its arguments with the wrappers."""
+        origins = range(len(call.tensors)) if call.arguments is whole else cast(Any, call.arguments).layout.origins
+        places = [origins[k] for k in plan.guards.dedupe.kept]
+        changed = tensors_to_copy(cast(Traced, plan.executable), plan.output.wrappers, whole.tensors, places)
+        return self.detour_of(call._replace(arguments=whole), cast(Traced, plan.executable), plan.output.wrappers, changed)
+
+    def detour_of(self, call: Call, stages: Traced, wrappers: Wrappers, changed: Sequence[torch.Tensor]) -> Detour | None:
+        """How gradients of the results of a call are computed that have other forms than its plan has assumed.
+
+        Args:
+            call: with its wrappers whole.
+            changed: the arguments to copy before the call changes them.
+        """
+        tensors = call.arguments.tensors
+        positions = [k for k, tensor in enumerate(tensors) if tensor.requires_grad]
         if not (positions and torch.is_grad_enabled()):
             return None
-        copies = (
-            {k: inner.tensors[k].clone() for k in wrappers.changed_arguments()} if needs_copies(stages, wrappers) else {}
-        )
-        replay = ReplayedCall(self, call._replace(arguments=inner), tuple(positions), stages, wrappers, copies)
-        return Detour(tuple(copies.get(k, inner.tensors[k]) for k in positions), replay.gradients)
+        position_of = {id(tensor): k for k, tensor in enumerate(tensors)} if changed else {}
+        copies = {position_of[id(tensor)]: tensor.clone() for tensor in changed}
+        random_state = torch_compat.random_state(torch_compat.devices_that_draw()) if stages.draws else None
+        replay = ReplayedCall(self, call, tuple(positions), stages, wrappers, copies, random_state)
+        return Detour(tuple(copies.get(k, tensors[k]) for k in positions), replay.gradients)
 
     def run_eagerly(self, missing: NoPlan, call: Call) -> Any:
         """The result of the function. If it raised while it was traced, it raises eager's error, with eager's effects."""
@@ -277,8 +288,12 @@ class PlanCache:
 class ReplayedCall:
     """A call that runs once more, for the gradient of a result that has another form than the plan has assumed.
 
-    `positions`: its tensors that require grad. `stages`: of its plan. `wrappers`: what its trace has found. `copies`: of the
-    tensors that it has changed, by position.
+    Attributes:
+        positions: its tensors that require grad.
+        stages: of its plan.
+        wrappers: what its trace has found.
+        copies: of the tensors that it has changed, by position.
+        random_state: what it has drawn random numbers from.
     """
 
     cache: PlanCache
@@ -287,6 +302,7 @@ class ReplayedCall:
     stages: Traced
     wrappers: Wrappers
     copies: Mapping[int, torch.Tensor]
+    random_state: Any
 
     def gradients(
         self, inputs: Sequence[torch.Tensor], index: int, gradient: torch.Tensor, form: GradientForm
@@ -299,7 +315,7 @@ class ReplayedCall:
         arguments, differentiable = self.call.arguments, torch.is_grad_enabled()
         self.cache.gradient_forms.learn_result(self.call, index, form)
         self.reject_second_effect(index, form)
-        with torch.enable_grad():
+        with torch.enable_grad(), torch_compat.random_state_of(self.random_state):
             fresh = [value.view_as(value) if differentiable else value.detach().requires_grad_() for value in inputs]
             given = {**dict(enumerate(arguments.tensors)), **self.copies, **dict(zip(self.positions, fresh, strict=True))}
             tensors = [value.clone() if k in self.copies else value for k, value in given.items()]
@@ -317,7 +333,7 @@ class ReplayedCall:
         infos = (info for _, info in self.stages.arguments if info is not None)
         reasons = {
             "changes its arguments": not self.copies and any(info.mutation is not MutationType.NONE for info in infos),
-            "draws random numbers": self.stages.draws,
+            "draws from a torch.Generator": isinstance(self.call.arguments, GeneratorArguments),
             "has side effects": any(map(repeats_badly, self.stages.capture.trace.graph.nodes)),
         }
         reason = next((text for text, holds in reasons.items() if holds), None)
@@ -329,12 +345,22 @@ class ReplayedCall:
             )
 
 
-def needs_copies(stages: Traced, wrappers: Wrappers) -> bool:
-    """Whether a call that changes wrappers alone keeps copies of them: until the forms of gradients are known."""
-    if not wrappers.changes or wrappers.knows_gradients():
-        return False
-    inputs = [spec for spec, info in stages.arguments if info is not None and info.mutation is not MutationType.NONE]
-    return all(isinstance(spec, TensorInput) and spec.part for spec in inputs) and not stages.shares_memory
+def tensors_to_copy(
+    stages: Traced, wrappers: Wrappers, values: Sequence[Any], places: Sequence[int]
+) -> Sequence[torch.Tensor]:
+    """The arguments that a call changes, until the forms of gradients are known: it may have to run once more.
+
+    Args:
+        values: the arguments, with wrappers whole.
+        places: for each argument of the trace, the position of the value that it is or comes from.
+    """
+    if wrappers.knows_gradients() or stages.shares_memory:
+        return ()
+    mutations = {k: info.mutation for k, (_, info) in enumerate(stages.arguments) if info is not None}
+    if any(mutation.metadata for mutation in mutations.values()):
+        return ()
+    changed = [k for k, mutation in mutations.items() if mutation.data]
+    return [values[k] for k in {*wrappers.changed_arguments(), *(places[k] for k in changed)}]
 
 
 def repeats_badly(node: fx.Node) -> bool:
