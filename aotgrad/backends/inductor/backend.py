@@ -71,7 +71,8 @@ class InductorBackend:
 
     def decompositions(self) -> Mapping[Any, Callable]:
         """Inductor's table, corrected, and without `detach`: view replay must know where a view was detached."""
-        table = corrected_decompositions(torch_compat.inductor_decompositions())
+        with self.configured():  # eager's random numbers need other decompositions
+            table = corrected_decompositions(torch_compat.inductor_decompositions())
         return {op: function for op, function in table.items() if op is not torch.ops.aten.detach.default}
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
@@ -173,7 +174,7 @@ class InductorBackend:
     def cache_key(self) -> str | None:
         with self.configured():
             configuration = torch_compat.inductor_key()
-        names = torch_compat.names_of_inductor_decompositions()
+            names = torch_compat.names_of_inductor_decompositions()
         return None if configuration is None or names is None else repr((configuration, names))
 
     def storing(self, artefacts: Artefacts) -> InductorBackend:

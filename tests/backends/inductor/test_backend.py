@@ -87,3 +87,15 @@ def test_inductor_takes_what_is_not_taken_apart_as_it_is(mode: str, dynamic: boo
             result = function(x)
             found.append((result, *torch.autograd.grad(result.sin().sum(), x)))
     torch.testing.assert_close(*found)
+
+
+def test_a_setting_of_inductor_in_the_options_also_chooses_its_decompositions() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, 0.5).sin()
+
+    compiled = aotgrad.aot_function(function, "inductor", options={"inductor": {"fallback_random": True}})
+    x = torch.ones(64)
+    torch.manual_seed(1)
+    expected = function(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(compiled(x), expected)
