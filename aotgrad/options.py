@@ -49,6 +49,9 @@ class Options:
         flops_per_byte: how many floating point operations the device does while it moves a byte. It decides how much dearer
             a product is to recompute than a sum. `"measured"`: measured on first use, in about 50 ms, and stored
             (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`); `None`: a typical figure for the device and dtype.
+        functionalize_rng: make compiled graphs pure functions of their inputs: seed and offset of the GPU's generator are
+            inputs of the forward, and the offset to advance to is an output. A draw on a CPU, whose generator has no offset,
+            and a draw in a backward are compile-time errors.
         plan_limit: how many plans one function may have; further calls run eagerly.
         mode: Inductor's: `"default"`, `"reduce-overhead"` (CUDA graphs), `"max-autotune"`, `"max-autotune-no-cudagraphs"`.
         inductor: Inductor's own options, on top of those of the mode: `{"max_autotune": True, "triton.cudagraphs": True}`.
@@ -79,6 +82,7 @@ class Options:
     on_error: str = "raise"
     keep_input_mutations: bool = False
     flops_per_byte: int | str | None = None
+    functionalize_rng: bool = False
     plan_limit: int = 8
     cache: bool | None = None
     min_graph_ops: int | None = None
@@ -212,6 +216,7 @@ LEGAL_VALUES: dict[str, Sequence[Any] | Budgets | HostMemory] = {
     "dynamic": (True, False, None),
     "enabled": (True, False),
     "flops_per_byte": (*range(1, 4097), "measured"),
+    "functionalize_rng": (True, False),
     "grad_segments": (*range(1, 65), "auto"),
     "keep_input_mutations": (True, False),
     "memory_budget": Budgets(),

@@ -49,7 +49,7 @@ from aotgrad.ir import (
 )
 from aotgrad.joint import build_joint, shared_memory_changes
 from aotgrad.options import Options, budget_of, host_bytes_of
-from aotgrad.partition import Objective
+from aotgrad.partition import Objective, functionalize_rng
 from aotgrad.partition import partition as partition_joint
 from aotgrad.plan_cache.eager_fallback import with_eager_backwards
 from aotgrad.runtime.backward import Backward
@@ -346,6 +346,7 @@ def partition_graph(
     with names.compiling("joint"), collection_paused():
         partition = partition_joint(passes.mark_kept_values(joint, known), compiler.partition_fn, compiler.objective)
         partition = passes.overlap_copies(partition, most_in_flight(compiler.options))
+        partition = functionalize_rng(partition) if compiler.options.functionalize_rng else partition
         return replace(partition, forward=passes.keep_input_mutations(partition.forward, writable))
 
 

@@ -4,12 +4,14 @@ One frozen *slot* type per meaning, and `SlotSignature`, which lists the slots o
 defines and reads graph layouts; no other code counts positions or matches names.
 
     forward graph    primals...                          -> updated inputs, user outputs, intermediate bases, saved values
+                     (seeds and offsets)                    (next offsets)
     backward graph   saved symints, saved tensors, tangents -> one gradient per primal
     joint graph      primals, tangents                   -> updated inputs, user outputs, intermediate bases, gradients
 
 A backward of several segments (`ir.BackwardSegment`) also has tangents of boundaries, and gradients of results and
 boundaries. Every backward may have gradients of returned views. Memory that a backward changes in place (`Memory`) is an
-input as the first tangents, and an output as gradients.
+input as the first tangents, and an output as gradients. With functionalized random numbers the forward takes the seed and
+the offset of each device on which it draws, and returns the next offset.
 """
 
 from __future__ import annotations
@@ -159,8 +161,51 @@ class Gradient:
         return f"gradient of {self.of}{segment}{term}"
 
 
-InputSlot = Union[Primal, Tangent, Saved, SavedSymInt]
-OutputSlot = Union[UpdatedInput, UserOutput, IntermediateBase, Saved, SavedSymInt, Gradient]
+@dataclass(frozen=True)
+class RandomSeed:
+    """The seed of the default generator of a device, an int64 number on the CPU."""
+
+    device: str
+
+    def __str__(self) -> str:
+        return f"random seed of {self.device}"
+
+
+@dataclass(frozen=True)
+class RandomOffset:
+    """How far the default generator of a device has advanced before the graph, an int64 number on the CPU."""
+
+    device: str
+
+    def __str__(self) -> str:
+        return f"random offset of {self.device}"
+
+
+@dataclass(frozen=True)
+class NextOffset:
+    """The offset after the graph; the runtime advances the generator to it."""
+
+    device: str
+
+    def __str__(self) -> str:
+        return f"next random offset of {self.device}"
+
+
+@dataclass(frozen=True)
+class GeneratorClone:
+    """A clone of a device's default generator. A backward draws from it; a forward leaves it where `name` started to draw.
+
+    `name` is that of the saved state in whose place it is; see `aotgrad.backends.generator_inputs`.
+    """
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"generator of {self.name}"
+
+
+InputSlot = Union[Primal, Tangent, Saved, SavedSymInt, RandomSeed, RandomOffset, GeneratorClone]
+OutputSlot = Union[UpdatedInput, UserOutput, IntermediateBase, Saved, SavedSymInt, Gradient, NextOffset]
 FORWARD_RESULTS = (UpdatedInput, UserOutput, IntermediateBase)
 
 

@@ -58,7 +58,7 @@ FUNCTIONS: Mapping[str, Callable] = {
 
 HIGHER_ORDER = frozenset(
     {"associative_scan", "cond", "invoke_subgraph", "map_impl", "scan", "while_loop"}
-    | {"auto_functionalized", "auto_functionalized_v2", "draw_and_record", "draw_again"}
+    | {"auto_functionalized", "auto_functionalized_v2", "draw_and_record", "draw_again", "philox_draw"}
 )
 """Torch's higher-order operators that take operators, tensors, numbers and graphs, but no objects of a process."""
 

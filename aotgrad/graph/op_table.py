@@ -286,8 +286,8 @@ def draws(node: fx.Node) -> bool:
 
 
 def uses_random_state(node: fx.Node) -> bool:
-    """Whether a node reads or sets the state of a default generator."""
-    return node.target in (torch_compat.draw_and_record, torch_compat.draw_again)
+    """Whether a node reads or sets the state of a generator on the host."""
+    return node.target in (torch_compat.draw_and_record, torch_compat.draw_again, torch_compat.philox_draw)
 
 
 def drawing_device(node: fx.Node) -> torch.device:

@@ -4,7 +4,7 @@
 for an `Objective`; `split` extracts the two graphs, `crossing` has the values that pass between them.
 Facts about ops are in `op_table`, the user's tags in `tags`, what may be saved or recomputed in `policy`, and costs in
 `costs` and `fusion`. `problem`, `frontier`, `offload_frontier` and `maxflow` find the best choice; they handle ints,
-not ops.
+not ops. `philox` makes the halves functions of seed and offset, if that is wanted.
 """
 
 from aotgrad.partition.adapt import (
@@ -15,6 +15,7 @@ from aotgrad.partition.adapt import (
     recompute_all_partition,
 )
 from aotgrad.partition.decision import Objective
+from aotgrad.partition.philox import functionalize_rng
 from aotgrad.partition.points import FrontierPoint, frontier_points
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Objective",
     "default_partition",
     "frontier_points",
+    "functionalize_rng",
     "is_typed",
     "min_cut_rematerialization_partition",
     "partition",

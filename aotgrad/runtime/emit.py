@@ -102,6 +102,8 @@ def namespace_of_steps() -> dict[str, Any]:
         "Recomputation": Recomputation,
         "ref": weakref.ref,
         "random_state": torch_compat.random_state,
+        "philox_state": torch_compat.philox_state,
+        "advance_philox": torch_compat.advance_philox,
         "stand_in": stand_in,
         "history_of": History.apply,
     }

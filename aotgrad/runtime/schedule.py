@@ -16,9 +16,9 @@ from aotgrad.ir import Capture, GraphHalf, JointGraph, Partition, SyntheticBase,
 from aotgrad.runtime.mutation_steps import MutationSteps
 from aotgrad.runtime.node_steps import NodeSteps
 from aotgrad.runtime.stage_results import StageResults, result_name
-from aotgrad.runtime.steps import Attach, CallMethod, Forward, MakeBase, Step
+from aotgrad.runtime.steps import AdvanceGenerator, Attach, CallMethod, Forward, MakeBase, Step
 from aotgrad.runtime.view_steps import ViewSteps
-from aotgrad.slots import of_kind
+from aotgrad.slots import NextOffset, RandomSeed, SlotSignature, of_kind
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ def make_schedule(capture: Capture, meta: ViewAndMutationMeta, partition: Partit
     mutations = MutationSteps(results, views)
     nodes = NodeSteps(results, views, mutations)
     later = (
+        *advances(results),
         *nodes.histories(),
         *hooks(results),
         *views.first_views(),
@@ -99,12 +100,23 @@ def forward(results: StageResults, later: tuple[Step, ...]) -> Forward:
     symbols = {name for name, value in results.fakes if torch_compat.has_symbols(value)}
     release = tuple(name for name in results.inputs if name not in used | symbols)
     names = tuple(map(result_name, results.signature.outputs))
-    return Forward(results.primals, names, release, torch_compat.any_autocast_enabled(), random_devices(results.partition))
+    kept, functional = random_devices(results.partition), philox_devices(results.signature)
+    return Forward(results.primals, names, release, torch_compat.any_autocast_enabled(), kept, functional)
+
+
+def advances(results: StageResults) -> Iterator[AdvanceGenerator]:
+    return (AdvanceGenerator(slot.device, result_name(slot)) for slot in of_kind(results.signature.outputs, NextOffset))
+
+
+def philox_devices(signature: SlotSignature) -> tuple[str, ...]:
+    """The devices whose seed and offset the forward takes."""
+    return tuple(slot.device for slot in of_kind(signature.inputs, RandomSeed))
 
 
 def random_devices(partition: Partition) -> tuple[str, ...]:
     """The devices on which a forward draws random numbers that a backward may have to redraw."""
     if partition.backward is None:
         return ()
-    nodes = partition.forward.module.graph.nodes
-    return tuple(sorted({str(op_table.drawing_device(node)) for node in nodes if op_table.draws(node)}))
+    forward = partition.forward
+    drawn = {str(op_table.drawing_device(node)) for node in forward.module.graph.nodes if op_table.draws(node)}
+    return tuple(sorted(drawn.union(philox_devices(forward.signature))))

@@ -24,6 +24,7 @@ from aotgrad.ir import (
 from aotgrad.runtime.segments import segment_halves
 from aotgrad.slots import (
     IntermediateBase,
+    NextOffset,
     Saved,
     SavedSymInt,
     SegmentBoundary,
@@ -52,13 +53,13 @@ class StageResults:
 
     @property
     def primals(self) -> tuple[str, ...]:
-        """The names of the graph's inputs."""
+        """The names of the graph's primals."""
         return self.inputs[: self.capture.convention.placeholder_count]
 
     @functools.cached_property
     def primal_names(self) -> dict[Any, str]:
-        """The names of the graph's inputs, by placeholder."""
-        return dict(zip(self.partition.forward.module.graph.find_nodes(op="placeholder"), self.primals, strict=True))
+        """The names of the graph's primals, by placeholder."""
+        return dict(zip(self.partition.forward.module.graph.find_nodes(op="placeholder"), self.primals, strict=False))
 
     @property
     def has_backward(self) -> bool:
@@ -116,6 +117,8 @@ def result_name(slot: Any) -> str:
             return f"cut_{index}"
         case Saved(name) | SavedSymInt(name):
             return f"saved_{name}"
+        case NextOffset(device):
+            return f"offset_{device.replace(':', '_')}"
     raise AssertionError(slot)
 
 

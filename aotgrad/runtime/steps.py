@@ -1,6 +1,6 @@
 """The steps of a schedule. Each class says what it reads, which source it emits, and what it does in words.
 
-before the forward       MakeBase, Forward
+the forward              MakeBase, Forward, AdvanceGenerator
 autograd nodes           KeepInputs, RecordResults, MakeBoundary, Attach, KeepHistory, CallMethod
 tensors of one memory    MakeAlias, AliasBase, ConvertToInference, MakeView
 writes and versions      UpdateGeometry, CopyBack, AssignData, ShareVersion, SetVersion, StartVersion
@@ -68,7 +68,7 @@ class Step:
         return self.WORDS.format_map(vars(self))
 
 
-# --- Before the forward ----------------------------------------------------------------------------------------------
+# --- The forward ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ class Forward(Step):
     """Run the compiled forward on `inputs` (names) and name its results.
 
     `release` are inputs that no later step reads. `random_devices` are the devices on which the graph draws random
-    numbers, if a gradient of a gradient must draw the same ones: their state is kept.
+    numbers, if a gradient of a gradient must draw the same ones: their state is kept. `philox_devices` are those whose seed
+    and offset are the last inputs.
     """
 
     inputs: tuple[str, ...]
@@ -107,12 +108,14 @@ class Forward(Step):
     release: tuple[str, ...]
     autocast: bool
     random_devices: tuple[str, ...]
+    philox_devices: tuple[str, ...] = ()
 
     def reads(self) -> tuple[str, ...]:
         return self.inputs
 
     def emit(self, writer: SourceWriter) -> None:
-        writer.line(f"inputs = [{', '.join(self.inputs)}]")
+        numbers = (f"*philox_state({device!r})" for device in self.philox_devices)
+        writer.line(f"inputs = [{', '.join((*self.inputs, *numbers))}]")
         if self.release:
             writer.line(f"del {', '.join(self.release)}")
         if self.random_devices:
@@ -127,7 +130,20 @@ class Forward(Step):
         details = [f"release {list_of_names(self.release)}"] if self.release else []
         details += ["autocast is off while it runs"] if self.autocast else []
         details += [f"the random state of {', '.join(self.random_devices)} is kept"] if self.random_devices else []
+        details += [f"the last inputs are seed and offset of {device}" for device in self.philox_devices]
         return "; ".join([text, *details])
+
+
+@dataclass(frozen=True)
+class AdvanceGenerator(Step):
+    """Let the default generator of `device` go on from the offset `name`."""
+
+    device: str
+    name: str
+
+    READS = ("name",)
+    SOURCE = "advance_philox({device!r}, {name})"
+    WORDS = "advance the generator of {device} to {name}"
 
 
 # --- Autograd nodes --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._higher_order_ops.utils import autograd_not_implemented, register_fake
 from torch._ops import HigherOrderOperator
+from torch._prims.rng_prims import graphsafe_run_with_rng_state
 
 RANDOM_STATE_BYTES = {"cpu": 5056, "cuda": 16}
 """The size of a generator's state, for device types whose state can be set."""
@@ -69,10 +70,11 @@ def _drawing_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dev
     if (named := kwargs.get("device")) is not None:
         return torch.device(named)
     leaves = pytree.tree_leaves((args, kwargs))
-    return next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
+    named = (leaf for leaf in leaves if isinstance(leaf, torch.device))
+    return next(named, next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu")))
 
 
-# --- Ops that draw the same numbers twice ----------------------------------------------------------------------------
+# --- Ops that draw from a given state --------------------------------------------------------------------------------
 # Torch's own `run_and_save_rng_state` reads the generator of the current device, not of the device that draws.
 
 
@@ -92,33 +94,78 @@ class _DrawAgain(HigherOrderOperator):
         return super().__call__(state, op, *args, **kwargs)
 
 
+class _DrawAndNote(HigherOrderOperator):
+    def __init__(self) -> None:
+        super().__init__("draw_and_note", cacheable=True)
+
+    def __call__(self, op: Any, /, *args: Any, rng_state: torch.Generator, **kwargs: Any) -> Any:
+        return super().__call__(op, *args, rng_state=rng_state, **kwargs)
+
+
+class _PhiloxDraw(HigherOrderOperator):
+    def __init__(self) -> None:
+        super().__init__("philox_draw", cacheable=True)
+
+    def __call__(self, seed: torch.Tensor, offset: torch.Tensor, op: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(seed, offset, op, *args, **kwargs)
+
+
 draw_and_record = _DrawAndRecord()
 """`(op, *args) -> (state of the generator before, op(*args))`, an op of graphs, which Inductor calls unchanged."""
 
 draw_again = _DrawAgain()
 """`(state, op, *args) -> op(*args)` with the generator in that state; leaves the generator as it was."""
 
+draw_and_note = _DrawAndNote()
+"""`(op, *args, rng_state) -> op(*args)`; the clone `rng_state` gets the state of the generator before.
 
-for _op in (draw_and_record, draw_again):
+During the capture of a CUDA graph, which forbids that, and in replays the clone stays as it is.
+"""
+
+draw_from_clone = graphsafe_run_with_rng_state
+"""`(op, *args, rng_state) -> op(*args)`, drawn from a clone of a GPU's generator. A CUDA graph may contain it."""
+
+philox_draw = _PhiloxDraw()
+"""`(seed, offset, op, *args) -> (op(*args), next offset)` on a GPU, whose generator stays as it is.
+
+Seed and offsets are int64 numbers on the CPU.
+"""
+
+for _op in (draw_and_record, draw_again, draw_and_note, philox_draw):
     _op.py_impl(torch._C.DispatchKey.Autograd)(autograd_not_implemented(_op, deferred_error=True))
 
 
 @draw_and_record.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)
 def _draw_and_record(op: Any, *args: Any, **kwargs: Any) -> Any:
-    _reject_captures()
-    return _default_generator(_drawing_device(args, kwargs)).get_state(), op(*args, **kwargs)
+    return state_before_draws(_drawing_device(args, kwargs)), op(*args, **kwargs)
 
 
 @draw_again.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)
 def _draw_again(state: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
-    _reject_captures()
     generator = _default_generator(_drawing_device(args, kwargs))
-    before = generator.get_state()
+    before = state_before_draws(generator.device)
     generator.set_state(state)
     try:
         return op(*args, **kwargs)
     finally:
         generator.set_state(before)
+
+
+@draw_and_note.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)
+def _draw_and_note(op: Any, *args: Any, rng_state: torch.Generator, **kwargs: Any) -> Any:
+    if not _is_capturing():
+        rng_state.set_state(_default_generator(rng_state.device).get_state())
+    return op(*args, **kwargs)
+
+
+@philox_draw.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)
+def _philox_draw(seed: torch.Tensor, offset: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
+    device = _drawing_device(args, kwargs)
+    clone = clone_generator(device)
+    clone.set_state(torch.stack([seed, offset]).view(torch.uint8))
+    with kept_generators([device]):
+        _default_generator(device).graphsafe_set_state(clone)
+        return op(*args, **kwargs), torch.tensor(clone.get_offset(), dtype=torch.int64, device="cpu")
 
 
 @register_fake(draw_and_record, skip_cache=True)
@@ -132,17 +179,72 @@ def _draw_again_fake(state: torch.Tensor, op: Any, *args: Any, **kwargs: Any) ->
     return op(*args, **kwargs)
 
 
-def _reject_captures() -> None:
-    """Raise during the capture of a CUDA graph, whose replays move the generators without the host.
+@register_fake(draw_and_note, skip_cache=True)
+def _draw_and_note_fake(op: Any, *args: Any, rng_state: torch.Generator, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
+
+
+@register_fake(philox_draw, skip_cache=True)
+def _philox_draw_fake(seed: torch.Tensor, offset: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs), torch.empty((), dtype=torch.int64, device="cpu")
+
+
+# --- The generators of a call, on the host; nothing is read from a GPU -----------------------------------------------
+
+
+def clone_generator(device: torch.device) -> torch.Generator:
+    """A clone of a device's default generator."""
+    return _default_generator(device).clone_state()
+
+
+@contextlib.contextmanager
+def kept_generators(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Inside, the default generators of GPUs may be made to share the state of clones; then they have their own again."""
+    generators = [_default_generator(device) for device in devices]
+    before = [generator.graphsafe_get_state() for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.graphsafe_set_state(state)
+
+
+def state_before_draws(device: torch.device) -> torch.Tensor:
+    """The state of a device's default generator before draws that a backward repeats, as bytes.
 
     Raises:
-        RuntimeError
+        RuntimeError: a CUDA graph is being captured.
     """
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if _is_capturing():
         raise RuntimeError(
             "a CUDA graph is being captured, and the backward draws random numbers of the forward again, from a state that "
             "cannot be read during a capture; compile without memory_budget, or draw the numbers outside of checkpoints"
         )
+    return _default_generator(device).get_state()
+
+
+def philox_state(device: str) -> tuple[torch.Tensor, ...]:
+    """The seed and the offset of a GPU's default generator, as `philox_draw` takes them.
+
+    Raises:
+        RuntimeError: a CUDA graph is being captured.
+    """
+    if _is_capturing():
+        raise RuntimeError(
+            "a CUDA graph is being captured, and with functionalize_rng each call reads a generator, which a capture "
+            "forbids; compile without functionalize_rng"
+        )
+    return _default_generator(torch.device(device)).get_state().view(torch.int64).unbind()
+
+
+def advance_philox(device: str, offset: torch.Tensor) -> None:
+    """Let a GPU's default generator go on from an offset."""
+    _default_generator(torch.device(device)).set_offset(int(offset))
+
+
+def _is_capturing() -> bool:
+    """Whether a CUDA graph is being captured; its replays move the generators without the host."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 # --- The state at the start of a call --------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def is_written_inside(slot: Any, joint: JointGraph, partition: Partition) -> boo
 
 def check_halves_against_joint(joint: JointGraph, partition: Partition) -> Problems:
     forward = partition.forward.signature
-    yield from same_slots("the forward's inputs", forward.inputs, "the joint graph's primals", joint.signature.primals)
+    yield from same_slots("the forward's primals", forward.primals, "the joint graph's primals", joint.signature.primals)
     results = [slot for slot in joint.signature.forward_results if not is_written_inside(slot, joint, partition)]
     yield from same_slots("the forward's results", forward.forward_results, "the joint graph's", results)
     if (partition.backward is not None) != joint.differentiable:

@@ -7,7 +7,17 @@ from typing import Any
 from aotgrad.graph.host_copies import RELOAD, WAIT
 from aotgrad.ir import GraphHalf, Partition
 from aotgrad.printing import type_text
-from aotgrad.slots import FORWARD_RESULTS, Gradient, Primal, Saved, SavedSymInt, Tangent
+from aotgrad.slots import (
+    FORWARD_RESULTS,
+    Gradient,
+    NextOffset,
+    Primal,
+    RandomOffset,
+    RandomSeed,
+    Saved,
+    SavedSymInt,
+    Tangent,
+)
 from aotgrad.verify.common import (
     Problems,
     check_graph,
@@ -21,7 +31,8 @@ from aotgrad.verify.common import (
 
 def check_partition(partition: Partition) -> Problems:
     """Check that each half fits its signature, and that the backward takes what the forward saves, with equal types."""
-    yield from check_half("forward", partition.forward, inputs=Primal, outputs=(*FORWARD_RESULTS, Saved, SavedSymInt))
+    outputs = (*FORWARD_RESULTS, Saved, SavedSymInt, NextOffset)
+    yield from check_half("forward", partition.forward, inputs=(Primal, RandomSeed, RandomOffset), outputs=outputs)
     given = partition.forward.signature.saved
     yield from without_repeats("saved value", given)
     listed = [value.slot for value in partition.saved]

@@ -319,6 +319,11 @@ def _() -> Built:
     return lambda x, w: F.dropout((x @ w).sin(), 0.5).cos().sin(), [leaf(256, 256), leaf(256, 256)]
 
 
+@program("dropout with functionalized random numbers", has_oracle=False, memory_budget=0.1, functionalize_rng=True)
+def _() -> Built:
+    return lambda x, w: F.dropout((x @ w).sin(), 0.5).cos() + torch.rand_like(w), [leaf(256, 256), leaf(256, 256)]
+
+
 @program("attention with dropout", has_oracle=False)
 def _() -> Built:
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.2), [leaf(2, 4, 32, 16) for _ in range(3)]

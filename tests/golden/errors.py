@@ -1319,6 +1319,13 @@ def generator_of_its_own():
 
 
 @error_case
+def functional_draw_on_a_cpu():
+    """With `functionalize_rng`, a random op draws on a CPU."""
+    options = {"functionalize_rng": True}
+    aotgrad.aot_function(lambda x: x * torch.rand_like(x), aotgrad.nop, options=options)(torch.ones(3))
+
+
+@error_case
 def seeded_generator():
     """A function seeds a generator that is an argument."""
 

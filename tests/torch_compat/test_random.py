@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import pytest
 import torch
 
 from aotgrad import torch_compat as compat
@@ -67,3 +70,80 @@ def test_functions_of_torch_find_a_stand_in_for_the_default_generator():
         torch.default_generator.manual_seed(3)
         assert torch.equal(torch.rand(2), expected), "the stand-in passes calls on"
     assert torch.random.default_generator is before
+
+
+def test_an_op_notes_in_a_clone_where_it_drew():
+    clone = compat.clone_generator(torch.device("cpu"))
+    torch.rand(3)
+    state = compat.state_before_draws(torch.device("cpu"))
+    assert not torch.equal(clone.get_state(), state)
+    drawn = compat.draw_and_note(torch.ops.aten.bernoulli.p, torch.ones(8), 0.5, rng_state=clone)
+    assert torch.equal(clone.get_state(), state)
+    torch.set_rng_state(state)
+    assert torch.equal(torch.bernoulli(torch.ones(8), 0.5), drawn)
+
+
+def test_ops_on_a_gpu_have_shape_functions():
+    op, clone = torch.ops.aten.bernoulli.p, compat.clone_generator(torch.device("cpu"))
+    with torch._subclasses.FakeTensorMode():
+        x, number = torch.ones(8, device="cuda"), torch.tensor(0)
+        drawn, after = compat.philox_draw(number, number, op, x, 0.5)
+        assert (drawn.device, drawn.shape, after.device, after.dtype) == (x.device, x.shape, number.device, torch.int64)
+        assert compat.draw_from_clone(op, x, 0.5, rng_state=clone).device == x.device
+
+
+@dataclass
+class Philox:
+    """A generator as a GPU has it."""
+
+    seed: int
+    offset: int
+
+    def get_state(self) -> torch.Tensor:
+        return torch.tensor([self.seed, self.offset]).view(torch.uint8)
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+    def graphsafe_get_state(self) -> Philox:
+        return Philox(self.seed, self.offset)
+
+    def graphsafe_set_state(self, other: Philox) -> None:
+        self.seed, self.offset = other.seed, other.offset
+
+
+@pytest.fixture
+def generator(monkeypatch) -> Philox:
+    """The default generator of a GPU."""
+    found = Philox(5, 8)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "default_generators", (found,))
+    return found
+
+
+def test_seed_and_offset_of_a_gpus_generator(generator):
+    seed, offset = compat.philox_state("cuda:0")
+    assert (int(seed), int(offset), offset.dtype) == (5, 8, torch.int64)
+    compat.advance_philox("cuda:0", offset + 4)
+    assert generator == Philox(5, 12)
+
+
+def test_generators_have_their_own_state_again_after_an_error(generator):
+    with pytest.raises(ValueError), compat.kept_generators([torch.device("cuda:0")]):
+        generator.graphsafe_set_state(Philox(1, 0))
+        raise ValueError
+    assert generator == Philox(5, 8)
+
+
+def test_during_a_capture_the_state_is_not_read(generator, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="the backward draws random numbers of the forward again"):
+        compat.state_before_draws(torch.device("cuda:0"))
+    with pytest.raises(RuntimeError, match="with functionalize_rng each call reads a generator"):
+        compat.philox_state("cuda:0")
+    clone = torch.Generator()
+    before = clone.get_state()
+    compat.draw_and_note(torch.ops.aten.bernoulli.p, torch.ones(8), 0.5, rng_state=clone)
+    assert torch.equal(clone.get_state(), before)

@@ -378,7 +378,7 @@ def test_what_a_backend_returns_can_be_called(product):
 
 def test_the_halves_belong_to_the_joint_graph(product):
     joint = replace(product.joint, signature=SlotSignature((Primal(0), *product.joint.signature.inputs[2:]), ()))
-    message = "the forward's inputs and the joint graph's primals differ: missing none, surplus primal 1"
+    message = "the forward's primals and the joint graph's primals differ: missing none, surplus primal 1"
     assert_broken("executable", replace(product, joint=joint), message)
 
 

@@ -23,7 +23,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aotgrad.torch_compat.random import draw_again, draw_and_record
+from aotgrad.torch_compat.random import draw_again, draw_and_note, draw_and_record, philox_draw
 
 
 def compile_without_workers() -> None:
@@ -78,14 +78,14 @@ def _decomposition_name(function: Any) -> str | None:
 def call_in_inductor(ops: Iterable[Any]) -> None:
     """Make Inductor call the kernels of ops, and of their backwards, that it has no lowering for and expects decomposed.
 
-    It calls those that draw the same numbers twice, too.
+    It calls those that draw from a given state, too.
     """
     from torch._decomp import decomposition_table
     from torch._inductor.lowering import lowerings, make_fallback
 
     table = inductor_decompositions()
     for op in ops:
-        if op in (draw_and_record, draw_again) and op not in lowerings:
+        if op in (draw_and_record, draw_again, draw_and_note, philox_draw) and op not in lowerings:
             make_fallback(op)
         if isinstance(op, torch._ops.OpOverload) and op not in lowerings and op not in table:
             forward = getattr(torch.ops.aten, op._opname.removesuffix("_backward"), None)
