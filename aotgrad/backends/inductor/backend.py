@@ -23,6 +23,12 @@ from aotgrad.backends.closed_over import bind_tensors, closed_over_tensors, lift
 from aotgrad.backends.copies import keep_returned_copies
 from aotgrad.backends.corrected import CORRECTIONS, amend_inductor, corrected_decompositions, rewrite
 from aotgrad.backends.floats import replace_floats
+from aotgrad.backends.generator_inputs import (
+    BackwardWithClones,
+    ForwardWithClones,
+    backward_with_clones,
+    forward_with_clones,
+)
 from aotgrad.backends.graphs import outputs_of
 from aotgrad.backends.inductor.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.inductor.wrapper_code import Wrapper
@@ -84,7 +90,7 @@ class InductorBackend:
                 module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
             give_backward_own_seeds(module.graph)
-            if torch_compat.inductor_uses_cudagraphs():
+            if torch_compat.inductor_uses_cudagraphs() and takes_symbolic_sizes(module.graph):
                 draw_once(module.graph)
             module.recompile()  # Inductor's cache uses the code as the key
             return replace(joint, module=module)
@@ -102,8 +108,15 @@ class InductorBackend:
             shared = Shared(torch_compat.inductor_uses_cudagraphs(), input_names(forward, static_inputs))
         job = Job(forward, "forward", (UserOutput, IntermediateBase), {"static_input_idxs": sorted(static_inputs)})
         job.settings["is_inference"] = not differentiable
-        compiled = self._compile(job, shared)
+        compiled = self._compile_forward(job, shared)
         return Compiled(self.name, compiled, InductorBackward(self, shared) if differentiable else None)
+
+    def _compile_forward(self, job: Job, shared: Shared) -> BoxedCallable:
+        if not takes_clones(job.half, shared):
+            return self._compile(job, shared)
+        half, clones = forward_with_clones(job.half)
+        compiled = self._compile(replace(job, half=half), shared)
+        return ForwardWithClones(compiled, clones) if clones else compiled
 
     def backward(self, half: GraphHalf, shared: Shared) -> BoxedCallable:
         """Compile a backward half for the forward that was compiled with `shared`.
@@ -113,10 +126,12 @@ class InductorBackend:
         Layout optimization is off, because the forward has chosen the layouts. Otherwise one recomputed convolution would
         change the layouts of the whole graph, and Inductor would copy the inputs.
         """
+        half, clones = backward_with_clones(half) if takes_clones(half, shared) else (half, {})
         inputs = enumerate(half.signature.inputs)
         static = [k for k, slot in inputs if isinstance(slot, Saved) and slot.name in shared.static]
         settings = {"static_input_idxs": static, "is_backward": True}
-        return self._compile(Job(half, "backward", (Gradient,), settings, {"layout_optimization": False}), shared)
+        compiled = self._compile(Job(half, "backward", (Gradient,), settings, {"layout_optimization": False}), shared)
+        return BackwardWithClones(compiled, clones) if clones else compiled
 
     def _compile(self, job: Job, shared: Shared) -> BoxedCallable:
         module = job.half.module
@@ -233,6 +248,16 @@ class InductorBackward:
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
         return self.backend.backward(half, self.shared)
+
+
+def takes_clones(half: GraphHalf, shared: Shared) -> bool:
+    """Whether a half is compiled for CUDA graphs, and whole: its random ops then draw again from clones of generators."""
+    graph = half.module.graph
+    return shared.cudagraphs and any(map(op_table.uses_random_state, graph.nodes)) and not must_be_cut(graph)
+
+
+def takes_symbolic_sizes(graph: fx.Graph) -> bool:
+    return any(torch_compat.has_symbols(node.meta.get("val")) for node in graph.find_nodes(op="placeholder"))
 
 
 def input_names(forward: GraphHalf, inputs: frozenset[int]) -> frozenset[str]:
