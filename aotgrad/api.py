@@ -49,6 +49,7 @@ from aotgrad.plan_cache.module_state import LiftedModule, slots_of
 from aotgrad.subclasses.bridge import OtherGradientForm
 from aotgrad.subclasses.forms import is_wrapper
 from aotgrad.subclasses.layout import USUAL, GradientForms, WrapperLayout
+from aotgrad.subclasses.passages import running_call
 from aotgrad.telemetry.graph_names import qualified_name
 from aotgrad.transforms.dispatch import Dispatch
 
@@ -358,10 +359,7 @@ class FlatModule:
         """
         if isinstance(error, WrappedGradient):
             error = wrapped_gradient_form(error, self.dedupe, self.layout)
-        if error.index in self.gradients.values:
-            raise error
-        known = self.gradients.with_value(error.index, error.form.with_fixed_sizes())
-        return FlatModule.of(self.lifted.module, self.args, known)
+        return FlatModule.of(self.lifted.module, self.args, self.gradients.after(error))
 
 
 def flat_callable(flat: FlatModule, executable: Executable | RestoredFunction, compiler: Compiler) -> FlatCallable:
@@ -494,7 +492,8 @@ class FlatCallable(ModuleCallable):
         wrappers, places = self.layout.wrappers, [self.layout.origins[k] for k in self.dedupe.kept]
         changed = tensors_to_copy(self.executable, wrappers, values, places)
         detour = self.others.detour_of(self.call_of(values), self.executable, wrappers, changed)
-        return self.layout.wrappers.assemble(self.executable.call(flat), objects, detour)
+        with running_call(detour):
+            return wrappers.assemble(self.executable.call(flat), objects)
 
     def admits(self, values: Sequence[Any]) -> bool:
         """Whether the guards that no frontend has hold for the distinct inputs."""

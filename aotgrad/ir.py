@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import torch
 import torch.fx as fx
@@ -28,11 +28,16 @@ from aotgrad.slots import (
     Primal,
     Saved,
     SavedSymInt,
+    SegmentBoundary,
     SlotSignature,
     Tangent,
     UpdatedInput,
     UserOutput,
 )
+
+if TYPE_CHECKING:
+    from aotgrad.subclasses.forms import TensorForm
+    from aotgrad.subclasses.passages import Passage
 
 FOLDED = "_folded_"
 """The prefix of attributes whose values passes computed; other attributes may be tensors of the user."""
@@ -699,6 +704,8 @@ class JointGraph:
         memory: the inputs, results and tangents that a backward changes in place.
         effects: groups of autograd nodes that change memory, one segment each; a node is its age in the function.
         saved_in_eager: the inputs and results that own the memory of a value that eager saves.
+        passages: how gradients pass through the wrapper subclasses among the results; each stands for all its parts.
+        cut_forms: the forms of wrapper subclasses that pass between two segments.
     """
 
     module: fx.GraphModule
@@ -712,6 +719,8 @@ class JointGraph:
     memory: tuple[Primal | ForwardResult | Tangent, ...] = ()
     effects: tuple[frozenset[int], ...] = ()
     saved_in_eager: frozenset[Primal | ForwardResult] = frozenset()
+    passages: Mapping[Gradient, Passage] = field(default_factory=dict)
+    cut_forms: Mapping[SegmentBoundary, TensorForm] = field(default_factory=dict)
 
     @property
     def differentiable(self) -> bool:

@@ -69,12 +69,25 @@ class IntermediateBase:
 
 @dataclass(frozen=True)
 class SegmentBoundary:
-    """A value inside the function where its backward is cut into two segments."""
+    """A value inside the function where its backward is cut into two segments.
+
+    The gradient of a wrapper subclass passes in parts: this is `part` of the `term`-th one that `segment` passes on there.
+    """
 
     index: int
+    segment: int | None = None
+    term: int = 0
+    part: int = 0
+
+    @property
+    def is_part(self) -> bool:
+        return self.segment is not None
 
     def __str__(self) -> str:
-        return f"cut {self.index}"
+        if not self.is_part:
+            return f"cut {self.index}"
+        term = f", term {self.term}" if self.term else ""
+        return f"cut {self.index} after segment {self.segment}{term}, part {self.part}"
 
 
 @dataclass(frozen=True)
@@ -85,6 +98,20 @@ class ReturnedView:
 
     def __str__(self) -> str:
         return f"output {self.index} (a view)"
+
+
+@dataclass(frozen=True)
+class ReturnedWrapper:
+    """The wrapper subclass whose parts are the flat outputs from the `index`-th on, and `part` of a gradient of it.
+
+    It is assembled outside of the graph; the gradient passes through it.
+    """
+
+    index: int
+    part: int = 0
+
+    def __str__(self) -> str:
+        return f"output {self.index} (a wrapper), part {self.part}"
 
 
 @dataclass(frozen=True)
@@ -108,7 +135,12 @@ class Memory:
 
 
 ForwardResult = Union[UpdatedInput, UserOutput, IntermediateBase]
-GradientTarget = Union[Primal, ForwardResult, ReturnedView, OldInput, SegmentBoundary, Memory]
+GradientTarget = Union[Primal, ForwardResult, ReturnedView, ReturnedWrapper, OldInput, SegmentBoundary, Memory]
+
+
+def place_of(slot: T) -> T:
+    """Where a gradient passes of which a slot may be one part."""
+    return type(slot)(slot.index) if isinstance(slot, (SegmentBoundary, ReturnedWrapper)) else slot
 
 
 @dataclass(frozen=True)

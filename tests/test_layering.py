@@ -23,6 +23,9 @@ SHARED = (
     "options",
     "plan_cache.lock",  # some stages compile on first use
     "slots",
+    "subclasses.bridge",  # gradients of wrapper subclasses pass in parts
+    "subclasses.forms",
+    "subclasses.passages",
     "telemetry",
     "torch_compat",
 )

@@ -13,8 +13,8 @@ tangents, which the engine sums at run time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -64,23 +64,29 @@ from aotgrad.joint.segments import (
     order_for_engine,
     positions_of,
     single_segment,
+    taken_apart,
     targets_behind,
     visited_nodes,
 )
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
+    GradientTarget,
     IntermediateBase,
     Memory,
     OldInput,
     Primal,
     ReturnedView,
+    ReturnedWrapper,
     SegmentBoundary,
     SlotSignature,
     Tangent,
     UpdatedInput,
     UserOutput,
+    place_of,
 )
+from aotgrad.subclasses.forms import TensorForm
+from aotgrad.subclasses.passages import Passage, end_of_gradient, gradient_of_parts, gradient_parts
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,8 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
         memory=backward.memory,
         effects=backward.effects,
         saved_in_eager=backward.saved_in_eager & {*signature.inputs, *signature.outputs},
+        passages=backward.passages,
+        cut_forms=backward.cut_forms,
     )
 
 
@@ -149,7 +157,7 @@ def _number_collectives(graph: fx.Graph) -> None:
 class AppendedBackward:
     """The live tensor of each tangent, and the node of each gradient or `None`. All empty if there is no backward.
 
-    `memory`, `effects` and `saved_in_eager`: see `JointGraph`.
+    `memory`, `effects`, `saved_in_eager`, `passages` and `cut_forms`: see `JointGraph`.
     """
 
     tangents: dict[Tangent, torch.Tensor]
@@ -158,6 +166,8 @@ class AppendedBackward:
     memory: tuple[Place | Tangent, ...] = ()
     effects: tuple[frozenset[int], ...] = ()
     saved_in_eager: frozenset[Primal | ForwardResult] = frozenset()
+    passages: Mapping[Gradient, Passage] = field(default_factory=dict)
+    cut_forms: Mapping[SegmentBoundary, TensorForm] = field(default_factory=dict)
 
 
 def _append_possible_backward(
@@ -230,7 +240,7 @@ def _append_backward(
     reject_wrapped_gradients(gradients)
     nodes = {slot: None if value is None else capture.trace.node_of(value) for slot, value in gradients.items()}
     nodes.update(join_cases(capture.trace, cases, found.tangents, nodes))
-    appended = AppendedBackward(found.tangents, nodes, segments)
+    appended = AppendedBackward(found.tangents, nodes, segments, passages=found.passages, cut_forms=found.cut_forms)
     note_when_they_run(collectives, whole, segments, entered_edges(outputs, whole, found.tangents))
     appended = with_saved_values(capture, outputs, appended, whole, effects)
     return appended if segmentation is None else _with_effects(capture, appended, segmentation, effects)
@@ -262,7 +272,9 @@ def _without_idle_segments(
         gradients = _of_one_segment(capture, gradients)
     entry = {tangent: number[segment] for tangent, segment in found.entry.items()}
     left = [(number[segment], primal) for segment, primal in found.left if segment in number]
-    return segmentation.renumber(number), FoundGradients(found.tangents, gradients, entry, left)
+    passages = {replace(slot, segment=number[slot.segment or 0]): each for slot, each in found.passages.items()}
+    kept = replace(found, gradients=gradients, entry=entry, left=left, passages=passages)
+    return segmentation.renumber(number), kept
 
 
 def _with_effects(
@@ -305,12 +317,16 @@ def _gradients_behind_effects(segmentation: Segmentation, found: FoundGradients,
 class FoundGradients:
     """The tangents of results and cuts, the gradients, the segment that each tangent enters, and the order in which
     segments complete the gradients of primals.
+
+    `passages`, `cut_forms`: see `JointGraph`.
     """
 
     tangents: dict[Tangent, torch.Tensor]
     gradients: Mapping[Gradient, torch.Tensor | None]
     entry: dict[Tangent, int]
     left: list[tuple[int, Primal]]
+    passages: Mapping[Gradient, Passage] = field(default_factory=dict)
+    cut_forms: Mapping[SegmentBoundary, TensorForm] = field(default_factory=dict)
 
 
 def _find_gradients(
@@ -326,11 +342,8 @@ def _find_gradients(
             gradients = {Gradient(Primal(k)): gradient for k, gradient in found}
             return FoundGradients(tangents, gradients, dict.fromkeys(tangents, 0), [(0, Primal(k)) for k in arrived])
         assert segmentation is not None, "where gradients are joined, it says at which edges"
-        cuts, gradients, left = _gradients_of_segments(capture, outputs, tangents, segmentation, effects)
-    if segmentation.count == 1:
-        gradients = _of_one_segment(capture, gradients)
-    entered = {**tangents, **cuts}
-    return FoundGradients(entered, gradients, _segments_of_tangents(outputs, entered, segmentation), left)
+        found = _gradients_of_segments(capture, outputs, tangents, segmentation, effects)
+    return replace(found, gradients=_of_one_segment(capture, found.gradients)) if segmentation.count == 1 else found
 
 
 def _other_cases(
@@ -405,7 +418,7 @@ def entered_edges(outputs: Sequence[Result], segmentation: Segmentation, tangent
     """Where each tangent enters."""
     edges: dict[Any, Edge] = {target: edge for edge, target in segmentation.targets.items()}
     edges.update(result_edges(outputs))
-    return {tangent: edges[tangent.of] for tangent in tangents}
+    return {tangent: edges[place_of(tangent.of)] for tangent in tangents}
 
 
 def note_when_they_run(
@@ -439,8 +452,10 @@ def segmentation_of(
         return None
     inputs = _input_edges(capture, outputs)
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
+    if grad_segments is WHOLE:
+        views = [view for view in views if view.taker is None]
     bases = [tuple(results[base] for base in view.bases if base in results) for view in views]
-    external_views = [ExternalView(view.slot, view.edge, edges) for view, edges in zip(views, bases, strict=True)]
+    external_views = list(map(external_view, views, bases))
     reject_hooks_outside(capture, results, inputs, external_views, failing)
     if grad_segments is WHOLE and not (views or writing):
         return single_segment(results, inputs, failing)
@@ -451,6 +466,12 @@ def segmentation_of(
     found = find_segments(results, inputs, chunks, external_views, failing, positions)
     assert found is not None or not writing, "a result that is an input is no result of the graph"
     return single_segment(results, inputs, failing) if found is None and failing else found
+
+
+def external_view(view: View, bases: Sequence[Edge]) -> ExternalView:
+    if isinstance(view.slot, ReturnedWrapper):
+        return taken_apart(view.slot, view.taker, bases)
+    return ExternalView(view.slot, view.edge, tuple(bases))
 
 
 def reject_hooks_outside(
@@ -508,15 +529,23 @@ def _gradients_of_segments(
     tangents: dict[Tangent, torch.Tensor],
     segmentation: Segmentation,
     effects: Effects,
-) -> tuple[dict[Tangent, torch.Tensor], dict[Gradient, torch.Tensor], list[tuple[int, Primal]]]:
-    """The tangents of the cuts, the gradients of each segment, and the order in which it completes those of primals."""
+) -> FoundGradients:
+    """The gradients of each segment, with the tangents of the cuts."""
     cuts: dict[Tangent, torch.Tensor] = {}
+    forms: dict[SegmentBoundary, TensorForm] = {}
 
     def enter(cut: SegmentBoundary, gradient: torch.Tensor) -> torch.Tensor:
-        if torch_compat.is_wrapper_subclass(gradient):
+        if not torch_compat.is_wrapper_subclass(gradient):
+            return enter_plain(cut, gradient)
+        form, parts = end_of_gradient(gradient).form, gradient_parts(gradient)
+        if len(parts) < form.count or form.is_symbolic or not has_cuts_outside(segmentation):
             raise WrapperAtCut(
                 f"the gradient of a {type(gradient).__name__} passes between two parts of the backward that run separately"
             )
+        forms[cut] = form
+        return gradient_of_parts(form, {k: enter_plain(replace(cut, part=k), part) for k, part in parts.items()})
+
+    def enter_plain(cut: SegmentBoundary, gradient: torch.Tensor) -> torch.Tensor:
         name = f"tangents_{len(effects.cells) + len(tangents) + len(cuts) + 1}"
         return cuts.setdefault(Tangent(cut), capture.trace.add_placeholder(name, gradient))
 
@@ -525,7 +554,20 @@ def _gradients_of_segments(
         _gradients(capture, outputs, list(tangents.values()), effects, ends, segmentation.segment_of)
     with eager_dtypes(), attributed_to_forward(capture.trace, ()):
         terms = cut_backward.terms()
-    return cuts, {gradient: terms[gradient] for gradient in sorted(terms, key=_gradient_rank)}, list(cut_backward.left)
+        passages = dict(_passages(cut_backward.collected, segmentation))
+    gradients = {gradient: terms[gradient] for gradient in sorted(terms, key=_gradient_rank)}
+    entered = {**tangents, **cuts}
+    entry = _segments_of_tangents(outputs, entered, segmentation)
+    return FoundGradients(entered, gradients, entry, list(cut_backward.left), passages, forms)
+
+
+def _passages(
+    collected: Mapping[tuple[int, GradientTarget], Sequence[torch.Tensor]], segmentation: Segmentation
+) -> Iterator[tuple[Gradient, Passage]]:
+    """How gradients pass through wrapper subclasses among the results."""
+    for (segment, target), terms in collected.items():
+        for term, gradient in enumerate(terms if isinstance(target, ReturnedWrapper) else ()):
+            yield Gradient(target, segment, term), Passage.of(segmentation.takers[target], gradient)
 
 
 def accumulators(capture: Capture, segmentation: Segmentation) -> list[GradientEdge]:
@@ -534,19 +576,26 @@ def accumulators(capture: Capture, segmentation: Segmentation) -> list[GradientE
     return [GradientEdge(*edge) for edge in inputs if hasattr(edge[0], "variable")] if capture.assigned else []
 
 
-def _gradient_rank(gradient: Gradient) -> tuple[int | None, int, int, int]:
+GRADIENT_KINDS = (
+    *(Primal, UpdatedInput, UserOutput, IntermediateBase),
+    *(ReturnedView, ReturnedWrapper, OldInput, SegmentBoundary),
+)
+
+
+def _gradient_rank(gradient: Gradient) -> tuple[Any, ...]:
     """Orders gradients by segment, and within one: of primals, results, views, cuts."""
-    kind = (Primal, UpdatedInput, UserOutput, IntermediateBase, ReturnedView, OldInput, SegmentBoundary).index(
-        type(gradient.of)
-    )
-    return gradient.segment, kind, gradient.of.index, gradient.term
+    of = gradient.of
+    term, part = gradient.term, of.part if isinstance(of, ReturnedWrapper) else 0
+    if isinstance(of, SegmentBoundary) and of.is_part:
+        term, part = of.term, of.part
+    return gradient.segment, GRADIENT_KINDS.index(type(of)), of.index, term, part
 
 
 def _segments_of_tangents(
     outputs: Sequence[Result], tangents: Iterable[Tangent], segmentation: Segmentation
 ) -> dict[Tangent, int]:
     entered = entered_edges(outputs, segmentation, tangents)
-    return {tangent: segmentation.segment_of[node] for tangent, (node, _) in entered.items()}
+    return {tangent: segmentation.segment_of[node] for tangent, (node, *_) in entered.items()}
 
 
 def backward_segments(

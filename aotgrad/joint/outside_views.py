@@ -1,28 +1,48 @@
-"""The views that are made outside of the graph, with the edges at which their gradients enter the backward."""
+"""The views that are made outside of the graph, with the edges at which their gradients enter the backward.
+
+A wrapper subclass among the results is assembled outside of the graph, and counts as a view of its parts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from aotgrad import torch_compat
-from aotgrad.ir import Capture, MemberInput, MutationType, ViewAndMutationMeta
-from aotgrad.joint.segments import Edge
-from aotgrad.slots import ForwardResult, OldInput, ReturnedView, UpdatedInput
+from aotgrad.ir import (
+    GRAPH_OUTPUTS,
+    Capture,
+    ConstantOutput,
+    MemberInput,
+    MutationType,
+    SymOutput,
+    ViewAndMutationMeta,
+)
+from aotgrad.joint.segments import Edge, autograd_nodes
+from aotgrad.slots import ForwardResult, OldInput, ReturnedView, ReturnedWrapper, UpdatedInput, UserOutput
+from aotgrad.subclasses.passages import takes_result_apart
 
 
 @dataclass(frozen=True)
 class View:
-    """A view that is made outside of the graph: the edge of its gradient, and the results that it is made from."""
+    """A view that is made outside of the graph: the edge of its gradient, and the results that it is made from.
 
-    slot: ReturnedView | UpdatedInput | OldInput
+    `taker` is the node that takes a wrapper subclass apart, see `ExternalView`.
+    """
+
+    slot: ReturnedView | ReturnedWrapper | UpdatedInput | OldInput
     edge: Edge
     bases: tuple[ForwardResult, ...]
+    taker: Any = None
 
 
 def views_outside(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
     """Returned views, and inputs that become views of their old values: of another size, or of written memory."""
     yield from new_leaf_views(capture, meta)
+    yield from passed_wrappers(capture, meta)
     for index in meta.replayed_views():
         live, inside, base = capture.outputs[index], meta.input_behind(index), meta.result_behind(index)
         bases = () if base is None else (base,)
@@ -44,6 +64,29 @@ def new_leaf_views(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View
     leaves = {id(capture.outputs[index]): index for index in sorted(meta.new_leaves, reverse=True)}
     for index in sorted(leaves.values()):
         yield View(ReturnedView(index), torch_compat.gradient_edge(capture.outputs[index]), ())
+
+
+def passed_wrappers(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[View]:
+    """The wrapper subclasses among the results that other results were computed from."""
+    results = [output for output in capture.outputs if isinstance(output, torch.Tensor) and output.requires_grad]
+    takers: dict[Any, None] = {output.grad_fn: None for output in results if takes_result_apart(output.grad_fn)}
+    others = (node for node in (autograd_nodes(results) if takers else ()) if node not in takers)
+    entered = {edge for node in others for edge in node.next_functions}
+    for taker in takers:
+        edge, slots = taker.next_functions[0], flat_outputs_of(taker, capture)
+        if edge in entered and all(isinstance(meta.outputs[slot.index], RETURNED_AT_ONCE) for slot in slots):
+            yield View(ReturnedWrapper(slots[0].index), edge, tuple(slots), taker)
+
+
+def flat_outputs_of(taker: Any, capture: Capture) -> list[UserOutput]:
+    """The outputs that a result is taken apart to: parts, carriers and numbers."""
+    edges = ((k, output) for k, output in enumerate(capture.outputs) if isinstance(output, torch.Tensor))
+    first = next(k - output.output_nr for k, output in edges if output.grad_fn is taker)
+    return [UserOutput(first + k) for k in range(taker.end.flat_count)]
+
+
+RETURNED_AT_ONCE = (*GRAPH_OUTPUTS, SymOutput, ConstantOutput)
+"""Outputs that are known before an autograd node is made."""
 
 
 def _updated(capture: Capture, index: int) -> tuple[UpdatedInput, ...]:

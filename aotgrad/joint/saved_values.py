@@ -49,7 +49,7 @@ def masks_of_nodes(
     """For each node, the tangents of its segment that lead to it, and the gradients that it leads to, as bit masks."""
     segment_of, failures = segmentation.segment_of, segmentation.failures
     onward = {node: () if node in failures else edges_of(node) for node in segment_of}
-    inside = {node: [n for n, _ in onward[node] if segment_of.get(n) == segment_of[node]] for node in segment_of}
+    inside = {node: [n for n, *_ in onward[node] if segment_of.get(n) == segment_of[node]] for node in segment_of}
     order = topological_order(segment_of, inside.__getitem__, segment_of.__getitem__)
     tangents, gradients = dict.fromkeys(order, 0), dict.fromkeys(order, 0)
     for segment in segments:

@@ -42,12 +42,19 @@ from aotgrad.slots import (
     OldInput,
     Primal,
     ReturnedView,
+    ReturnedWrapper,
     SegmentBoundary,
     UpdatedInput,
+    place_of,
 )
+from aotgrad.subclasses.passages import gradient_parts
 
-Edge = tuple[Any, int]
-"""An autograd node and the position of one of its inputs, where a gradient arrives."""
+Edge = tuple[Any, ...]
+"""An autograd node and the position of one of its inputs, where a gradient arrives.
+
+If other results were computed from a wrapper subclass that is a result, their gradients pass through it outside. So the edge
+of the node that takes the wrapper apart is another one, with the node as a third item.
+"""
 
 MOST_SEGMENTS = 16
 """The most chunks of a backward whose gradients are awaited."""
@@ -62,12 +69,21 @@ NOTHING_FAILS: Mapping[Any, str] = {}
 class ExternalView:
     """A view that is made outside of the graph: a returned one, or an input that the call changes.
 
-    Gradients leave at `edge`. They may return at `bases`, where gradients of results enter.
+    Gradients leave at `edge`. They may return at `bases`, where gradients of results enter. A wrapper subclass among the
+    results is such a view of its parts, and `taker` is the node that takes it apart.
     """
 
-    slot: ReturnedView | UpdatedInput | OldInput
+    slot: ReturnedView | ReturnedWrapper | UpdatedInput | OldInput
     edge: Edge
     bases: tuple[Edge, ...]
+    taker: Any = None
+
+
+def taken_apart(slot: ReturnedWrapper, taker: Any, bases: Sequence[Edge]) -> ExternalView:
+    """A wrapper subclass among the results; from now on the node that takes it apart has an edge of its own."""
+    edge = taker.next_functions[0]
+    taker.takes_own_edge = True
+    return ExternalView(slot, edge, tuple(bases), taker)
 
 
 @dataclass(frozen=True)
@@ -85,7 +101,8 @@ class Segmentation:
     `targets` are the edges through which a gradient may leave a segment. `materialized` are segments of one node that gets
     zeros for undefined gradients if another one is defined. `alone` are the nodes that change tensors in place, in groups
     that are one segment each; `effects` are their positions by age. `failures` are the nodes that raise. `deciding` are the
-    nodes of custom functions that decide by what arrives what to compute; each is a segment.
+    nodes of custom functions that decide by what arrives what to compute; each is a segment. `takers` are the nodes that
+    take wrapper subclasses apart through which gradients pass.
     """
 
     segment_of: Mapping[Any, int]
@@ -97,6 +114,7 @@ class Segmentation:
     effects: tuple[frozenset[int], ...] = ()
     failures: Mapping[Any, Failure] = field(default_factory=dict)
     deciding: frozenset[Any] = frozenset()
+    takers: Mapping[GradientTarget, Any] = field(default_factory=dict)
 
     def renumber(self, number: Mapping[int, int]) -> Segmentation:
         """The segmentation with new numbers, without segments that have none."""
@@ -164,7 +182,8 @@ def find_segments(
     failures = failures_of(order, failing, {**ends_at(results, external_view_at), **inputs}) if failing else {}
     left = frozenset(external_view_at.keys() & targets.keys())
     alone = frozenset().union(*groups)
-    return Segmentation(segment_of, targets, count, materialized, left, alone, tuple(effects), failures, deciding)
+    takers: dict[GradientTarget, Any] = {external_view_at[edge].slot: external_view_at[edge].taker for edge in left}
+    return Segmentation(segment_of, targets, count, materialized, left, alone, tuple(effects), failures, deciding, takers)
 
 
 def closure_of_group(group: Collection[Any], order: Sequence[Any], successors: Mapping[Any, Sequence[Any]]) -> set[Any]:
@@ -303,7 +322,7 @@ def nodes_that_get_zeros(order: Sequence[Any], reached: Mapping[Any, int], roots
         masks = arriving.setdefault(node, {})
         masks[position] = masks.get(position, 0) | 1 << k
     for node in order:
-        for successor, position in edges_of(node):
+        for successor, position, *_ in edges_of(node):
             masks = arriving.setdefault(successor, {})
             masks[position] = masks.get(position, 0) | reached[node]
     custom = (node for node in order if torch_compat.gets_zeros(node))
@@ -322,7 +341,13 @@ def chunks_of(
 
 def edges_of(node: Any) -> list[Edge]:
     """The edges along which a node passes gradients on."""
-    return [(successor, position) for successor, position in node.next_functions if successor is not None]
+    return [edge for edge in all_edges_of(node) if edge[0] is not None]
+
+
+def all_edges_of(node: Any) -> list[Edge]:
+    """An edge for each input of a node, also for those without a gradient."""
+    own = (node,) if getattr(node, "takes_own_edge", False) else ()
+    return [(*edge, *own) for edge in node.next_functions]
 
 
 def autograd_nodes(roots: Iterable[torch.Tensor]) -> list[Any]:
@@ -363,7 +388,7 @@ def visited_nodes(
 
 def ends_without_inputs(segmentation: Segmentation) -> list[GradientEdge]:
     """The edges of results and views without an input behind them: a backward to the inputs would skip them."""
-    entered = {node for (node, _), target in segmentation.targets.items() if isinstance(target, Primal)}
+    entered = {node for (node, *_), target in segmentation.targets.items() if isinstance(target, Primal)}
     visible = (edge for edge, target in segmentation.targets.items() if not isinstance(target, (Primal, SegmentBoundary)))
     return [GradientEdge(*edge) for edge in visible if not leads_to(edge[0], entered)]
 
@@ -375,7 +400,7 @@ def leads_to(root: Any, ends: Collection[Any]) -> bool:
         node = stack.pop()
         if node in ends:
             return True
-        onward = [successor for successor, _ in edges_of(node) if successor not in seen]
+        onward = [successor for successor, *_ in edges_of(node) if successor not in seen]
         seen.update(onward)
         stack.extend(onward)
     return False
@@ -522,7 +547,7 @@ class CutBackward:
             handle.remove()
 
     def hook(self, node: Any) -> Callable[[Any, Any], tuple]:
-        edges, segment = node.next_functions, self.segments.segment_of[node]
+        edges, segment = all_edges_of(node), self.segments.segment_of[node]
 
         def replace(gradients: Sequence[torch.Tensor | None], _: Any) -> tuple:
             self.note_order(segment, [self.segments.targets.get(edge) for edge in edges])
@@ -542,14 +567,21 @@ class CutBackward:
         if gradient is None or edge[0] is None or not self.segments.leaves(segment, edge):
             return gradient
         target = self.segments.targets[edge]
+        if isinstance(target, SegmentBoundary) and torch_compat.is_wrapper_subclass(gradient):
+            target = SegmentBoundary(target.index, segment, term=self.wrappers_at(segment, target))
         self.collected.setdefault((segment, target), []).append(gradient)
         if not isinstance(target, SegmentBoundary) or target in self.entered:
             return None
         self.entered.add(target)
         return self.enter(target, gradient)
 
+    def wrappers_at(self, segment: int, cut: SegmentBoundary) -> int:
+        """How many wrapper subclasses a segment has passed on at a cut."""
+        found = (target for number, target in self.collected if number == segment and isinstance(target, SegmentBoundary))
+        return sum(target.is_part and place_of(target) == cut for target in found)
+
     def terms(self) -> dict[Gradient, torch.Tensor]:
-        """The gradients that each segment passes on.
+        """The gradients that each segment passes on. Wrapper subclasses pass in parts.
 
         The first terms of a sum are added here. Later ones are passed on one by one, since the engine continues the sum and
         floating-point sums depend on the order.
@@ -560,5 +592,14 @@ class CutBackward:
             first = target not in begun and isinstance(target, (Primal, SegmentBoundary))
             begun.add(target)
             values = [functools.reduce(torch.add, terms)] if first else terms
-            found.update({Gradient(target, segment, term): value for term, value in enumerate(values)})
+            for term, value in enumerate(values):
+                found.update({Gradient(to, segment, term): part for to, part in passed_on(target, value)})
         return found
+
+
+def passed_on(target: GradientTarget, gradient: torch.Tensor) -> Iterator[tuple[GradientTarget, torch.Tensor]]:
+    """A gradient with its target, or those of its parts."""
+    if isinstance(target, ReturnedWrapper) or (isinstance(target, SegmentBoundary) and target.is_part):
+        yield from ((replace(target, part=k), part) for k, part in gradient_parts(gradient).items())
+    else:
+        yield target, gradient

@@ -15,7 +15,6 @@ import torch
 import torch.utils._pytree as pytree
 
 from aotgrad.subclasses.boundary import Wrappers
-from aotgrad.subclasses.bridge import Detour
 
 
 class Carried(Enum):
@@ -126,10 +125,10 @@ class FlatOutput:
         names = {number: pytree.keystr(path) for path, number in leaves}
         return self.wrappers.paths([names[k] for k in range(self.spec.num_leaves)])
 
-    def unflatten(self, flat: list[Any], objects: Sequence[torch.Tensor] = (), detour: Detour | None = None) -> Any:
+    def unflatten(self, flat: list[Any], objects: Sequence[torch.Tensor] = ()) -> Any:
         """The result of a call from its flat results; `objects` are the wrappers among the arguments."""
         assert self.spec is not None, "the function was traced"
-        leaves = self.wrappers.assemble(flat, objects, detour)
+        leaves = self.wrappers.assemble(flat, objects)
         return pytree.tree_unflatten(leaves, self.spec)
 
 

@@ -36,8 +36,9 @@ from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generator
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.wrappers import KnownGradientForms, WrapperArguments
 from aotgrad.subclasses.boundary import Wrappers
-from aotgrad.subclasses.bridge import Detour, GradientForm, OtherGradientForm
+from aotgrad.subclasses.bridge import Detour, GradientForm, OtherGradientForm, ResultGradient
 from aotgrad.subclasses.forms import has_wrapper
+from aotgrad.subclasses.passages import gradients_end_at
 from aotgrad.telemetry.counters import counters
 
 DISABLED = "the option `enabled` is off"
@@ -129,7 +130,7 @@ class PlanCache:
             try:
                 return Planned(self.make(with_states._replace(key=key)), with_states)
             except OtherGradientForm as error:
-                self.gradient_forms.learn_value(with_states, error)
+                self.gradient_forms.learn_from(with_states, error)
             except OwnGeneratorError as error:
                 if added is not None and torch_compat.generator_key(added) not in error.drawn:
                     self.generators.remove(added)  # the function made it, and has made another one now
@@ -304,25 +305,25 @@ class ReplayedCall:
     copies: Mapping[int, torch.Tensor]
     random_state: Any
 
-    def gradients(
-        self, inputs: Sequence[torch.Tensor], index: int, gradient: torch.Tensor, form: GradientForm
-    ) -> Sequence[torch.Tensor | None]:
-        """The gradients of `inputs` from the gradient of result `index`; later calls expect its form.
+    def gradients(self, inputs: Sequence[torch.Tensor], arrived: ResultGradient) -> Sequence[torch.Tensor | None]:
+        """The gradients of `inputs`, then of the results that pass them on; later calls expect the form that has arrived.
 
         Raises:
             CaptureError: the function does more than compute its results.
         """
         arguments, differentiable = self.call.arguments, torch.is_grad_enabled()
-        self.cache.gradient_forms.learn_result(self.call, index, form)
-        self.reject_second_effect(index, form)
+        self.cache.gradient_forms.learn_result(self.call, arrived.index, arrived.form)
+        self.reject_second_effect(arrived.index, arrived.form)
         with torch.enable_grad(), torch_compat.random_state_of(self.random_state):
             fresh = [value.view_as(value) if differentiable else value.detach().requires_grad_() for value in inputs]
             given = {**dict(enumerate(arguments.tensors)), **self.copies, **dict(zip(self.positions, fresh, strict=True))}
             tensors = [value.clone() if k in self.copies else value for k, value in given.items()]
             call = self.call._replace(arguments=arguments.with_tensors(tensors))
             result = self.cache.run(self.cache.plan_for(call))
-        leaf = self.wrappers.tensor_at(pytree.tree_leaves(result), index)
-        return torch.autograd.grad(leaf, fresh, gradient, allow_unused=True, create_graph=differentiable)
+        leaves = pytree.tree_leaves(result)
+        root, *ends = (self.wrappers.tensor_at(leaves, index) for index in (arrived.index, *arrived.passed))
+        with gradients_end_at(ends):
+            return torch.autograd.grad(root, [*fresh, *ends], arrived.value, allow_unused=True, create_graph=differentiable)
 
     def reject_second_effect(self, index: int, form: GradientForm) -> None:
         """Raise if a second run would repeat an effect.

@@ -19,6 +19,7 @@ from aotgrad.plan_cache.arguments import FlatOutput
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.wrappers import WrapperArguments
 from aotgrad.subclasses.bridge import Detour
+from aotgrad.subclasses.passages import running_call
 from aotgrad.telemetry.counters import counters
 
 _thread = threading.local()
@@ -61,11 +62,13 @@ class CachedPlan:
             call.arguments.layout.expect_gradients(self.output.wrappers)
         dedupe, tensors = self.guards.dedupe, list(call.tensors)
         run: Any = self.executable  # a plan that was only traced is never called
-        flat = run(tensors if dedupe.is_identity else dedupe.enter(tensors))
-        if self.output.has_wrappers:
-            objects = call.arguments.objects if isinstance(call.arguments, WrapperArguments) else ()
-            return self.output.unflatten(flat, objects, detour)
-        return self.output.rebuild(flat)
+        if not dedupe.is_identity:
+            tensors = dedupe.enter(tensors)
+        if not self.output.has_wrappers:
+            return self.output.rebuild(run(tensors))
+        objects = call.arguments.objects if isinstance(call.arguments, WrapperArguments) else ()
+        with running_call(detour):
+            return self.output.unflatten(run(tensors), objects)
 
 
 @dataclass(frozen=True)

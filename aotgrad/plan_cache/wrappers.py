@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from aotgrad.errors import CaptureError
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
 from aotgrad.subclasses.boundary import Wrappers
@@ -77,18 +76,15 @@ class KnownGradientForms:
     def of(self, call: Call) -> GradientForms:
         return self.known.get(kind_of_call(call), USUAL) if self.known else USUAL
 
-    def learn_value(self, call: Call, error: OtherGradientForm) -> None:
+    def learn_from(self, call: Call, error: OtherGradientForm) -> None:
         """Note what a trace of the call has found.
 
         Raises:
-            CaptureError: it found something else before.
+            OtherGradientForm: it has found it before.
         """
         arguments = call.arguments
         inner = call._replace(arguments=arguments.inner) if isinstance(arguments, WrapperArguments) else call
-        known = self.of(inner)
-        if error.index in known.values and known.values[error.index].key == error.form.with_fixed_sizes().key:
-            raise CaptureError(str(error)) from error
-        self.known[kind_of_call(inner)] = known.with_value(error.index, error.form.with_fixed_sizes())
+        self.known[kind_of_call(inner)] = self.of(inner).after(error)
 
     def learn_result(self, call: Call, index: int, form: GradientForm) -> None:
         """Note the gradient that arrived for a result of the call."""

@@ -31,6 +31,7 @@ from aotgrad.runtime.synthetic_base import attached_base, memory_alias, syntheti
 from aotgrad.runtime.variants import VariantCache
 from aotgrad.runtime.writer import ObjectNames, SourceWriter, tuple_of
 from aotgrad.slots import of_kind
+from aotgrad.subclasses.passages import passed_result
 
 BARE = """def call(args):
     results = below_autograd(forward, args)
@@ -106,6 +107,7 @@ def namespace_of_steps() -> dict[str, Any]:
         "advance_philox": torch_compat.advance_philox,
         "stand_in": stand_in,
         "history_of": History.apply,
+        "passed_result": passed_result,
     }
 
 

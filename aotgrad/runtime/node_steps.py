@@ -16,11 +16,13 @@ from aotgrad.ir import BackwardSegment, memory_of
 from aotgrad.runtime.mutation_steps import MutationSteps
 from aotgrad.runtime.stage_results import StageResults, has_strides_of, is_changed, result_name
 from aotgrad.runtime.steps import (
+    AssembleResult,
     Attach,
     KeepHistory,
     KeepInputs,
     MakeAlias,
     MakeBoundary,
+    PassThrough,
     RecordResults,
     Step,
     TangentLayout,
@@ -28,10 +30,12 @@ from aotgrad.runtime.steps import (
 )
 from aotgrad.runtime.view_steps import ViewSteps
 from aotgrad.slots import (
+    Gradient,
     GradientTarget,
     OldInput,
     Primal,
     ReturnedView,
+    ReturnedWrapper,
     Saved,
     SavedSymInt,
     SegmentBoundary,
@@ -65,7 +69,9 @@ class NodeSteps:
         for number in reversed(range(len(self.segments))):
             yield from self.writes_before(number)
             yield from (view for index, view in self.views.later_views() if self.made_at.get(index) == number)
+            yield from self.passages_of(number)
             yield from self.attach_segment(number)
+            yield from self.assembled_after(number)
         yield from self.recorded_results()
 
     def mutated(self) -> frozenset[str]:
@@ -135,7 +141,13 @@ class NodeSteps:
     def target_names(self, number: int) -> Iterator[str]:
         """The variables that get the gradients of a segment; an updated input has been written by then."""
         lost = self.lost_histories(number)
-        return (self.target_name(lost, gradient.of) for gradient in self.segments[number].gradients)
+        gradients = self.segments[number].gradients
+        return (
+            passage_name(gradient, gradient.of.part)
+            if isinstance(gradient.of, ReturnedWrapper)
+            else self.target_name(lost, gradient.of)
+            for gradient in gradients
+        )
 
     def target_name(self, lost: Collection[int], target: GradientTarget) -> str:
         match target:
@@ -162,6 +174,25 @@ class NodeSteps:
             nodes = sum(1 << k for k, nodes in enumerate(segment.saving) if place in nodes.memory)
             info = self.meta.inputs[place.index] if isinstance(place, Primal) else None
             yield WatchedMemory(self.variable_of(place), nodes, 0 if info is None else info.version_bumps)
+
+    # -- wrapper subclasses among the results, through which gradients pass
+
+    def passages_of(self, number: int) -> Iterator[PassThrough]:
+        """The gradient that a segment passes on last leaves through the node that is made first."""
+        passages = [(g, passage) for g, passage in self.results.joint.passages.items() if g.segment == number]
+        for gradient, passage in reversed(passages):
+            names = (passage_name(gradient, part) for part in range(passage.count))
+            yield PassThrough(tuple(names), result_name(gradient.of), passage)
+
+    def assembled_after(self, number: int) -> Iterator[AssembleResult]:
+        """The wrappers whose parts have the node of a segment."""
+        own = {tangent.of for tangent in self.segments[number].tangents}
+        for slot, end in self.results.wrappers.items():
+            places = range(slot.index, slot.index + end.flat_count)
+            if not own.isdisjoint(map(UserOutput, places)):
+                values = [self.views.return_value(place) for place in places]
+                texts = [step.value if step.is_name else repr(step.value) for step in values]
+                yield AssembleResult(result_name(slot), end, tuple(texts[: end.count]), tuple(texts[end.count :]))
 
     # -- what a segment passes gradients on through: it is made before the segment's node
 
@@ -218,6 +249,11 @@ class NodeSteps:
     def writes_before(self, number: int) -> Iterator[Step]:
         for index in sorted(index for index, first in self.written_at.items() if first == number):
             yield from self.mutations.mutate(index, self.meta.info(index))
+
+
+def passage_name(gradient: Gradient, part: int) -> str:
+    """The variable that gets a part of a gradient which passes through a wrapper."""
+    return f"passed_{gradient.of.index}_{gradient.segment}_{gradient.term}_{part}"
 
 
 def may_be_one_tensor(node: Any, other: Any) -> bool:

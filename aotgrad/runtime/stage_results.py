@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx as fx
@@ -23,8 +23,10 @@ from aotgrad.ir import (
 )
 from aotgrad.runtime.segments import segment_halves
 from aotgrad.slots import (
+    GradientTarget,
     IntermediateBase,
     NextOffset,
+    ReturnedWrapper,
     Saved,
     SavedSymInt,
     SegmentBoundary,
@@ -32,6 +34,9 @@ from aotgrad.slots import (
     UserOutput,
     of_kind,
 )
+
+if TYPE_CHECKING:
+    from aotgrad.subclasses.bridge import End
 
 
 class StageResults:
@@ -64,6 +69,11 @@ class StageResults:
     @property
     def has_backward(self) -> bool:
         return self.partition.backward is not None
+
+    @functools.cached_property
+    def wrappers(self) -> dict[GradientTarget, End]:
+        """The results through which gradients of other results pass."""
+        return {slot.of: passage.result for slot, passage in self.joint.passages.items()}
 
     @functools.cached_property
     def saved(self) -> tuple[Saved, ...]:
@@ -113,8 +123,10 @@ def result_name(slot: Any) -> str:
             return f"output_{index}"
         case IntermediateBase(index):
             return f"base_{index}"
-        case SegmentBoundary(index):
-            return f"cut_{index}"
+        case SegmentBoundary(index, segment, term, part):
+            return f"cut_{index}_{segment}_{term}_{part}" if slot.is_part else f"cut_{index}"
+        case ReturnedWrapper(index):
+            return f"wrapper_{index}"
         case Saved(name) | SavedSymInt(name):
             return f"saved_{name}"
         case NextOffset(device):

@@ -2,6 +2,7 @@
 
 the forward              MakeBase, Forward, AdvanceGenerator
 autograd nodes           KeepInputs, RecordResults, MakeBoundary, Attach, KeepHistory, CallMethod
+wrapper subclasses       AssembleResult, PassThrough
 tensors of one memory    MakeAlias, AliasBase, ConvertToInference, MakeView
 writes and versions      UpdateGeometry, CopyBack, AssignData, ShareVersion, SetVersion, StartVersion
 the end of a call        ReturnValue, RestoreGradMode
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -19,6 +20,10 @@ from aotgrad import torch_compat
 from aotgrad.graph.geometry import Geometry
 from aotgrad.ir import ViewReplay, ViewStep, needs_sentinel
 from aotgrad.runtime.writer import SourceWriter, tuple_of, versions_text
+
+if TYPE_CHECKING:
+    from aotgrad.subclasses.bridge import End
+    from aotgrad.subclasses.passages import Passage
 
 LITERALS = (type(None), bool, int, str)
 
@@ -210,6 +215,46 @@ class MakeBoundary(Step):
 
     def emit(self, writer: SourceWriter) -> None:
         writer.line(f"{self.name} = stand_in({writer.value(self.size)}, {self.dtype}, {str(self.device)!r})")
+
+
+@dataclass(frozen=True)
+class AssembleResult(Step):
+    """`name` = the wrapper subclass of `parts`; `numbers` are the symbolic ones of its form, names or constants."""
+
+    name: str
+    end: End
+    parts: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+    WORDS = "assemble {name}, through which gradients of other results pass"
+
+    def reads(self) -> tuple[str, ...]:
+        return self.parts
+
+    def objects(self) -> Sequence[tuple[str, Any]]:
+        return [("end", self.end)]
+
+    def emit(self, writer: SourceWriter) -> None:
+        parts, numbers = tuple_of(self.parts), tuple_of(self.numbers)
+        writer.line(f"{self.name} = passed_result({writer.names.next('end')}, ({parts}), ({numbers}))")
+
+
+@dataclass(frozen=True)
+class PassThrough(Step):
+    """`names` = tensors whose gradients are the parts of a gradient of `wrapper`."""
+
+    names: tuple[str, ...]
+    wrapper: str
+    passage: Passage
+
+    READS = ("wrapper",)
+    WORDS = "take {wrapper} apart once more, for a gradient that passes through it"
+
+    def objects(self) -> Sequence[tuple[str, Any]]:
+        return [("passage", self.passage)]
+
+    def emit(self, writer: SourceWriter) -> None:
+        writer.line(f"{tuple_of(self.names)} = {writer.names.next('passage')}.through({self.wrapper})")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from aotgrad.runtime.steps import (
     StartVersion,
     Step,
 )
-from aotgrad.slots import IntermediateBase, UserOutput
+from aotgrad.slots import IntermediateBase, ReturnedWrapper, UserOutput
 
 
 class ViewSteps:
@@ -130,7 +130,7 @@ class ViewSteps:
         yield from self.versions_of_data_aliases()
         yield from self.hooks_of_views()
         yield from self.kept_gradients()
-        yield from (self.return_value(index) for index in range(self.capture.returned))
+        yield from (self.returned(index) for index in range(self.capture.returned))
 
     def versions_of_data_aliases(self) -> Iterator[StartVersion]:
         """An alias by `.data` counts its own versions: the function may have changed it."""
@@ -148,6 +148,12 @@ class ViewSteps:
         for index, (info, value) in enumerate(zip(self.meta.outputs, self.capture.outputs, strict=True)):
             if isinstance(value, torch.Tensor) and value.retains_grad and not isinstance(info, ir.IsInput | ir.IsOutput):
                 yield CallMethod(self.return_value(index).value, "retain_grad", ())
+
+    def returned(self, index: int) -> ReturnValue:
+        """An output; in place of its first part, a wrapper that is assembled already."""
+        slot = ReturnedWrapper(index)
+        wrapped = slot in self.results.wrappers
+        return ReturnValue(result_name(slot), is_name=True) if wrapped else self.return_value(index)
 
     def return_value(self, index: int) -> ReturnValue:
         info = self.meta.outputs[index]

@@ -19,8 +19,9 @@ from aotgrad import torch_compat
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedMutationError
 from aotgrad.runtime.autograd import watch_saved
 from aotgrad.slots import Saved
-from aotgrad.subclasses.bridge import Detour, End, GradientForm, assemble_wrapper, histories_kept, take_apart
+from aotgrad.subclasses.bridge import End, GradientForm, assemble_wrapper, histories_kept, is_assembled, take_apart
 from aotgrad.subclasses.forms import form_of, inner_tensors, is_wrapper
+from aotgrad.subclasses.passages import assembled_result
 
 
 @dataclass(frozen=True)
@@ -172,14 +173,12 @@ class Wrappers:
             return view[0]
         others = [*(live.value for live in self.live), *(other for other in leaves if other is not leaf)]
         reject_views(f"output {index}", leaf, others)
-        end = End(
-            f"output {index}", index, form_of(leaf), leaf.requires_grad, carried=self.expected.get(index), is_traced=True
-        )
+        end = End(f"output {index}", index, form_of(leaf), leaf.requires_grad, carried=self.expected.get(index))
         with histories_kept():
-            flat.extend(take_apart(end, leaf))
+            flat.extend(take_apart(replace(end, is_traced=True, in_calls=end), leaf))
         numbers = list(end.form.symbols())
         flat.extend(numbers)
-        return AssembledResult(replace(end, is_traced=False), len(numbers))
+        return AssembledResult(end, len(numbers))
 
     def bases_of_views(self, leaves: Sequence[Any], arguments: Sequence[Any]) -> list[torch.Tensor]:
         """The bases that several results are views of, and that are neither wrappers among the arguments nor results.
@@ -226,8 +225,8 @@ class Wrappers:
         flat.extend(take_apart(end, live.value))
         return ChangedWrapper(index, bumps, replace(end, is_traced=False), inner)
 
-    def assemble(self, flat: Sequence[Any], objects: Sequence[torch.Tensor], detour: Detour | None = None) -> list[Any]:
-        """The results of a call with these wrappers as arguments, which it changes as the function does."""
+    def assemble(self, flat: Sequence[Any], objects: Sequence[torch.Tensor]) -> list[Any]:
+        """The results of the running call with these wrappers as arguments, which it changes as the function does."""
         values = iter(flat)
         taken = [[next(values) for _ in range(count_of(result))] for result in self.results]
         for change in self.changes:
@@ -239,12 +238,13 @@ class Wrappers:
                     results[k] = own[0]
                 case SameArgument(index):
                     results[k] = objects[index]
+                case AssembledResult() if is_assembled(own[0]):  # gradients of other results pass through it
+                    results[k] = own[0]
                 case AssembledResult(end):
                     parts = own[: end.count]
                     if not end.requires_grad:  # another result may be the same tensor, with a history
                         parts = [part.detach() for part in parts]
-                    with histories_kept():
-                        results[k] = assemble_wrapper(end.resized(own[end.count :]), parts, detour)
+                    results[k] = assembled_result(end, parts, own[end.count :])
         for k, (result, own) in enumerate(zip(self.results, taken, strict=True)):
             if isinstance(result, ReplayedView):
                 base = (objects if result.of_argument else results)[result.index]

@@ -69,9 +69,10 @@ class GradientForm:
 class OtherGradientForm(CaptureError):
     """A trace computes a gradient of another form than it was told: it is repeated with that form."""
 
-    def __init__(self, index: int, form: GradientForm) -> None:
-        super().__init__(f"the gradient of tensor {index} is a {form.form.name}, and has another form in each trace")
-        self.index, self.form = index, form
+    def __init__(self, index: int, form: GradientForm, of_result: bool = False) -> None:
+        name = f"{'result' if of_result else 'tensor'} {index}"
+        super().__init__(f"the gradient of {name} is a {form.form.name}, and has another form in each trace")
+        self.index, self.form, self.of_result = index, form.with_fixed_sizes(), of_result
 
 
 @dataclass
@@ -88,6 +89,7 @@ class End:
         is_confirmed: a result has had a gradient of the form that the trace has assumed.
         is_traced: the trace is running.
         is_leaf, is_parameter: of an argument.
+        in_calls: in a trace, the end of the result in calls.
     """
 
     name: str
@@ -100,6 +102,7 @@ class End:
     is_traced: bool = False
     is_leaf: bool = False
     is_parameter: bool = False
+    in_calls: End | None = None
 
     @property
     def key(self) -> Hashable:
@@ -111,6 +114,11 @@ class End:
     def count(self) -> int:
         """The number of parts and carriers."""
         return self.form.count + (0 if self.carried is None else len(self.carried.parts))
+
+    @property
+    def flat_count(self) -> int:
+        """The number of flat results of a traced function in the place of a result: the symbols of its form, too."""
+        return self.count + sum(1 for _ in self.form.symbols())
 
     @property
     def gradient_form(self) -> TensorForm:
@@ -151,6 +159,7 @@ class TakeApart(torch.autograd.Function):
         fixed = parts if end.carried is not None else [part for part in parts if not carries_gradient(part)]
         ctx.mark_non_differentiable(*fixed)
         ctx.parts = parts if fixed and end.carried is None else None
+        ctx.usual = GradientForm.of(wrapper, end.form) if end.in_calls is not None else None
         return (*parts, *carriers(end))
 
     @staticmethod
@@ -163,7 +172,10 @@ class TakeApart(torch.autograd.Function):
 
 
 class Assemble(torch.autograd.Function):
-    """A wrapper of parts. Its gradient goes to the parts, to the carriers, or by a detour straight to `inputs`."""
+    """A wrapper of parts. Its gradient goes to the parts, to the carriers, or by a detour straight to `inputs`.
+
+    Results that a detour passes come last among the values.
+    """
 
     is_of_trace = True
 
@@ -244,11 +256,28 @@ class Detour:
 
     Attributes:
         inputs: the tensors of the call that require grad.
-        gradients: their gradients, from these inputs, the index of a result and its gradient.
+        gradients: their gradients, and those of `passed`, from these inputs, a result and its gradient.
+        passed: the indices of the results that the result was computed from: gradients pass through these.
     """
 
     inputs: tuple[torch.Tensor, ...]
-    gradients: Callable[[Sequence[torch.Tensor], int, torch.Tensor, GradientForm], Sequence[torch.Tensor | None]]
+    gradients: Callable[[Sequence[torch.Tensor], ResultGradient], Sequence[torch.Tensor | None]]
+    passed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ResultGradient:
+    """The gradient of result `index`; the results `passed` pass on what reaches them."""
+
+    index: int
+    value: torch.Tensor
+    form: GradientForm
+    passed: tuple[int, ...]
+
+
+def is_assembled(value: Any) -> bool:
+    """Whether a tensor was assembled, with a history."""
+    return isinstance(value, torch.Tensor) and issubclass(getattr(value.grad_fn, "_forward_cls", object), Assemble)
 
 
 def other_gradient(ctx: Any, gradient: torch.Tensor, found: GradientForm) -> list[torch.Tensor | None]:
@@ -260,7 +289,7 @@ def other_gradient(ctx: Any, gradient: torch.Tensor, found: GradientForm) -> lis
     end: End = ctx.end
     if ctx.detour is None:
         raise OtherGradientForm(end.index, found)
-    inputs = ctx.detour.gradients(ctx.saved_tensors, end.index, gradient, found)
+    inputs = ctx.detour.gradients(ctx.saved_tensors, ResultGradient(end.index, gradient, found, ctx.detour.passed))
     return [*[None] * (ctx.count - len(inputs)), *inputs]
 
 
@@ -293,10 +322,12 @@ def histories_kept() -> Any:
     return torch.set_grad_enabled(not torch.is_inference_mode_enabled())
 
 
-def assemble_wrapper(end: End, values: Sequence[torch.Tensor], detour: Detour | None = None) -> torch.Tensor:
-    """A wrapper of parts and carriers, with a history if one of them has one."""
+def assemble_wrapper(
+    end: End, values: Sequence[torch.Tensor], detour: Detour | None = None, passed: Sequence[torch.Tensor] = ()
+) -> torch.Tensor:
+    """A wrapper of parts and carriers, with a history if one of them has one. `passed` are the results of the detour."""
     if any(value.requires_grad for value in values) and torch.is_grad_enabled():
-        return Assemble.apply(end, detour, *values, *(() if detour is None else detour.inputs))
+        return Assemble.apply(end, detour, *values, *(() if detour is None else (*detour.inputs, *passed)))
     parts = values[: end.form.count]
     return end.form.assemble(torch_compat.other_objects(parts, end.form.follows_parts) if end.is_traced else parts)
 

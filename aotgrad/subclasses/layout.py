@@ -16,7 +16,7 @@ import torch
 
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.subclasses.boundary import Wrappers
-from aotgrad.subclasses.bridge import End, GradientForm, histories_kept, take_apart
+from aotgrad.subclasses.bridge import End, GradientForm, OtherGradientForm, histories_kept, take_apart
 from aotgrad.subclasses.forms import TensorForm, form_of, is_wrapper, parts_of
 
 
@@ -31,8 +31,18 @@ class GradientForms:
     def key(self) -> Hashable:
         return tuple(tuple((k, some[k].key) for k in sorted(some)) for some in (self.values, self.results))
 
-    def with_value(self, index: int, form: GradientForm) -> GradientForms:
-        return GradientForms({**self.values, index: form}, self.results)
+    def after(self, error: OtherGradientForm) -> GradientForms:
+        """With what a trace has found.
+
+        Raises:
+            OtherGradientForm: it has found it before.
+        """
+        known = (self.results if error.of_result else self.values).get(error.index)
+        if known is not None and known.key == error.form.key:
+            raise error
+        if error.of_result:
+            return self.with_result(error.index, error.form)
+        return GradientForms({**self.values, error.index: error.form}, self.results)
 
     def with_result(self, index: int, form: GradientForm) -> GradientForms:
         """Another gradient of a result; those of values may then be others, too."""

@@ -39,7 +39,7 @@ from aotgrad.ir import (
 from aotgrad.joint.attribution import differentiated_as_in_eager
 from aotgrad.joint.backward import cut_into
 from aotgrad.joint.failures import failing_nodes, passed_over
-from aotgrad.joint.segments import CutBackward, ExternalView, Segmentation, find_segments
+from aotgrad.joint.segments import CutBackward, ExternalView, Segmentation, find_segments, taken_apart
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, Stages
 from aotgrad.plan_cache.arguments import Arguments
@@ -52,12 +52,16 @@ from aotgrad.slots import (
     Memory,
     Primal,
     ReturnedView,
+    ReturnedWrapper,
     Saved,
     SegmentBoundary,
     Tangent,
     UpdatedInput,
     UserOutput,
+    of_kind,
+    place_of,
 )
+from aotgrad.subclasses.passages import gradient_of_parts
 from aotgrad.torch_compat import OpSettings
 from aotgrad.transforms.derived import DerivedFunction
 from aotgrad.transforms.effects import EffectSuppression
@@ -97,6 +101,11 @@ class CapturedFunction:
         """The returned views that gradients pass through."""
         slots = {gradient.of for segment in self.segments for gradient in segment.gradients}
         return sorted((slot for slot in slots if isinstance(slot, ReturnedView)), key=lambda view: view.index)
+
+    @property
+    def wrappers(self) -> list[ReturnedWrapper]:
+        """The wrapper subclasses among the results that gradients of others pass through."""
+        return list(dict.fromkeys(of_kind((gradient.of for gradient in self.joint.passages), ReturnedWrapper)))
 
     @property
     def results(self) -> list[ForwardResult]:
@@ -592,19 +601,34 @@ class RerunGraph:
         edges = self.result_edges()
         segmentation = self.segmentation(edges)
         entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
-        roots = [GradientEdge(*entries[slot]) for slot in slots]
-        ends = [GradientEdge(*edge) for edge, target in segmentation.targets.items() if target in leaving]
+        arriving = self.assembled_tangents(dict(zip(slots, tangents, strict=True)))
+        roots = [GradientEdge(*entries[place_of(slot)]) for slot in arriving]
+        places = set(map(place_of, leaving))
+        ends = [GradientEdge(*edge) for edge, target in segmentation.targets.items() if target in places]
         if not ends:
             return {}
         results = self.roots.values()
         with CutBackward(segmentation, lambda cut, gradient: None) as cut_backward, differentiated_as_in_eager(results):
-            torch.autograd.grad(roots, ends, tangents, create_graph=True, allow_unused=True)
+            torch.autograd.grad(roots, ends, list(arriving.values()), create_graph=True, allow_unused=True)
         return cut_backward.terms()
+
+    def assembled_tangents(self, tangents: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+        """The tangents, with wrapper subclasses in place of their parts."""
+        forms, parts = self.function.joint.cut_forms, dict[Any, dict[int, torch.Tensor]]()
+        for slot, tangent in tangents.items():
+            is_part = isinstance(slot, SegmentBoundary) and slot.is_part
+            parts.setdefault(replace(slot, part=0) if is_part else slot, {})[slot.part if is_part else 0] = tangent
+        return {slot: gradient_of_parts(forms[slot], some) if slot in forms else some[0] for slot, some in parts.items()}
 
     def result_edges(self) -> dict[Any, Any]:
         """Where gradients enter, except for returned views."""
         roots = self.roots.items()
         return {slot: torch_compat.gradient_edge(t) for slot, t in roots if not isinstance(slot, ReturnedView)}
+
+    def wrapper_view(self, slot: ReturnedWrapper, edges: Mapping[Any, Any]) -> ExternalView:
+        """A wrapper subclass among the results that gradients pass through."""
+        taker = next(root.grad_fn for of, root in self.roots.items() if of.index >= slot.index and of in edges)
+        return taken_apart(slot, taker, [edge for edge in edges.values() if edge[0] is taker])
 
     def segmentation(self, edges: Mapping[Any, Any]) -> Segmentation:
         """The segments of the backward, cut in the places of the first trace.
@@ -618,6 +642,7 @@ class RerunGraph:
             ExternalView(view, torch_compat.gradient_edge(self.roots[view]), (edges[base],) if base in edges else ())
             for view, base in behind
         ]
+        views += [self.wrapper_view(slot, edges) for slot in function.wrappers]
         inputs = enumerate(function.capture.inputs)
         with_grad = [k for k, spec in inputs if isinstance(spec, TensorInput) and spec.requires_grad]
         starts = {edge_of_entry(self.entries[k]): Primal(k) for k in with_grad}

@@ -16,6 +16,7 @@ from aotgrad.slots import (
     OldInput,
     Primal,
     ReturnedView,
+    ReturnedWrapper,
     SegmentBoundary,
     SlotSignature,
     Tangent,
@@ -112,7 +113,7 @@ def check_saved_in_eager(joint: JointGraph) -> Problems:
 def is_external_view(gradient: Gradient, signature: SlotSignature) -> bool:
     """Whether a gradient leaves the graph through a view that the plan makes: of a result, or of a changed input."""
     match gradient.of:
-        case ReturnedView() | OldInput():
+        case ReturnedView() | ReturnedWrapper() | OldInput():
             return True
         case UpdatedInput():
             return Tangent(gradient.of) not in signature.tangents

@@ -296,20 +296,6 @@ def test_versions_after_a_change(name, kind, way) -> None:
     assert run(compiled(CHANGES[name], way)) == run(CHANGES[name])
 
 
-@pytest.mark.xfail(strict=True, reason="the backward of a result does not pass other results (docs/limits.md)")
-@every_way
-def test_a_gradient_passes_the_result_that_another_one_was_computed_from(way) -> None:
-    def function(x):
-        y = x.exp()
-        return y, y.sin()
-
-    seen = []
-    y, z = compiled(function, way)(two(3))
-    y.register_hook(seen.append)
-    z.sum().backward()
-    assert len(seen) == 1
-
-
 @every_way
 def test_hooks_see_wrappers(way) -> None:
     def run(function) -> list:

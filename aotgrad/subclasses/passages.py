@@ -1,0 +1,174 @@
+"""Gradients of wrapper subclasses that pass from one segment of a backward to another: they pass in parts.
+
+    y = x.exp(); return y, y.sin()
+    segments     0: Sin, whose gradient is one of y     1: Exp
+    a call       y = Assemble(parts of y)    parts = TakeApart(y)    segment 0 passes the parts of its gradient on to `parts`
+
+A gradient of a result passes through the wrapper that the caller gets, as in eager: hooks see it there, and the engine adds
+it to others. At a cut between two segments it is assembled again in the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.runtime.autograd import is_segment
+from aotgrad.subclasses.bridge import (
+    Detour,
+    End,
+    GradientForm,
+    OtherGradientForm,
+    TakeApart,
+    assemble_gradient,
+    assemble_wrapper,
+    carries_gradient,
+    histories_kept,
+    take_apart,
+)
+from aotgrad.subclasses.forms import TensorForm
+
+
+def is_taker(node: Any) -> bool:
+    """Whether an autograd node takes a wrapper apart."""
+    return issubclass(getattr(node, "_forward_cls", object), TakeApart)
+
+
+def takes_result_apart(node: Any) -> bool:
+    """Whether an autograd node takes a result apart that calls assemble."""
+    return is_taker(node) and node.end.in_calls is not None
+
+
+def end_of_gradient(gradient: torch.Tensor) -> End:
+    """How a gradient is taken apart where a backward is cut."""
+    return End("a gradient inside of a backward", 0, GradientForm.of(gradient).form, is_traced=True)
+
+
+def gradient_parts(gradient: torch.Tensor) -> dict[int, torch.Tensor]:
+    """The parts of a gradient that carry one, unlike the offsets of a nested tensor, by position."""
+    parts = take_apart(end_of_gradient(gradient), gradient)
+    return {k: part for k, part in enumerate(parts) if carries_gradient(part)}
+
+
+def gradient_of_parts(form: TensorForm, parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """The gradient of these parts; others are zeros."""
+    end = End("a gradient inside of a backward", 0, form, gradient=form, is_traced=True)
+    return assemble_gradient(end, [parts.get(k) for k in range(form.count)], None)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """How a gradient passes through a result: `end` takes it apart once more, for a node that passes on parts.
+
+    Attributes:
+        result: the end at which calls assemble it.
+        end: whose gradient has the form that the trace has found.
+    """
+
+    result: End
+    end: End
+
+    @classmethod
+    def of(cls, node: Any, gradient: torch.Tensor) -> Passage:
+        """The passage of a gradient, given the node that takes the result apart in the trace.
+
+        Raises:
+            OtherGradientForm: the trace has assumed the form of the result.
+        """
+        found, result = GradientForm.of(gradient), node.end.in_calls
+        if result.carried is None and not found.matches(node.usual):
+            raise OtherGradientForm(result.index, found, of_result=True)
+        carried = None if found.matches(node.usual) else found.with_fixed_sizes()
+        form = found.form if carried is None else carried.form
+        return cls(result, replace(result, name=f"{result.name}, passed on", carried=carried, gradient=form))
+
+    @property
+    def count(self) -> int:
+        """The number of tensors that `through` returns."""
+        return self.end.form.count if self.end.carried is None else len(self.end.carried.parts)
+
+    def through(self, wrapper: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Tensors whose gradients are the parts of one of the wrapper."""
+        with histories_kept():
+            values = take_apart(self.end.sized_as(wrapper), wrapper)
+        return values if self.end.carried is None else values[self.end.form.count :]
+
+
+# -- the results of a call
+
+
+@dataclass
+class RunningCall:
+    """A call whose results are assembled. `passed` are those through which gradients of others pass, by index."""
+
+    detour: Detour | None
+    passed: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def results_behind(self, values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The results that gradients of these tensors reach first."""
+        nodes = {result.grad_fn: index for index, result in self.passed.items()}
+        left: list[Any] = [value.grad_fn for value in values]
+        seen, found = set(), dict[int, torch.Tensor]()
+        while left and nodes:
+            node = left.pop()
+            if node in nodes:
+                found[nodes[node]] = self.passed[nodes[node]]
+            elif node not in seen and (is_segment(node) or is_taker(node)):
+                left += [behind for behind, _ in node.next_functions]
+            seen.add(node)
+        return found
+
+    def assemble(self, end: End, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        if self.detour is None:
+            return assemble_wrapper(end, values)
+        passed = self.results_behind(values)
+        return assemble_wrapper(end, values, replace(self.detour, passed=tuple(passed)), list(passed.values()))
+
+
+_running: contextvars.ContextVar[RunningCall] = contextvars.ContextVar("_running")
+
+
+@contextlib.contextmanager
+def running_call(detour: Detour | None) -> Iterator[None]:
+    """Inside, the results of one call are assembled."""
+    token = _running.set(RunningCall(detour))
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def assembled_result(end: End, values: Sequence[torch.Tensor], numbers: Sequence[int]) -> torch.Tensor:
+    """A result of the running call from its parts and carriers, and the symbolic numbers of its form."""
+    with histories_kept():
+        return _running.get().assemble(end.resized(numbers), values)
+
+
+def passed_result(end: End, values: Sequence[torch.Tensor], numbers: Sequence[int]) -> torch.Tensor:
+    """A result through which gradients of other results pass."""
+    result = _running.get().passed[end.index] = assembled_result(end, values, numbers)
+    return result
+
+
+@contextlib.contextmanager
+def gradients_end_at(results: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside, gradients do not pass on through these results; who asks for that of a result gets it."""
+    edges = map(torch_compat.gradient_edge, results)
+    handles = [node.register_prehook(functools.partial(without_gradient, position)) for node, position in edges]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def without_gradient(position: int, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    """The gradients that arrive at a node, without one of them."""
+    return tuple(None if k == position else gradient for k, gradient in enumerate(gradients))

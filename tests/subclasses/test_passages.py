@@ -1,0 +1,267 @@
+"""Gradients that pass through a result from which another result was computed, against eager."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial
+from torch.testing._internal.two_tensor import TwoTensor
+
+import aotgrad
+from aotgrad.subclasses.bridge import OtherGradientForm
+from tests.subclasses.dtensor_programs import P, R, four_processes, placed, redistributed
+from tests.subclasses.programs import WAYS, compiled, described, eight_bits, plain, two
+
+every_way = pytest.mark.parametrize("way", WAYS)
+with_eager_halves = pytest.mark.parametrize("way", [way for way in WAYS if "eager" in way])
+
+
+def nested(*shape: int) -> TwoTensor:
+    return TwoTensor(two(*shape, requires_grad=False), two(*shape, requires_grad=False, seed=1)).requires_grad_()
+
+
+def chain(x):
+    y = x.exp()
+    z = y.sin() * x + y.cos() * y
+    return y, z, z.tanh() * y
+
+
+def two_of_one(x):
+    y = x * 2
+    return y, y.sin(), y.cos()
+
+
+def piece_of_several(x):
+    first, second = torch.var_mean(x)
+    return first, first.sin() * x, second * 2
+
+
+def plain_beside(x, w):
+    y, p = x.exp(), w.exp()
+    return y, y.sin() * x, p, p.sin()
+
+
+def view_between(x):
+    y = x.exp()
+    return y, y.view(-1, 1).sin()
+
+
+def in_place(x):
+    y = x * 3
+    y.mul_(2)
+    return y, y.sin()
+
+
+def in_8_bits(w, x):
+    y = x @ w
+    return y, y.sin()
+
+
+def drawn(x):
+    y = x * torch.rand(3, dtype=torch.float64)
+    return y, y.sin()
+
+
+PROGRAMS: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
+    "a chain": (chain, lambda: [two(3)]),
+    "a chain of nested ones": (chain, lambda: [nested(3)]),
+    "two of one": (two_of_one, lambda: [two(3)]),
+    "a piece of several": (piece_of_several, lambda: [two(4)]),
+    "plain ones beside": (plain_beside, lambda: [two(3), plain(3)]),
+    "a view between": (view_between, lambda: [two(3)]),
+    "changed in place": (in_place, lambda: [two(3)]),
+    "of a weight in 8 bits": (in_8_bits, lambda: [eight_bits(True), plain(2, 2)]),
+    "no leaf": (chain, lambda: [two(3) * 1]),
+}
+PLACED: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
+    "a chain": (chain, lambda: [placed(4, 4)]),
+    "redistributed": (lambda x: (y := x.exp(), redistributed(y, *R).sin()), lambda: [placed(4, 4)]),
+    "of a custom function": (lambda x: (y := redistributed(x, *R), y.sin()), lambda: [placed(4, 4)]),
+    "local": (lambda x: (y := x.exp(), y.to_local().sin()), lambda: [placed(4, 4)]),
+    "with a gradient of other placements": (
+        lambda x: (y := x.exp(), y.to_local(grad_placements=[Partial()]).sin()),
+        lambda: [placed(4, 4, on=R)],
+    ),
+    "partial": (lambda x: (y := x * 2, redistributed(y, *R).sin()), lambda: [placed(4, 4, on=P)]),
+}
+
+
+def seen(value: Any) -> Any:
+    return None if value is None else described(value.detach()).without_flags
+
+
+def watched(results: Sequence[torch.Tensor]) -> list[tuple[int, Any]]:
+    """What hooks of results see. In eager they also see `None`, for an unused output of an op with several."""
+    found: list[tuple[int, Any]] = []
+    for k, result in enumerate(results):
+        result.register_hook(lambda gradient, k=k: None if gradient is None else found.append((k, seen(gradient))))
+    return found
+
+
+def with_hooks(results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor], root: int) -> list[Any]:
+    """What hooks of all results see in a backward from one, and what is kept."""
+    results = [result for result in results if result.requires_grad]
+    found = watched(results)
+    for result in results:
+        result.retain_grad()
+    results[root].sum().backward(retain_graph=True)
+    results[root].sum().backward()
+    leaves = [argument for argument in arguments if argument.is_leaf]
+    return [*found, *(seen(each.grad) for each in (*results, *leaves))]
+
+
+def with_changes(results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor], root: int) -> list[Any]:
+    """The gradients of arguments, where a hook of each result changes what passes."""
+    results = [result for result in results if result.requires_grad]
+    for result in results:
+        result.register_hook(lambda gradient: None if gradient is None else gradient * 3)
+    return list(map(seen, torch.autograd.grad(results[root].sum(), arguments, allow_unused=True)))
+
+
+def with_respect_to_results(results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor], root: int) -> list[Any]:
+    """The gradients of one result with respect to all of them, together and one by one."""
+    results = [result for result in results if result.requires_grad]
+    wanted = [[result] for result in results] + [[*results, *arguments]]
+    gradients = [torch.autograd.grad(results[root].sum(), each, retain_graph=True, allow_unused=True) for each in wanted]
+    return [[seen(gradient) for gradient in each] for each in gradients]
+
+
+def of_all(results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor], root: int) -> list[Any]:
+    """What hooks see in a backward from all results but one."""
+    results = [result for result in results if result.requires_grad]
+    found = watched(results)
+    roots = [result for k, result in enumerate(results) if k != root]
+    torch.autograd.backward([result.sum() for result in roots])
+    found.sort(key=lambda pair: pair[0])  # the nodes that assemble results run before others
+    return [*found, *(seen(argument.grad) for argument in arguments if argument.is_leaf)]
+
+
+def differentiated_twice(results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor], root: int) -> list[Any]:
+    results = [result for result in results if result.requires_grad]
+    gradients = torch.autograd.grad(results[root].sum(), [*results, *arguments], create_graph=True, allow_unused=True)
+    known = [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
+    second = torch.autograd.grad([(each * each).sum() for each in known], arguments, allow_unused=True) if known else ()
+    return [seen(gradient) for gradient in (*gradients, *second)]
+
+
+USES = {use.__name__: use for use in (with_hooks, with_changes, with_respect_to_results, of_all, differentiated_twice)}
+
+
+def check_passages(programs: dict[str, tuple[Callable, Callable[[], list[Any]]]], name: str, use: str, way: str) -> None:
+    function, arguments = programs[name]
+    ours, count = compiled(function, way), len(function(*arguments()))
+    for root in range(count):
+
+        def run(function: Callable, root: int = root) -> list[Any]:
+            given = arguments()
+            differentiable = [argument for argument in given if argument.requires_grad]
+            return USES[use](function(*given), differentiable, root)
+
+        assert run(ours) == run(function), root
+
+
+@every_way
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_in_eager(name, use, way) -> None:
+    check_passages(PROGRAMS, name, use, way)
+
+
+OTHER_FORM_OF_SECOND_ORDER = ("of a custom function", "with a gradient of other placements")
+
+
+@with_eager_halves
+@pytest.mark.filterwarnings("ignore:.*_functional_collectives:FutureWarning")  # the other names are new
+@pytest.mark.filterwarnings("ignore:.* has 8 plans, the limit")  # each use has gradients of other placements
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", PLACED)
+def test_dtensors(name, use, way) -> None:
+    fails = use == "differentiated_twice" and name in OTHER_FORM_OF_SECOND_ORDER
+    with four_processes(), pytest.raises(OtherGradientForm) if fails else contextlib.nullcontext():
+        check_passages(PLACED, name, use, way)
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support")
+def test_a_function_that_draws_runs_once() -> None:
+    """A gradient of another form than the result would take a detour, which runs the function again."""
+    with four_processes():
+
+        def function(x):
+            y = x * torch.rand_like(x)
+            return y, y.to_local(grad_placements=[Partial()]).sin()
+
+        x = placed(4, 4, on=R)
+        _, z = aotgrad.aot_function(function, "eager")(x)
+        z.sum().backward()
+        assert x.grad is not None
+
+
+@with_eager_halves
+def test_a_gradient_of_another_form_joins_one_that_passes(way) -> None:
+    def run(function) -> list[Any]:
+        x = two(3)
+        y, z = function(x)
+        torch.autograd.backward([y, z.sum()], [plain(3).detach(), None])
+        return [seen(x.grad)]
+
+    def function(x):
+        y = x.exp()
+        return y, y.sin()
+
+    ours = compiled(function, way)
+    assert [run(ours) for _ in range(3)] == [run(function)] * 3
+
+
+@with_eager_halves
+def test_nothing_is_kept(way) -> None:
+    x = two(3)
+    results = compiled(chain, way)(x)
+    references = [weakref.ref(value) for value in (*results, x)]
+    results[2].sum().backward()
+    del results, x
+    assert [reference() for reference in references] == [None] * 4
+
+
+NOT_PASSED: dict[str, tuple[Callable, Callable[[], Any]]] = {
+    "a view that is returned": (lambda x: (y := x.view(3, 1), y.sin()), lambda: two(3)),
+    "an argument that is changed": (lambda x: (x.mul_(2), x.sin()), lambda: two(3) * 1),
+    "a nested tensor": (lambda x: (y := x * 2, y.sin() * x), lambda: ragged()),
+}
+
+
+def ragged() -> torch.Tensor:
+    rows = [torch.ones(2, dtype=torch.float64), torch.ones(3, dtype=torch.float64)]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+
+
+@pytest.mark.xfail(strict=True, reason="gradients do not pass every result that is a tensor subclass (docs/limits.md)")
+@pytest.mark.parametrize("name", NOT_PASSED)
+def test_a_result_that_gradients_do_not_pass(name) -> None:
+    function, argument = NOT_PASSED[name]
+    y, z = aotgrad.aot_function(function, "eager")(argument())
+    found = watched([y])
+    z.sum().backward()
+    assert len(found) == 1
+
+
+@pytest.mark.xfail(strict=True, reason="gradients of gradients do not pass results (docs/limits.md)")
+@with_eager_halves
+def test_a_gradient_of_a_gradient_passes_a_result(way) -> None:
+    x = two(3)
+    y, z = compiled(lambda x: (y := x.exp(), y.sin()), way)(x)
+    found = watched([y])
+    (gradient,) = torch.autograd.grad(z.sum(), x, create_graph=True)
+    (gradient * gradient).sum().backward()
+    assert len(found) == 2
+
+
+def test_independent_results_pass_nothing() -> None:
+    ours = aotgrad.aot_function(lambda x: (x.sin(), x.cos()), "eager")
+    ours(two(3))
+    assert "through" not in ours.plans()[0].executable.source
