@@ -47,6 +47,23 @@ def test_a_variant_for_each_form_of_a_tangent(golden):
     golden("joint/variants_of_a_tangent", page(title, sine, *texts))
 
 
+def sine_of_a_result(x):
+    y = x.exp()
+    return y, y.sin()
+
+
+def test_a_gradient_that_passes_a_result(golden):
+    f = aotgrad.aot_function(sine_of_a_result, compile_eager)
+    f(TwoTensor(inner([1.0, 2.0]), inner([3.0, 4.0])).requires_grad_())
+    (plan,) = f.plans()
+    title = (
+        "The gradient of the second result passes the first one, so that its hooks see it. The first result is "
+        "assembled from its parts before the second one gets its autograd node."
+    )
+    texts = ["--- joint ---", joint_text(plan), "--- runtime ---", plan.executable.source]
+    golden("runtime/gradient_passes_a_wrapper", page(title, sine_of_a_result, *texts))
+
+
 def attention(q, k, v):
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
