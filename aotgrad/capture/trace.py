@@ -29,7 +29,7 @@ from aotgrad.capture.hooks import HookRecords, held_by, take_hooks, take_hooks_o
 from aotgrad.capture.indexing import IndexMarks
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import CheckpointedRegion, rerun_context
-from aotgrad.capture.values import ValueReads
+from aotgrad.capture.values import ValueReads, forget_constants, takes_symbolic_float
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.graph import op_table
 from aotgrad.graph.lazy_module import LazyGraphModule
@@ -96,6 +96,8 @@ class Trace:
         """The results of an op on fakes, or `NotImplemented`."""
         if op in torch_compat.READS_ENTRIES and self._values.wants(op, args):
             return self._values.result(op, args, kwargs)
+        if takes_symbolic_float([*args, *kwargs.values()]):
+            forget_constants([*args, *kwargs.values()], self.recorder)  # torch would compute with nan in place of the float
         return fast.record_fakes(op, args, kwargs)
 
     @property

@@ -31,7 +31,7 @@ from aotgrad.graph import op_table
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import Condition, Level, ValueGuard, evaluate
 from aotgrad.ir import CallingConvention, MemberInput, SyntheticBase
-from aotgrad.torch_compat import FakeTensorMode, Read
+from aotgrad.torch_compat import FakeTensor, FakeTensorMode, Read
 
 
 class NotAnswered(Exception):
@@ -339,6 +339,19 @@ def forget_closed_over(args: Sequence[Any], recorder: Recorder) -> None:
         inner = fake_of(tensor) if isinstance(tensor, torch.Tensor) else None
         if inner is not None and torch_compat.is_constant(inner, recorder) and closes_over(node_of(tensor, recorder)):
             torch_compat.forget_constant(inner, recorder)
+
+
+def takes_symbolic_float(args: Sequence[Any]) -> bool:
+    """Whether a symbolic float is among the arguments of an op, or in a list of them."""
+    lists = (arg if isinstance(arg, (list, tuple)) else (arg,) for arg in args)
+    return any(type(value) is torch.SymFloat for values in lists for value in values)
+
+
+def forget_constants(args: Sequence[Any], recorder: Recorder) -> None:
+    """Drop the constant values of the tensors that an op takes."""
+    for tensor in pytree.tree_leaves(args):
+        if isinstance(tensor, FakeTensor):
+            torch_compat.forget_constant(tensor, recorder)
 
 
 def closes_over(node: fx.Node) -> bool:

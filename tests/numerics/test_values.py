@@ -161,6 +161,15 @@ def test_a_literal_is_no_value_that_changes(compiled):
     assert value_lines(f) == []
 
 
+def test_a_literal_that_a_number_multiplies_is_read(assert_all_like_eager):
+    def f(x):
+        factor = torch.tensor(1.0)
+        factor *= x.max().item()
+        return x * factor.item()
+
+    assert_all_like_eager(f, filled(2.0), filled(3.0), plans=1)
+
+
 def test_a_branch_on_a_buffer(halves):
     class Warmup(nn.Module):
         def __init__(self):
