@@ -39,6 +39,7 @@ from aotgrad.telemetry.graph_names import get_aot_compilation_context, get_aot_g
 from aotgrad.telemetry.logs import configure as _configure_logs
 from aotgrad.telemetry.logs import set_logs
 from aotgrad.torch_compat import decompose as pythonkey_decompose
+from aotgrad.training_step.step import train_step
 
 _warn_if_untested()
 compiled_function, compiled_module = aot_function, aot_module
@@ -92,6 +93,7 @@ __all__ = [
     "pythonkey_decompose",
     "recompute_all_partition",
     "set_logs",
+    "train_step",
     "ts_compile",
     "uninstall",
 ]

@@ -44,7 +44,8 @@ class ValueReads:
     def __init__(self, level: Level, arguments: Sequence[torch.Tensor]) -> None:
         self.level = level
         self.asked = False
-        self._arguments = tuple(arguments)
+        # Aliases: while a training step is traced, its parameters hold traced values.
+        self._arguments = tuple(argument.detach() for argument in arguments) if level else ()
         self._prologue: Prologue | None = None
         self._conditions: dict[str, Condition] = {}
         self._guard: ValueGuard | None = None

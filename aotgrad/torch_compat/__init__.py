@@ -53,6 +53,8 @@ from aotgrad.torch_compat.autograd import (
     graph_is_retained,
     has_saved_tensor_hooks,
     hidden_saved_tensor_hooks,
+    hooks_of_leaf,
+    install_hooks_of_leaf,
     is_awaited,
     is_custom_node,
     is_parameter,

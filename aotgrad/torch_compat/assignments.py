@@ -172,6 +172,11 @@ def may_be_swapped(tensor: Any) -> bool:
 
 
 def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Exchange the contents of two tensor objects; what autograd has saved of them stays the same."""
+    """Exchange the contents of two tensor objects; what autograd has saved of them stays the same.
+
+    Raises:
+        RuntimeError: something in C++ refers to one of them weakly; nothing is exchanged then.
+    """
     torch._C._swap_tensor_impl(one, other)
+    one.__class__, other.__class__ = other.__class__, one.__class__
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__

@@ -69,6 +69,20 @@ def is_parameter(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "_is_param", False)
 
 
+def hooks_of_leaf(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """The tables of the hooks of a tensor: of its gradient, and after accumulation. `None` where there never was a hook."""
+    return tensor._backward_hooks, tensor._post_accumulate_grad_hooks if tensor.is_leaf else None
+
+
+def install_hooks_of_leaf(tensor: torch.Tensor) -> None:
+    """Tell autograd of the hooks in the tables of a tensor, whose contents were exchanged."""
+    before, after = hooks_of_leaf(tensor)
+    if before is not None:
+        tensor._backward_hooks = before
+    if after is not None:
+        tensor._post_accumulate_grad_hooks = after
+
+
 def is_awaited(tensor: torch.Tensor) -> bool:
     """Whether Python hooks run as soon as a leaf's gradient is accumulated.
 

@@ -50,6 +50,9 @@ def test_swapped_tensors_are_each_other():
     row.note = 1
     compat.swap_tensors(row, other)
     assert (row.shape, other.shape, other.note, hasattr(row, "note")) == ((2,), (), 1, False)
+    parameter = torch.nn.Parameter(torch.ones(2))
+    compat.swap_tensors(row, parameter)
+    assert (type(row), type(parameter)) == (torch.nn.Parameter, torch.Tensor) and row.requires_grad
 
 
 @contextlib.contextmanager

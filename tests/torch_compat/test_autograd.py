@@ -298,6 +298,18 @@ def test_hooks_of_a_tensor_are_seen_and_removed():
     assert seen == []
 
 
+def test_hooks_are_installed_after_an_exchange():
+    leaf, other, seen = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True), []
+    assert compat.hooks_of_leaf(leaf) == (None, None) == compat.hooks_of_leaf(leaf * 1)
+    leaf.register_hook(lambda gradient: seen.append("before"))
+    leaf.register_post_accumulate_grad_hook(lambda tensor: seen.append(tensor is leaf))
+    compat.swap_tensors(leaf, other)
+    assert [len(hooks) for hooks in compat.hooks_of_leaf(leaf)] == [1, 1]
+    compat.install_hooks_of_leaf(leaf)
+    leaf.sum().backward()
+    assert seen == ["before", True]
+
+
 def test_whether_a_gradient_is_awaited():
     leaf = torch.ones(2, requires_grad=True)
     leaf.register_hook(lambda gradient: gradient)

@@ -1,0 +1,86 @@
+"""`train_step`: compiles a whole step of training.
+
+    step = train_step(lambda x, y: ..., state=[model, optimizer], backend="eager")
+    loss = step(x, y)
+
+A step without a plan runs eagerly, on the same state: so where the function raises, its error and the state are eager's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotgrad.backends.base import AnyBackend
+from aotgrad.backends.registry import as_backend
+from aotgrad.options import Options
+from aotgrad.plan_cache.arguments import Arguments
+from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.call import AmbientState, Call
+from aotgrad.plan_cache.compiler import make_compiler
+from aotgrad.telemetry.graph_names import qualified_name
+from aotgrad.training_step.state import State
+from aotgrad.training_step.trace import RanEagerly, TracedStep
+from aotgrad.training_step.update import update
+
+
+def train_step(
+    fn: Callable,
+    state: Iterable[Any],
+    *,
+    backend: AnyBackend = "inductor",
+    options: Mapping[str, Any] | None = None,
+) -> Callable:
+    """Compile a step of training as one graph.
+
+    Args:
+        fn: takes pytrees of tensors. It may call models, `backward()`, `clip_grad_norm_`, `zero_grad()`, `step()`, ...
+        state: the modules, optimizers and tensors that `fn` changes; lists and dictionaries of them, too.
+        backend: a registered name, a backend, or a compiler of one graph.
+        options: see `aotgrad.Options`; `keep_input_mutations` is on.
+
+    Returns:
+        A function with the signature of `fn`. Tensors that `fn` returns have no history. Parameters, buffers, gradients and
+        the optimizers' state are those of eager after each call. `plans()` lists its plans.
+
+    Raises:
+        CaptureError, BackendError, OptionError: at the first step that needs a plan (the state and options: at once).
+    """
+    step = TrainStep(fn, State.of(state), plan_cache_of(fn, backend, options or {}))
+
+    @functools.wraps(fn)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return step(*args, **kwargs)
+
+    function: Any = compiled
+    function.plan_cache, function.plans = step.cache, step.cache.plans
+    return function
+
+
+def plan_cache_of(fn: Callable, backend: AnyBackend, options: Mapping[str, Any]) -> PlanCache:
+    chosen = Options.from_mapping({"keep_input_mutations": True, **options})
+    return PlanCache(make_compiler(as_backend(backend), chosen), qualified_name(fn))
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """A step of training and its plans."""
+
+    function: Callable
+    state: State
+    cache: PlanCache
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self.state.read()
+        arguments = Arguments.of((found.tensors, found.gradients, found.numbers.pack(), args, kwargs), {})
+        if self.cache.runs_eagerly(arguments.tensors):
+            return self.function(*args, **kwargs)
+        traced = TracedStep(self.function, self.state, torch.is_grad_enabled())
+        ambient = AmbientState(traced.run_eagerly, traced.key_of(found), lambda: traced.key_of(self.state.read()))
+        with torch.no_grad():
+            results = self.cache.run(self.cache.plan_for(Call(traced, arguments, len(found.tensors), ambient)))
+        return results.returned if isinstance(results, RanEagerly) else update(self.state, found, results)

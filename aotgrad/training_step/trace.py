@@ -1,0 +1,158 @@
+"""The function that is traced: one step of training, as a function of its state.
+
+In: traced values of the state, and the user's arguments. Out: a `Results` dictionary: what the user's function returns,
+and what the state holds afterwards that it did not hold before. Changes in place are changes of the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+import torch.utils._pytree as pytree
+
+from aotgrad import torch_compat
+from aotgrad.training_step.state import Snapshot, State, gradient_of
+from aotgrad.training_step.swap import restored_optimizers, swapped
+
+
+class Results(TypedDict):
+    """What a step returns.
+
+    Attributes:
+        returned: the result of the user's function.
+        gradients: the new `.grad` of tensors, by place.
+        entries: the new entries of optimizers' states, by optimizer, place of the parameter, and name.
+        attributes: the new attributes of optimizers, by optimizer and name.
+    """
+
+    returned: Any
+    gradients: Mapping[int, torch.Tensor | None]
+    entries: Mapping[tuple[int, int, Hashable], Any]
+    attributes: Mapping[tuple[int, str], Any]
+
+
+@dataclass(frozen=True)
+class RanEagerly:
+    """What the user's function returned where it ran itself, with all its effects."""
+
+    returned: Any
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """Calls the user's function with traced values in place of the state; `grad_mode` is the mode of the call."""
+
+    function: Callable
+    state: State
+    grad_mode: bool
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor | None],
+        numbers: torch.Tensor,
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> Results:
+        found = self.state.read()
+        pairs = Pairs.of(found, tensors, gradients)
+        with restored_optimizers(self.state.optimizers), swapped(pairs.real, pairs.leaves):
+            give_gradients(found)
+            found.numbers.put([number.item() for number in numbers.unbind()])
+            before = Python.of(self.state, found)
+            args, kwargs = pairs.inside((args, kwargs))
+            with torch.set_grad_enabled(self.grad_mode):
+                returned = self.function(*args, **kwargs)
+            changes = Python.of(self.state, found).since(before)
+            results = pairs.outside(Results(returned=returned, **changes), (args, kwargs))
+        pairs.count_versions()
+        return results
+
+    def run_eagerly(self, *values: Any) -> RanEagerly:
+        """Run the user's function in place of a plan."""
+        *_, args, kwargs = values
+        with torch.set_grad_enabled(self.grad_mode):
+            return RanEagerly(self.function(*args, **kwargs))
+
+    def key_of(self, found: Snapshot) -> Hashable:
+        """What a plan depends on besides its arguments and guards."""
+        return (self.grad_mode, found.key)
+
+
+def give_gradients(found: Snapshot) -> None:
+    """Let the leaves of the trace have the traced gradients."""
+    for tensor, gradient in zip(found.tensors, found.gradients, strict=True):
+        if gradient is not None:
+            tensor.grad = gradient
+
+
+@dataclass(frozen=True)
+class Python:
+    """The Python side of the state: which objects are where."""
+
+    gradients: dict[int, Any]
+    entries: dict[tuple[int, int, Hashable], Any]
+    attributes: dict[tuple[int, str], Any]
+
+    @classmethod
+    def of(cls, state: State, found: Snapshot) -> Python:
+        places = {id(tensor): place for place, tensor in enumerate(found.tensors)}
+        optimizers = list(enumerate(state.optimizers))
+        entries = {
+            (k, places[id(parameter)], name): value
+            for k, optimizer in optimizers
+            for parameter, values in optimizer.state.items()
+            for name, value in values.items()
+        }
+        attributes = {(k, name): value for k, optimizer in optimizers for name, value in vars(optimizer).items()}
+        return cls({place: gradient_of(tensor) for place, tensor in enumerate(found.tensors)}, entries, attributes)
+
+    def since(self, before: Python) -> dict[str, dict]:
+        """What has become another object."""
+        return {
+            name: {place: value for place, value in now.items() if value is not vars(before)[name].get(place, before)}
+            for name, now in vars(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The tensors of the state, with the arguments of the trace that stand for them, and leaves of the same value.
+
+    A leaf has no history and shows no hook or gradient to the trace, which is about the tensors' values only.
+    """
+
+    real: Sequence[torch.Tensor]
+    arguments: Sequence[torch.Tensor]
+    leaves: Sequence[torch.Tensor]
+
+    @classmethod
+    def of(cls, found: Snapshot, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> Pairs:
+        real = [tensor for tensor in (*found.tensors, *found.gradients) if tensor is not None]
+        arguments = [tensor for tensor in (*tensors, *gradients) if tensor is not None]
+        leaves = [torch_compat.same_functional(argument) for argument in arguments]
+        for tensor, leaf in zip(real, leaves, strict=True):
+            leaf.requires_grad_(tensor.requires_grad)
+        return cls(real, arguments, leaves)
+
+    def inside(self, given: Any) -> Any:
+        """The user's arguments; one that belongs to the state is the object of the state."""
+        real = {id(argument): tensor for tensor, argument in zip(self.real, self.arguments, strict=True)}
+        return pytree.tree_map_only(torch.Tensor, lambda value: real.get(id(value), value), given)
+
+    def outside(self, results: Any, given: Any) -> Any:
+        """Results of the trace: arguments as they are, and other tensors without a history."""
+        kept = {id(tensor): argument for tensor, argument in zip(self.real, self.arguments, strict=True)}
+        kept = {**{id(value): value for value in pytree.tree_leaves(given)}, **kept}
+        return pytree.tree_map_only(
+            torch.Tensor, lambda value: kept[id(value)] if id(value) in kept else value.detach(), results
+        )
+
+    def count_versions(self) -> None:
+        """Let the arguments have the versions of their leaves."""
+        with torch_compat.unobserved():
+            for argument, leaf in zip(self.arguments, self.leaves, strict=True):
+                torch_compat.raise_version(argument, argument._version, leaf._version)

@@ -1,0 +1,19 @@
+"""Writes to the state what a plan has returned; what plans change in place is written already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aotgrad.training_step.state import Snapshot, State
+from aotgrad.training_step.trace import Results
+
+
+def update(state: State, found: Snapshot, results: Results) -> Any:
+    """Update gradients and the optimizers' entries. Returns what the user's function returned."""
+    for place, gradient in results["gradients"].items():
+        found.tensors[place].grad = gradient
+    for (optimizer, place, name), value in results["entries"].items():
+        state.optimizers[optimizer].state[found.tensors[place]][name] = value
+    for (optimizer, name), value in results["attributes"].items():
+        setattr(state.optimizers[optimizer], name, value)
+    return results["returned"]

@@ -1,0 +1,105 @@
+"""Trains twice from equal beginnings, eagerly and with one graph a step, and compares all that is left behind.
+
+    def make():
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, y): ...
+
+        return Training(step, [model, optimizer])
+
+    assert_trains_like_eager(make, batches(5), "eager")
+
+With eager halves, all is compared bit for bit; with Inductor, numbers are close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+import aotgrad
+from aotgrad.backends.base import AnyBackend
+
+Batches = Sequence[tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A step, its state, and what runs after each step."""
+
+    step: Callable
+    state: list[Any]
+    between: Callable[[int], Any] = lambda k: None
+
+
+def batches(count: int, *, rows: int = 8, width: int = 4, classes: int = 2) -> Batches:
+    """Random inputs and targets."""
+    generator = torch.Generator().manual_seed(1)
+    made = [torch.randn(rows, width + classes, generator=generator) for _ in range(count)]
+    return [(each[:, :width].clone(), each[:, width:].clone()) for each in made]
+
+
+def assert_trains_like_eager(
+    make: Callable[[], Training],
+    data: Batches,
+    backend: AnyBackend = "eager",
+    *,
+    plans: int | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable:
+    """Compare every result and, after each step, the whole state. Returns the compiled step."""
+    eager, compiled = (build(make) for _ in range(2))
+    step = aotgrad.train_step(compiled.step, compiled.state, backend=backend, options=options)
+    for k, batch in enumerate(data):
+        wanted, found = (run(each, *batch) for each in (eager.step, step))
+        assert_same((wanted, contents(eager.state)), (found, contents(compiled.state)), backend != "inductor")
+        eager.between(k), compiled.between(k)
+    assert step.plan_cache.fallbacks == {}
+    if plans is not None:
+        assert len(step.plans()) == plans
+    return step
+
+
+def build(make: Callable[[], Training]) -> Training:
+    torch.manual_seed(0)
+    return make()
+
+
+def run(step: Callable, *batch: Any) -> Any:
+    """The detached results of a step that draws its numbers from a known state."""
+    torch.manual_seed(2)
+    return pytree.tree_map_only(torch.Tensor, lambda each: each.detach().clone(), step(*batch))
+
+
+def contents(state: Iterable[Any]) -> list[Any]:
+    """All tensors and numbers of a state, copied."""
+    found: list[Any] = []
+    for value in state:
+        if isinstance(value, nn.Module):
+            found += [*value.state_dict().values(), *(each.grad for each in value.parameters())]
+            found += [each._version for each in value.parameters()]
+        elif isinstance(value, torch.optim.Optimizer):
+            found.append(value.state_dict())
+        else:
+            found.append(value)
+    return pytree.tree_map_only(torch.Tensor, lambda each: each.detach().clone(), found)
+
+
+def assert_same(wanted: Any, found: Any, exact: bool) -> None:
+    """Compare nested values; tensors in dtype and strides, too."""
+    wanted, spec = pytree.tree_flatten(wanted)
+    found, found_spec = pytree.tree_flatten(found)
+    assert found_spec == spec
+    for one, other in zip(wanted, found, strict=True):
+        if not isinstance(one, torch.Tensor):
+            assert type(one) is type(other) and repr(one) == repr(other)
+        elif exact:
+            assert torch.equal(one, other) and (one.dtype, one.stride()) == (other.dtype, other.stride())
+        else:
+            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
