@@ -253,6 +253,8 @@ def check(rewriting: Rewriting, holds: fx.Node, message: str) -> None:
 
 
 NUMBERS: Mapping[Any, Compute] = {
+    max: choice(aten.gt.Tensor),
+    min: choice(aten.lt.Tensor),
     operator.abs: tensor_op(aten.abs.default),
     operator.add: tensor_op(aten.add.Tensor),
     operator.floordiv: division(aten.div.Tensor_mode, rounding_mode="floor"),
@@ -429,6 +431,11 @@ def list_sum(name: str) -> ListCompute:
     return compute
 
 
+def list_lerp(rewriting: Rewriting, start: list, end: list, weight: list) -> list[fx.Node]:
+    """`start + weight * (end - start)` for lists."""
+    return items(rewriting, torch_compat.foreach_op("lerp", "List"), start, end, weight)
+
+
 def items(rewriting: Rewriting, op: Any, *lists: list[fx.Node]) -> list[fx.Node]:
     """The results of an op on lists."""
     results = rewriting.call(op, *lists)
@@ -445,6 +452,8 @@ OPS: Mapping[Any, Rule] = {
     **{torch_compat.foreach_op(name, "Scalar"): on_lists(list_op(name)) for name in LIST_OPS},
     **{torch_compat.foreach_op(name, "ScalarList"): on_lists(list_op(name)) for name in LIST_OPS},
     **{torch_compat.foreach_op(name, "Scalar"): on_lists(list_sum(op)) for name, op in LIST_SUMS.items()},
+    **{torch_compat.foreach_op(name, "ScalarList"): on_lists(list_sum(op)) for name, op in LIST_SUMS.items()},
+    torch_compat.foreach_op("lerp", "Scalar"): on_lists(list_lerp),
     aten.add.Tensor: elementwise(scaled_op(aten.add.Tensor)),
     aten.addcdiv.default: elementwise(scaled_sum(aten.div.Tensor)),
     aten.addcmul.default: elementwise(scaled_sum(aten.mul.Tensor)),

@@ -27,6 +27,7 @@ from aotgrad.capture.functional import input_state, make_arguments, make_primals
 from aotgrad.capture.generator import WatchedGenerators
 from aotgrad.capture.hooks import HookRecords, held_by, take_hooks, take_hooks_of_views
 from aotgrad.capture.indexing import IndexMarks
+from aotgrad.capture.literals import SymbolicLiterals
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import CheckpointedRegion, rerun_context
 from aotgrad.capture.values import ValueReads, forget_constants, takes_symbolic_float
@@ -375,7 +376,7 @@ def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any
     versions = shared_versions(convention, arguments)
     index_marks = IndexMarks(trace.recorder) if has_symbolic_inputs(convention) else None
     attention = torch_compat.JaggedAttention()
-    handlers = (assignments, reshapes, hooks, views, versions, index_marks, attention)
+    handlers = (assignments, reshapes, hooks, views, versions, index_marks, attention, SymbolicLiterals())
     with (
         assignments,
         FunctionHandlers([handler for handler in handlers if handler is not None]),

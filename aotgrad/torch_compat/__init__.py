@@ -6,7 +6,7 @@ Only this package may import such names, so a new torch release changes nothing 
 eager's tensors          autograd, compiled_autograd, backward_checks, memory, views, random
 the state around a call  contexts, global_state, transforms, guards
 a trace                  fakes, shapes, expressions, functional_tensors, functionalization, layouts, refusals, assignments,
-                         recording, kernels
+                         recording, kernels, fused_optimizers
 graphs                   graphs, ops
 other parts of torch     dynamo, inductor, logs
 """
@@ -229,6 +229,7 @@ from aotgrad.torch_compat.functionalization import (
     is_list_of_tensors,
     sizes_of_view,
 )
+from aotgrad.torch_compat.fused_optimizers import FUSED_UPDATES, record_float, record_fused_update
 from aotgrad.torch_compat.generators import (
     GeneratorStates,
     OwnGenerator,

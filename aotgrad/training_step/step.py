@@ -79,7 +79,7 @@ class TrainStep:
         arguments = Arguments.of((found.tensors, found.gradients, found.numbers.pack(), args, kwargs), {})
         if self.cache.runs_eagerly(arguments.tensors):
             return self.function(*args, **kwargs)
-        traced = TracedStep(self.function, self.state, torch.is_grad_enabled())
+        traced = TracedStep(self.function, self.state, torch.is_grad_enabled(), self.cache.compiler.backend.fuses)
         ambient = AmbientState(traced.run_eagerly, traced.key_of(found), lambda: traced.key_of(self.state.read()))
         with torch.no_grad():
             results = self.cache.run(self.cache.plan_for(Call(traced, arguments, len(found.tensors), ambient)))

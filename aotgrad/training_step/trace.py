@@ -14,6 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
+from aotgrad.training_step.optimizer_calls import recorded_calls, separate_fused_updates
 from aotgrad.training_step.state import Snapshot, State, gradient_of
 from aotgrad.training_step.swap import restored_optimizers, swapped
 
@@ -43,11 +44,15 @@ class RanEagerly:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """Calls the user's function with traced values in place of the state; `grad_mode` is the mode of the call."""
+    """Calls the user's function with traced values in place of the state.
+
+    `grad_mode`: of the call. `fuses`: whether the backend fuses ops.
+    """
 
     function: Callable
     state: State
     grad_mode: bool
+    fuses: bool
 
     def __call__(
         self,
@@ -62,9 +67,11 @@ class TracedStep:
         with restored_optimizers(self.state.optimizers), swapped(pairs.real, pairs.leaves):
             give_gradients(found)
             found.numbers.put([number.item() for number in numbers.unbind()])
+            if self.fuses:
+                separate_fused_updates(self.state.optimizers)
             before = Python.of(self.state, found)
             args, kwargs = pairs.inside((args, kwargs))
-            with torch.set_grad_enabled(self.grad_mode):
+            with torch.set_grad_enabled(self.grad_mode), recorded_calls(self.state.optimizers):
                 returned = self.function(*args, **kwargs)
             changes = Python.of(self.state, found).since(before)
             results = pairs.outside(Results(returned=returned, **changes), (args, kwargs))

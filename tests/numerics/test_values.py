@@ -170,6 +170,11 @@ def test_a_literal_that_a_number_multiplies_is_read(assert_all_like_eager):
     assert_all_like_eager(f, filled(2.0), filled(3.0), plans=1)
 
 
+@pytest.mark.parametrize("make_tensor", [torch.tensor, torch.as_tensor])
+def test_a_tensor_of_a_number_has_one_plan(assert_all_like_eager, make_tensor):
+    assert_all_like_eager(lambda x: x * make_tensor(x.max().item(), dtype=x.dtype), filled(2.0), filled(3.0), plans=1)
+
+
 def test_a_branch_on_a_buffer(halves):
     class Warmup(nn.Module):
         def __init__(self):
