@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aotgrad import passes
+from aotgrad.guards.data_dependent import Level
 from aotgrad.guards.plan import structure_key
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
@@ -44,6 +45,7 @@ class Call(NamedTuple):
         static_count: how many leading tensors are parameters or buffers.
         state: what else the trace depends on.
         known: tensors that hold values which the function would compute; determined by `state`.
+        level: the lowest level at which the trace gets answers about values.
         key: the `current_key` before a trace, which may change objects among the constants; empty on a hit.
     """
 
@@ -52,6 +54,7 @@ class Call(NamedTuple):
     static_count: int
     state: AmbientState
     known: passes.KnownValues | None = None
+    level: Level = Level.NONE
     key: tuple = ()
 
     @property

@@ -107,7 +107,7 @@ class Assumptions:
     def of(cls, call: Call, compiler: Compiler, earlier: Sequence[CachedPlan], dedupe: Dedupe) -> Assumptions:
         """The weakest ones, but for a level that an earlier plan has needed."""
         levels = (plan.guards.values.level for plan in earlier if plan.guards.values is not None)
-        level = None if compiler.lower is None else max(levels, default=Level.NONE)
+        level = None if compiler.lower is None else max(levels, default=call.level)
         return cls(dedupe.enter(hints_of(call, compiler, earlier)), level)
 
     def source(self, function: FlatCall, tensors: Sequence[torch.Tensor], known: passes.KnownValues | None) -> Source:

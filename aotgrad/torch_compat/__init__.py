@@ -433,6 +433,7 @@ from aotgrad.torch_compat.recording import (
     SubgraphTracer,
     TensorTracker,
     TrackedTensor,
+    closed_over_in_trace,
     copy_current_meta,
     forget_constant,
     hidden_tracing_modes,

@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import (
     _ProxyTensor,
     _set_make_fx_tracer,
     disable_proxy_modes_tracing,
+    get_proxy_mode,
     get_proxy_slot,
 )
 from torch.fx.proxy import _COPY_META_FIELDS
@@ -229,3 +230,11 @@ def subgraphs_are_traced(fake_mode: FakeTensorMode, decompositions: Mapping[Any,
     tracer.fake_tensor_mode, tracer.fx_tracer = fake_mode, PythonKeyTracer()
     with _set_make_fx_tracer(tracer):
         yield
+
+
+def closed_over_in_trace() -> list[torch.Tensor]:
+    """The real tensors that the open trace has met so far."""
+    mode: Any = get_proxy_mode()
+    names = dict.fromkeys(str(node.target) for node in mode.tracer.graph.find_nodes(op="get_attr"))
+    values = (getattr(mode.tracer.root, name, None) for name in names)
+    return [value for value in values if isinstance(value, torch.Tensor)]

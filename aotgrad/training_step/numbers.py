@@ -7,7 +7,7 @@ numbers.put(symbols)                    the optimizer computes with symbols
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,14 @@ import torch.utils._pytree as pytree
 
 @dataclass(frozen=True)
 class Numbers:
-    """The entries of dictionaries that hold floats, nested ones included."""
+    """The entries of dictionaries that hold floats, nested ones included, in the order of their names."""
 
     entries: tuple[tuple[dict[str, Any], str], ...]
 
     @classmethod
     def of(cls, optimizers: Iterable[torch.optim.Optimizer]) -> Numbers:
         tables = [table for each in optimizers for table in (*each.param_groups, *each.state.values())]
-        return cls(tuple((table, key) for table in tables for key, value in table.items() if has_float(value)))
+        return cls(tuple((table, key) for table in tables for key, value in by_name(table) if has_float(value)))
 
     @property
     def values(self) -> list[float]:
@@ -41,6 +41,11 @@ class Numbers:
         rest = iter(numbers)
         for table, key in self.entries:
             table[key] = pytree.tree_map(lambda leaf: next(rest) if type(leaf) is float else leaf, table[key])
+
+
+def by_name(table: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    """The entries in an order that does not depend on when they were made: loading a state makes them anew."""
+    return sorted(table.items(), key=lambda entry: str(entry[0]))
 
 
 def has_float(value: Any) -> bool:

@@ -21,7 +21,7 @@ from torch import nn
 from aotgrad.errors import CaptureError
 from aotgrad.guards.python_values import hashable_key
 from aotgrad.plan_cache.module_state import LiftedModule
-from aotgrad.training_step.numbers import Numbers
+from aotgrad.training_step.numbers import Numbers, by_name
 
 REFUSED: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.LBFGS: "evaluates the loss in a loop that ends when values say so",
@@ -113,9 +113,10 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor
 def structure_of(optimizer: torch.optim.Optimizer, places: dict[int, int]) -> Hashable:
     """What a trace of an optimizer's step depends on, besides values of tensors and numbers."""
     attributes = {name: value for name, value in vars(optimizer).items() if name not in ("param_groups", "state")}
-    state = [(places[id(parameter)], values) for parameter, values in optimizer.state.items()]
-    parts = pytree.tree_map(lambda leaf: kind_of_leaf(leaf, places), [optimizer.param_groups, state])
-    return (type(optimizer), hashable_key(attributes), hashable_key(parts))
+    groups = [by_name(group) for group in optimizer.param_groups]
+    state = [(places[id(parameter)], by_name(values)) for parameter, values in optimizer.state.items()]
+    parts = pytree.tree_map(lambda leaf: kind_of_leaf(leaf, places), [groups, state])
+    return (type(optimizer), hashable_key(by_name(attributes)), hashable_key(parts))
 
 
 def kind_of_leaf(leaf: Any, places: dict[int, int]) -> Any:

@@ -17,6 +17,7 @@ import torch
 
 from aotgrad.backends.base import AnyBackend
 from aotgrad.backends.registry import as_backend
+from aotgrad.guards.data_dependent import Level
 from aotgrad.options import Options
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache
@@ -32,6 +33,7 @@ def train_step(
     fn: Callable,
     state: Iterable[Any],
     *,
+    keep_gradients: bool = True,
     backend: AnyBackend = "inductor",
     options: Mapping[str, Any] | None = None,
 ) -> Callable:
@@ -40,6 +42,7 @@ def train_step(
     Args:
         fn: takes pytrees of tensors. It may call models, `backward()`, `clip_grad_norm_`, `zero_grad()`, `step()`, ...
         state: the modules, optimizers and tensors that `fn` changes; lists and dictionaries of them, too.
+        keep_gradients: `False`: every `.grad` is `None` after a step, so that the graph frees a gradient at its last use.
         backend: a registered name, a backend, or a compiler of one graph.
         options: see `aotgrad.Options`; `keep_input_mutations` is on.
 
@@ -50,7 +53,7 @@ def train_step(
     Raises:
         CaptureError, BackendError, OptionError: at the first step that needs a plan (the state and options: at once).
     """
-    step = TrainStep(fn, State.of(state), plan_cache_of(fn, backend, options or {}))
+    step = TrainStep(fn, State.of(state), keep_gradients, plan_cache_of(fn, backend, options or {}))
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -72,6 +75,7 @@ class TrainStep:
 
     function: Callable
     state: State
+    keep_gradients: bool
     cache: PlanCache
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -79,8 +83,10 @@ class TrainStep:
         arguments = Arguments.of((found.tensors, found.gradients, found.numbers.pack(), args, kwargs), {})
         if self.cache.runs_eagerly(arguments.tensors):
             return self.function(*args, **kwargs)
-        traced = TracedStep(self.function, self.state, torch.is_grad_enabled(), self.cache.compiler.backend.fuses)
+        fuses = self.cache.compiler.backend.fuses
+        traced = TracedStep(self.function, self.state, torch.is_grad_enabled(), self.keep_gradients, fuses)
         ambient = AmbientState(traced.run_eagerly, traced.key_of(found), lambda: traced.key_of(self.state.read()))
         with torch.no_grad():
-            results = self.cache.run(self.cache.plan_for(Call(traced, arguments, len(found.tensors), ambient)))
+            call = Call(traced, arguments, len(found.tensors), ambient, level=Level.GUARD)
+            results = self.cache.run(self.cache.plan_for(call))
         return results.returned if isinstance(results, RanEagerly) else update(self.state, found, results)

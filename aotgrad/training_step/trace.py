@@ -14,7 +14,16 @@ import torch
 import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
+from aotgrad.plan_cache.module_state import check_keeps_no_traced
 from aotgrad.training_step.optimizer_calls import recorded_calls, separate_fused_updates
+from aotgrad.training_step.refusals import (
+    RefusedHooks,
+    refused_calls,
+    reject_assigned,
+    reject_gradients,
+    reject_removed,
+    reject_sparse,
+)
 from aotgrad.training_step.state import Snapshot, State, gradient_of
 from aotgrad.training_step.swap import restored_optimizers, swapped
 
@@ -46,12 +55,18 @@ class RanEagerly:
 class TracedStep:
     """Calls the user's function with traced values in place of the state.
 
-    `grad_mode`: of the call. `fuses`: whether the backend fuses ops.
+    Attributes:
+        function: the user's.
+        state: the objects that it may change.
+        grad_mode: the mode of the call.
+        keep_gradients: whether gradients stay after the step.
+        fuses: whether the backend fuses ops.
     """
 
     function: Callable
     state: State
     grad_mode: bool
+    keep_gradients: bool
     fuses: bool
 
     def __call__(
@@ -69,20 +84,38 @@ class TracedStep:
             found.numbers.put([number.item() for number in numbers.unbind()])
             if self.fuses:
                 separate_fused_updates(self.state.optimizers)
-            before = Python.of(self.state, found)
-            args, kwargs = pairs.inside((args, kwargs))
-            with torch.set_grad_enabled(self.grad_mode), recorded_calls(self.state.optimizers):
-                returned = self.function(*args, **kwargs)
-            changes = Python.of(self.state, found).since(before)
-            results = pairs.outside(Results(returned=returned, **changes), (args, kwargs))
+            before = PythonSide.of(self.state, found)
+            with RefusedHooks(pairs.real):
+                returned = self.run(*pairs.inside((args, kwargs)))
+            reject_gradients(torch_compat.closed_over_in_trace(), (args, kwargs), self.function)
+            changes = PythonSide.of(self.state, found).since(before)
+            results = pairs.outside(Results(returned=returned, **self.checked(changes)), (args, kwargs))
+        for lifted in self.state.modules:
+            check_keeps_no_traced(lifted.module)
         pairs.count_versions()
         return results
+
+    def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Call the function. Raises CaptureError for what a plan would not repeat."""
+        optimizers = self.state.optimizers
+        with refused_calls(optimizers, self.function), recorded_calls(optimizers), torch.set_grad_enabled(self.grad_mode):
+            return self.function(*args, **kwargs)
+
+    def checked(self, changes: dict[str, dict]) -> dict[str, dict]:
+        """Changes of the Python side, after a check; without gradients that are not kept."""
+        reject_assigned(changes.pop("hyperparameters"))
+        gradients = changes["gradients"]
+        reject_sparse(gradients.values())
+        return changes if self.keep_gradients else {**changes, "gradients": dict.fromkeys(gradients)}
 
     def run_eagerly(self, *values: Any) -> RanEagerly:
         """Run the user's function in place of a plan."""
         *_, args, kwargs = values
         with torch.set_grad_enabled(self.grad_mode):
-            return RanEagerly(self.function(*args, **kwargs))
+            returned = self.function(*args, **kwargs)
+        for tensor in () if self.keep_gradients else self.state.read().tensors:
+            tensor.grad = None
+        return RanEagerly(returned)
 
     def key_of(self, found: Snapshot) -> Hashable:
         """What a plan depends on besides its arguments and guards."""
@@ -97,28 +130,30 @@ def give_gradients(found: Snapshot) -> None:
 
 
 @dataclass(frozen=True)
-class Python:
+class PythonSide:
     """The Python side of the state: which objects are where."""
 
     gradients: dict[int, Any]
     entries: dict[tuple[int, int, Hashable], Any]
     attributes: dict[tuple[int, str], Any]
+    hyperparameters: dict[tuple[int, int, str], Any]
 
     @classmethod
-    def of(cls, state: State, found: Snapshot) -> Python:
+    def of(cls, state: State, found: Snapshot) -> PythonSide:
         places = {id(tensor): place for place, tensor in enumerate(found.tensors)}
-        optimizers = list(enumerate(state.optimizers))
-        entries = {
-            (k, places[id(parameter)], name): value
-            for k, optimizer in optimizers
-            for parameter, values in optimizer.state.items()
-            for name, value in values.items()
-        }
-        attributes = {(k, name): value for k, optimizer in optimizers for name, value in vars(optimizer).items()}
-        return cls({place: gradient_of(tensor) for place, tensor in enumerate(found.tensors)}, entries, attributes)
+        entries, attributes, hyperparameters = {}, {}, {}
+        for k, optimizer in enumerate(state.optimizers):
+            attributes |= {(k, name): value for name, value in vars(optimizer).items()}
+            for parameter, values in optimizer.state.items():
+                entries |= {(k, places[id(parameter)], name): value for name, value in values.items()}
+            for number, group in enumerate(optimizer.param_groups):
+                hyperparameters |= {(k, number, name): value for name, value in group.items()}
+        gradients = {place: gradient_of(tensor) for place, tensor in enumerate(found.tensors)}
+        return cls(gradients, entries, attributes, hyperparameters)
 
-    def since(self, before: Python) -> dict[str, dict]:
-        """What has become another object."""
+    def since(self, before: PythonSide) -> dict[str, dict]:
+        """What has become another object. Raises CaptureError if an entry of an optimizer's state is gone."""
+        reject_removed(before.entries.keys() - self.entries.keys())
         return {
             name: {place: value for place, value in now.items() if value is not vars(before)[name].get(place, before)}
             for name, now in vars(self).items()

@@ -14,12 +14,12 @@ import torch
 from aotgrad.analysis.refusals import REFUSALS as REFUSED_CHANGES
 from aotgrad.capture.trace import EXPLANATIONS
 from aotgrad.errors import EagerError
-from tests.golden import errors, export_errors, graphs, kinds, modes, mutations, outputs, passes
+from tests.golden import errors, export_errors, graphs, kinds, modes, mutations, outputs, passes, training_step
 from tests.golden.cases import CASES, ERROR_CASES, error_text
 from tests.golden.harness import Golden, literal_names, names_on_disk, repeated
 from tests.numerics.against_eager import assert_like_eager
 
-CASE_MODULES = (errors, export_errors, graphs, kinds, modes, mutations, outputs, passes)
+CASE_MODULES = (errors, export_errors, graphs, kinds, modes, mutations, outputs, passes, training_step)
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "aotgrad"
 PAIRS = [(folder, case) for case in CASES.values() for folder in case.folders]
@@ -126,6 +126,7 @@ SAFETY_NETS = (
     "a view of what was changed in place cannot be replayed",
     "a tensor subclass that wraps others",
     "would need zeros of a symbolic",
+    "cannot be traced, because something outside of Python",
 )
 """Refusals that no program is known to meet: parts of their messages."""
 

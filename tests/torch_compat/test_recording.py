@@ -164,3 +164,12 @@ def test_a_view_whose_base_was_written_to_is_settled(fake_mode):
         compat.settle(compat.TensorTracker(trace.tracer), view)
         assert before == ["aten.view.default", "aten.add.Tensor"]
         assert trace.recorded() == [*before, "aten.view.default"]
+
+
+def test_tensors_that_a_trace_has_met(fake_mode):
+    trace, real = Tracing(fake_mode, torch.ones(2)), torch.ones(2)
+    with trace.active() as x:
+        assert compat.closed_over_in_trace() == []
+        x * real
+        (met,) = compat.closed_over_in_trace()
+    assert met is real

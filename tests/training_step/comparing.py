@@ -31,11 +31,12 @@ Batches = Sequence[tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True)
 class Training:
-    """A step, its state, and what runs after each step."""
+    """A step, its state, what runs after each step, and how the step is called with a batch."""
 
     step: Callable
     state: list[Any]
     between: Callable[[int], Any] = lambda k: None
+    called: Callable[[Callable], Callable] = lambda step: step
 
 
 def batches(count: int, *, rows: int = 8, width: int = 4, classes: int = 2) -> Batches:
@@ -56,8 +57,9 @@ def assert_trains_like_eager(
     """Compare every result and, after each step, the whole state. Returns the compiled step."""
     (eager, compiled), exact = (build(make) for _ in range(2)), backend != "inductor"
     step = aotgrad.train_step(compiled.step, compiled.state, backend=backend, options=options)
+    calls = eager.called(eager.step), compiled.called(step)
     for k, batch in enumerate(data):
-        wanted, found = (run(each, *batch) for each in (eager.step, step))
+        wanted, found = (run(call, *batch) for call in calls)
         assert_same((wanted, contents(eager.state, exact)), (found, contents(compiled.state, exact)), exact)
         eager.between(k), compiled.between(k)
     assert step.plan_cache.fallbacks == {}

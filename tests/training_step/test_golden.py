@@ -1,0 +1,47 @@
+"""The whole step of a two-layer model, as one graph and as the function that runs it."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+
+import torch
+from torch import nn
+
+import aotgrad
+from aotgrad.telemetry.observer import record_stages
+
+
+def two_layers():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, [model, optimizer]
+
+
+def steady_stage(name: str) -> str:
+    """A stage of the second step, which finds the optimizer's state."""
+    function, state = two_layers()
+    step = aotgrad.train_step(function, state, backend="eager")
+    x, y = torch.ones(2, 4), torch.ones(2, 1)
+    step(x, y)
+    with record_stages() as stages:
+        step(x, y)
+    (text,) = [stage.text for stage in stages if stage.name == name]
+    source = textwrap.dedent(inspect.getsource(two_layers))
+    return f"# The second step of a two-layer model.\n\n{source}\n--- {name} ---\n\n{text}\n"
+
+
+def test_the_graph_of_a_whole_step(golden):
+    golden("training_step/graph", steady_stage("joint"))
+
+
+def test_the_function_of_a_whole_step(golden):
+    golden("training_step/function", steady_stage("executable"))
