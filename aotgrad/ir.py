@@ -641,8 +641,7 @@ class SavingNodes:
 class ChangedMemory:
     """Memory that a segment changes in place, and by how much its version counter rises.
 
-    `tangent`: the tangent of the segment that it is, if it is one. `for_saved`: the change happens when a node needs a saved
-    value that a checkpointed region recomputes.
+    `tangent`: the tangent that it is, if any. `for_saved`: it changes when a checkpointed region recomputes a saved value.
     """
 
     memory: Memory
@@ -764,13 +763,6 @@ class GraphHalf:
     signature: SlotSignature
 
 
-def memory_of(half: GraphHalf, segment: BackwardSegment) -> tuple[Memory, ...]:
-    """The memory that the graph of a segment takes as inputs, then the memory that it only changes."""
-    taken = half.signature.memory
-    changed = (change.memory for change in segment.changes if change.tangent is None)
-    return (*taken, *(memory for memory in changed if memory not in taken))
-
-
 @dataclass(frozen=True)
 class Partition:
     """The two halves of a joint graph; `backward` is `None` for an inference graph."""
@@ -798,8 +790,7 @@ BoxedCallable = Callable[[list], Sequence[Any]]
 class Compiled:
     """The compiled halves of a partition: callables that take a list, which they may clear, and return a list or tuple.
 
-    Backward graphs are compiled on first use, one variant at a time: `compile_backward` takes the backward half or a
-    specialized copy of it.
+    Backward graphs are compiled on first use, one variant at a time, from the backward half or a specialized copy of it.
     """
 
     backend: str

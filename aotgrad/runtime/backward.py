@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from aotgrad import native, torch_compat
-from aotgrad.ir import BackwardSegment, BoxedCallable, ChangedMemory, GraphHalf, SavingNodes, memory_of
+from aotgrad.ir import BackwardSegment, BoxedCallable, ChangedMemory, GraphHalf, SavingNodes
 from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
+from aotgrad.runtime.segments import memory_of
 from aotgrad.runtime.steps import Attach
 from aotgrad.runtime.variants import VariantCache, VariantKey, gradient_sources, leads_of_collectives
 from aotgrad.slots import Gradient, Saved, of_kind

@@ -12,8 +12,9 @@ from typing import Any
 
 from aotgrad import ir, torch_compat
 from aotgrad.graph.memory_owners import memory_owner
-from aotgrad.ir import BackwardSegment, memory_of
+from aotgrad.ir import BackwardSegment
 from aotgrad.runtime.mutation_steps import MutationSteps
+from aotgrad.runtime.segments import memory_of
 from aotgrad.runtime.stage_results import StageResults, has_strides_of, is_changed, result_name
 from aotgrad.runtime.steps import (
     AssembleResult,

@@ -13,7 +13,7 @@ import torch.fx as fx
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import BackwardSegment, GraphHalf
 from aotgrad.runtime.variants import copy_graph, needed_inputs, remove_dead_code
-from aotgrad.slots import Gradient, SlotSignature
+from aotgrad.slots import Gradient, Memory, SlotSignature
 
 
 def segment_halves(backward: GraphHalf, segments: Sequence[BackwardSegment]) -> tuple[GraphHalf, ...]:
@@ -60,3 +60,10 @@ def erase_effects(graph: fx.Graph, number: int) -> None:
     for node in reversed(graph.nodes):
         if node in others and not node.users and node.op != "placeholder":
             graph.erase_node(node)
+
+
+def memory_of(half: GraphHalf, segment: BackwardSegment) -> tuple[Memory, ...]:
+    """The memory that the graph of a segment takes as inputs, then the memory that it only changes."""
+    taken = half.signature.memory
+    changed = (change.memory for change in segment.changes if change.tangent is None)
+    return (*taken, *(memory for memory in changed if memory not in taken))
