@@ -73,7 +73,7 @@ class HashedOnce:
 
 
 class Watched:
-    """The objects to check for an assigned or changed attribute in a module tree.
+    """The objects to check for an assigned or changed attribute: those of a module tree, and what was added.
 
     Attributes:
         objects: their classes and dictionaries are compared.
@@ -177,6 +177,24 @@ def is_readable(value: Any) -> bool:
 CONTAINERS = (list, dict, OrderedDict, set, tuple, frozenset)
 
 
+class Unchanged:
+    """Whether what was watched is as it was: `holds()` is cheap while nothing was assigned."""
+
+    def __init__(self, watched: Watched, content: Callable[[Any], Hashable]) -> None:
+        self.objects, self.empty, self.content = watched.objects, watched.empty, content
+        self.classes = list(map(type, self.objects))
+        self.tables = watch(self.objects, watched.tables)
+        self.volatile = [(value, content(value)) for value in watched.volatile]
+
+    def holds(self) -> bool:
+        return (
+            self.tables.hold()
+            and not any(self.empty)
+            and list(map(type, self.objects)) == self.classes
+            and all(self.content(value) == before for value, before in self.volatile)
+        )
+
+
 class ModuleState:
     """All state of a module tree that a trace may read, except values of tensors: attributes, hooks, structure, classes.
 
@@ -192,21 +210,10 @@ class ModuleState:
         classes = tuple(class_state(kind, self.content) for kind in watched.classes)
         self.value = HashedOnce((everywhere, classes, *(own_state(part, self.content) for part in named.values())))
         self.values = [slot.table[slot.key] for slot in slots_of(module)]
-        self.objects, self.empty = watched.objects, watched.empty
-        self.classes = list(map(type, self.objects))
-        self.tables = watch(self.objects, watched.tables)
-        self.volatile = [(value, self.content(value)) for value in watched.volatile]
+        self.is_current = Unchanged(watched, self.content).holds
 
     def content(self, value: Any) -> Hashable:
         return hashable_key(value, dict(self.seen))
-
-    def is_current(self) -> bool:
-        return (
-            self.tables.hold()
-            and not any(self.empty)
-            and list(map(type, self.objects)) == self.classes
-            and all(self.content(value) == before for value, before in self.volatile)
-        )
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors in the order of `slots_of`; one with several names occurs several times.

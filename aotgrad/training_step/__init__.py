@@ -1,6 +1,7 @@
 """A whole training step as one graph: forward, backward, gradients, clipping and the optimizer's update.
 
-`step.train_step` makes the callable. `state` finds the tensors and numbers that a step reads and writes. `trace` runs the
-step once on traced values in their place (`swap`). `update` writes what a plan returns. The step is a function of its
-state, without autograd around it, so `plan_cache` finds its plans and `pipeline` compiles them.
+`step.train_step` makes the callable. `state` finds the tensors and numbers that a step reads and writes; a read is cheap
+while nothing but numbers was assigned. `trace` runs the step once on traced values in their place (`swap`). `update` writes
+what a plan returns. The step is a function of its state, without autograd around it, so `plan_cache` finds its plans and
+`pipeline` compiles them.
 """

@@ -10,7 +10,7 @@ found.key                   all else that a trace may depend on
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,10 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from aotgrad.errors import CaptureError
-from aotgrad.guards.python_values import hashable_key
-from aotgrad.plan_cache.module_state import LiftedModule
-from aotgrad.training_step.numbers import Numbers, by_name
+from aotgrad.guards.dictionaries import are_identical
+from aotgrad.plan_cache.module_state import HashedOnce, LiftedModule
+from aotgrad.training_step.numbers import Numbers
+from aotgrad.training_step.optimizer_state import OptimizerState
 
 REFUSED: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.LBFGS: "evaluates the loss in a loop that ends when values say so",
@@ -38,7 +39,7 @@ class Snapshot:
         tensors: parameters, buffers, and the tensors of optimizers and of `state` itself; each once.
         gradients: the `.grad` of each of them, `None` where there is none.
         numbers: the numbers that plans take as inputs.
-        key: hashable; everything else that a trace of the step may depend on.
+        key: hashable; everything else that a trace of the step may depend on, but for which gradients there are.
     """
 
     tensors: tuple[torch.Tensor, ...]
@@ -46,14 +47,19 @@ class Snapshot:
     numbers: Numbers
     key: Hashable
 
+    @property
+    def has_gradient(self) -> tuple[bool, ...]:
+        return tuple(gradient is not None for gradient in self.gradients)
 
-@dataclass(frozen=True)
+
+@dataclass
 class State:
-    """The objects that a step may change."""
+    """The objects that a step may change, and what was `known` of them at the last read."""
 
     modules: tuple[LiftedModule, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
     tensors: tuple[torch.Tensor, ...]
+    known: KnownState | None = None
 
     @classmethod
     def of(cls, objects: Iterable[Any]) -> State:
@@ -71,13 +77,37 @@ class State:
 
     def read(self) -> Snapshot:
         """The state as it is now."""
-        read = [lifted.read() for lifted in self.modules]
-        owned = itertools.chain(*(tensors for tensors, _ in read), self.tensors, *map(optimizer_tensors, self.optimizers))
+        modules = [lifted.read() for lifted in self.modules]
+        known = self.known
+        if known is None or not known.is_current([key for _, key in modules]):
+            known = self.known = self.read_anew(modules)
+        return Snapshot(known.tensors, tuple(map(gradient_of, known.tensors)), known.numbers, known.key)
+
+    def read_anew(self, modules: Sequence[tuple[Sequence[torch.Tensor], Hashable]]) -> KnownState:
+        optimizers = tuple(map(OptimizerState, self.optimizers))
+        owned = itertools.chain(*(tensors for tensors, _ in modules), self.tensors, *(each.tensors for each in optimizers))
         distinct = {id(tensor): tensor for tensor in owned}
         places = {identity: place for place, identity in enumerate(distinct)}
-        tensors = tuple(distinct.values())
-        key = (tuple(key for _, key in read), *(structure_of(each, places) for each in self.optimizers))
-        return Snapshot(tensors, tuple(map(gradient_of, tensors)), Numbers.of(self.optimizers), key)
+        keys = tuple(key for _, key in modules)
+        key = HashedOnce((keys, *(each.structure(places) for each in optimizers)))
+        if self.known is not None and key == self.known.key:
+            key = self.known.key  # one object is compared by identity
+        return KnownState(keys, optimizers, tuple(distinct.values()), Numbers.of(self.optimizers), key)
+
+
+@dataclass(frozen=True)
+class KnownState:
+    """What a read has found, gradients aside; see `Snapshot`. `modules`: the keys of the modules."""
+
+    modules: Sequence[Hashable]
+    optimizers: Sequence[OptimizerState]
+    tensors: tuple[torch.Tensor, ...]
+    numbers: Numbers
+    key: Hashable
+
+    def is_current(self, modules: Sequence[Hashable]) -> bool:
+        """Whether a new read would find the same, if the keys of the modules are these."""
+        return are_identical(modules, self.modules) and all(each.is_current() for each in self.optimizers)
 
 
 def reject_unknown(value: Any) -> None:
@@ -101,26 +131,3 @@ def reject_unknown(value: Any) -> None:
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The gradient of a leaf; to ask others for it warns."""
     return tensor.grad if tensor.is_leaf else None
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """The tensors of an optimizer: its parameters, tensors among the hyperparameters, and its state."""
-    for value in pytree.tree_leaves([optimizer.param_groups, list(optimizer.state.values())]):
-        if isinstance(value, torch.Tensor):
-            yield value
-
-
-def structure_of(optimizer: torch.optim.Optimizer, places: dict[int, int]) -> Hashable:
-    """What a trace of an optimizer's step depends on, besides values of tensors and numbers."""
-    attributes = {name: value for name, value in vars(optimizer).items() if name not in ("param_groups", "state")}
-    groups = [by_name(group) for group in optimizer.param_groups]
-    state = [(places[id(parameter)], by_name(values)) for parameter, values in optimizer.state.items()]
-    parts = pytree.tree_map(lambda leaf: kind_of_leaf(leaf, places), [groups, state])
-    return (type(optimizer), hashable_key(by_name(attributes)), hashable_key(parts))
-
-
-def kind_of_leaf(leaf: Any, places: dict[int, int]) -> Any:
-    """A tensor by its place, a float by its type, other values by content."""
-    if isinstance(leaf, torch.Tensor):
-        return ("tensor", places[id(leaf)])
-    return float if type(leaf) is float else leaf

@@ -19,11 +19,11 @@ from aotgrad.backends.base import AnyBackend
 from aotgrad.backends.registry import as_backend
 from aotgrad.guards.data_dependent import Level
 from aotgrad.options import Options
-from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.telemetry.graph_names import qualified_name
+from aotgrad.training_step.arguments import StepArguments
 from aotgrad.training_step.state import State
 from aotgrad.training_step.trace import RanEagerly, TracedStep
 from aotgrad.training_step.update import update
@@ -80,7 +80,7 @@ class TrainStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found = self.state.read()
-        arguments = Arguments.of((found.tensors, found.gradients, found.numbers.pack(), args, kwargs), {})
+        arguments = StepArguments.after(found, args, kwargs)
         if self.cache.runs_eagerly(arguments.tensors):
             return self.function(*args, **kwargs)
         fuses = self.cache.compiler.backend.fuses

@@ -108,9 +108,8 @@ class TracedStep:
         reject_sparse(gradients.values())
         return changes if self.keep_gradients else {**changes, "gradients": dict.fromkeys(gradients)}
 
-    def run_eagerly(self, *values: Any) -> RanEagerly:
+    def run_eagerly(self, *args: Any, **kwargs: Any) -> RanEagerly:
         """Run the user's function in place of a plan."""
-        *_, args, kwargs = values
         with torch.set_grad_enabled(self.grad_mode):
             returned = self.function(*args, **kwargs)
         for tensor in () if self.keep_gradients else self.state.read().tensors:
@@ -119,7 +118,7 @@ class TracedStep:
 
     def key_of(self, found: Snapshot) -> Hashable:
         """What a plan depends on besides its arguments and guards."""
-        return (self.grad_mode, found.key)
+        return (self.grad_mode, found.has_gradient, found.key)
 
 
 def give_gradients(found: Snapshot) -> None:
