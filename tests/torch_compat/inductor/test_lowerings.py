@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+import pytest
 import torch
 import torch.fx as fx
 from torch._inductor.utils import fresh_cache
@@ -65,6 +66,7 @@ def test_as_strided_of_an_input_counts_from_its_storage(fake_mode):
 
 
 @inductor
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators")
 def test_inductor_views_a_value_as_another_dtype_with_the_strides_of_the_trace():
     from torch._inductor.lowering import lowerings
 
