@@ -303,7 +303,6 @@ from aotgrad.torch_compat.inductor.kernels import (
     submit_cpp,
 )
 from aotgrad.torch_compat.inductor.lowerings import (
-    as_expression,
     count_input_offsets,
     use_aten_conversions,
     use_traced_offsets,

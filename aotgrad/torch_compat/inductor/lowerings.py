@@ -11,6 +11,8 @@ from unittest import mock
 
 import torch
 
+from aotgrad.torch_compat.expressions import expression_of
+
 
 @contextlib.contextmanager
 def use_traced_offsets() -> Iterator[None]:
@@ -19,7 +21,7 @@ def use_traced_offsets() -> Iterator[None]:
     from torch._inductor.virtualized import V
 
     def offset(_: Any) -> Any:
-        return as_expression(V.graph.current_node.meta["val"])
+        return expression_of(V.graph.current_node.meta["val"])
 
     with mock.patch.dict(lowerings, {torch.ops.aten.sym_storage_offset.default: offset}):
         yield
@@ -74,7 +76,7 @@ def count_input_offsets() -> Iterator[None]:
 def _traced_offset(graph: Any, name: str) -> Any:
     """The storage offset that an input of Inductor's graph had in the trace."""
     values = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder") if node.name == name]
-    return as_expression(values[0].storage_offset()) if values else 0
+    return expression_of(values[0].storage_offset()) if values else 0
 
 
 @contextlib.contextmanager
@@ -90,13 +92,8 @@ def view_traced_strides() -> Iterator[None]:
     def view(x: Any, dtype: torch.dtype) -> Any:
         if dtype.is_complex or x.get_dtype().is_complex:
             strides = V.graph.current_node.args[0].meta["val"].stride()
-            x = ir.ExternKernel.require_exact_strides(x, [as_expression(stride) for stride in strides])
+            x = ir.ExternKernel.require_exact_strides(x, [expression_of(stride) for stride in strides])
         return plain(x, dtype)
 
     with mock.patch.dict(lowerings, {op: view}):
         yield
-
-
-def as_expression(number: int | torch.SymInt) -> Any:
-    """A number as Inductor computes with it."""
-    return number.node.expr if isinstance(number, torch.SymInt) else int(number)

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.fx as fx
 from torch._inductor.utils import fresh_cache
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotgrad import torch_compat as compat
 from tests.torch_compat.tracing import inductor
@@ -81,8 +80,3 @@ def test_inductor_views_a_value_as_another_dtype_with_the_strides_of_the_trace()
         assert lowerings[op] is not before
         assert torch.equal(torch.compile(double, backend="inductor")(x), double(x))
     assert lowerings[op] is before
-
-
-def test_a_number_as_inductor_computes_with_it():
-    size = ShapeEnv().create_unbacked_symint()
-    assert compat.as_expression(3) == 3 and compat.as_expression(size) is size.node.expr
