@@ -19,7 +19,7 @@ from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol
 from aotgrad.ir import GraphHalf
 from aotgrad.runtime.backward import Backward, SizeAndStride, with_traced_layout, zeros
-from aotgrad.runtime.variants import VariantKey
+from aotgrad.runtime.variants import VariantKey, placeholders_by_slot
 from aotgrad.slots import SavedSymInt, of_kind
 
 
@@ -43,12 +43,12 @@ class InlinedBackward:
         key = VariantKey(tuple(defined), self.wanted)
         self.backward.check_overwritten(key)
         full, half = self.backward.variants.full, self.backward.variants.graph(key)[0]
-        names = {slot: node.name for slot, node in nodes_by_slot(full).items()}
+        names = {slot: node.name for slot, node in placeholders_by_slot(full).items()}
         graph = fx.Graph()
         inputs = {slot: graph.placeholder(name) for slot, name in names.items()}
         layouts = graph.placeholder("layouts")
         tangents = {slot: self.filled(graph, inputs[slot], layouts, k) for k, slot in enumerate(full.signature.incoming)}
-        values = {node: {**inputs, **tangents}[slot] for slot, node in nodes_by_slot(half).items()}
+        values = {node: {**inputs, **tangents}[slot] for slot, node in placeholders_by_slot(half).items()}
         results: Any = graph.graph_copy(half.module.graph, values)
         sources = tangents_behind(graph, {tangents[slot]: inputs[slot] for slot in tangents})
         graph.output(tuple(node and only_defined(graph, node, sources.get(node, ())) for node in results))
@@ -110,10 +110,6 @@ def tangents_behind(graph: fx.Graph, tangents: Mapping[fx.Node, fx.Node]) -> dic
         if sources and node not in found:
             found[node] = sources
     return found
-
-
-def nodes_by_slot(half: GraphHalf) -> dict[Any, fx.Node]:
-    return dict(zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True))
 
 
 def names_of_sizes(half: GraphHalf) -> tuple[str, ...]:

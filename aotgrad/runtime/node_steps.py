@@ -29,6 +29,7 @@ from aotgrad.runtime.steps import (
     TangentLayout,
     WatchedMemory,
 )
+from aotgrad.runtime.variants import placeholders_by_slot
 from aotgrad.runtime.view_steps import ViewSteps
 from aotgrad.slots import (
     Gradient,
@@ -90,7 +91,7 @@ class NodeSteps:
 
     def attach_segment(self, number: int) -> Iterator[Step]:
         segment, half = self.segments[number], self.halves[number]
-        fakes = dict(zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True))
+        fakes = placeholders_by_slot(half)
         tangents = {tangent: fakes[tangent].meta["val"] for tangent in segment.tangents}
         for tangent, fake in tangents.items():
             if isinstance(tangent.of, SegmentBoundary):

@@ -22,6 +22,7 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
 )
 from aotgrad.runtime.segments import segment_halves
+from aotgrad.runtime.variants import placeholders_by_slot
 from aotgrad.slots import (
     GradientTarget,
     IntermediateBase,
@@ -108,8 +109,7 @@ class StageResults:
         if self.partition.backward is None:
             return frozenset()
         fakes = {name: value for name, value in self.fakes if name in self.inputs and isinstance(value, torch.Tensor)}
-        placeholders = self.partition.backward.module.graph.find_nodes(op="placeholder")
-        taken = zip(self.partition.backward.signature.inputs, placeholders, strict=True)
+        taken = placeholders_by_slot(self.partition.backward).items()
         saved = [(slot, node.meta["val"]) for slot, node in taken if isinstance(slot, Saved) and slot.name in fakes]
         return frozenset(slot for slot, value in saved if not has_strides_of(value, fakes[slot.name]))
 

@@ -158,9 +158,7 @@ class VariantCache:
 
     def undefined_results(self, key: VariantKey) -> frozenset[int]:
         """The results of the full graph that undefined tangents make undefined."""
-        placeholders = dict(
-            zip(self.full.signature.inputs, self.full.module.graph.find_nodes(op="placeholder"), strict=True)
-        )
+        placeholders = placeholders_by_slot(self.full)
         tangents = dict(zip(self.full.signature.incoming, key.tangents, strict=True))
         missing = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
         undefined = undefined_outputs(self.full.module.graph, missing, [placeholders[slot] for slot in tangents])
@@ -246,6 +244,11 @@ def needed_inputs(placeholders: Mapping[Any, fx.Node], kept: Collection[Any] = (
     read = {slot for slot, node in placeholders.items() if node.users or slot in kept}
     symbols = {symbol for slot in read for symbol in symbols_of(values[slot])}
     return [slot for slot, value in values.items() if slot in read or bound_symbol(value) in symbols]
+
+
+def placeholders_by_slot(half: GraphHalf) -> dict[Any, fx.Node]:
+    """The placeholders of a graph by slot."""
+    return dict(zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True))
 
 
 def copy_graph(half: GraphHalf) -> tuple[fx.Graph, dict[Any, fx.Node]]:
