@@ -39,6 +39,19 @@ class Training:
     called: Callable[[Callable], Callable] = lambda step: step
 
 
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable:
+    """A step of the usual kind, which returns the loss."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
 def batches(count: int, *, rows: int = 8, width: int = 4, classes: int = 2) -> Batches:
     """Random inputs and targets."""
     generator = torch.Generator().manual_seed(1)

@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 import aotgrad
-from tests.training_step.comparing import Training, assert_same, assert_trains_like_eager, batches, build, contents, run
+from tests.training_step.comparing import (
+    Training,
+    assert_same,
+    assert_trains_like_eager,
+    batches,
+    build,
+    contents,
+    plain_step,
+    run,
+)
 
 
 def training(between=lambda k, found: None, make=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01)) -> Training:
@@ -18,15 +27,8 @@ def training(between=lambda k, found: None, make=lambda model: torch.optim.AdamW
     model.unused = nn.Parameter(torch.ones(3))
     optimizer = make(model)
 
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    found = Training(step, [model, optimizer])
-    return Training(step, found.state, lambda k: between(k, found))
+    found = Training(plain_step(model, optimizer), [model, optimizer])
+    return Training(found.step, found.state, lambda k: between(k, found))
 
 
 def toggle_training(k, found):

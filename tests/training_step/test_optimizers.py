@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.testing._internal.common_optimizers import _get_optim_inputs_including_global_cliquey_kwargs, optim_db
 
-from tests.training_step.comparing import Training, assert_trains_like_eager, batches
+from tests.training_step.comparing import Training, assert_trains_like_eager, batches, plain_step
 
 REFUSED = ("LBFGS", "SparseAdam")
 NO_GRAPH = ("differentiable",)
@@ -37,14 +37,7 @@ def training_with(kind: type[torch.optim.Optimizer], settings: dict[str, Any]) -
     optimizer = kind(model.parameters(), **copied)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
 
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Training(step, [model, optimizer], lambda k: scheduler.step())
+    return Training(plain_step(model, optimizer), [model, optimizer], lambda k: scheduler.step())
 
 
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
@@ -90,14 +83,7 @@ def test_several_groups_and_frozen_and_tied_parameters():
         groups = [{"params": model[:2].parameters(), "lr": 0.1}, {"params": model[2:].parameters(), "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=0.01)
 
-        def step(x, y):
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return Training(step, [model, optimizer])
+        return Training(plain_step(model, optimizer), [model, optimizer])
 
     assert_trains_like_eager(make, batches(4), plans=2)
 
