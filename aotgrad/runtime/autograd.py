@@ -197,7 +197,7 @@ def first_segment(node: Any) -> Any:
 
 
 def is_segment(node: Any) -> bool:
-    return issubclass(getattr(node, "_forward_cls", object), Segment)
+    return torch_compat.is_node_of(node, Segment)
 
 
 class History(torch.autograd.Function):

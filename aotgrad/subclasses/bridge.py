@@ -277,7 +277,7 @@ class ResultGradient:
 
 def is_assembled(value: Any) -> bool:
     """Whether a tensor was assembled, with a history."""
-    return isinstance(value, torch.Tensor) and issubclass(getattr(value.grad_fn, "_forward_cls", object), Assemble)
+    return isinstance(value, torch.Tensor) and torch_compat.is_node_of(value.grad_fn, Assemble)
 
 
 def other_gradient(ctx: Any, gradient: torch.Tensor, found: GradientForm) -> list[torch.Tensor | None]:

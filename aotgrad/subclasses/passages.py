@@ -38,7 +38,7 @@ from aotgrad.subclasses.forms import TensorForm
 
 def is_taker(node: Any) -> bool:
     """Whether an autograd node takes a wrapper apart."""
-    return issubclass(getattr(node, "_forward_cls", object), TakeApart)
+    return torch_compat.is_node_of(node, TakeApart)
 
 
 def takes_result_apart(node: Any) -> bool:

@@ -57,6 +57,7 @@ from aotgrad.torch_compat.autograd import (
     install_hooks_of_leaf,
     is_awaited,
     is_custom_node,
+    is_node_of,
     is_parameter,
     is_refused_by_transforms,
     is_users_node,

@@ -229,6 +229,11 @@ def is_custom_node(node: Any) -> bool:
     return getattr(node, "_forward_cls", None) is not None
 
 
+def is_node_of(node: Any, function: type) -> bool:
+    """Whether an autograd node belongs to this `autograd.Function`, or to a subclass of it."""
+    return issubclass(getattr(node, "_forward_cls", object), function)
+
+
 def is_users_node(node: Any) -> bool:
     """Whether an autograd node belongs to an `autograd.Function` of the user's: ours have an attribute `is_of_trace`."""
     return is_custom_node(node) and not getattr(node._forward_cls, "is_of_trace", False)

@@ -403,7 +403,9 @@ def test_functions_that_transforms_refuse(monkeypatch):
 
 def test_nodes_of_autograd_functions():
     x = torch.ones(2, requires_grad=True)
-    assert [compat.is_custom_node(result.grad_fn) for result in (SetsContextUp.apply(x), x * 2)] == [True, False]
+    own, other = SetsContextUp.apply(x).grad_fn, (x * 2).grad_fn
+    assert [compat.is_custom_node(node) for node in (own, other)] == [True, False]
+    assert [compat.is_node_of(node, SetsContextUp) for node in (own, other, None)] == [True, False, False]
 
 
 def test_an_edge_keeps_the_graph_and_not_the_tensor():
