@@ -19,7 +19,7 @@ OVERWRITTEN = "modified by an inplace operation"
 
 
 class WrapperAtCut(Exception):
-    """The gradient at a cut between two segments is a tensor subclass that wraps others."""
+    """The gradient at a cut between two segments, or of a plain result, is a tensor subclass that wraps others."""
 
 
 class OverwrittenValue(Exception):
@@ -78,13 +78,13 @@ class WrappedGradient(CaptureError):
 
 
 def reject_wrapped_gradients(gradients: Mapping[Gradient, torch.Tensor | None]) -> None:
-    """Raises WrappedGradient."""
+    """Raises WrappedGradient or WrapperAtCut."""
     for slot, value in gradients.items():
         if value is None or not torch_compat.is_wrapper_subclass(value):
             continue
         if isinstance(slot.of, Primal):
             raise WrappedGradient(slot.of, value)
-        raise CaptureError(f"the {slot} is a {type(value).__name__}, a tensor subclass that wraps others")
+        raise WrapperAtCut(f"the {slot} is a {type(value).__name__}, a tensor subclass that wraps others")
 
 
 def reject_foreign_change(error: RuntimeError) -> None:
