@@ -276,10 +276,29 @@ def compile(source: Source, compiler: Compiler) -> Stages:
     if compiler.lower is None:
         return traced
     partition, compiled = compiler.lower(joint, compiler, observe, source.known)
+    compile_guard(traced, source, compiler)
     observe("compiled", compiled)
     executable = assemble(traced, partition, compiled, compiler.derive(source, traced, compiler))
     observe("executable", executable)
     return executable
+
+
+def compile_guard(traced: TracedJoint, source: Source, compiler: Compiler) -> None:
+    """Let a backend that fuses ops compile what the guard of values computes for the graph."""
+    guard = traced.value_guard
+    if guard is None or source.values is None or not (traced.joint.signature.guarded and compiler.backend.fuses):
+        return
+    assert compiler.lower is not None and isinstance(guard.compute, fx.GraphModule)
+    order, static = traced.capture.convention.order, traced.joint.static_inputs
+    split = passes.SplitGuard.of(guard.compute, frozenset(k for k, index in enumerate(order) if index in static))
+    if split is None:
+        return
+    observe = compiler.observer()
+    with torch_compat.disable_autocast():
+        values = run_passes(split.values, compiler, observe)
+    _, compiled = compiler.lower(values, compiler, observe, None)
+    forward, answers = compiled.forward, split.answers.module
+    source.values.compute_by(lambda *tensors: answers(*tensors, *forward(list(tensors))))
 
 
 def assemble(traced: TracedJoint, partition: Partition, compiled: Compiled, higher_order: HigherOrder) -> Executable:
@@ -294,18 +313,23 @@ def assemble(traced: TracedJoint, partition: Partition, compiled: Compiled, high
 
 def run_joint_passes(joint: JointGraph, source: Source, compiler: Compiler, observe: Observer) -> JointGraph:
     """The joint graph as it is partitioned: after the passes of this package, of the user and of the backend."""
-    options = compiler.options
-    named = (passes.CheckpointNames(options.checkpoint_policies),) if options.checkpoint_policies else ()
-    passes_of_joint = passes.pipeline("joint", (*named, *passes.JOINT), options.joint_passes, passes.TIDY)
     reject_kernels_in_shared_memory(joint.module.graph)
     if source.values is not None:
         source.values.answer_checks()  # before passes: the ops that they add are not the function's
+        joint = passes.take_guarded_values(joint, source.values.computed, source.values.keep)
     else:
         torch_compat.insert_deferred_checks(joint.module)
     with torch_compat.disable_autocast():  # the graph has its casts; a pass that runs ops must get their dtypes
-        joint = passes_of_joint.run(joint, observe.after_pass)
-        joint = compiler.backend.prepare_joint(joint)
-        return passes.remove_repeated_effects(passes.take_known_values(joint, source.known))
+        joint = run_passes(joint, compiler, observe)
+        joint = passes.remove_repeated_effects(passes.take_known_values(joint, source.known))
+    return joint if source.values is None else passes.drop_guarded_values(joint, source.values.keep_only)
+
+
+def run_passes(joint: JointGraph, compiler: Compiler, observe: Observer) -> JointGraph:
+    options = compiler.options
+    named = (passes.CheckpointNames(options.checkpoint_policies),) if options.checkpoint_policies else ()
+    passes_of_joint = passes.pipeline("joint", (*named, *passes.JOINT), options.joint_passes, passes.TIDY)
+    return compiler.backend.prepare_joint(passes_of_joint.run(joint, observe.after_pass))
 
 
 def with_later_changes(meta: ViewAndMutationMeta, joint: JointGraph) -> ViewAndMutationMeta:

@@ -236,7 +236,17 @@ class GeneratorClone:
         return f"generator of {self.name}"
 
 
-InputSlot = Union[Primal, Tangent, Saved, SavedSymInt, RandomSeed, RandomOffset, GeneratorClone]
+@dataclass(frozen=True)
+class GuardedValue:
+    """A value that the guard of a plan has computed before the call."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"guarded value {self.index}"
+
+
+InputSlot = Union[Primal, Tangent, Saved, SavedSymInt, RandomSeed, RandomOffset, GeneratorClone, GuardedValue]
 OutputSlot = Union[UpdatedInput, UserOutput, IntermediateBase, Saved, SavedSymInt, Gradient, NextOffset]
 FORWARD_RESULTS = (UpdatedInput, UserOutput, IntermediateBase)
 
@@ -262,6 +272,10 @@ class SlotSignature:
     @property
     def tangents(self) -> tuple[Tangent, ...]:
         return of_kind(self.inputs, Tangent)
+
+    @property
+    def guarded(self) -> tuple[GuardedValue, ...]:
+        return of_kind(self.inputs, GuardedValue)
 
     @property
     def incoming(self) -> tuple[Tangent, ...]:
@@ -294,8 +308,8 @@ def of_kind(slots: Iterable, kinds) -> tuple:
 
 
 def forward_signature(joint: SlotSignature, saved: Sequence[Saved | SavedSymInt]) -> SlotSignature:
-    """The forward half of `joint`: its primals in, its results and then the saved tensors and sizes out."""
-    return SlotSignature(joint.primals, (*joint.forward_results, *saved_in_forward_order(saved)))
+    """The forward half of `joint`: its primals and guarded values in, its results, saved tensors and saved sizes out."""
+    return SlotSignature((*joint.primals, *joint.guarded), (*joint.forward_results, *saved_in_forward_order(saved)))
 
 
 def backward_signature(joint: SlotSignature, saved: Sequence[Saved | SavedSymInt]) -> SlotSignature:

@@ -8,7 +8,8 @@ prologue's results: the plan holds for calls with the same answers.
     capture_function(function, ..., values=values)
     values.guard().holds(other_inputs)
 
-A number becomes a condition only if Python asks for it. Others stay symbolic.
+A number becomes a condition only if Python asks for it. Others stay symbolic. A plan can take values that the prologue has
+computed, see `passes/guarded_values.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ from aotgrad.errors import CaptureError, EagerError
 from aotgrad.graph import op_table
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import Condition, Level, ValueGuard, evaluate
-from aotgrad.ir import CallingConvention, MemberInput, SyntheticBase
+from aotgrad.ir import CallingConvention, MemberInput, SymInput, SyntheticBase
 from aotgrad.torch_compat import FakeTensor, FakeTensorMode, Read
 
 
@@ -41,8 +43,8 @@ class NotAnswered(Exception):
 class ValueReads:
     """The answers that one trace got."""
 
-    def __init__(self, level: Level, arguments: Sequence[torch.Tensor]) -> None:
-        self.level = level
+    def __init__(self, level: Level, arguments: Sequence[torch.Tensor], shared: bool = False) -> None:
+        self.level, self.shared = level, shared
         self.asked = False
         # Aliases: while a training step is traced, its parameters hold traced values.
         self._arguments = tuple(argument.detach() for argument in arguments) if level else ()
@@ -62,6 +64,27 @@ class ValueReads:
         if prologue is not None and self._conditions:
             self._guard = ValueGuard(self.level, *prologue.finish(), tuple(self._conditions.values()), prologue.draws)
         return self._guard
+
+    @property
+    def computed(self) -> Collection[fx.Node]:
+        """The nodes of the trace that the guard computes, if its values are shared with the plan."""
+        return self._prologue.computed if self.shared and self._prologue is not None and self._conditions else ()
+
+    def keep(self, nodes: Sequence[fx.Node]) -> None:
+        """Let the guard return the values of these nodes of the trace."""
+        assert self._prologue is not None
+        self._prologue.keep(nodes)
+
+    def keep_only(self, kept: Sequence[int]) -> None:
+        """Let the guard return some of the kept values, and end it."""
+        if self._prologue is not None:
+            self._prologue.keep_only(kept)
+        self.guard()
+
+    def compute_by(self, compute: Callable[..., tuple]) -> None:
+        """Let another function compute what the graph of the guard does."""
+        assert self._guard is not None
+        self._guard = replace(self._guard, compute=compute)
 
     # -- questions of torch
 
@@ -156,7 +179,7 @@ class ValueReads:
         return self._require(text, place) if all(map(self._prologue.bind, names)) else None
 
     def answer_checks(self) -> None:
-        """Make conditions of torch's assumptions during the trace, which a graph does not check. These are the last answers.
+        """Make conditions of torch's assumptions during the trace, which a graph does not check.
 
         Raises:
             NotAnswered: this level cannot answer.
@@ -171,7 +194,6 @@ class ValueReads:
                 raise NotAnswered(f"a graph does not check that {expression}")
             if answer is not None and not answer:
                 raise EagerError(f"the function assumes of values that {expression}")
-        self.guard()
 
     def _require(self, text: str, place: str = "") -> Any:
         """The value of an expression in this call, as a condition for other calls."""
@@ -191,10 +213,14 @@ class Prologue:
         self._copies: dict[fx.Node, fx.Node] = {}
         self._values: dict[fx.Node, Any] = {}
         self._outputs: dict[str, fx.Node] = {}
+        self._kept: tuple[fx.Node, ...] = ()
         self._convention = convention
         self._draw = torch_compat.RandomReplay()
         for position, argument in enumerate(arguments):
-            self._values[self.graph.placeholder(f"argument_{position}")] = argument
+            node = self.graph.placeholder(f"argument_{position}")
+            spec = convention.inputs[convention.order[position]]
+            node.meta["val"] = spec.value if isinstance(spec, SymInput) else spec.fake
+            self._values[node] = argument
         self._arguments = tuple(self._values)
 
     def name_result(self, node: fx.Node, name: str) -> str:
@@ -230,6 +256,18 @@ class Prologue:
                 places = ((op, more, number) for op, *more, number in geometry(value))
                 yield from ((node, op, *more) for op, more, number in places if torch_compat.was_symbol(number, symbol))
 
+    @property
+    def computed(self) -> Collection[fx.Node]:
+        """The nodes of the trace that have a copy."""
+        return self._copies.keys()
+
+    def keep(self, nodes: Sequence[fx.Node]) -> None:
+        """Let the graph return the values of these nodes of the trace, too."""
+        self._kept = tuple(map(self._copied, nodes))
+
+    def keep_only(self, kept: Sequence[int]) -> None:
+        self._kept = tuple(self._kept[k] for k in kept)
+
     def call(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[fx.Node, Any]:
         """An op on traced tensors, as a node of this graph, and its result."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda each: node_of(each, self._recorder), (args, kwargs))
@@ -256,7 +294,7 @@ class Prologue:
     def _copy(self, node: fx.Node) -> fx.Node:
         reject_unrepeatable(node, self._recorder.root)
         copy = self.graph.node_copy(node, self._copies.__getitem__)
-        copy.meta = {}
+        copy.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
         if node.op == "get_attr":
             self._values[copy] = getattr(self._recorder.root, str(node.target))
             return copy
@@ -293,8 +331,8 @@ class Prologue:
         return any(op_table.is_random(node.target) for node in self.graph.nodes)
 
     def finish(self) -> tuple[fx.GraphModule, tuple[str, ...], tuple[int, ...]]:
-        """End the graph. Returns it as a module, the names of its results, and the arguments that it needs."""
-        self.graph.output(tuple(self._outputs.values()))
+        """End the graph. Returns it as a module, the names of its first results, and the arguments that it needs."""
+        self.graph.output((*self._outputs.values(), *self._kept))
         inputs = tuple(position for position, node in enumerate(self._arguments) if node.users)
         return LazyGraphModule(self._recorder.root, self.graph), tuple(self._outputs), inputs
 

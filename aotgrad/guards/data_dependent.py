@@ -4,7 +4,8 @@ Before a plan runs, a graph computes the values that the trace read, and the gua
 
     values: u0 > 3 is True, asked at example.py:12: if loss.item() > 3:
 
-The graph is a part of the traced graph. It has no effects, so the caller's tensors are unchanged if an answer differs.
+The graph is a part of the traced graph. It has no effects, so the caller's tensors are unchanged if an answer differs. It
+can return more values, which the plan then takes as inputs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,11 +51,11 @@ class ValueGuard:
 
     Attributes:
         level: how much the trace was told.
-        compute: takes the distinct tensors of a call, and returns the values that the conditions use.
-        names: the names of these values.
+        compute: takes the distinct tensors of a call; returns the values that the conditions use, then those for the plan.
+        names: the names of the former.
         inputs: the positions of the tensors whose values it reads.
         conditions: all must hold.
-        draws: whether it draws random numbers; the call then draws the same ones.
+        draws: whether it draws random numbers; a plan that takes no values draws the same ones.
     """
 
     level: Level
@@ -63,23 +65,39 @@ class ValueGuard:
     conditions: tuple[Condition, ...]
     draws: bool
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether all conditions hold. If an op raises, they do not: the function itself will raise."""
-        return self.failing(tensors) is None
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | bool:
+        """Whether all conditions hold; if they do, the values for the plan, if there are some.
+
+        If an op raises, they do not hold: the function itself will raise.
+        """
+        draw = torch_compat.RandomReplay() if self.draws else contextlib.nullcontext
+        reason, values = self.answer(tensors, draw)
+        if reason is not None:
+            return False
+        if values and isinstance(draw, torch_compat.RandomReplay):
+            draw.advance()
+        return values or True
 
     def failing(self, tensors: Sequence[torch.Tensor]) -> str | None:
         """The first condition that does not hold, as text; `None` if all do."""
+        reason, _ = self.answer(tensors, torch_compat.RandomReplay() if self.draws else contextlib.nullcontext)
+        return reason
+
+    def answer(
+        self, tensors: Sequence[torch.Tensor], draw: Callable[[], AbstractContextManager[None]]
+    ) -> tuple[str | None, Sequence[torch.Tensor]]:
+        """The first condition that does not hold, and the values for the plan; `draw` is the context of random ops."""
         try:
-            draw = torch_compat.RandomReplay() if self.draws else contextlib.nullcontext
             with torch_compat.below_autograd(), torch_compat.disable_autocast(), draw():
-                found = dict(zip(self.names, self.compute(*tensors), strict=True))
+                results = self.compute(*tensors)
         except Exception as error:
-            return f"computing them raises {type(error).__name__}: {error}"
+            return f"computing them raises {type(error).__name__}: {error}", ()
+        found = dict(zip(self.names, results, strict=False))
         for condition in self.conditions:
             value = evaluate(condition.text, found)
             if not is_same(value, condition.wanted):
-                return f"{condition.text} is {value!r}, not {condition.wanted!r}, asked {condition.place}"
-        return None
+                return f"{condition.text} is {value!r}, not {condition.wanted!r}, asked {condition.place}", ()
+        return None, results[len(self.names) :]
 
     def lines(self) -> Iterator[str]:
         return (f"values: {condition}" for condition in self.conditions)

@@ -31,6 +31,9 @@ from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.python_values import hashable_key
 from aotgrad.guards.tensor_properties import FACTS
 
+Admission = bool | Sequence[torch.Tensor]
+"""Whether a plan serves a call; the values that it takes from its guard, if it takes some."""
+
 
 @dataclass(frozen=True)
 class PlanGuards:
@@ -44,7 +47,7 @@ class PlanGuards:
     shapes: torch_compat.ShapeGuards | None
     values: ValueGuard | None
 
-    def check(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def check(self, tensors: Sequence[torch.Tensor]) -> Admission:
         """Whether the plan serves a call with these arguments, now."""
         if not self.dedupe.is_identity:
             if not self.dedupe.matches(tensors):
@@ -53,11 +56,11 @@ class PlanGuards:
         return len(tensors) == self.tensors.count and self.holds(tensors)
 
     @functools.cached_property
-    def holds(self) -> Callable[[Sequence[torch.Tensor]], bool]:
+    def holds(self) -> Callable[[Sequence[torch.Tensor]], Admission]:
         """`check` for as many distinct tensors as the plan has."""
         return self.emitted(*self.global_state.conditions(native.lookup("global_flags", None)))
 
-    def plain_check(self, generation: int) -> Callable[[Sequence[Any]], bool] | None:
+    def plain_check(self, generation: int) -> Callable[[Sequence[Any]], Admission] | None:
         """`check` for as many values, which may be no tensors; `None` if it would be no faster.
 
         It is false while a mode or transform watches every op, and after passes were registered, which changes `generation`.
@@ -67,7 +70,7 @@ class PlanGuards:
         names, conditions = self.global_state.in_plain_calls(native.lookup("global_flags", None))
         return self.emitted(names | {"generation": passes.generation}, [*conditions, f"generation() == {generation}"])
 
-    def emitted(self, names: dict[str, Any], conditions: Sequence[str]) -> Callable[[Sequence[Any]], bool]:
+    def emitted(self, names: dict[str, Any], conditions: Sequence[str]) -> Callable[[Sequence[Any]], Admission]:
         """One function that checks all conditions of this plan, and no more."""
         names = {**names, "tensors_hold": self.tensors.fastest}
         conditions = [f"tensors_hold({self.tensors.argument})", *conditions]

@@ -15,6 +15,7 @@ from aotgrad.passes.constants import ConstantPropagation
 from aotgrad.passes.dead_code import DeadCodeElimination
 from aotgrad.passes.effects import UnwrapEffects
 from aotgrad.passes.functional import CheckFunctional
+from aotgrad.passes.guarded_values import SplitGuard, drop_guarded_values, take_guarded_values
 from aotgrad.passes.input_mutations import keep_input_mutations
 from aotgrad.passes.known_values import KnownValues, mark_kept_values, take_known_values
 from aotgrad.passes.late_waits import LateWaits, has_collectives
@@ -69,9 +70,11 @@ __all__ = [
     "Pipeline",
     "RemoveLeftovers",
     "RemoveRepeatedDraws",
+    "SplitGuard",
     "UnwrapEffects",
     "computes",
     "copy_half",
+    "drop_guarded_values",
     "generation",
     "has_collectives",
     "keep_input_mutations",
@@ -82,6 +85,7 @@ __all__ = [
     "registered",
     "reject_repeated_effect",
     "remove_repeated_effects",
+    "take_guarded_values",
     "take_known_values",
     "unregister",
 ]

@@ -13,19 +13,16 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.fx as fx
-import torch.utils._pytree as pytree
 
 from aotgrad import passes, torch_compat
 from aotgrad.capture.trace import OwnGeneratorError
 from aotgrad.errors import CaptureError, EagerError
-from aotgrad.graph import op_table
-from aotgrad.ir import MutationType
+from aotgrad.guards.plan import Admission
 from aotgrad.pipeline import Compiler, SmallGraph, Traced
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
@@ -34,26 +31,42 @@ from aotgrad.plan_cache.eager_fallback import ran_eagerly
 from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan, NotCompiled
 from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generators_of, set_states
 from aotgrad.plan_cache.lock import COMPILING
+from aotgrad.plan_cache.replayed_call import ReplayedCall, tensors_to_copy
 from aotgrad.plan_cache.wrappers import KnownGradientForms, WrapperArguments
 from aotgrad.subclasses.boundary import Wrappers
-from aotgrad.subclasses.bridge import Detour, GradientForm, OtherGradientForm, ResultGradient
+from aotgrad.subclasses.bridge import Detour, OtherGradientForm
 from aotgrad.subclasses.forms import has_wrapper
-from aotgrad.subclasses.passages import gradients_end_at
 from aotgrad.telemetry.counters import counters
 
 DISABLED = "the option `enabled` is off"
 OBSERVED = "a trace, mode or transform watches every op"
 TOO_MANY = "the limit of plans is reached"
 RAISES = "the function raises while it is traced"
+ROUNDED = "a value that the function branches on is so close to the threshold that rounding decides"
 FAILS = "it cannot be compiled, and the option `on_error` is 'eager'"
 
 log = logging.getLogger("aotgrad.guards.plan")
 
 
-class Planned(NamedTuple):
-    """A plan, or why there is none, and the call that it is for: with the states of generators, if there are some."""
+class Admitted(NamedTuple):
+    """A plan that serves a call, or why there is none, and the values that the plan takes from its guard."""
 
     plan: CachedPlan | NoPlan
+    guarded: Sequence[torch.Tensor] = ()
+
+    @classmethod
+    def of(cls, plan: CachedPlan, admission: Admission) -> Admitted:
+        """What the guards of a plan have found. A compiled guard may round a value in another way than the trace did."""
+        if not admission:
+            return cls(NoPlan(ROUNDED))
+        return cls(plan, () if admission is True else admission)
+
+
+class Planned(NamedTuple):
+    """What was found for a call, and the call: with the states of generators, if there are some."""
+
+    plan: CachedPlan | NoPlan
+    guarded: Sequence[torch.Tensor]
     call: Call
 
 
@@ -121,14 +134,14 @@ class PlanCache:
         while True:
             with_states = self.with_parts(self.with_states(call))
             key = with_states.current_key()
-            plan = self.find(key, with_states.tensors)
-            if plan is not None:
-                if counts:
-                    plan.hits += 1
+            found = self.find(key, with_states.tensors)
+            if found is not None:
+                if counts and isinstance(found.plan, CachedPlan):
+                    found.plan.hits += 1
                     counters["hits"] += 1
-                return Planned(plan, with_states)
+                return Planned(*found, with_states)
             try:
-                return Planned(self.make(with_states._replace(key=key)), with_states)
+                return Planned(*self.make(with_states._replace(key=key)), with_states)
             except OtherGradientForm as error:
                 self.gradient_forms.learn_from(with_states, error)
             except OwnGeneratorError as error:
@@ -140,12 +153,12 @@ class PlanCache:
 
     def run(self, planned: Planned) -> Any:
         """Run the plan of a call, or the function itself."""
-        plan, call = planned
+        plan, guarded, call = planned
         if isinstance(plan, NoPlan):
             return self.run_eagerly(plan, call)
         arguments = call.arguments.inner if isinstance(call.arguments, WrapperArguments) else call.arguments
         detour = self.detour_of_plan(plan, call, arguments) if plan.output.has_wrappers else None
-        result = plan(call, detour)
+        result = plan(call, detour, guarded)
         if not isinstance(arguments, GeneratorArguments) or isinstance(plan.executable, SmallGraph):
             return result
         result, states = result
@@ -207,41 +220,48 @@ class PlanCache:
         """Whether a call may draw from generators of its own."""
         return bool(self.generators or (arguments.constants and generators_of(arguments)))
 
-    def find(self, key: tuple, tensors: Sequence[torch.Tensor]) -> CachedPlan | None:
-        for plan in self.entries.get(key, ()):
-            if plan.guards.check(tensors):
-                return plan
+    def find(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Admitted | None:
+        plans = self.entries.get(key, [])
+        for plan in plans:
+            if admission := plan.guards.check(tensors):
+                if plan is not plans[0] and plan.guards.values is not None:  # which is dear to check: it comes first now
+                    self.entries[key] = [plan, *(other for other in plans if other is not plan)]
+                return Admitted.of(plan, admission)
         return None
 
-    def make(self, call: Call) -> CachedPlan | NoPlan:
+    def make(self, call: Call) -> Admitted:
         """Compile a plan for a call; else the reason why there is none."""
-        key = call.key
         with COMPILING:
-            plan = self.find(key, call.tensors)
-            if plan is not None:
-                return plan
-            if self.failed and failure_key(call) in self.failed:
-                return NoPlan(FAILS)
-            counters["misses"] += 1
-            self.explain_miss(key, call.tensors)
-            if len(self.plans()) >= self.compiler.options.plan_limit:
-                self.warn_once(key, call.tensors)
-                return NoPlan(TOO_MANY)
-            traced = TracedOnce(call.function)
-            try:
-                earlier = self.entries.get(key, ())
-                plan = compile_plan(call._replace(function=traced), self.compiler, self.name, earlier)
-            except Exception as error:
-                if error is traced.raised or isinstance(error, EagerError):
-                    return NoPlan(RAISES, error)
-                passes_through = isinstance(error, (OwnGeneratorError, OtherGradientForm, NotCompiled))
-                if self.compiler.options.on_error == "raise" or passes_through:
-                    raise
-                ran_eagerly(self.name, error)
-                self.failed.add(failure_key(call))
-                return NoPlan(FAILS)
+            found = self.find(call.key, call.tensors)
+            if found is not None:
+                return found
+            plan = self.compile(call)
+            if isinstance(plan, NoPlan):
+                return Admitted(plan)
             self.add(plan, call)
-            return plan
+            return Admitted.of(plan, not plan.takes_guarded or plan.guards.check(call.tensors))
+
+    def compile(self, call: Call) -> CachedPlan | NoPlan:
+        if self.failed and failure_key(call) in self.failed:
+            return NoPlan(FAILS)
+        counters["misses"] += 1
+        self.explain_miss(call.key, call.tensors)
+        if len(self.plans()) >= self.compiler.options.plan_limit:
+            self.warn_once(call.key, call.tensors)
+            return NoPlan(TOO_MANY)
+        traced = TracedOnce(call.function)
+        try:
+            earlier = self.entries.get(call.key, ())
+            return compile_plan(call._replace(function=traced), self.compiler, self.name, earlier)
+        except Exception as error:
+            if error is traced.raised or isinstance(error, EagerError):
+                return NoPlan(RAISES, error)
+            passes_through = isinstance(error, (OwnGeneratorError, OtherGradientForm, NotCompiled))
+            if self.compiler.options.on_error == "raise" or passes_through:
+                raise
+            ran_eagerly(self.name, error)
+            self.failed.add(failure_key(call))
+            return NoPlan(FAILS)
 
     def add(self, plan: CachedPlan, call: Call) -> None:
         """Store a plan that was just made for a call."""
@@ -283,91 +303,6 @@ class PlanCache:
                 f"run eagerly. What keeps changing: {self.reason(key, tensors)}",
                 stacklevel=2,
             )
-
-
-@dataclass(frozen=True)
-class ReplayedCall:
-    """A call that runs once more, for the gradient of a result that has another form than the plan has assumed.
-
-    Attributes:
-        positions: its tensors that require grad.
-        stages: of its plan.
-        wrappers: what its trace has found.
-        copies: of the tensors that it has changed, by position.
-        random_state: what it has drawn random numbers from.
-    """
-
-    cache: PlanCache
-    call: Call
-    positions: Sequence[int]
-    stages: Traced
-    wrappers: Wrappers
-    copies: Mapping[int, torch.Tensor]
-    random_state: Any
-
-    def gradients(self, inputs: Sequence[torch.Tensor], arrived: ResultGradient) -> Sequence[torch.Tensor | None]:
-        """The gradients of `inputs`, then of the results that pass them on; later calls expect the form that has arrived.
-
-        Raises:
-            CaptureError: the function does more than compute its results.
-        """
-        arguments, differentiable = self.call.arguments, torch.is_grad_enabled()
-        self.cache.gradient_forms.learn_result(self.call, arrived.index, arrived.form)
-        self.reject_second_effect(arrived.index, arrived.form)
-        with torch.enable_grad(), torch_compat.random_state_of(self.random_state):
-            fresh = [value.view_as(value) if differentiable else value.detach().requires_grad_() for value in inputs]
-            given = {**dict(enumerate(arguments.tensors)), **self.copies, **dict(zip(self.positions, fresh, strict=True))}
-            tensors = [value.clone() if k in self.copies else value for k, value in given.items()]
-            call = self.call._replace(arguments=arguments.with_tensors(tensors))
-            result = self.cache.run(self.cache.plan_for(call))
-        leaves = pytree.tree_leaves(result)
-        root, *ends = (self.wrappers.tensor_at(leaves, index) for index in (arrived.index, *arrived.passed))
-        with gradients_end_at(ends):
-            return torch.autograd.grad(root, [*fresh, *ends], arrived.value, allow_unused=True, create_graph=differentiable)
-
-    def reject_second_effect(self, index: int, form: GradientForm) -> None:
-        """Raise if a second run would repeat an effect.
-
-        Raises:
-            CaptureError
-        """
-        infos = (info for _, info in self.stages.arguments if info is not None)
-        reasons = {
-            "changes its arguments": not self.copies and any(info.mutation is not MutationType.NONE for info in infos),
-            "draws from a torch.Generator": isinstance(self.call.arguments, GeneratorArguments),
-            "has side effects": any(map(repeats_badly, self.stages.capture.trace.graph.nodes)),
-        }
-        reason = next((text for text, holds in reasons.items() if holds), None)
-        if reason is not None:
-            raise CaptureError(
-                f"the gradient of output {index} arrives as a {form.form.name}, in another form than the call has assumed, "
-                f"and the function {reason}, so that it cannot run once more for this gradient. Later calls expect this "
-                "form: run the function first on a batch whose gradients are not used"
-            )
-
-
-def tensors_to_copy(
-    stages: Traced, wrappers: Wrappers, values: Sequence[Any], places: Sequence[int]
-) -> Sequence[torch.Tensor]:
-    """The arguments that a call changes, until the forms of gradients are known: it may have to run once more.
-
-    Args:
-        values: the arguments, with wrappers whole.
-        places: for each argument of the trace, the position of the value that it is or comes from.
-    """
-    if wrappers.knows_gradients() or stages.shares_memory:
-        return ()
-    mutations = {k: info.mutation for k, (_, info) in enumerate(stages.arguments) if info is not None}
-    if any(mutation.metadata for mutation in mutations.values()):
-        return ()
-    changed = [k for k, mutation in mutations.items() if mutation.data]
-    return [values[k] for k in {*wrappers.changed_arguments(), *(places[k] for k in changed)}]
-
-
-def repeats_badly(node: fx.Node) -> bool:
-    """Whether a second run of an op has a second effect; all ranks repeat a collective."""
-    is_communication = op_table.is_collective(node.target) or op_table.is_wait(node.target)
-    return op_table.has_effect(node.target) and not is_communication
 
 
 def failure_key(call: Call) -> tuple:

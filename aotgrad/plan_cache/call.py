@@ -46,6 +46,7 @@ class Call(NamedTuple):
         state: what else the trace depends on.
         known: tensors that hold values which the function would compute; determined by `state`.
         level: the lowest level at which the trace gets answers about values.
+        shares_guarded: whether its plan takes values from its guard, which has computed them.
         key: the `current_key` before a trace, which may change objects among the constants; empty on a hit.
     """
 
@@ -55,6 +56,7 @@ class Call(NamedTuple):
     state: AmbientState
     known: passes.KnownValues | None = None
     level: Level = Level.NONE
+    shares_guarded: bool = False
     key: tuple = ()
 
     @property

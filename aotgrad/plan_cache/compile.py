@@ -98,20 +98,22 @@ class Assumptions:
     Attributes:
         hints: which arguments are static, and which of their sizes are symbolic.
         level: how many questions about values are answered; `None`: questions are not told from other errors.
+        shares_guarded: see `Call`.
     """
 
     hints: Sequence[InputHint]
     level: Level | None
+    shares_guarded: bool
 
     @classmethod
     def of(cls, call: Call, compiler: Compiler, earlier: Sequence[CachedPlan], dedupe: Dedupe) -> Assumptions:
         """The weakest ones, but for a level that an earlier plan has needed."""
         levels = (plan.guards.values.level for plan in earlier if plan.guards.values is not None)
         level = None if compiler.lower is None else max(levels, default=call.level)
-        return cls(dedupe.enter(hints_of(call, compiler, earlier)), level)
+        return cls(dedupe.enter(hints_of(call, compiler, earlier)), level, call.shares_guarded)
 
     def source(self, function: FlatCall, tensors: Sequence[torch.Tensor], known: passes.KnownValues | None) -> Source:
-        values = None if self.level is None else ValueReads(self.level, tensors)
+        values = None if self.level is None else ValueReads(self.level, tensors, self.shares_guarded)
         return Source(function, tensors, self.hints, known, values)
 
     def after(self, error: Exception, failed: Source) -> Assumptions | None:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aotgrad.guards.plan import PlanGuards
+import torch
+
+from aotgrad.guards.plan import Admission, PlanGuards
 from aotgrad.pipeline import Executable, SmallGraph, Stages
 from aotgrad.plan_cache.arguments import FlatOutput
 from aotgrad.plan_cache.call import Call
@@ -53,8 +55,18 @@ class CachedPlan:
     def __post_init__(self) -> None:
         self.reference = weakref.ref(self)
 
-    def __call__(self, call: Call, detour: Detour | None = None) -> Any:
-        """Run the plan, whose guards admit the call. `detour` is for results that are tensor subclasses."""
+    @property
+    def takes_guarded(self) -> bool:
+        """Whether the plan takes values that its guard has computed."""
+        return isinstance(self.executable, Executable) and bool(self.executable.joint.signature.guarded)
+
+    def __call__(self, call: Call, detour: Detour | None = None, guarded: Sequence[torch.Tensor] = ()) -> Any:
+        """Run the plan, whose guards admit the call.
+
+        Args:
+            detour: for results that are tensor subclasses.
+            guarded: the values that the plan takes from its guard.
+        """
         _thread.last_executed = self.reference
         if isinstance(self.executable, SmallGraph):
             return call.run_eagerly()
@@ -64,6 +76,7 @@ class CachedPlan:
         run: Any = self.executable  # a plan that was only traced is never called
         if not dedupe.is_identity:
             tensors = dedupe.enter(tensors)
+        tensors += guarded
         if not self.output.has_wrappers:
             return self.output.rebuild(run(tensors))
         objects = call.arguments.objects if isinstance(call.arguments, WrapperArguments) else ()
@@ -81,7 +94,7 @@ class FastPath:
         run: takes the tensors in a list, which it clears.
     """
 
-    admits: Callable[[Sequence[Any]], bool]
+    admits: Callable[[Sequence[Any]], Admission]
     state: Hashable
     run: Callable[[list], Any]
 
@@ -89,7 +102,7 @@ class FastPath:
     def of(cls, plan: CachedPlan, state: Hashable, generation: int) -> FastPath | None:
         """The fast path of a plan; `None` if it has none."""
         admits = plan.guards.plain_check(generation)
-        if admits is None or not isinstance(plan.executable, Executable):
+        if admits is None or not isinstance(plan.executable, Executable) or plan.takes_guarded:
             return None
         call, rebuild, reference = plan.executable.call, plan.output.rebuild, plan.reference
 

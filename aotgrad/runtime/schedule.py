@@ -72,7 +72,7 @@ def make_schedule(capture: Capture, meta: ViewAndMutationMeta, partition: Partit
     )
     steps = (*bases(results), forward(results, later), *later) if runs_forward(partition) else later
     arguments = tuple(results.inputs[index] for index in capture.convention.order)
-    return Schedule(arguments, steps, results.fakes, tuple(results.halves))
+    return Schedule((*arguments, *results.guarded), steps, results.fakes, tuple(results.halves))
 
 
 def runs_forward(partition: Partition) -> bool:
@@ -98,10 +98,11 @@ def forward(results: StageResults, later: tuple[Step, ...]) -> Forward:
     """The step that runs the forward graph; it releases the inputs that no step of `later` reads."""
     used = {name for step in later for name in step.reads()}
     symbols = {name for name, value in results.fakes if torch_compat.has_symbols(value)}
-    release = tuple(name for name in results.inputs if name not in used | symbols)
+    release = tuple(name for name in (*results.inputs, *results.guarded) if name not in used | symbols)
     names = tuple(map(result_name, results.signature.outputs))
     kept, functional = random_devices(results.partition), philox_devices(results.signature)
-    return Forward(results.primals, names, release, torch_compat.any_autocast_enabled(), kept, functional)
+    inputs = (*results.primals, *results.guarded)
+    return Forward(inputs, names, release, torch_compat.any_autocast_enabled(), kept, functional)
 
 
 def advances(results: StageResults) -> Iterator[AdvanceGenerator]:

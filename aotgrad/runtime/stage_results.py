@@ -62,6 +62,11 @@ class StageResults:
         """The names of the graph's primals."""
         return self.inputs[: self.capture.convention.placeholder_count]
 
+    @property
+    def guarded(self) -> tuple[str, ...]:
+        """The names of the values that the guard has computed."""
+        return tuple(f"guarded_{slot.index + 1}" for slot in self.signature.guarded)
+
     @functools.cached_property
     def primal_names(self) -> dict[Any, str]:
         """The names of the graph's primals, by placeholder."""

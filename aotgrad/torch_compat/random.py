@@ -319,3 +319,8 @@ class RandomReplay:
             self.states = [generator.get_state() for generator in generators]
             for generator, state in zip(generators, before, strict=True):
                 generator.set_state(state)
+
+    def advance(self) -> None:
+        """Move the generators to where the last part ended: what was drawn in advance counts."""
+        for generator, state in zip(default_generators(), self.states or (), strict=True):
+            generator.set_state(state)

@@ -46,7 +46,10 @@ def namespaces_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str,
 
 
 def separate_fused_updates(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Let optimizers update their parameters by ops that a compiler can fuse with others, in place of one fused op."""
+    """Let optimizers update their parameters by ops that a compiler can fuse with others, in place of one fused op.
+
+    Not where a `GradScaler` is used: one fused op skips the update if a gradient is infinite, which costs no branch.
+    """
     for group in (group for each in optimizers for group in each.param_groups):
         if group.get("fused"):
             group.update(fused=False, foreach=not isinstance(group["lr"], torch.Tensor))

@@ -25,6 +25,7 @@ from aotgrad import torch_compat
 from aotgrad.capture.recorder import printed_line, user_stack_trace
 from aotgrad.capture.trace import user_line_of
 from aotgrad.errors import CaptureError
+from aotgrad.training_step.scaler_state import pending_updates
 
 WRITES = "mutating a non-functional tensor"
 
@@ -55,8 +56,10 @@ class RefusedHooks(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def refused_calls(optimizers: Sequence[torch.optim.Optimizer], function: Callable) -> Iterator[None]:
-    """Inside, the function must not step schedulers and unlisted optimizers, nor change unlisted tensors.
+def refused_calls(
+    optimizers: Sequence[torch.optim.Optimizer], scalers: Sequence[torch.amp.GradScaler], function: Callable
+) -> Iterator[None]:
+    """Inside, the function must not step schedulers, use unlisted optimizers and scalers, nor change unlisted tensors.
 
     Raises:
         CaptureError
@@ -73,7 +76,7 @@ def refused_calls(optimizers: Sequence[torch.optim.Optimizer], function: Callabl
     with contextlib.ExitStack() as stack:
         stack.callback(handle.remove)
         for name in ("scale", "unscale_", "step", "update"):
-            stack.enter_context(mock.patch.object(torch.amp.GradScaler, name, unless_enabled(name)))
+            stack.enter_context(mock.patch.object(torch.amp.GradScaler, name, of_listed(scalers, name)))
         for kind in subclasses_of(LRScheduler):
             if "step" in vars(kind):
                 stack.enter_context(mock.patch.object(kind, "step", step))
@@ -88,15 +91,13 @@ def refused_calls(optimizers: Sequence[torch.optim.Optimizer], function: Callabl
             ) from error
 
 
-def unless_enabled(name: str) -> Callable:
-    """A method of a `GradScaler`, refused if the scaler scales anything."""
+def of_listed(scalers: Sequence[torch.amp.GradScaler], name: str) -> Callable:
+    """A method of a `GradScaler`, refused if the scaler scales anything and is not listed."""
     method = getattr(torch.amp.GradScaler, name)
 
     def call(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
-        if scaler.is_enabled():
-            refuse_here(
-                f"a GradScaler is used inside, by {name}()", "train in bfloat16, which needs none, or compile the model"
-            )
+        if scaler.is_enabled() and all(scaler is not each for each in scalers):
+            refuse_here(f"a GradScaler is used by {name}() and is not listed in `state`", "list it there")
         return method(scaler, *args, **kwargs)
 
     return call
@@ -175,6 +176,19 @@ def reject_assigned(hyperparameters: Mapping[tuple[int, int, str], Any]) -> None
     """
     for _, group, name in hyperparameters:
         refuse_step(f"{name!r} of parameter group {group} is assigned inside", "assign hyperparameters between steps")
+
+
+def reject_pending(scalers: Iterable[torch.amp.GradScaler]) -> None:
+    """Raise if a scaler has unscaled gradients or taken a step since its last update: it keeps that by object.
+
+    Raises:
+        CaptureError
+    """
+    if any(map(pending_updates, scalers)):
+        refuse_step(
+            "a GradScaler has unscaled gradients or taken a step, and its update() is not in the same step",
+            "call unscale_(), step() and update() in one step",
+        )
 
 
 def reject_removed(entries: Collection[Any]) -> None:

@@ -23,6 +23,7 @@ from aotgrad.guards.dictionaries import are_identical
 from aotgrad.plan_cache.module_state import HashedOnce, LiftedModule
 from aotgrad.training_step.numbers import Numbers
 from aotgrad.training_step.optimizer_state import OptimizerState
+from aotgrad.training_step.scaler_state import ScalerState
 
 REFUSED: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.LBFGS: "evaluates the loss in a loop that ends when values say so",
@@ -36,7 +37,7 @@ class Snapshot:
     """The state at one moment.
 
     Attributes:
-        tensors: parameters, buffers, and the tensors of optimizers and of `state` itself; each once.
+        tensors: parameters, buffers, and the tensors of optimizers, scalers and of `state` itself; each once.
         gradients: the `.grad` of each of them, `None` where there is none.
         numbers: the numbers that plans take as inputs.
         key: hashable; everything else that a trace of the step may depend on, but for which gradients there are.
@@ -58,6 +59,7 @@ class State:
 
     modules: tuple[LiftedModule, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
+    scalers: tuple[torch.amp.GradScaler, ...]
     tensors: tuple[torch.Tensor, ...]
     known: KnownState | None = None
 
@@ -73,7 +75,13 @@ class State:
             reject_unknown(value)
         modules = tuple(LiftedModule(each) for each in objects if isinstance(each, nn.Module))
         optimizers = tuple(each for each in objects if isinstance(each, torch.optim.Optimizer))
-        return cls(modules, optimizers, tuple(each for each in objects if isinstance(each, torch.Tensor)))
+        scalers = tuple(each for each in objects if isinstance(each, torch.amp.GradScaler))
+        return cls(modules, optimizers, scalers, tuple(each for each in objects if isinstance(each, torch.Tensor)))
+
+    @property
+    def with_attributes(self) -> tuple[Any, ...]:
+        """The objects whose attributes a step may assign."""
+        return (*self.optimizers, *self.scalers)
 
     def read(self) -> Snapshot:
         """The state as it is now."""
@@ -84,15 +92,15 @@ class State:
         return Snapshot(known.tensors, tuple(map(gradient_of, known.tensors)), known.numbers, known.key)
 
     def read_anew(self, modules: Sequence[tuple[Sequence[torch.Tensor], Hashable]]) -> KnownState:
-        optimizers = tuple(map(OptimizerState, self.optimizers))
-        owned = itertools.chain(*(tensors for tensors, _ in modules), self.tensors, *(each.tensors for each in optimizers))
+        others = (*map(OptimizerState, self.optimizers), *map(ScalerState, self.scalers))
+        owned = itertools.chain(*(tensors for tensors, _ in modules), self.tensors, *(each.tensors for each in others))
         distinct = {id(tensor): tensor for tensor in owned}
         places = {identity: place for place, identity in enumerate(distinct)}
         keys = tuple(key for _, key in modules)
-        key = HashedOnce((keys, *(each.structure(places) for each in optimizers)))
+        key = HashedOnce((keys, *(each.structure(places) for each in others)))
         if self.known is not None and key == self.known.key:
             key = self.known.key  # one object is compared by identity
-        return KnownState(keys, optimizers, tuple(distinct.values()), Numbers.of(self.optimizers), key)
+        return KnownState(keys, others, tuple(distinct.values()), Numbers.of(self.optimizers), key)
 
 
 @dataclass(frozen=True)
@@ -100,14 +108,14 @@ class KnownState:
     """What a read has found, gradients aside; see `Snapshot`. `modules`: the keys of the modules."""
 
     modules: Sequence[Hashable]
-    optimizers: Sequence[OptimizerState]
+    others: Sequence[OptimizerState | ScalerState]
     tensors: tuple[torch.Tensor, ...]
     numbers: Numbers
     key: Hashable
 
     def is_current(self, modules: Sequence[Hashable]) -> bool:
         """Whether a new read would find the same, if the keys of the modules are these."""
-        return are_identical(modules, self.modules) and all(each.is_current() for each in self.optimizers)
+        return are_identical(modules, self.modules) and all(each.is_current() for each in self.others)
 
 
 def reject_unknown(value: Any) -> None:
@@ -121,10 +129,10 @@ def reject_unknown(value: Any) -> None:
         raise CaptureError(
             f"train_step: {type(value).__name__} {reason}. Use another optimizer, or leave its step() outside of the step"
         )
-    if not isinstance(value, (nn.Module, torch.optim.Optimizer, torch.Tensor)):
+    if not isinstance(value, (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.Tensor)):
         raise CaptureError(
-            f"train_step: an object of `state` is of type {type(value).__name__}; modules, optimizers and tensors can be "
-            "listed there"
+            f"train_step: an object of `state` is of type {type(value).__name__}; modules, optimizers, gradient scalers and "
+            "tensors can be listed there"
         )
 
 

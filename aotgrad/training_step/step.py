@@ -87,6 +87,6 @@ class TrainStep:
         traced = TracedStep(self.function, self.state, torch.is_grad_enabled(), self.keep_gradients, fuses)
         ambient = AmbientState(traced.run_eagerly, traced.key_of(found), lambda: traced.key_of(self.state.read()))
         with torch.no_grad():
-            call = Call(traced, arguments, len(found.tensors), ambient, level=Level.GUARD)
+            call = Call(traced, arguments, len(found.tensors), ambient, level=Level.GUARD, shares_guarded=True)
             results = self.cache.run(self.cache.plan_for(call))
         return results.returned if isinstance(results, RanEagerly) else update(self.state, found, results)

@@ -16,6 +16,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
+from aotgrad.training_step.scaler_state import pending_updates
 
 
 @contextlib.contextmanager
@@ -48,10 +49,11 @@ def exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def restored_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    """Inside, the attributes and dictionaries of optimizers may change."""
+def restored_objects(optimizers: Sequence[torch.optim.Optimizer], scalers: Sequence[torch.amp.GradScaler]) -> Iterator[None]:
+    """Inside, the attributes and dictionaries of optimizers and scalers may change."""
     groups = [(each.param_groups, list(each.param_groups)) for each in optimizers]
-    tables: list[dict] = [vars(each) for each in optimizers]
+    tables: list[dict] = [vars(each) for each in (*optimizers, *scalers)]
+    tables += map(pending_updates, scalers)
     tables += [table for each in optimizers for table in (each.state, *each.param_groups, *each.state.values())]
     before = [(table, dict(table)) for table in tables]
     try:

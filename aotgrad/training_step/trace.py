@@ -21,11 +21,13 @@ from aotgrad.training_step.refusals import (
     refused_calls,
     reject_assigned,
     reject_gradients,
+    reject_pending,
     reject_removed,
     reject_sparse,
 )
+from aotgrad.training_step.scaler_state import OF_ONE_UPDATE
 from aotgrad.training_step.state import Snapshot, State, gradient_of
-from aotgrad.training_step.swap import restored_optimizers, swapped
+from aotgrad.training_step.swap import restored_objects, swapped
 
 
 class Results(TypedDict):
@@ -35,7 +37,7 @@ class Results(TypedDict):
         returned: the result of the user's function.
         gradients: the new `.grad` of tensors, by place.
         entries: the new entries of optimizers' states, by optimizer, place of the parameter, and name.
-        attributes: the new attributes of optimizers, by optimizer and name.
+        attributes: the new attributes of optimizers and scalers, by object and name.
     """
 
     returned: Any
@@ -79,14 +81,16 @@ class TracedStep:
     ) -> Results:
         found = self.state.read()
         pairs = Pairs.of(found, tensors, gradients)
-        with restored_optimizers(self.state.optimizers), swapped(pairs.real, pairs.leaves):
+        reject_pending(self.state.scalers)
+        with restored_objects(self.state.optimizers, self.state.scalers), swapped(pairs.real, pairs.leaves):
             give_gradients(found)
             found.numbers.put([number.item() for number in numbers.unbind()])
-            if self.fuses:
+            if self.fuses and not any(scaler.is_enabled() for scaler in self.state.scalers):
                 separate_fused_updates(self.state.optimizers)
             before = PythonSide.of(self.state, found)
             with RefusedHooks(pairs.real):
                 returned = self.run(*pairs.inside((args, kwargs)))
+            reject_pending(self.state.scalers)
             reject_gradients(torch_compat.closed_over_in_trace(), (args, kwargs), self.function)
             changes = PythonSide.of(self.state, found).since(before)
             results = pairs.outside(Results(returned=returned, **self.checked(changes)), (args, kwargs))
@@ -97,8 +101,12 @@ class TracedStep:
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Call the function. Raises CaptureError for what a plan would not repeat."""
-        optimizers = self.state.optimizers
-        with refused_calls(optimizers, self.function), recorded_calls(optimizers), torch.set_grad_enabled(self.grad_mode):
+        state = self.state
+        with (
+            refused_calls(state.optimizers, state.scalers, self.function),
+            recorded_calls(state.optimizers),
+            torch.set_grad_enabled(self.grad_mode),
+        ):
             return self.function(*args, **kwargs)
 
     def checked(self, changes: dict[str, dict]) -> dict[str, dict]:
@@ -141,8 +149,9 @@ class PythonSide:
     def of(cls, state: State, found: Snapshot) -> PythonSide:
         places = {id(tensor): place for place, tensor in enumerate(found.tensors)}
         entries, attributes, hyperparameters = {}, {}, {}
+        for k, owner in enumerate(state.with_attributes):
+            attributes |= {(k, name): value for name, value in vars(owner).items() if name != OF_ONE_UPDATE}
         for k, optimizer in enumerate(state.optimizers):
-            attributes |= {(k, name): value for name, value in vars(optimizer).items()}
             for parameter, values in optimizer.state.items():
                 entries |= {(k, places[id(parameter)], name): value for name, value in values.items()}
             for number, group in enumerate(optimizer.param_groups):

@@ -14,6 +14,6 @@ def update(state: State, found: Snapshot, results: Results) -> Any:
         found.tensors[place].grad = gradient
     for (optimizer, place, name), value in results["entries"].items():
         state.optimizers[optimizer].state[found.tensors[place]][name] = value
-    for (optimizer, name), value in results["attributes"].items():
-        setattr(state.optimizers[optimizer], name, value)
+    for (owner, name), value in results["attributes"].items():
+        setattr(state.with_attributes[owner], name, value)
     return results["returned"]

@@ -40,7 +40,7 @@ def check_joint(joint: JointGraph) -> Problems:
     signature = joint.signature
     yield from check_graph(joint.module, signature)
     yield from check_names(joint.module, signature)
-    expected = (*map(Primal, range(len(signature.primals))), *signature.tangents)
+    expected = (*map(Primal, range(len(signature.primals))), *signature.tangents, *signature.guarded)
     if signature.inputs != expected:
         yield f"the inputs are {slot_list(signature.inputs)}; they must be {slot_list(expected)}"
     yield from check_results(signature)
@@ -59,8 +59,8 @@ def check_joint(joint: JointGraph) -> Problems:
 
 def check_names(module: fx.GraphModule, signature: SlotSignature) -> Problems:
     """Check the names of placeholders, on which backends rely: `primals_1, ..., tangents_1, ...`."""
-    primals, tangents = len(signature.primals), len(signature.tangents)
-    expected = [f"primals_{k + 1}" for k in range(primals)] + [f"tangents_{k + 1}" for k in range(tangents)]
+    kinds = (("primals", signature.primals), ("tangents", signature.tangents), ("guarded", signature.guarded))
+    expected = [f"{name}_{k}" for name, slots in kinds for k in range(1, len(slots) + 1)]
     for node, slot, name in zip(placeholders_of(module), signature.inputs, expected, strict=True):
         if node.name != name:
             yield f"the placeholder of {slot} is called {node.name}, not {name}"

@@ -10,6 +10,7 @@ from aotgrad.printing import type_text
 from aotgrad.slots import (
     FORWARD_RESULTS,
     Gradient,
+    GuardedValue,
     NextOffset,
     Primal,
     RandomOffset,
@@ -32,7 +33,9 @@ from aotgrad.verify.common import (
 def check_partition(partition: Partition) -> Problems:
     """Check that each half fits its signature, and that the backward takes what the forward saves, with equal types."""
     outputs = (*FORWARD_RESULTS, Saved, SavedSymInt, NextOffset)
-    yield from check_half("forward", partition.forward, inputs=(Primal, RandomSeed, RandomOffset), outputs=outputs)
+    yield from check_half(
+        "forward", partition.forward, inputs=(Primal, GuardedValue, RandomSeed, RandomOffset), outputs=outputs
+    )
     given = partition.forward.signature.saved
     yield from without_repeats("saved value", given)
     listed = [value.slot for value in partition.saved]

@@ -124,7 +124,6 @@ SAFETY_NETS = (
     "in a way that no recorded view explains",
     "is a view of an input that is changed in place and whose size or stride is changed after",
     "a view of what was changed in place cannot be replayed",
-    "a tensor subclass that wraps others",
     "would need zeros of a symbolic",
     "cannot be traced, because something outside of Python",
 )

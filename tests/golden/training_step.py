@@ -98,8 +98,8 @@ def step_with_a_sparse_gradient():
 
 
 @error_case
-def step_with_a_grad_scaler():
-    """A scaler, whose update depends on whether gradients are finite."""
+def step_of_an_unlisted_scaler():
+    """A scaler that is not listed."""
     scaler = torch.amp.GradScaler("cpu")
     aotgrad.train_step(lambda x: scaler.scale(MODEL(x).sum()).backward(), [MODEL], backend="eager")(torch.ones(4))
 

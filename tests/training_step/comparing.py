@@ -99,7 +99,7 @@ def contents(state: Iterable[Any], with_versions: bool = True) -> list[Any]:
         if isinstance(value, nn.Module):
             found += [*value.state_dict().values(), *(each.grad for each in value.parameters())]
             found += [each._version for each in value.parameters() if with_versions]
-        elif isinstance(value, torch.optim.Optimizer):
+        elif isinstance(value, (torch.optim.Optimizer, torch.amp.GradScaler)):
             found.append(value.state_dict())
         else:
             found.append(value)
@@ -115,6 +115,6 @@ def assert_same(wanted: Any, found: Any, exact: bool) -> None:
         if not isinstance(one, torch.Tensor):
             assert type(one) is type(other) and repr(one) == repr(other)
         elif exact:
-            assert torch.equal(one, other) and (one.dtype, one.stride()) == (other.dtype, other.stride())
+            torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True, check_stride=True)
         else:
-            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5, equal_nan=True)

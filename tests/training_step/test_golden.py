@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 
 import torch
 from torch import nn
 
 import aotgrad
+from aotgrad.passes.guarded_values import as_joint
+from aotgrad.printing.stages import text
 from aotgrad.telemetry.observer import record_stages
 
 
@@ -34,9 +37,9 @@ def steady_stage(name: str) -> str:
     step(x, y)
     with record_stages() as stages:
         step(x, y)
-    (text,) = [stage.text for stage in stages if stage.name == name]
+    (found,) = [stage.text for stage in stages if stage.name == name]
     source = textwrap.dedent(inspect.getsource(two_layers))
-    return f"# The second step of a two-layer model.\n\n{source}\n--- {name} ---\n\n{text}\n"
+    return f"# The second step of a two-layer model.\n\n{source}\n--- {name} ---\n\n{found}\n"
 
 
 def test_the_graph_of_a_whole_step(golden):
@@ -45,3 +48,35 @@ def test_the_graph_of_a_whole_step(golden):
 
 def test_the_function_of_a_whole_step(golden):
     golden("training_step/function", steady_stage("executable"))
+
+
+def scaled_step():
+    model = nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    scaler = torch.amp.GradScaler("cpu")
+
+    def step(x):
+        optimizer.zero_grad()
+        scaler.scale(model(x).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step, [model, optimizer, scaler]
+
+
+def test_a_plan_takes_what_its_guard_has_computed(golden):
+    function, state = scaled_step()
+    step = aotgrad.train_step(function, state, backend="eager")
+    step(torch.ones(2, 4)), step(torch.ones(2, 4))
+    plan = step.plans()[-1]
+    guard = plan.guards.values
+    parts = [
+        "# An update depends on whether gradients are finite: the guard computes them, and the plan takes them.",
+        textwrap.dedent(inspect.getsource(scaled_step)),
+        "--- guard ---",
+        text(as_joint(guard.compute, frozenset())),
+        re.sub(r"/.*/(\w+[.]py):\d+", r"\1:LINE", "\n".join(guard.lines())),
+        "--- joint ---",
+        text(plan.executable.joint),
+    ]
+    golden("training_step/scaled", "\n\n".join(part.rstrip("\n") for part in parts) + "\n")

@@ -84,7 +84,7 @@ REFUSED = {
     hook_inside: "a hook of a tensor of `state` is registered inside, at .*; register it once, before the step",
     gradient_of_an_argument: "backward\\(\\) gives an argument a gradient; list the tensor",
     sparse_gradient: "a gradient is sparse.*; use dense gradients",
-    scaler_inside: "a GradScaler is used inside, by scale\\(\\), at .*; train in bfloat16",
+    scaler_inside: "a GradScaler is used by scale\\(\\) and is not listed in `state`, at .*; list it there",
     kept_tensor: "the forward keeps a tensor in 'last'",
 }
 

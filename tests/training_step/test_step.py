@@ -133,7 +133,7 @@ def test_an_optimizer_that_is_refused_by_name(kind):
 
 
 def test_a_state_of_another_kind_is_refused():
-    with pytest.raises(CaptureError, match="`state` is of type int; modules, optimizers and tensors"):
+    with pytest.raises(CaptureError, match="`state` is of type int; modules, optimizers, gradient scalers"):
         aotgrad.train_step(lambda: None, [3])
 
 
