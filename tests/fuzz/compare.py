@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,7 +156,8 @@ def check_right(actual: Step, eager: Callable, round: Round, position: int, wher
     right = list(itertools.islice(run_without_storage_errors(eager, round), position + 1))[-1]
     if right.code != actual.code or right.error is not None:
         return
-    names = [name for name in right.values if not same(actual.values.get(name), right.values[name])]
+    rounding = rounding_of(right.values.values())
+    names = [name for name in right.values if not same(actual.values.get(name), right.values[name], rounding)]
     lines = [f"{name}: {listed(actual.values.get(name))}; right: {listed(right.values[name])}" for name in names]
     if lines:
         raise Difference("\n  ".join([f"{where}, after {actual.code!r}:", *lines[:MOST_LINES]]))
@@ -191,8 +192,9 @@ def different(actual: Step, wanted: Step) -> Iterator[str]:
     if actual.error is not None and is_backward(actual):
         return  # the gradients that had arrived by then are unspecified
     yield from different_facts(actual.facts, wanted.facts)
+    rounding = rounding_of(wanted.values.values())
     for name in {**wanted.values, **actual.values}:
-        if not same(actual.values.get(name), wanted.values.get(name)):
+        if not same(actual.values.get(name), wanted.values.get(name), rounding):
             yield f"{name}: {listed(actual.values.get(name))}; eager: {listed(wanted.values.get(name))}"
 
 
@@ -215,7 +217,13 @@ def listed(value: Tensor | None) -> Any:
     return None if value is None else f"{value.tolist()} ({value.dtype})"
 
 
-def same(actual: Tensor | None, wanted: Tensor | None) -> bool:
+def rounding_of(values: Iterable[Tensor | None]) -> float:
+    """The relative error to allow: a program that computes in single precision may convert its results to double."""
+    dtypes = {value.dtype for value in values if value is not None and (value.is_floating_point() or value.is_complex())}
+    return 1e-9 if dtypes <= {torch.float64, torch.complex128} else 1e-4
+
+
+def same(actual: Tensor | None, wanted: Tensor | None, rounding: float) -> bool:
     """Equal up to rounding, relative to the largest number in the tensor: sums may be taken in another order."""
     if actual is None or wanted is None:
         return actual is wanted
@@ -227,5 +235,4 @@ def same(actual: Tensor | None, wanted: Tensor | None) -> bool:
         return False
     finite = wanted[torch.isfinite(wanted)]
     scale = float(finite.abs().max()) if finite.numel() else 1.0
-    rtol = 1e-9 if wanted.dtype in (torch.float64, torch.complex128) else 1e-4
-    return torch.allclose(actual, wanted, rtol=rtol, atol=rtol * max(scale, 1.0), equal_nan=True)
+    return torch.allclose(actual, wanted, rtol=rounding, atol=rounding * max(scale, 1.0), equal_nan=True)
