@@ -8,7 +8,6 @@ part of each MLP and of the projections of each attention, for the same batches.
 """
 
 import argparse
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from gpt import GPT, GPTConfig
+from peak_bytes import measure
 from tabulate import tabulate
 from text import VOCAB_SIZE, StandardLibrary
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.profiler import ProfilerActivity, profile
 
 BACKENDS = ("eager", "aotgrad_eager", "aotgrad")
 SEED = 1234
@@ -87,18 +86,8 @@ def train(parallelism: str, backend: str, config: GPTConfig, batches: Sequence[B
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - started)
         losses.append(loss.item())
-    peak = peak_bytes(lambda: model(*batches[0]).backward())
+    peak = measure(lambda: model(*batches[0]).backward()).peak_bytes
     return Run(parallelism, backend, tuple(losses), tuple(seconds), peak)
-
-
-def peak_bytes(step: Callable[[], None]) -> int:
-    """The most bytes allocated at any moment of a step, above what was allocated before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    recorded: Any = profiler.profiler
-    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
-    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return max(itertools.accumulate(changes), default=0)
 
 
 def every_rank(run: Run) -> list[Run]:
