@@ -78,6 +78,18 @@ class Seen:
     geometry: Geometry
 
 
+@dataclass
+class SeenTensors:
+    """Tensors before a node ran, by identity, and wrapper subclasses with their versions, which their parts do not have."""
+
+    tensors: dict[int, Seen] = field(default_factory=dict)
+    wrappers: dict[int, tuple[torch.Tensor, int | None]] = field(default_factory=dict)
+
+    def restore_versions_of_wrappers(self) -> None:
+        for wrapper, version in self.wrappers.values():
+            torch_compat.raise_version(wrapper, version, 0)
+
+
 @dataclass(frozen=True)
 class Write:
     """The value that the nodes of a group left in a cell (`to` is its storage) or in a gradient (its placeholder).
@@ -100,7 +112,7 @@ class Effects:
     which is one segment; any other writing node is a segment by itself.
     `grown`: the last trace found a new node or new memory. `held` are the placeholders of the memory. `private` are the
     storages that the running node saved and does not keep otherwise. `last` is the last node of the graph before it ran.
-    `runs` are those of `LastNode`.
+    `runs` are those of `LastNode`. `seen` is what the running node may write, and `saved` what the nodes so far have saved.
     """
 
     capture: Capture
@@ -115,7 +127,8 @@ class Effects:
     private: set[int] = field(default_factory=set)
     last: fx.Node | None = None
     runs: list[tuple[fx.Node | None, Any]] = field(default_factory=list)
-    seen: dict[int, Seen] = field(default_factory=dict)
+    seen: SeenTensors = field(default_factory=SeenTensors)
+    saved: SeenTensors = field(default_factory=SeenTensors)
 
     @property
     def any(self) -> bool:
@@ -144,13 +157,15 @@ class Effects:
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:
         """Put placeholders into the memory while a backward is traced."""
-        self.writes, self.grown, self.running = {}, False, None
+        self.writes, self.saved, self.grown, self.running = {}, SeenTensors(), False, None
         for k, (storage, cell) in enumerate(self.cells.items()):
             self.held[storage] = self.capture.trace.add_memory(f"tangents_{k + 1}", cell.tensor)
             torch_compat.replace_value(cell.tensor, self.held[storage])
         try:
             yield
         finally:
+            self.undo([seen for tensors in self.changed(self.saved).values() for seen in tensors])  # what was private
+            self.saved.restore_versions_of_wrappers()
             for cell in self.cells.values():
                 torch_compat.replace_value(cell.tensor, cell.value)
 
@@ -177,19 +192,22 @@ class Effects:
     def enter(self, node: Any, held: Sequence[Any]) -> None:
         """Note the values of all tensors that `node` may write, `held` included, unless it is running already."""
         if self.running is not node:
-            self.running, self.seen = node, {}
+            self.running, self.seen = node, SeenTensors()
             self.last = next(iter(reversed(self.capture.trace.graph.nodes)))
             self.runs.append((self.last, node))
-            kept, saved = kept_by(node), saved_by(node)
+            kept, saved = with_parts(kept_by(node)), saved_by(node)
+            self.note_seen(with_parts(saved), self.saved)
             self.private = storages(saved) - storages(kept)
             self.go_on_with(self.group_of(node))
             held = [*held, *self.capture.arguments, *self.capture.outputs, *kept, *saved]
-        self.note_seen(held)
+        self.note_seen(held, self.seen)
 
-    def note_seen(self, held: Iterable[Any]) -> None:
+    def note_seen(self, held: Iterable[Any], seen: SeenTensors) -> None:
         for tensor in held:
-            if torch_compat.is_functional(tensor) and (whole := torch_compat.view_root(tensor)) is not None:
-                self.seen.setdefault(id(whole), self.look_at(whole))
+            if isinstance(tensor, torch.Tensor) and torch_compat.is_wrapper_subclass(tensor):
+                seen.wrappers.setdefault(id(tensor), (tensor, torch_compat.version_of(tensor)))
+            elif torch_compat.is_functional(tensor) and (whole := torch_compat.view_root(tensor)) is not None:
+                seen.tensors.setdefault(id(whole), self.look_at(whole))
 
     def go_on_with(self, group: Any) -> None:
         """Put the values that earlier nodes of the group left into the memory."""
@@ -210,12 +228,12 @@ class Effects:
             self.add_node(node)
         for storage, value in self.held.items():
             torch_compat.replace_value(self.cells[storage].tensor, value)
-        self.running, self.seen = None, {}
+        self.running, self.seen = None, SeenTensors()
 
-    def changed(self) -> dict[int, list[Seen]]:
+    def changed(self, among: SeenTensors | None = None) -> dict[int, list[Seen]]:
         """The tensors that were changed, by their storage."""
         changed: dict[int, list[Seen]] = {}
-        for seen in self.seen.values():
+        for seen in (among or self.seen).tensors.values():
             if self.capture.trace.node_of(seen.tensor) is not seen.node:
                 changed.setdefault(torch_compat.storage_id(seen.tensor), []).append(seen)
         return changed
@@ -227,10 +245,10 @@ class Effects:
         is_known = region in self.regions and self.group_of(node) is not None
         outer = self.running, self.seen, self.private, self.last
         if not is_known:
-            self.running, self.seen, self.private = region, {}, set()
+            self.running, self.seen, self.private = region, SeenTensors(), set()
             held = [*held, *self.capture.arguments, *self.capture.outputs]
         self.last = next(iter(reversed(self.capture.trace.graph.nodes)))
-        self.note_seen(held)
+        self.note_seen(held, self.seen)
         try:
             yield
         finally:
@@ -335,6 +353,7 @@ class Effects:
         for seen in tensors:
             torch_compat.raise_version(seen.tensor, seen.version, 0)
             torch_compat.replace_value(seen.tensor, seen.value)
+        self.seen.restore_versions_of_wrappers()
 
     # -- after a trace
 
@@ -386,6 +405,15 @@ def kept_by(node: Any) -> list[Any]:
 
 def saved_by(node: Any) -> list[Any]:
     return torch_compat.saved_by_function(node) if torch_compat.is_custom_node(node) else []
+
+
+def with_parts(values: Sequence[Any]) -> list[Any]:
+    """The values, and the parts of the wrapper subclasses among them: a change of a wrapper is one of its parts."""
+    found = list(values)
+    for value in found:  # which also goes through what is added
+        if isinstance(value, torch.Tensor) and torch_compat.is_wrapper_subclass(value):
+            found += [getattr(value, name) for name in torch_compat.flattened(value)[0]]
+    return found
 
 
 def storages(tensors: Collection[Any]) -> set[int]:

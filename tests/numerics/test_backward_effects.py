@@ -371,6 +371,30 @@ def test_what_is_saved_may_be_used_up(backend: str) -> None:
     assert_alike(changes_saved, once, x_alone, backend)
 
 
+class DoublesSaved(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0].mul_(2)
+
+
+USED_UP_BESIDE_A_CHANGE = {
+    "before": lambda x, buffer: Adds.apply(DoublesSaved.apply(x + 1), buffer).exp(),
+    "after": lambda x, buffer: DoublesSaved.apply(Adds.apply(x, buffer) + 1).exp(),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("name", USED_UP_BESIDE_A_CHANGE)
+def test_what_is_saved_may_be_used_up_beside_a_change(name: str, backend: str) -> None:
+    """The change makes a second trace of the backward."""
+    assert_alike(USED_UP_BESIDE_A_CHANGE[name], once, x_and_buffer, backend)
+
+
 # --- In higher orders ----------------------------------------------------------------------------------------------------
 
 
