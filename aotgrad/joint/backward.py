@@ -538,7 +538,7 @@ def _gradients_of_segments(
         if not torch_compat.is_wrapper_subclass(gradient):
             return enter_plain(cut, gradient)
         form, parts = end_of_gradient(gradient).form, gradient_parts(gradient)
-        if len(parts) < form.count or form.is_symbolic or not has_cuts_outside(segmentation):
+        if len(parts) < form.count or form.is_symbolic or not (has_cuts_outside(segmentation) or segmentation.alone):
             raise WrapperAtCut(
                 f"the gradient of a {type(gradient).__name__} passes between two parts of the backward that run separately"
             )

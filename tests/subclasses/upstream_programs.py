@@ -14,7 +14,7 @@ from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.subclasses.catalogue import Program, around, run_module, with_gradient
-from tests.subclasses.programs import described, outcome, plain, two
+from tests.subclasses.programs import Seen, described, outcome, plain, two
 from tests.subclasses.upstream_classes import (
     ClonesTwice,
     Constant,
@@ -253,6 +253,77 @@ CHANGES: dict[str, tuple] = {
 }
 
 
+class Adds(torch.autograd.Function):
+    """The backward adds to an argument; so does the forward, if told so."""
+
+    @staticmethod
+    def forward(ctx, x, total, in_forward=False):
+        ctx.total = total.add_(1) if in_forward else total
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.total.add_(1 if ctx.total.dim() == 0 else gradient)
+        return gradient * 3, None, None
+
+
+class Saves(torch.autograd.Function):
+    """The backward changes what it has saved."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0].mul_(2)
+
+
+class Keeps(torch.autograd.Function):
+    """The backward counts in what it keeps, and uses it."""
+
+    @staticmethod
+    def forward(ctx, x, kept):
+        ctx.kept = kept
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.kept.add_(1), None
+
+
+def without_versions(function: Callable, arguments: list[Any]) -> Any:
+    """A run that ignores the versions of wrappers, which a backward leaves as they are."""
+    return pytree.tree_map_only(Seen, lambda seen: seen.without_flags, outcome(function, arguments))
+
+
+def twice_through(x):
+    y = Keeps.apply(x * 1, x.detach() * 2)
+    return y, y.sin()
+
+
+def total() -> TwoTensor:
+    return two(3, requires_grad=False)
+
+
+BACKWARDS: dict[str, tuple] = {  # that change memory, between others
+    "forward too": (lambda x, y: Adds.apply(x, y, True), lambda: [two(3), total()], without_versions),
+    "a plain one": (lambda x, n: Adds.apply(x * 2, n).exp(), lambda: [two(3), ones(1)[0]]),
+    "a wrapper": (lambda x, y: Adds.apply(x.sin(), y).exp(), lambda: [two(3), total()], without_versions),
+    "beside another result": (
+        lambda x, y: (Adds.apply(x.sin(), y).exp(), x.cos() * x),
+        lambda: [two(3), total()],
+        without_versions,
+    ),
+    "a plain gradient": (lambda x, w, n: (Adds.apply(w.sin(), n) * x).exp(), lambda: [two(3), plain(3), ones(1)[0]]),
+    "an intermediate": (twice_through, lambda: [two(3)]),
+    "what they saved": (lambda x, n: Saves.apply(Adds.apply(x, n) + 1), lambda: [two(3), ones(1)[0]]),
+    "what they saved, later": (lambda x, n: Adds.apply(Saves.apply(x + 1), n), lambda: [two(3), ones(1)[0]]),
+    "a saved argument": (lambda x, y: Saves.apply(y * 1) + x, lambda: [two(3), two(3, seed=2)]),
+}
+
+
 def constant(c: int) -> list[torch.Tensor]:
     return [Constant(ones(2), c).requires_grad_()]
 
@@ -369,7 +440,8 @@ class Weighted(nn.Module):
 
 def upstream_programs() -> Iterator[Program]:
     """All programs of this file."""
-    for group, found in (("TwoTensor", TWO), ("changes", CHANGES), ("other classes", OTHERS), ("own functions", FUNCTIONS)):
+    changes = {"changes": CHANGES, "backwards": BACKWARDS}
+    for group, found in {"TwoTensor": TWO, **changes, "other classes": OTHERS, "own functions": FUNCTIONS}.items():
         why = "a trace does not call its __torch_function__" if found is FUNCTIONS else ""
         for name, (function, arguments, *rest) in found.items():
             run, dynamic = (*rest, *(outcome, None)[len(rest) :])
