@@ -239,6 +239,8 @@ class _Outputs:
             value = self.capture.outputs[position]
             if is_custom_function_view(value, stops=set()):
                 self.infos[position] = ir.CustomFunctionView(value.requires_grad, None, None)
+            elif is_view_of_a_wrapper(value):
+                self.infos[position] = self.single(position)
             else:
                 members.append(position)
         if members:
@@ -432,6 +434,11 @@ def says_it_is_a_view(value: torch.Tensor) -> bool:
     """Whether a tensor is a view for autograd (results of `_unsafe_view` and `detach` are not) that can be replayed."""
     base = value._base
     return base is not None and value.layout is base.layout is torch.strided
+
+
+def is_view_of_a_wrapper(value: torch.Tensor) -> bool:
+    """Whether an output is a plain view of a wrapper subclass, as a row of a nested tensor; no view of a part replays it."""
+    return value._base is not None and not torch_compat.any_functional([value._base])
 
 
 def shares_version(one: torch.Tensor, other: torch.Tensor) -> bool:

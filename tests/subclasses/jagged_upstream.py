@@ -146,6 +146,9 @@ OPS: dict[str, tuple] = {
     "a dense one is changed": (change_beside, lambda: [jagged(), ones_like_batch()]),
     "shapes compared": (lambda x, y: x + y if x.shape == y.shape else x.sin(), lambda: [(x := jagged()), beside(x, 1)]),
     "other shapes compared": (lambda x, y: x + y if x.shape == y.shape else x.sin(), lambda: [jagged(), jagged(seed=1)]),
+    "values twice": (lambda x: (x.values(), x.values(), x * 2), lambda: [jagged()]),
+    "values of an intermediate, twice": (lambda x: ((y := x * 2).values(), y.values()), lambda: [jagged()]),
+    "rows of an argument": (lambda x: x.unbind(), lambda: [jagged(requires_grad=False)], True),
     "lengths": (lambda x: x.sin() + x, lambda: [with_lengths()]),
     "embedding": (
         lambda i, w: nn.functional.embedding(i, w),
