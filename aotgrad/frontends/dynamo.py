@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.api import EagerModule, FlatCallable, compile_module
+from aotgrad.backends.own_rules import PastOwnRules, past_own_rules
 from aotgrad.capture.recorder import give_lines
 from aotgrad.errors import AOTGradError, CaptureError
 from aotgrad.frontends.list_inputs import taking_lists, with_items
@@ -63,12 +65,16 @@ class DynamoBackend:
         if any(isinstance(value, list) for value in example_inputs):
             flat, values = with_items(module, example_inputs)
             return torch_compat.disable_dynamo(taking_lists(self(flat, values, options, mode)))
+        has_rules = any(map(has_traced_rules, example_inputs))
         torch_compat.refuse_hooks_of_later(example_inputs)
         torch_compat.refuse_lost_histories(module, example_inputs)
         torch_compat.record_backwards_of_custom_functions(module)
         torch_compat.accumulate_into_leaves(module, example_inputs)
         try:
-            compiler = make_compiler(self.backend, Options.from_mapping({**self.options, **merge_mode(options, mode)}))
+            compiler = make_compiler(
+                self.backend, Options.from_mapping({**self.options, **merge_mode(options, mode)})
+            )
+            compiler = replace(compiler, backend=PastOwnRules(compiler.backend)) if has_rules else compiler
             give_lines(module.graph)
             try:
                 compiled = compile_module(module, example_inputs, compiler, is_stored(compiler))
@@ -79,7 +85,13 @@ class DynamoBackend:
             if isinstance(error, CaptureError) and cause is not None and torch_compat.breaks_dynamos_graph(cause):
                 raise cause from None
             raise torch_compat.unwrapped_by_dynamo(error, inspect.currentframe()) from cause
-        return torch_compat.disable_dynamo(compiled.fastest)
+        return torch_compat.disable_dynamo(past_own_rules(compiled.fastest) if has_rules else compiled.fastest)
+
+
+def has_traced_rules(value: Any) -> bool:
+    """Whether Dynamo has traced the `__torch_function__` of an argument. A capture traces that of a wrapper subclass."""
+    is_wrapper = hasattr(value, "__tensor_flatten__")
+    return isinstance(value, torch.Tensor) and not is_wrapper and torch_compat.has_own_function_rules(type(value))
 
 
 def compile_after(

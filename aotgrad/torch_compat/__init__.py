@@ -134,6 +134,7 @@ from aotgrad.torch_compat.contexts import (
     only_places_tensors,
     run_below_autograd,
     unobserved,
+    without_own_rules,
 )
 from aotgrad.torch_compat.dynamo import (
     breaks_dynamos_graph,

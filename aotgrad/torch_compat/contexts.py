@@ -34,6 +34,9 @@ disable_autocast = torch._C._DisableAutocast
 unobserved = torch._C.DisableTorchFunction
 """Context that disables `__torch_function__` of subclasses and modes."""
 
+without_own_rules = torch._C.DisableTorchFunctionSubclass
+"""Context that disables `__torch_function__` of subclasses."""
+
 
 @contextlib.contextmanager
 def normal_mode() -> Iterator[None]:

@@ -183,6 +183,17 @@ class SigmoidIsExp(Passing):
         return torch.Tensor.exp if function is torch.Tensor.sigmoid else function
 
 
+class AddsItself(torch.Tensor):
+    """Doubles what any function returns, of the program or of a graph that gets one."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **(kwargs or {}))
+            is_result = isinstance(function, torch._ops.OpOverload) or function in (torch.Tensor.sin, torch.Tensor.mul)
+            return result + result if is_result else result
+
+
 class ClonesTwice(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):

@@ -16,6 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from tests.subclasses.catalogue import Program, around, run_module, with_gradient
 from tests.subclasses.programs import Seen, described, outcome, plain, two
 from tests.subclasses.upstream_classes import (
+    AddsItself,
     ClonesTwice,
     Constant,
     Deferred,
@@ -385,6 +386,11 @@ def of(cls: type, *shape: int, requires_grad: bool = False) -> Any:
     return plain(*shape).detach().as_subclass(cls).requires_grad_(requires_grad)
 
 
+def past_rules(x):
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.sin() * 2, torch._C._is_torch_function_enabled()
+
+
 def passing(*shape: int) -> Any:
     return of(Passing, *shape, requires_grad=True)
 
@@ -398,6 +404,7 @@ FUNCTIONS: dict[str, tuple] = {
     "viewed": (lambda x: (x.view(-1), x.t()), lambda: [passing(2, 3)]),
     "changed in place": (lambda x: x.add_(1) * 2, lambda: [of(Passing, 3)]),
     "beside a wrapper": (lambda x, y: (x * 2, y * 2), lambda: [passing(3), two(3)]),
+    "off inside, of every op": (past_rules, lambda: [of(AddsItself, 3, requires_grad=True)]),
     "another size in each call": (lambda x: x * x.shape[0], list, over(lambda n: [passing(n, 2)], 3, 4, 5)),
 }
 

@@ -156,3 +156,14 @@ def test_a_mode_of_the_users_own_is_no_default():
         assert compat.function_modes_are_defaults()
     with Mode():
         assert not compat.function_modes_are_defaults()
+
+
+def test_own_rules_are_off():
+    class Refusing(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            raise AssertionError
+
+    x = torch.ones(2).as_subclass(Refusing)
+    with compat.without_own_rules():
+        assert (x + 1).tolist() == [2, 2]
