@@ -90,7 +90,10 @@ def checked_fake(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic
 def fake_tensor(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_dims: frozenset[int]) -> torch.Tensor:
     """A detached fake of `tensor`, with Dynamo's symbols if there are any; never an inference tensor."""
     with torch_compat.normal_mode():
-        fake = tensor if isinstance(tensor, FakeTensor) else convert(mode, index, tensor, dynamic_dims)
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode:  # behind Dynamo, a caller's fakes have another mode
+            fake = tensor
+        else:
+            fake = convert(mode, index, tensor, dynamic_dims)
         with mode:
             return torch_compat.detached_fake(fake)
 

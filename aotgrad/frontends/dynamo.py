@@ -65,6 +65,8 @@ class DynamoBackend:
         if any(isinstance(value, list) for value in example_inputs):
             flat, values = with_items(module, example_inputs)
             return torch_compat.disable_dynamo(taking_lists(self(flat, values, options, mode)))
+        if any(map(torch_compat.is_functionalized, example_inputs)):
+            return EagerModule(module).fastest  # another trace records the ops
         has_rules = any(map(has_traced_rules, example_inputs))
         torch_compat.refuse_hooks_of_later(example_inputs)
         torch_compat.refuse_lost_histories(module, example_inputs)
@@ -72,7 +74,7 @@ class DynamoBackend:
         torch_compat.accumulate_into_leaves(module, example_inputs)
         try:
             compiler = make_compiler(
-                self.backend, Options.from_mapping({**self.options, **merge_mode(options, mode)})
+                self.backend_for(example_inputs), Options.from_mapping({**self.options, **merge_mode(options, mode)})
             )
             compiler = replace(compiler, backend=PastOwnRules(compiler.backend)) if has_rules else compiler
             give_lines(module.graph)
@@ -86,6 +88,11 @@ class DynamoBackend:
                 raise cause from None
             raise torch_compat.unwrapped_by_dynamo(error, inspect.currentframe()) from cause
         return torch_compat.disable_dynamo(past_own_rules(compiled.fastest) if has_rules else compiled.fastest)
+
+    def backend_for(self, example_inputs: Sequence[Any]) -> str:
+        """The name of a backend that runs on such arguments: Inductor's kernels read memory, which fake tensors lack."""
+        has_fakes = any(isinstance(value, torch_compat.FakeTensor) for value in example_inputs)
+        return "eager" if has_fakes and self.backend == "inductor" else self.backend
 
 
 def has_traced_rules(value: Any) -> bool:

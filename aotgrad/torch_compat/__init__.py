@@ -206,6 +206,7 @@ from aotgrad.torch_compat.functional_tensors import (
     from_functional,
     inner_values,
     is_functional,
+    is_functionalized,
     is_traced,
     recorded_views,
     replace_value,

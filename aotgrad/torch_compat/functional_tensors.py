@@ -83,6 +83,11 @@ def is_functional(value: Any) -> bool:
     return isinstance(value, FunctionalTensor)
 
 
+def is_functionalized(value: Any) -> bool:
+    """Whether a value is a tensor of `torch.func.functionalize`, which has no memory of its own."""
+    return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
+
+
 def any_functional(tensors: Sequence[Any]) -> bool:
     """Whether one of these is a tensor of a running trace."""
     return FunctionalTensor in map(type, tensors)

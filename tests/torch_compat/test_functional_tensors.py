@@ -49,3 +49,9 @@ def test_memory_holds_another_value(fake_mode):
         assert compat.storage_id(view) == compat.storage_id(alias) == compat.storage_id(x)
         assert compat.view_root(view) is x is compat.view_root(x)
         assert compat.is_functional(x) and not compat.is_functional(compat.from_functional(x))
+
+
+def test_tensors_of_functionalize_are_told_apart():
+    seen = []
+    torch.func.functionalize(lambda x: (seen.append(compat.is_functionalized(x)), x + 1)[1])(torch.ones(2))
+    assert seen == [True] and not compat.is_functionalized(torch.ones(2))
