@@ -3,6 +3,7 @@
 detach(x)                             ->  x       a graph below autograd has no history to cut
 clone(x), copy(new_empty(...), x)     ->  x       if x has the layout of the copy, and the difference is unobservable
 slice_scatter(y, x) of all of y       ->  x       from `y[:] = x`
+invoke_subgraph(g, name, mesh)[1]     ->  mesh    if g returns what it gets there, and that is no tensor
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.fx as fx
 
+from aotgrad.graph import op_table
+from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
 from aotgrad.passes.memory import MemoryOwnership
@@ -38,11 +42,28 @@ def original(node: fx.Node, memory: MemoryOwnership) -> Any:
     """The original of a copy, if it can replace the copy."""
     if node.target is aten.detach.default:
         return node.args[0]
+    if op_table.is_getitem(node.target):
+        return returned_argument(node)
     copied = COPIES.get(node.target)
     source = copied(node) if copied is not None else None
     if not isinstance(source, fx.Node) or not rewrite.alike(node, source):
         return None
     return source if memory.may_replace(node, source) else None
+
+
+def returned_argument(item: fx.Node) -> Any:
+    """The argument of a region that an item of its results is, if it is no tensor: a device mesh, which nothing can save."""
+    region, index = item.args
+    if not isinstance(region, fx.Node) or region.target is not torch.ops.higher_order.invoke_subgraph:
+        return None
+    if isinstance(item.meta.get("val"), (torch.Tensor, *SYMBOLIC_NUMBERS)):
+        return None
+    for module in ops.branches(region)[:1]:
+        (output,) = module.graph.find_nodes(op="output")
+        result, parameters = output.args[0][index], module.graph.find_nodes(op="placeholder")
+        if result in parameters:
+            return region.args[2:][parameters.index(result)]
+    return None
 
 
 def first_argument(node: fx.Node) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+import aotgrad
 from tests.subclasses.catalogue import Program
 from tests.subclasses.dtensor_programs import dtensor_programs, four_processes, line
 from tests.subclasses.dtensor_upstream import dtensor_upstream
@@ -50,3 +52,19 @@ def test_redistribution_inside(way, mesh) -> None:
         return DTensor.from_local(x, mesh, [Shard(0)]).redistribute(mesh, [Replicate()]).to_local() * 2
 
     assert outcome(compiled(function, way), [plain(3)]) == outcome(function, [plain(3)])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.skipif(not hasattr(torch._dynamo.config, "force_compile_during_fx_trace"), reason="this torch lacks it")
+def test_a_compiled_region_inside() -> None:
+    torch._dynamo.reset()
+    region = torch.compile(lambda x: x * 2 + 1, backend="invoke_subgraph")
+
+    def function(x):
+        return region(x + 1).sum()
+
+    x = plain(2, 4)
+    with torch._dynamo.config.patch(force_compile_during_fx_trace=True):
+        result = aotgrad.aot_function(function, "eager")(DTensor.from_local(x, line(), [Shard(0)], run_check=False))
+    result.backward()
+    assert x.grad.tolist() == [[2] * 4] * 2
