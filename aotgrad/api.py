@@ -359,7 +359,9 @@ class FlatModule:
         """
         if isinstance(error, WrappedGradient):
             error = wrapped_gradient_form(error, self.dedupe, self.layout)
-        return FlatModule.of(self.lifted.module, self.args, self.gradients.after(error))
+        place = None if error.of_result else self.layout.places[error.index]
+        numbers = () if place is None else self.layout.ends[place].numbers
+        return FlatModule.of(self.lifted.module, self.args, self.gradients.after(error, set(map(str, numbers))))
 
 
 def flat_callable(flat: FlatModule, executable: Executable | RestoredFunction, compiler: Compiler) -> FlatCallable:

@@ -12,8 +12,9 @@ Compiled autograd records each backward as one call, which Dynamo does not trace
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
-from aotgrad.subclasses.forms import TensorForm, WrapperForm, form_of, parts_of, paths_of
+from aotgrad.subclasses.forms import TensorForm, WrapperForm, form_of, frozen_context, parts_of, paths_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,22 @@ class GradientForm:
 
     @property
     def key(self) -> Hashable:
-        return (self.form.key, self.parts)
+        return (self.form.key, tuple((frozen_context(part.size), part.dtype, part.device) for part in self.parts))
+
+    def numbers(self) -> Iterator[Any]:
+        """The symbolic sizes and strides of the form, and the sizes of the parts."""
+        yield from self.form.symbols()
+        for part in self.parts:
+            yield from part.size
+
+    def is_known_from(self, numbers: Collection[str]) -> bool:
+        """Whether each symbolic number is one of these, by its expression."""
+        return all(str(number) in numbers for number in self.numbers() if isinstance(number, torch.SymInt))
+
+    def sized_by(self, numbers: Mapping[str, int]) -> GradientForm:
+        """The form with the values of symbolic numbers, by their expressions."""
+        parts = (replace(part, size=tuple(numbers.get(str(each), each) for each in part.size)) for part in self.parts)
+        return GradientForm(self.form.resized(numbers[str(each)] for each in self.form.symbols()), tuple(parts))
 
     def with_fixed_sizes(self) -> GradientForm:
         """The form with the sizes of this trace in place of symbolic ones, which the trace then depends on."""
@@ -72,7 +88,12 @@ class OtherGradientForm(CaptureError):
     def __init__(self, index: int, form: GradientForm, of_result: bool = False) -> None:
         name = f"{'result' if of_result else 'tensor'} {index}"
         super().__init__(f"the gradient of {name} is a {form.form.name}, and has another form in each trace")
-        self.index, self.form, self.of_result = index, form.with_fixed_sizes(), of_result
+        self.index, self.found, self.of_result = index, form, of_result
+
+    @functools.cached_property
+    def form(self) -> GradientForm:
+        """With the sizes of the trace."""
+        return self.found.with_fixed_sizes()
 
 
 @dataclass
@@ -90,6 +111,7 @@ class End:
         is_traced: the trace is running.
         is_leaf, is_parameter: of an argument.
         in_calls: in a trace, the end of the result in calls.
+        numbers: the sizes and strides of an argument and its parts, if some are symbolic: what `carried` may depend on.
     """
 
     name: str
@@ -103,6 +125,7 @@ class End:
     is_leaf: bool = False
     is_parameter: bool = False
     in_calls: End | None = None
+    numbers: tuple[Any, ...] = ()
 
     @property
     def key(self) -> Hashable:
@@ -139,11 +162,20 @@ class End:
         if not self.form.is_symbolic:
             return self
         gradient = self.gradient and self.gradient.sized_as(wrapper).laid_out_as(self.gradient)
-        return replace(self, form=self.form.sized_as(wrapper), gradient=gradient)
+        carried = self.carried
+        if carried is not None and self.numbers:
+            carried = carried.sized_by(dict(zip(map(str, self.numbers), numbers_of(self.form, wrapper), strict=True)))
+        return replace(self, form=self.form.sized_as(wrapper), gradient=gradient, carried=carried)
 
     def resized(self, numbers: Sequence[int]) -> End:
         """The end with `numbers` in place of the symbolic sizes and strides of its form."""
         return replace(self, form=self.form.resized(iter(numbers))) if numbers else self
+
+
+def numbers_of(form: TensorForm, wrapper: torch.Tensor) -> tuple[Any, ...]:
+    """The sizes and strides of a wrapper and of its parts."""
+    tensors = (wrapper, *parts_of(form, wrapper))
+    return tuple(number for each in tensors for number in (*each.size(), *each.stride()))
 
 
 class TakeApart(torch.autograd.Function):
@@ -313,6 +345,8 @@ def mark_shared(part: Any) -> None:
 def unshared(part: torch.Tensor) -> torch.Tensor:
     """The part of a gradient for a leaf, whose later gradients are added to it in place. Autograd looks at wrappers only."""
     own = part.clone() if getattr(part, "is_shared_by_gradients", False) else part
+    if 0 in own.stride() and own.numel() > 1:  # an expanded one
+        own = own.contiguous()
     mark_shared(own)
     return own
 

@@ -8,16 +8,25 @@ layout.enter([x, a, b, x])                    in a trace: [x, TwoTensor(a, b), x
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.subclasses.boundary import Wrappers
-from aotgrad.subclasses.bridge import End, GradientForm, OtherGradientForm, histories_kept, take_apart
+from aotgrad.subclasses.bridge import (
+    End,
+    GradientForm,
+    OtherGradientForm,
+    carriers,
+    histories_kept,
+    numbers_of,
+    take_apart,
+)
 from aotgrad.subclasses.forms import TensorForm, form_of, is_wrapper, parts_of
+from aotgrad.torch_compat import FakeTensor
 
 
 @dataclass(frozen=True)
@@ -31,18 +40,19 @@ class GradientForms:
     def key(self) -> Hashable:
         return tuple(tuple((k, some[k].key) for k in sorted(some)) for some in (self.values, self.results))
 
-    def after(self, error: OtherGradientForm) -> GradientForms:
-        """With what a trace has found.
+    def after(self, error: OtherGradientForm, numbers: Collection[str] = ()) -> GradientForms:
+        """With what a trace has found; its sizes stay symbolic if calls know them, by expressions `numbers`.
 
         Raises:
             OtherGradientForm: it has found it before.
         """
         known = (self.results if error.of_result else self.values).get(error.index)
-        if known is not None and known.key == error.form.key:
+        form = error.found if error.found.is_known_from(numbers) and not error.of_result else error.form
+        if known is not None and known.key == form.key:
             raise error
         if error.of_result:
-            return self.with_result(error.index, error.form)
-        return GradientForms({**self.values, error.index: error.form}, self.results)
+            return self.with_result(error.index, form)
+        return GradientForms({**self.values, error.index: form}, self.results)
 
     def with_result(self, index: int, form: GradientForm) -> GradientForms:
         """Another gradient of a result; those of values may then be others, too."""
@@ -84,6 +94,8 @@ class WrapperLayout:
         ends = tuple(
             argument_end(values[k], form_of(fakes.get(k, values[k])), k, gradients.values.get(k)) for k in distinct.values()
         )
+        for end, k in zip(ends, distinct.values(), strict=True):
+            end.numbers = numbers_of(end.form, fakes[k]) if k in fakes and end.form.is_symbolic else ()
         numbers = {key: number for number, key in enumerate(distinct)}
         places = tuple(numbers.get(id(value)) for value in values)
         fixed = {k: value for k, value in enumerate(values) if not isinstance(value, (torch.Tensor, *FLAT_NUMBERS))}
@@ -133,11 +145,11 @@ class WrapperLayout:
         return ["" if self.places[k] is None else name for name, k in zip(names, self.origins, strict=True)]
 
     def parts_of(self, models: Mapping[int, torch.Tensor]) -> list[torch.Tensor | None]:
-        """For each part or plain value, the part of the model of its wrapper, if there is one."""
+        """For each part, carrier or plain value, the part of the model of its wrapper, if there is one."""
         found: list[torch.Tensor | None] = []
         for k, count in self.counts():
             place = self.places[k]
-            parts = [] if place is None or k not in models else parts_of(self.ends[place].form, models[k])
+            parts = [] if place is None or k not in models else [*model_parts(self.ends[place], models[k])]
             found += [*parts, *[None] * (count - len(parts))]
         return found
 
@@ -172,6 +184,15 @@ class WrapperLayout:
         """Tell the ends the forms of gradients that a trace found."""
         for end, known in zip(self.ends, traced.arguments, strict=True):
             end.gradient = known.gradient
+
+
+def model_parts(end: End, model: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The parts of a fake wrapper, and carriers of symbolic sizes."""
+    parts = parts_of(end.form, model)
+    yield from parts
+    if end.carried is not None and any(isinstance(number, torch.SymInt) for number in end.carried.numbers()):
+        with cast(FakeTensor, parts[0]).fake_mode:
+            yield from carriers(end)
 
 
 def argument_end(value: torch.Tensor, form: TensorForm, position: int, carried: GradientForm | None) -> End:

@@ -23,13 +23,13 @@ def then(after: Callable[..., torch.Tensor]) -> Callable:
     return lambda function, arguments: outcome(lambda *some: after(function(*some), *some), arguments)
 
 
-def of_sizes(*sizes: tuple[int, ...]) -> Callable:
+def of_sizes(*sizes: tuple[int, ...], leaf: bool = False) -> Callable:
     """A run with DTensors of several sizes, which are marked as dynamic."""
 
     def run(function: Callable, arguments: list[Any]) -> Any:
         found = []
         for size in sizes:
-            x = placed(*size, leaf=False)
+            x = placed(*size, leaf=leaf)
             for dim in range(len(size)):
                 torch._dynamo.mark_dynamic(x, dim)
             found.append(outcome(function, [x]))
@@ -60,6 +60,11 @@ def with_equal_meshes(function: Callable, arguments: list[Any]) -> Any:
         MESHES_OF_CALLS.append(init_device_mesh("cpu", (4,)))
         found.append(outcome(function, arguments))
     return found
+
+
+def accumulated(function: Callable, arguments: list[Any]) -> Any:
+    """Two calls with backwards, whose gradients are added."""
+    return [outcome(function, arguments) for _ in range(2)]
 
 
 def asks_of_mesh(x):
@@ -113,6 +118,21 @@ class Doubled(torch.autograd.Function):
 UPSTREAM: dict[str, tuple] = {
     "of several sizes": (lambda x: (x * x).to_local(), list, of_sizes((4, 4), (6, 8), (10, 10))),
     "sizes compared": (small_or_large, list, of_sizes((4, 4), (6, 8), (16, 8))),
+    "of several sizes, a gradient of another form": (
+        lambda x: redistributed(torch.cat((x, x), 0), *R).to_local()[0],
+        list,
+        of_sizes((4, 4), (6, 8), (10, 12), leaf=True),
+    ),
+    "of several sizes, placements of the gradient": (
+        lambda x: x.to_local(grad_placements=P) * 2,
+        list,
+        of_sizes((4, 4), (6, 8), (10, 12), leaf=True),
+    ),
+    "expanded gradients that are added": (
+        lambda x: redistributed(x.sum(0), *R).to_local(),
+        lambda: [placed(4, 4)],
+        accumulated,
+    ),
     "of several placements": (asks_of_placements, list, of_placements(R, S0, S1)),
     "concatenated": (
         lambda x, y: redistributed(torch.cat((x, y), 0), *R).to_local()[0],
