@@ -95,7 +95,10 @@ class WrapperLayout:
             argument_end(values[k], form_of(fakes.get(k, values[k])), k, gradients.values.get(k)) for k in distinct.values()
         )
         for end, k in zip(ends, distinct.values(), strict=True):
-            end.numbers = numbers_of(end.form, fakes[k]) if k in fakes and end.form.is_symbolic else ()
+            if k in fakes and end.form.is_symbolic:
+                end.numbers = numbers_of(end.form, fakes[k])
+            elif end.carried is not None:  # sizes that were symbolic in an earlier trace
+                end.carried = end.carried.with_fixed_sizes()
         numbers = {key: number for number, key in enumerate(distinct)}
         places = tuple(numbers.get(id(value)) for value in values)
         fixed = {k: value for k, value in enumerate(values) if not isinstance(value, (torch.Tensor, *FLAT_NUMBERS))}
