@@ -235,33 +235,38 @@ class PlanCache:
             found = self.find(call.key, call.tensors)
             if found is not None:
                 return found
-            plan = self.compile(call)
-            if isinstance(plan, NoPlan):
-                return Admitted(plan)
+            if (reason := self.why_not_compiled(call)) is not None:
+                return Admitted(NoPlan(reason))
+            traced = TracedOnce(call.function)
+            try:
+                earlier = self.entries.get(call.key, ())
+                plan = compile_plan(call._replace(function=traced), self.compiler, self.name, earlier)
+            except Exception as error:
+                return Admitted(self.after_failure(call, error, traced))
             self.add(plan, call)
             return Admitted.of(plan, not plan.takes_guarded or plan.guards.check(call.tensors))
 
-    def compile(self, call: Call) -> CachedPlan | NoPlan:
+    def why_not_compiled(self, call: Call) -> str | None:
+        """Why no plan is compiled for a call that has none."""
         if self.failed and failure_key(call) in self.failed:
-            return NoPlan(FAILS)
+            return FAILS
         counters["misses"] += 1
         self.explain_miss(call.key, call.tensors)
-        if len(self.plans()) >= self.compiler.options.plan_limit:
-            self.warn_once(call.key, call.tensors)
-            return NoPlan(TOO_MANY)
-        traced = TracedOnce(call.function)
-        try:
-            earlier = self.entries.get(call.key, ())
-            return compile_plan(call._replace(function=traced), self.compiler, self.name, earlier)
-        except Exception as error:
-            if error is traced.raised or isinstance(error, EagerError):
-                return NoPlan(RAISES, error)
-            passes_through = isinstance(error, (OwnGeneratorError, OtherGradientForm, NotCompiled))
-            if self.compiler.options.on_error == "raise" or passes_through:
-                raise
-            ran_eagerly(self.name, error)
-            self.failed.add(failure_key(call))
-            return NoPlan(FAILS)
+        if len(self.plans()) < self.compiler.options.plan_limit:
+            return None
+        self.warn_once(call.key, call.tensors)
+        return TOO_MANY
+
+    def after_failure(self, call: Call, error: Exception, traced: TracedOnce) -> NoPlan:
+        """Why a call has no plan after its compilation has raised; raises the error if the call must not run eagerly."""
+        if error is traced.raised or isinstance(error, EagerError):
+            return NoPlan(RAISES, error)
+        passes_through = isinstance(error, (OwnGeneratorError, OtherGradientForm, NotCompiled))
+        if self.compiler.options.on_error == "raise" or passes_through:
+            raise error
+        ran_eagerly(self.name, error)
+        self.failed.add(failure_key(call))
+        return NoPlan(FAILS)
 
     def add(self, plan: CachedPlan, call: Call) -> None:
         """Store a plan that was just made for a call."""
