@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -92,12 +93,24 @@ class ValueGuard:
                 results = self.compute(*tensors)
         except Exception as error:
             return f"computing them raises {type(error).__name__}: {error}", ()
-        found = dict(zip(self.names, results, strict=False))
-        for condition in self.conditions:
-            value = evaluate(condition.text, found)
-            if not is_same(value, condition.wanted):
-                return f"{condition.text} is {value!r}, not {condition.wanted!r}, asked {condition.place}", ()
-        return None, results[len(self.names) :]
+        answers, values = results[: len(self.names)], results[len(self.names) :]
+        if self.hold(*answers):
+            return None, values
+        found = dict(zip(self.names, answers, strict=True))
+        failing = next(each for each in self.conditions if not is_same(evaluate(each.text, found), each.wanted))
+        value = evaluate(failing.text, found)
+        return f"{failing.text} is {value!r}, not {failing.wanted!r}, asked {failing.place}", ()
+
+    @functools.cached_property
+    def hold(self) -> Callable[..., bool]:
+        """One function of the values that checks all conditions."""
+        names = {f"wanted_{k}": condition.wanted for k, condition in enumerate(self.conditions)}
+        checks = [
+            f"({each.text}) is {each.wanted}" if type(each.wanted) is bool else f"is_same({each.text}, wanted_{k})"
+            for k, each in enumerate(self.conditions)
+        ]
+        text = f"lambda {', '.join(self.names)}: {' and '.join(checks) or True}"
+        return eval(text, {**torch_compat.text_namespace(), **names, "is_same": is_same})
 
     def lines(self) -> Iterator[str]:
         return (f"values: {condition}" for condition in self.conditions)
