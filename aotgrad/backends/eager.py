@@ -1,6 +1,7 @@
 """The `eager` backend: the graph's own generated code, boxed.
 
-Each input is freed at its last use, and dead buffers of the graph are reused (`buffer_reuse.py`).
+Each input is freed at its last use, dead buffers of the graph are reused (`buffer_reuse.py`), and inputs that the graph
+writes to are updated in place (`in_place_updates.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from torch.fx.graph import CodeGen
 
 from aotgrad.backends.base import FunctionBackend, make_boxed_func
 from aotgrad.backends.buffer_reuse import reuse_buffers
+from aotgrad.backends.in_place_updates import update_in_place
 from aotgrad.ir import BoxedCallable
 
 
 def compile_eager(module: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
-    """The graph's code with arguments in one list, so that dead ones are freed while it runs, and with reused buffers."""
-    return boxed_code(reuse_buffers(module))
+    """The graph's code with arguments in one list, so that dead ones are freed while it runs, and with buffers reused."""
+    return boxed_code(reuse_buffers(update_in_place(module)))
 
 
 def boxed_code(module: fx.GraphModule) -> BoxedCallable:

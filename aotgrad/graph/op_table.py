@@ -406,6 +406,29 @@ def may_overwrite(target: Any) -> bool:
     return str(target) in OVERWRITING
 
 
+LISTWISE = ("aten._foreach_", "aten._fused_")
+"""Prefixes of ops that compute each tensor of their lists by itself."""
+
+
+@functools.cache
+def in_place_variant(target: Any) -> Any:
+    """The op that writes the result of a pointwise op, or of one on lists, into arguments; `None` if there is none."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
+        return None
+    if torch.Tag.pointwise not in target.tags and not op_name(target).startswith(LISTWISE):
+        return None
+    return torch_compat.overload_in_place(target)
+
+
+@functools.cache
+def written_in_place(target: Any) -> tuple[str, ...]:
+    """The names of the arguments that the variant in place of an op writes to, in the order of its results."""
+    variant = in_place_variant(target)
+    if variant is None:
+        return ()
+    return tuple(each.name for each in variant._schema.arguments if each.alias_info is not None and each.alias_info.is_write)
+
+
 @functools.cache
 def is_fresh(target: Any) -> bool:
     """Whether the result is known to lie in memory of its own."""

@@ -272,6 +272,17 @@ assert_later = torch.ops.aten._assert_async.msg
 """Raises if a tensor is false, perhaps some time later."""
 
 
+def overload_in_place(op: torch._ops.OpOverload) -> Any:
+    """The op with an underscore after its name that takes the same arguments, `None` if there is none."""
+    packet = getattr(getattr(torch.ops, op.namespace), f"{op._opname}_", None)
+    variant = getattr(packet, op._overloadname, None)
+    return variant if variant is not None and argument_names(variant) == argument_names(op) else None
+
+
+def argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    return tuple(argument.name for argument in op._schema.arguments)
+
+
 def foreach_op(name: str, overload: str) -> Any:
     """An op on lists of tensors: `foreach_op("add", "List")`."""
     return getattr(getattr(torch.ops.aten, f"_foreach_{name}"), overload)

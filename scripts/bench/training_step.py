@@ -32,7 +32,8 @@ def training(parameters: int, compile_parts: Callable = lambda part: part) -> tu
     """A step of a model with so many parameters, its state, and what changes `lr` between steps."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(parameters // 2)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3) if compile_parts is torch.compile else 1e-3)
+    rate = torch.tensor(1e-3) if compile_parts is torch.compile else 1e-3  # a number would be compiled anew
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, foreach=True)
     forward, update = compile_parts(model), compile_parts(optimizer.step)
     rates = itertools.cycle([1e-3, 9e-4, 8e-4])
 

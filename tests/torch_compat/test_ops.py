@@ -218,3 +218,10 @@ def test_a_function_of_compiled_autograd_that_is_numbered_has_no_name():
 
     name = compiled_autograd.ops.add("Numbered", lambda: None, is_custom_function=True, is_traceable=True)
     assert compat.function_name(compiled_autograd.ops.get(name)) is None
+
+
+def test_overloads_in_place():
+    assert compat.overload_in_place(aten.add.Tensor) is aten.add_.Tensor
+    assert compat.overload_in_place(aten._foreach_mul.Scalar) is aten._foreach_mul_.Scalar
+    assert compat.overload_in_place(aten.mm.default) is None
+    assert compat.argument_names(aten.add.Tensor) == ("self", "other", "alpha")
