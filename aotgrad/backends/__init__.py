@@ -2,8 +2,8 @@
 
 `base.Backend` is the interface; a `FunctionBackend` wraps any callable of the user's. `registry` finds backends by name.
 `eager` runs a graph's own code, `interpreter` runs it op by op, `inductor` compiles it. `corrected` lists the corrections of
-Inductor, `own_rules` is for arguments with a `__torch_function__`; `buffer_reuse`, `closed_over`, `copies`, `floats`,
-`layouts`, `pieces` and `seeds` prepare graphs.
+Inductor, `own_rules` is for arguments with a `__torch_function__`; `buffer_reuse`, `in_place_updates`, `closed_over`,
+`copies`, `floats`, `layouts`, `pieces` and `seeds` prepare graphs.
 """
 
 from __future__ import annotations
