@@ -35,25 +35,24 @@ class Overwriting:
 
 def update_in_place(module: fx.GraphModule) -> fx.GraphModule:
     """A graph that updates its inputs in place; the module itself if it has no such updates."""
-    if not any(updates_of(module.graph)):
+    updates = updates_of(module.graph)
+    if not updates:
         return module
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    updates = dict(updates_of(graph))
+    graph, copies = fx.Graph(), {}
+    graph.output(graph.graph_copy(module.graph, copies))
     for write, ops in updates.items():
-        target: Any = write.args[0]
-        graph.erase_node(write)
+        graph.erase_node(copies[write])
         for step in ops:
-            step.value.replace_all_uses_with(target)
+            copies[step.value].replace_all_uses_with(copies[write.args[0]])
     for op in {step.location[0] for ops in updates.values() for step in ops}:
-        op.target = op_table.in_place_variant(op.target)
+        copies[op].target = op_table.in_place_variant(op.target)
     for node in reversed(graph.nodes):
         if op_table.is_getitem(node.target) and not node.users:
             graph.erase_node(node)
     return fx.GraphModule(module, graph)
 
 
-def updates_of(graph: fx.Graph) -> Iterator[tuple[fx.Node, Sequence[Overwriting]]]:
+def updates_of(graph: fx.Graph) -> Mapping[fx.Node, Sequence[Overwriting]]:
     """Each write that can be left out, and the ops in whose place it is, the first one first."""
     reads = LastReads(graph)
     found = {write: list(overwriting_ops(write, reads)) for write in writes_at_end(graph)}
@@ -63,9 +62,8 @@ def updates_of(graph: fx.Graph) -> Iterator[tuple[fx.Node, Sequence[Overwriting]
         whole = {op for op, *_ in covered if covered.issuperset(written_by(op))}
         kept = {write: ops for write, ops in updates.items() if all(step.location[0] in whole for step in ops)}
         if len(kept) == len(updates):
-            break
+            return updates
         updates = kept
-    yield from updates.items()
 
 
 class LastReads:
@@ -123,14 +121,14 @@ def computed_at(value: fx.Node) -> Location | None:
 def argument_at(location: Location) -> fx.Node | None:
     """The value that an op overwrites."""
     op, name, index = location
-    argument = arguments_by_name(op).get(name)
+    argument = named_arguments(op).get(name)
     found = argument[index] if isinstance(argument, (list, tuple)) else argument
     return found if isinstance(found, fx.Node) else None
 
 
 def written_by(op: fx.Node) -> Iterator[Location]:
     """All that the variant in place of an op writes to. A fused update writes to gradients only if it unscales them."""
-    arguments = arguments_by_name(op)
+    arguments = named_arguments(op)
     for name in op_table.written_in_place(op.target):
         if name == "grads" and arguments.get("grad_scale") is None:
             continue
@@ -139,9 +137,9 @@ def written_by(op: fx.Node) -> Iterator[Location]:
         yield from ((op, name, index) for index in range(count))
 
 
-def arguments_by_name(op: fx.Node) -> Mapping[str, Any]:
+def named_arguments(op: fx.Node) -> Mapping[str, Any]:
     target: Any = op.target
-    return {**dict(zip(torch_compat.argument_names(target), op.args, strict=False)), **op.kwargs}
+    return torch_compat.arguments_by_name(target, op.args, op.kwargs)
 
 
 def arguments_of(op: fx.Node) -> list[fx.Node]:

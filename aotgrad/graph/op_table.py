@@ -424,9 +424,7 @@ def in_place_variant(target: Any) -> Any:
 def written_in_place(target: Any) -> tuple[str, ...]:
     """The names of the arguments that the variant in place of an op writes to, in the order of its results."""
     variant = in_place_variant(target)
-    if variant is None:
-        return ()
-    return tuple(each.name for each in variant._schema.arguments if each.alias_info is not None and each.alias_info.is_write)
+    return () if variant is None else torch_compat.written_names(variant)
 
 
 @functools.cache

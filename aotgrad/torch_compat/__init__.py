@@ -386,6 +386,7 @@ from aotgrad.torch_compat.ops import (
     OpKind,
     Read,
     argument_names,
+    arguments_by_name,
     assert_later,
     cast,
     decompositions_of,
@@ -409,6 +410,7 @@ from aotgrad.torch_compat.ops import (
     schema_name,
     unsafe_view,
     written_arguments,
+    written_names,
     zero_without_memory,
 )
 from aotgrad.torch_compat.parallel_modules import PARALLEL_MODULE, refused_parallel_modules

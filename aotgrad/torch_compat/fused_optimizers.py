@@ -15,6 +15,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, get_proxy_mode, track_tensor_tree
 
 from aotgrad.torch_compat.functional_tensors import from_functional, replace_value
+from aotgrad.torch_compat.ops import arguments_by_name, written_names
 from aotgrad.torch_compat.recording import hidden_tracing_modes, proxy_node
 
 _NAMES = ("_fused_adagrad", "_fused_adam", "_fused_adamw", "_fused_sgd")
@@ -32,10 +33,8 @@ def record_fused_update(function: Any, args: Sequence[Any], kwargs: Mapping[str,
     """
     functional, in_place = FUSED_UPDATES[function]
     overload = "tensor_lr" if isinstance(kwargs["lr"], torch.Tensor) else "default"
-    schema = getattr(in_place, overload)._schema
-    names = [argument.name for argument in schema.arguments]
-    written = [each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    writing = getattr(in_place, overload)
+    written, given = written_names(writing), arguments_by_name(writing, args, kwargs)
     with torch._C.DisableTorchFunction():
         values = pytree.tree_map_only(FunctionalTensor, from_functional, given)
         with hidden_tracing_modes():

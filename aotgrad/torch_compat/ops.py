@@ -145,18 +145,15 @@ def _is_composite(op: torch._ops.OpOverload) -> bool:
 
 def written_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors that an op writes to, including those in lists."""
-    named = {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)} | dict(kwargs)
-    for argument in op._schema.arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            values = pytree.tree_leaves(named.get(argument.name))
-            yield from (value for value in values if isinstance(value, torch.Tensor))
+    named = arguments_by_name(op, args, kwargs)
+    for name in written_names(op):
+        yield from (value for value in pytree.tree_leaves(named.get(name)) if isinstance(value, torch.Tensor))
 
 
 def read_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that an op does not write to."""
-    named = {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)} | dict(kwargs)
-    written = {argument.name for argument in op._schema.arguments if argument.alias_info and argument.alias_info.is_write}
-    return [value for name, value in named.items() if name not in written]
+    written = written_names(op)
+    return [value for name, value in arguments_by_name(op, args, kwargs).items() if name not in written]
 
 
 def overloads(*names: str) -> Iterator[torch._ops.OpOverload]:
@@ -281,6 +278,16 @@ def overload_in_place(op: torch._ops.OpOverload) -> Any:
 
 def argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
+
+
+def written_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    """The names of the arguments that an op writes to."""
+    return tuple(each.name for each in op._schema.arguments if each.alias_info is not None and each.alias_info.is_write)
+
+
+def arguments_by_name(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, without defaults."""
+    return {**dict(zip(argument_names(op), args, strict=False)), **kwargs}
 
 
 def foreach_op(name: str, overload: str) -> Any:

@@ -8,18 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.fx as fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotgrad.backends.in_place_updates import update_in_place
 from aotgrad.graph import op_table
+from tests.backends.test_buffer_reuse import traced
 
 aten = torch.ops.aten
-
-
-def traced(function: Callable, *args: torch.Tensor) -> fx.GraphModule:
-    module = make_fx(function, tracing_mode="fake")(*args)
-    module.graph.eliminate_dead_code()
-    return module
 
 
 def written_after(function: Callable, *args: torch.Tensor) -> list[str]:

@@ -225,3 +225,5 @@ def test_overloads_in_place():
     assert compat.overload_in_place(aten._foreach_mul.Scalar) is aten._foreach_mul_.Scalar
     assert compat.overload_in_place(aten.mm.default) is None
     assert compat.argument_names(aten.add.Tensor) == ("self", "other", "alpha")
+    assert compat.written_names(aten.add_.Tensor) == ("self",) and compat.written_names(aten.add.Tensor) == ()
+    assert compat.arguments_by_name(aten.add.Tensor, (1, 2), {"alpha": 3}) == {"self": 1, "other": 2, "alpha": 3}
