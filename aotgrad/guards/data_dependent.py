@@ -14,13 +14,14 @@ import contextlib
 import enum
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from aotgrad import torch_compat
+
+NO_DRAWS = contextlib.nullcontext()
 
 
 class Level(enum.IntEnum):
@@ -71,30 +72,29 @@ class ValueGuard:
 
         If an op raises, they do not hold: the function itself will raise.
         """
-        draw = torch_compat.RandomReplay() if self.draws else contextlib.nullcontext
-        reason, values = self.answer(tensors, draw)
-        if reason is not None:
-            return False
-        if values and isinstance(draw, torch_compat.RandomReplay):
-            draw.advance()
-        return values or True
+        reason, values = self.answer(tensors, counts=True)
+        return reason is None and (values or True)
 
     def failing(self, tensors: Sequence[torch.Tensor]) -> str | None:
         """The first condition that does not hold, as text; `None` if all do."""
-        reason, _ = self.answer(tensors, torch_compat.RandomReplay() if self.draws else contextlib.nullcontext)
-        return reason
+        return self.answer(tensors, counts=False)[0]
 
-    def answer(
-        self, tensors: Sequence[torch.Tensor], draw: Callable[[], AbstractContextManager[None]]
-    ) -> tuple[str | None, Sequence[torch.Tensor]]:
-        """The first condition that does not hold, and the values for the plan; `draw` is the context of random ops."""
+    def answer(self, tensors: Sequence[torch.Tensor], counts: bool) -> tuple[str | None, Sequence[torch.Tensor]]:
+        """The first condition that does not hold, and the values for the plan.
+
+        Args:
+            counts: whether what was drawn for these values counts as drawn.
+        """
+        replay = torch_compat.RandomReplay() if self.draws else None
         try:
-            with torch_compat.below_autograd(), torch_compat.disable_autocast(), draw():
+            with torch_compat.below_autograd(), torch_compat.disable_autocast(), replay() if replay else NO_DRAWS:
                 results = self.compute(*tensors)
         except Exception as error:
             return f"computing them raises {type(error).__name__}: {error}", ()
         answers, values = results[: len(self.names)], results[len(self.names) :]
         if self.hold(*answers):
+            if counts and values and replay is not None:
+                replay.advance()
             return None, values
         found = dict(zip(self.names, answers, strict=True))
         failing = next(each for each in self.conditions if not is_same(evaluate(each.text, found), each.wanted))
