@@ -97,6 +97,14 @@ class Watched:
                 if name not in SKIPPED:
                     self.add(value)
 
+    @classmethod
+    def of(cls, value: Any, attributes: Iterable[Any]) -> Watched:
+        """One object, with some of its attributes."""
+        watched = cls(())
+        watched.objects.append(value)
+        watched.add_all(attributes)
+        return watched
+
     def add_dict(self, table: dict) -> None:
         (self.tables if table else self.empty).append(table)
 

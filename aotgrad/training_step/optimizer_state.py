@@ -62,9 +62,7 @@ def attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def watched_in(optimizer: torch.optim.Optimizer) -> Watched:
     """An optimizer's attributes and the entries of its state. Its groups are compared apart: a schedule assigns there."""
-    watched = Watched(())
-    watched.objects.append(optimizer)
-    watched.add_all(attributes_of(optimizer).values())
+    watched = Watched.of(optimizer, attributes_of(optimizer).values())
     watched.add_dict(optimizer.state)
     for values in optimizer.state.values():
         watched.add(values)

@@ -29,7 +29,7 @@ class ScalerState:
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         self.scaler = scaler
         self.tensors = [value for value in vars(scaler).values() if isinstance(value, torch.Tensor)]
-        self.unchanged = Unchanged(watched_of_scaler(scaler), hashable_key)
+        self.unchanged = Unchanged(Watched.of(scaler, scaler_settings(scaler).values()), hashable_key)
 
     def is_current(self) -> bool:
         return self.unchanged.holds() and not pending_updates(self.scaler)
@@ -49,10 +49,3 @@ def scaler_settings(scaler: torch.amp.GradScaler) -> dict[str, Any]:
 def pending_updates(scaler: torch.amp.GradScaler) -> dict:
     """What the scaler has found since its last update, by optimizer: it has unscaled gradients, or taken a step."""
     return vars(scaler).get(OF_ONE_UPDATE, {})
-
-
-def watched_of_scaler(scaler: torch.amp.GradScaler) -> Watched:
-    watched = Watched(())
-    watched.objects.append(scaler)
-    watched.add_all(scaler_settings(scaler).values())
-    return watched
