@@ -25,8 +25,12 @@ def model_of_two_layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
-def scaler_of(**settings: Any) -> torch.amp.GradScaler:
-    return torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2, **settings)
+def model_with_dropout() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 2))
+
+
+def scaler_of() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
 
 
 def some_infinite(count: int, at: tuple[int, ...] = (0, 3)) -> Batches:
@@ -37,8 +41,14 @@ def some_infinite(count: int, at: tuple[int, ...] = (0, 3)) -> Batches:
     return data
 
 
-def training_with(kind: Callable[..., torch.optim.Optimizer], between: Callable | None = None, **settings: Any) -> Training:
-    model, scaler = model_of_two_layers(), scaler_of()
+def training_with(
+    kind: Callable[..., torch.optim.Optimizer],
+    between: Callable | None = None,
+    make_model: Callable[[], nn.Module] = model_of_two_layers,
+    result: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss,
+    **settings: Any,
+) -> Training:
+    model, scaler = make_model(), scaler_of()
     optimizer = kind(model.parameters(), lr=0.1, **settings)
 
     def step(x, y):
@@ -47,7 +57,7 @@ def training_with(kind: Callable[..., torch.optim.Optimizer], between: Callable 
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        return loss
+        return result(loss)
 
     return Training(step, [model, optimizer, scaler], lambda k: between(k, scaler) if between else None)
 
@@ -102,18 +112,7 @@ def with_two_optimizers() -> Training:
 
 
 def with_dropout() -> Training:
-    model, scaler = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 2)), scaler_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = mse(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss + torch.rand(())
-
-    return Training(step, [model, optimizer, scaler])
+    return training_with(torch.optim.SGD, make_model=model_with_dropout, result=lambda loss: loss + torch.rand(()))
 
 
 @pytest.mark.parametrize("make", [with_clipping, with_two_optimizers, with_dropout], ids=lambda make: make.__name__)
@@ -131,7 +130,7 @@ def test_the_plan_takes_what_its_guard_has_computed():
 
 def test_a_branch_on_the_loss_draws_each_number_once():
     def make():
-        model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 2))
+        model = model_with_dropout()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def step(x, y):
