@@ -24,7 +24,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.copies import keep_output_memory
-from aotgrad.backends.decompositions import cumsum, multilabel_margin_loss_forward
+from aotgrad.backends.decompositions import cumsum, multilabel_margin_loss_forward, scatter_in_one_dimension
 from aotgrad.backends.layouts import in_layout_of, keep_output_layouts
 from aotgrad.graph.gradient_masks import narrow_mask
 
@@ -145,8 +145,14 @@ def check_index_add(input: torch.Tensor, dim: int, index: torch.Tensor, source: 
         raise RuntimeError(f"sizes {added} are added to sizes {elsewhere}, apart from dimension {dim}")
 
 
+def check_index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> None:
+    """Raise unless a tensor without dimensions has one index."""
+    if not input.dim() and (count := index.numel()) != 1:
+        raise IndexError(f"index_select of a tensor without dimensions takes one index, not {count}")
+
+
 def keep_complex_kernel(*operands: Any, **_: Any) -> Any:
-    """`NotImplemented` for complex operands of which one is not contiguous or is empty."""
+    """`NotImplemented` for complex operands when one of them is empty or not contiguous."""
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.is_complex()]
     return (
         None
@@ -234,6 +240,13 @@ def with_stride_one(args: Any, image: fx.Node) -> tuple[Any, ...]:
     return (gradient, image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], groups, [False, True, False])
 
 
+SCATTERS = (
+    torch.ops.aten.scatter.value,
+    torch.ops.aten.scatter.src,
+    torch.ops.aten.scatter_add.default,
+    torch.ops.aten.scatter_reduce.two,
+)
+
 CORRECTIONS: Mapping[str, Correction] = {
     "targets end at the first -1": Decomposition(
         torch.ops.aten.multilabel_margin_loss_forward.default,
@@ -242,6 +255,19 @@ CORRECTIONS: Mapping[str, Correction] = {
     ),
     "sums of a number": Decomposition(
         torch.ops.aten.cumsum.default, cumsum, "a cumulative sum of a constant without dimensions is not compiled"
+    ),
+    **{
+        f"numbers in {op}": Decomposition(
+            op,
+            partial(scatter_in_one_dimension, op),
+            "a pass of Inductor fails if an operand has no dimensions, and a result that nothing is written to gets one",
+        )
+        for op in SCATTERS
+    },
+    "indices into a number": Check(
+        torch.ops.aten.index_select.default,
+        check_index_select,
+        "the decomposition reads a number at no index, or at several ones, which eager refuses",
     ),
     "operands of cat that are empty": Check(
         torch.ops.aten.cat.default,

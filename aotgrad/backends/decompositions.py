@@ -35,6 +35,21 @@ def reduce_losses(losses: torch.Tensor, reduction: int, is_one: bool) -> torch.T
     return losses.sum() if reduction == SUM or is_one else losses
 
 
+def scatter_in_one_dimension(
+    op: torch._ops.OpOverload, input: torch.Tensor, dim: int, index: torch.Tensor, value: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Operands without dimensions as vectors of one element; others are not decomposed."""
+    if input.dim() and index.dim():
+        return NotImplemented
+    target, index, value = (as_vector(each) if isinstance(each, torch.Tensor) else each for each in (input, index, value))
+    return op(target, dim, index, value, *args, **kwargs).view(input.size())
+
+
+def as_vector(tensor: torch.Tensor) -> torch.Tensor:
+    """A view with one dimension of a tensor without any, others as they are."""
+    return tensor if tensor.dim() else tensor.view(1)
+
+
 def cumsum(input: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """A copy of a tensor without dimensions; others are not decomposed."""
     if input.dim():
