@@ -139,7 +139,7 @@ GradientTarget = Union[Primal, ForwardResult, ReturnedView, ReturnedWrapper, Old
 
 
 def place_of(slot: T) -> T:
-    """Where a gradient passes of which a slot may be one part."""
+    """The place where a whole gradient passes; the slot may be one part of it."""
     return type(slot)(slot.index) if isinstance(slot, (SegmentBoundary, ReturnedWrapper)) else slot
 
 

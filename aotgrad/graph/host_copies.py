@@ -43,7 +43,7 @@ SPEEDS = {
     "cpu": DeviceSpeed(1e10, 1e11, Link(bandwidth=2.5e9, latency=1e-6)),
     "cuda": DeviceSpeed(1.5e12, 1.5e14, Link(bandwidth=2.5e10, latency=2e-5)),
 }
-"""By type of the device. A CPU stands for a device of which each number is a hundredth or so."""
+"""By type of the device. A CPU stands for a device; each of its numbers is about a hundredth of the device's."""
 
 _streams: dict[torch.device, torch.Stream] = {}
 _arrivals: dict[int, torch.Event] = {}

@@ -136,7 +136,7 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int 
 
 
 def _with_part(gradient: Gradient, primals: Sequence[Primal]) -> Gradient:
-    """The gradient with the primal that says of which argument it is a part."""
+    """The gradient, whose primal says which part of which argument it belongs to."""
     return replace(gradient, of=primals[gradient.of.index]) if isinstance(gradient.of, Primal) else gradient
 
 

@@ -3,7 +3,7 @@
     guard   loss = f(x);  loss > 3 is True           plan    loss = f(x);  y = g(loss)
     becomes                                          plan    y = g(guarded_1)
 
-Views, and numbers read from tensors, are computed again: what a plan takes shares no memory with its other inputs.
+Views, and numbers read from tensors, are recomputed: what a plan takes shares no memory with its other inputs.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def values_taken(graph: fx.Graph, inside: Collection[fx.Node]) -> list[fx.Node]:
 
 
 def is_recomputed(node: fx.Node) -> bool:
-    """Whether the plan computes the value again: a view, or a number."""
+    """Whether the plan recomputes the value: a view, or a number."""
     value = node.meta.get("val")
     is_number = not isinstance(value, (torch.Tensor, list, tuple)) and value is not None
     return is_number or viewed_node(node) is not None

@@ -210,7 +210,7 @@ class Backward:
 
     @functools.cached_property
     def gradient_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The gradients by position, in groups of which one costs as much as all.
+        """The positions of gradients, grouped: one gradient of a group costs as much as all of them.
 
         These are views of one tensor to which the same of eager's nodes lead.
         """
@@ -294,8 +294,8 @@ class Backward:
     def saved_needed_later(self, ran: frozenset[VariantKey]) -> tuple[int, ...]:
         """The positions of the saved tensors that later backwards may need.
 
-        These are backwards that none of the variants in `ran` was, and those for which eager saves nothing, so that it runs
-        them again.
+        These are the backwards that are not among the variants in `ran`, and those that eager can repeat because it saves
+        nothing for them.
         """
         if ran not in self.pending_positions:
             self.pending_positions[ran] = tuple(sorted(set().union(*map(self.positions_needed, self.find_pending(ran)))))

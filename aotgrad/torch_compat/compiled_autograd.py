@@ -71,7 +71,7 @@ def compile_nodes_of(
 
 @functools.cache
 def _add_defined_gradients() -> None:
-    """Let compiled autograd add gradients as eager does, of which one may be undefined. Torch raises a `TypeError`."""
+    """Let compiled autograd add gradients when one is undefined, as eager does. Torch raises a `TypeError`."""
     from torch._dynamo.compiled_autograd import AutogradCompilerInstance
 
     original = AutogradCompilerInstance.accumulate

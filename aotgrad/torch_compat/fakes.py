@@ -144,7 +144,7 @@ class _FixedNestedInt(NestedIntNode):
 
 
 def fixed_nested_int(number: torch.SymInt) -> torch.SymInt:
-    """The size of a nested tensor, of which multiples by a symbol make the symbol static."""
+    """The size of a nested tensor: a symbol that multiplies it is specialized."""
     return torch.SymInt(_FixedNestedInt(number.node.nested_int(), number.node.nested_int_coeff()))
 
 

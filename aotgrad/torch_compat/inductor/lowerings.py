@@ -81,7 +81,7 @@ def _traced_offset(graph: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def view_traced_strides() -> Iterator[None]:
-    """Inside, a value that is viewed as another dtype, of which one is complex, is laid out as in the trace."""
+    """Inside, a value that is viewed as another dtype is laid out as in the trace, if either dtype is complex."""
     from torch._inductor import ir
     from torch._inductor.lowering import lowerings
     from torch._inductor.virtualized import V
