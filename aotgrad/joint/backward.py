@@ -38,7 +38,7 @@ from aotgrad.ir import (
 )
 from aotgrad.joint.attribution import NO_SEGMENTS, arrivals, attributed_to_forward, eager_dtypes
 from aotgrad.joint.cases import OtherCases, join_cases, trace_other_cases
-from aotgrad.joint.effects import Effects, Place
+from aotgrad.joint.effects import Effects, Place, storages, with_parts
 from aotgrad.joint.failures import (
     OverwrittenValue,
     WrapperAtCut,
@@ -687,18 +687,35 @@ def _add_tangent(trace: OpenTrace, position: int, result: Result) -> torch.Tenso
 def reject_foreign_leaves(capture: Capture, roots: Sequence[torch.Tensor]) -> None:
     """Raise for leaves that are no inputs: they would silently get no gradient.
 
+    Nobody sees the gradient of one that was made inside and dies there, such as a wrapper subclass made of its parts.
+
     Raises:
         CaptureError: a tensor that requires grad was closed over, or made inside the function.
     """
     known = {id(leaf) for leaf in (*capture.primals, *capture.outputs[: capture.returned])}
     for node in autograd_nodes(roots):
         leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in known:
+        if leaf is not None and id(leaf) not in known and not dies_inside(capture, node, leaf, roots):
             raise CaptureError(
                 f"a tensor of shape {tuple(leaf.shape)} that requires grad is no argument of the function, so it would get "
                 "no gradient: it was made inside, or comes from a closure or a global. Pass it as an argument, or "
                 "detach() it"
             )
+
+
+def dies_inside(capture: Capture, node: Any, leaf: torch.Tensor, roots: Sequence[torch.Tensor]) -> bool:
+    """Whether nothing can see the gradient of a leaf: it was traced, has no hooks, and shares no memory with a result.
+
+    Each result that depends on it requires grad without it, too.
+    """
+    parts = with_parts([leaf])
+    is_made_inside = all(torch_compat.is_functional(part) or torch_compat.is_wrapper_subclass(part) for part in parts)
+    is_hooked = any(torch_compat.hooks_of_leaf(leaf)) or node in capture.hooked_nodes | capture.nodes_with_hooks
+    if not is_made_inside or is_hooked or storages(parts) & storages(with_parts(capture.outputs)):
+        return False
+    reached = [autograd_nodes([root]) for root in roots]
+    primals = {id(primal) for primal in capture.primals}
+    return all(any(id(getattr(each, "variable", None)) in primals for each in nodes) for nodes in reached if node in nodes)
 
 
 def _gradients(

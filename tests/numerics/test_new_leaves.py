@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import aotgrad
-from aotgrad.errors import HigherOrderError
+from aotgrad.errors import CaptureError, HigherOrderError
 from tests.numerics.against_eager import COMPILERS
 from tests.numerics.test_backward_effects import assert_alike
 
@@ -30,6 +30,11 @@ def made_and_alone(x, y):
 def made_of_nothing(x, y):
     z = torch.ones(3, requires_grad=True)
     return z, z.sin() * x, z.cos() * y
+
+
+def made_and_kept_inside(x, y):
+    z = (x.detach() * 2).requires_grad_()
+    return z.sin() * x + y, (z * x).sum() * z.sum()
 
 
 def detached(x, y):
@@ -178,6 +183,12 @@ def test_a_leaf_is_returned(function: Callable, requires_grad: bool, use: Callab
 
 
 @every_backend
+@pytest.mark.parametrize("use", [backward_of_all, one_after_the_other], ids=lambda use: use.__name__)
+def test_a_leaf_is_kept_inside(use: Callable, backend: str) -> None:
+    assert_alike(made_and_kept_inside, use, lambda: [torch.randn(3).requires_grad_(), torch.rand(3)], backend)
+
+
+@every_backend
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
 @pytest.mark.parametrize("function", TOLD, ids=lambda f: f.__name__)
 def test_an_argument_comes_to_require_grad(function: Callable, use: Callable, backend: str) -> None:
@@ -289,3 +300,24 @@ def test_what_is_detached_has_no_second_order(halves) -> None:
     y, _ = aotgrad.aot_function(lambda x: (x.sin(), x.detach_()), halves)(x)
     with pytest.raises(HigherOrderError, match="told an input to require no grad"):
         y.sum().backward(create_graph=True)
+
+
+def of_a_new_leaf_alone(x):
+    return x.sin(), torch.ones(3, requires_grad=True) * 2
+
+
+def with_a_hooked_leaf(x):
+    z = torch.ones(3, requires_grad=True)
+    z.register_hook(lambda gradient: gradient * 2)
+    return x * z
+
+
+def with_a_view_of_a_leaf(x):
+    z = torch.ones(3, requires_grad=True)
+    return x * z, z.detach()
+
+
+@pytest.mark.parametrize("function", [of_a_new_leaf_alone, with_a_hooked_leaf, with_a_view_of_a_leaf])
+def test_a_gradient_that_somebody_could_see_is_refused(halves, function: Callable) -> None:
+    with pytest.raises(CaptureError, match="it was made inside"):
+        aotgrad.aot_function(function, halves)(torch.randn(3, requires_grad=True))

@@ -39,6 +39,10 @@ def ones(*shape: int) -> torch.Tensor:
     return torch.ones(*shape, dtype=torch.float64)
 
 
+def parameter(*shape: int) -> torch.nn.Parameter:
+    return torch.nn.Parameter(ones(*shape))
+
+
 def over(make: Callable[[Any], list[Any]], *values: Any) -> Callable:
     """A run with the arguments that `make` makes of each value."""
     return lambda function, arguments: [outcome(function, make(value)) for value in values]
@@ -362,6 +366,7 @@ OTHERS: dict[str, tuple] = {
     "late attributes": (lambda x: Deferred(x.part, 2.0) * 2 + 1, lambda: [Deferred(ones(3), 2.0)]),
     "a context made inside": (made_from(Origin), lambda: [ones(3, 3)], outcome, True),
     "a frozen context made inside": (made_from(FrozenOrigin), lambda: [ones(3, 3)]),
+    "made of its parts": (lambda x, a, b: x * 2 + TwoTensor(a, b), lambda: [two(2, 3), parameter(2, 3), parameter(2, 3)]),
     "own rules": (lambda x: x.unflatten(-1, [2, 5]) * 2, lambda: [OwnFunction(ones(3, 10)).requires_grad_()]),
     "own rules, symbolic sizes": (lambda x: x.unflatten(-1, [2, 5]), lambda: [OwnFunction(ones(3, 10))], outcome, True),
     "one part": (lambda x: x.clone() * 2, lambda: [WrapperSubclass(ones(2, 3)).requires_grad_()]),
