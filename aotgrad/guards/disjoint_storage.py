@@ -44,7 +44,7 @@ class Separation:
 
     def __call__(self, args: Sequence[Any]) -> bool:
         """Whether no two storages of changed tensors overlap, and none of the other tensors reaches into one."""
-        storages = list(map(interval_of_storage, self.written_of(args)))
+        storages = intervals_of_storages(self.written_of(args))
         starts = list(map(address, self.sized_of(args)))
         is_known = storages == self.last.storages
         if is_known and starts == self.last.starts and not self.unsized and all(starts):
@@ -116,6 +116,15 @@ def interval_of(tensor: torch.Tensor, span: int | None) -> Interval:
     size = span_of(tensor) if span is None else span
     start = address(tensor) if size else 0
     return (start, size or 0) if start else (interval_of_storage(tensor)[0], 1)
+
+
+def intervals_of_storages(tensors: Sequence[torch.Tensor]) -> list[Interval]:
+    """`interval_of_storage` of each tensor, without a call in Python for each."""
+    storages = list(map(storage_of, tensors))
+    starts = list(map(storage_start, storages))
+    if not all(starts):
+        return list(map(interval_of_storage, tensors))
+    return list(zip(starts, map(storage_size, storages), strict=True))
 
 
 def interval_of_storage(tensor: torch.Tensor) -> Interval:

@@ -30,14 +30,14 @@ from aotgrad.training_step.update import update
 
 
 def train_step(
-    fn: Callable,
-    state: Iterable[Any],
+    fn: Callable | None = None,
+    state: Iterable[Any] = (),
     *,
     keep_gradients: bool = True,
     backend: AnyBackend = "inductor",
     options: Mapping[str, Any] | None = None,
 ) -> Callable:
-    """Compile a step of training as one graph.
+    """Compile a step of training as one graph. Without `fn`, this is a decorator: `@train_step(state=[model, optimizer])`.
 
     Args:
         fn: takes pytrees of tensors. It may call models, `backward()`, `clip_grad_norm_`, `zero_grad()`, `step()`, ...
@@ -47,12 +47,15 @@ def train_step(
         options: see `aotgrad.Options`; `keep_input_mutations` is on.
 
     Returns:
-        A function with the signature of `fn`. Tensors that `fn` returns have no history. Parameters, buffers, gradients and
-        the optimizers' state are those of eager after each call. `plans()` lists its plans.
+        A function with the signature of `fn`, or without `fn` a function that takes it. Tensors that `fn` returns have no
+        history. Parameters, buffers, gradients and the optimizers' state are those of eager after each call. `plans()` lists
+        its plans.
 
     Raises:
         CaptureError, BackendError, OptionError: at the first step that needs a plan (the state and options: at once).
     """
+    if fn is None:
+        return functools.partial(train_step, state=state, keep_gradients=keep_gradients, backend=backend, options=options)
     step = TrainStep(fn, State.of(state), keep_gradients, plan_cache_of(fn, backend, options or {}))
 
     @functools.wraps(fn)

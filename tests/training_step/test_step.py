@@ -41,6 +41,22 @@ def test_an_ordinary_step(backend):
     assert_trains_like_eager(with_adamw, batches(4), backend, plans=2)
 
 
+def test_as_a_decorator():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @aotgrad.train_step(state=[model, optimizer], keep_gradients=False, backend="eager")
+    def step(x):
+        """A step of the optimizer."""
+        model(x).sum().backward()
+        optimizer.step()
+
+    before = model.weight.detach().clone()
+    step(torch.ones(1, 2))
+    torch.testing.assert_close(model.weight, before - 0.1)
+    assert (step.__doc__, len(step.plans()), model.weight.grad) == ("A step of the optimizer.", 1, None)
+
+
 def test_a_schedule_makes_no_plan():
     assert_trains_like_eager(with_adamw, batches(200), plans=2)
 
