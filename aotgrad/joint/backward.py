@@ -553,12 +553,18 @@ def _gradients_of_segments(
         ends = [*ends_without_inputs(segmentation), *accumulators(capture, segmentation)]
         _gradients(capture, outputs, list(tangents.values()), effects, ends, segmentation.segment_of)
     with eager_dtypes(), attributed_to_forward(capture.trace, ()):
-        terms = cut_backward.terms()
+        terms = {gradient: fitted(capture, gradient, term) for gradient, term in cut_backward.terms().items()}
         passages = dict(_passages(cut_backward.collected, segmentation))
     gradients = {gradient: terms[gradient] for gradient in sorted(terms, key=_gradient_rank)}
     entered = {**tangents, **cuts}
     entry = _segments_of_tangents(outputs, entered, segmentation)
     return FoundGradients(entered, gradients, entry, list(cut_backward.left), passages, forms)
+
+
+def fitted(capture: Capture, gradient: Gradient, value: torch.Tensor) -> torch.Tensor:
+    """The gradient in the shape of its result, which `unsqueeze_` may have changed under `no_grad`."""
+    result = capture.outputs[gradient.of.index] if isinstance(gradient.of, UserOutput) else value
+    return value if result.dim() == value.dim() else value.view(result.shape)
 
 
 def _passages(

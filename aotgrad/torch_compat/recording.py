@@ -28,7 +28,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.proxy import _COPY_META_FIELDS
 
 from aotgrad.torch_compat.fakes import Metadata, metadata_of
-from aotgrad.torch_compat.refusals import refuses_lazy_bits
+from aotgrad.torch_compat.refusals import refuses_lazy_bits, views_across_gaps
 
 
 class TrackedTensor:
@@ -136,7 +136,8 @@ def _decomposed_op() -> Any:
 def proxy_mode(tracer: PythonKeyTracer, record: Callable[..., Any]) -> ProxyTorchDispatchMode:
     """The mode that records ops on fakes, unless `record(op, args, kwargs)` does; it may return `NotImplemented`.
 
-    A write may have left conjugate or negative bits in the value that a view is regenerated from: they are resolved first.
+    A write may have left a value that a view cannot be regenerated from: one with conjugate or negative bits, which are
+    resolved first, or with other strides than before, which is copied.
     """
     mode = ProxyTorchDispatchMode(tracer, "symbolic")
 
@@ -146,6 +147,9 @@ def proxy_mode(tracer: PythonKeyTracer, record: Callable[..., Any]) -> ProxyTorc
         if refuses_lazy_bits(op, args):
             with mode:
                 args = (args[0].resolve_conj().resolve_neg(), *args[1:])
+        if views_across_gaps(op, args):
+            with mode:
+                args = (args[0].contiguous(), *args[1:])
         if not mode.emulate_precision_casts:
             with torch._C.DisableTorchFunction():
                 result = record(op, args, kwargs or {})

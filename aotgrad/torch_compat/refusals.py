@@ -211,8 +211,19 @@ def refuse_view_across_gaps(tensor: torch.Tensor, size: Sequence[Any]) -> None:
 
     if has_symbolic_shape(tensor) or tensor.is_contiguous() or any(isinstance(number, torch.SymInt) for number in size):
         return
-    with _disable_current_modes():
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         torch.empty_strided(tensor.size(), tensor.stride(), device="meta").view(size)
+
+
+def views_across_gaps(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    """Whether an op is a `view` that is impossible with the strides of its base."""
+    if op is not torch.ops.aten.view.default:
+        return False
+    try:
+        refuse_view_across_gaps(*args)
+    except RuntimeError:
+        return True
+    return False
 
 
 def refuses_lazy_bits(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:

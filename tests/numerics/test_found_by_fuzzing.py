@@ -23,6 +23,30 @@ def versions(outputs, args):
     return [torch.tensor(float(value._version), requires_grad=True) for value in tensors]
 
 
+@CASES.add(lambda: (plain(3, 2),), caller=versions)
+def running_sums_of_a_transposed_view(x):
+    y = x.view(2, -1)
+    y.swapdims_(0, -1)
+    y.cumsum_(0)
+    return y
+
+
+@CASES.add(lambda: (leaf(3, 2),), caller=versions)
+def running_sums_within_an_intermediate(x):
+    y = x * 2
+    y.view(2, -1).t().cumsum_(0)
+    return y, y * 3
+
+
+@CASES.add(lambda: (leaf(3),))
+def result_that_gains_a_dimension_under_no_grad(x):
+    y = x.clone()
+    z = torch.where(x > 0, x, y)
+    with torch.no_grad():
+        y.unsqueeze_(0)
+    return z, y
+
+
 @CASES.add(lambda: (leaf(3),), caller=versions)
 def result_changed_twice(x):
     return (x * 2).add_(1).mul_(3)
