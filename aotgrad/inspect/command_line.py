@@ -2,6 +2,7 @@
 
     python -m aotgrad explain model.py:net --inputs "f32[8, 4]"       what happens to inputs, what is saved, and why
     python -m aotgrad explain model.py:net --json                     the same for programs
+    python -m aotgrad explain model.py:net --plot memory.svg          its memory over one call
     python -m aotgrad explain model.py:net --dynamo                   each of Dynamo's graphs, and the graph breaks
     python -m aotgrad stages torch.nn.functional:gelu --inputs "bf16[4]" --stage joint
     python -m aotgrad frontier model.py:net --plot front.svg          how it can trade memory for time
@@ -37,7 +38,8 @@ from aotgrad.cache import plan_store
 from aotgrad.cache.store import Store
 from aotgrad.errors import AOTGradError, OptionError
 from aotgrad.inspect.explain import explain
-from aotgrad.inspect.memory_frontier import MemoryFrontier, memory_frontier
+from aotgrad.inspect.memory_frontier import memory_frontier
+from aotgrad.inspect.plots import MEGABYTE, plot_frontier, plot_memory
 from aotgrad.inspect.specs import SpecError
 from aotgrad.inspect.targets import Target, UsageError
 from aotgrad.native import build as native_build
@@ -50,7 +52,6 @@ from aotgrad.plan_cache.entry import NoPlan
 from aotgrad.telemetry.observer import LAST_STAGE, record_stages
 
 STAGES = ("capture", "analysis", "joint", "partition", "compiled", LAST_STAGE)
-MEGABYTE = 1e6
 OK, CANNOT_COMPILE, WRONG_USAGE = 0, 1, 2
 UNUSABLE = 1
 
@@ -88,6 +89,7 @@ def make_parser() -> argparse.ArgumentParser:
     command = add_command(commands, "explain", run_explain, shared, "report what is compiled, what is saved, and why")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.add_argument("--dynamo", action="store_true", help="each of the graphs that torch.compile makes; runs it once")
+    command.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the memory of a call; needs matplotlib")
     command = add_command(commands, "stages", run_stages, shared, "print the result of every stage of the pipeline")
     command.add_argument("--stage", action="append", choices=STAGES, help="print this stage only; may be repeated")
     command = add_command(commands, "frontier", run_frontier, shared, "print how it can trade memory for time")
@@ -139,11 +141,15 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run_explain(arguments: argparse.Namespace) -> int:
     options = options_of(arguments)
+    if arguments.plot and arguments.dynamo:
+        raise UsageError("--plot draws one graph; --dynamo may report on several")
     target = Target.of(arguments.function, arguments.inputs)
     explainer = explain(target.function, backend=arguments.backend, options=options, dynamo=arguments.dynamo)
     with contextlib.redirect_stdout(sys.stderr):  # keep the function's own output out of the report
         explanation = explainer(*target.inputs)
     print(explanation.to_json() if arguments.json else explanation)
+    if arguments.plot:
+        plot_memory(explanation, arguments.plot)
     return OK
 
 
@@ -177,7 +183,7 @@ def run_frontier(arguments: argparse.Namespace) -> int:
     frontier = memory_frontier(target.function, *target.inputs, backend=arguments.backend, **options)
     print(frontier)
     if arguments.plot:
-        plot(frontier, arguments.plot, arguments.function)
+        plot_frontier(frontier, arguments.plot, arguments.function)
     return OK
 
 
@@ -224,27 +230,3 @@ def text_of_store(store: Store) -> str:
     size, limit = sum(file.nbytes for file in files) / MEGABYTE, store.limit_bytes / MEGABYTE
     count = "1 file" if len(files) == 1 else f"{len(files)} files"
     return f"{store.folder}\n{count}, {size:.1f} MB of at most {limit:.0f} MB"
-
-
-def plot(frontier: MemoryFrontier, path: Path, title: str) -> None:
-    """Draw saved and peak bytes against the traffic of recomputation.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]  # no window and no backend
-    except ImportError as error:
-        raise UsageError('--plot needs matplotlib: pip install "aotgrad[plot]"') from error
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for name in ("saved", "peak"):
-        points = [(getattr(p, f"{name}_bytes") / MEGABYTE, p.recompute_bytes / MEGABYTE) for p in frontier.points]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
-    default = frontier.default
-    for size in (default.saved_bytes, default.peak_bytes):
-        label = "without a budget" if size == default.saved_bytes else None
-        axes.plot(size / MEGABYTE, default.recompute_bytes / MEGABYTE, "k*", markersize=9, label=label)
-    axes.set(xlabel="memory (MB)", ylabel="traffic of recomputation (MB)", title=title)
-    axes.legend()
-    figure.savefig(path)

@@ -19,12 +19,14 @@ import torch
 import torch.fx as fx
 
 from aotgrad import ir
+from aotgrad.backends.in_place_updates import updates_of
 from aotgrad.graph import op_table
 from aotgrad.graph.host_copies import RELOAD
 from aotgrad.graph.source_lines import inside_of
 from aotgrad.inspect.debug_state import backward_name, compiled_backwards
 from aotgrad.inspect.report import report_text
 from aotgrad.inspect.steps import steps_text
+from aotgrad.partition.memory_curve import memory_curve
 from aotgrad.passes import OverlapCopies, computes
 from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache.binding import NamedTensor
@@ -51,7 +53,8 @@ class InputRow:
 
     Attributes:
         name: the user's name for it: `x`, `batch['ids']`, `layers.0.weight`.
-        kind: `"parameter"`, `"buffer"`, `"argument"`, `"symbolic number"` or `"synthetic base"`.
+        kind: `"parameter"`, `"buffer"`, `"argument"`, `"symbolic number"` or `"synthetic base"`; of a training step also
+            `"gradient"`, `"optimizer state"` and `"numbers"`.
         type: dtype, sizes, strides and device as FX prints them, `f32[2, 3]`.
         bytes: the size of its elements.
         requires_grad: at the start of the call.
@@ -141,6 +144,22 @@ class RecomputedRow:
 
 
 @dataclass(frozen=True)
+class MemoryRow:
+    """The most bytes alive while an op runs, as simulated, without arguments of the call.
+
+    Attributes:
+        half: `"forward"` or `"backward"`.
+        op: the name of its result.
+        where: the user's line that computes it.
+    """
+
+    half: str
+    op: str
+    bytes: int
+    where: SourceLine | None
+
+
+@dataclass(frozen=True)
 class VariantRow:
     """A compiled backward graph: its name, with undefined tangents and unwanted gradients, and its ops."""
 
@@ -166,7 +185,7 @@ class Explanation:
         name: the name of the function.
         backend: the name of the backend.
         note: why there are no graphs, if the original function runs in place of a plan.
-        inputs, outputs, graphs, saved, offloaded, recomputed: one row each, see their types.
+        inputs, outputs, graphs, saved, offloaded, recomputed, memory: one row each, see their types.
         steps: the steps of one call, in words.
         source: the emitted Python function.
         variants: the backward graphs compiled so far.
@@ -182,6 +201,7 @@ class Explanation:
     saved: tuple[SavedRow, ...] = ()
     offloaded: tuple[OffloadedRow, ...] = ()
     recomputed: tuple[RecomputedRow, ...] = ()
+    memory: tuple[MemoryRow, ...] = ()
     steps: tuple[str, ...] = ()
     source: str = ""
     variants: tuple[VariantRow, ...] = ()
@@ -207,9 +227,14 @@ class Explanation:
         """The floating point operations of the recomputed ops."""
         return sum(row.flops for row in self.recomputed)
 
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes alive at any moment of the call, as simulated, without its arguments."""
+        return max((row.bytes for row in self.memory), default=0)
+
     def to_dict(self) -> dict[str, Any]:
         """Lists, dictionaries, strings and numbers, with the totals."""
-        totals = ("saved_bytes", "host_bytes", "recomputed_bytes", "recomputed_flops")
+        totals = ("saved_bytes", "host_bytes", "recomputed_bytes", "recomputed_flops", "peak_bytes")
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in totals}}
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -247,6 +272,7 @@ def explanation_of(plan: CachedPlan | NoPlan, cache: PlanCache, tensors: Sequenc
                 saved=tuple(rows.saved_row(value) for value in executable.partition.saved if not value.host_bytes),
                 offloaded=tuple(rows.offloaded()),
                 recomputed=tuple(map(rows.recomputed_row, executable.partition.recomputed)),
+                memory=tuple(rows.memory(cache.compiler.backend.fuses)),
                 steps=tuple(map(rows.with_user_names, steps_text(executable.schedule.steps))),
                 source=executable.source,
                 variants=tuple(variant_row(*backward) for backward in compiled_backwards(executable)),
@@ -398,6 +424,14 @@ class _Rows:
         return RecomputedRow(
             node_name(node, value.name), node_type(node), value.traffic_bytes, value.flops, value.reason, where(node)
         )
+
+    def memory(self, fuses: bool) -> Iterator[MemoryRow]:
+        """The memory of one call, if the backend updates inputs in place where it can."""
+        executable = self.executable
+        updates = updates_of(executable.partition.forward.module.graph)
+        in_place = {step.value.name for steps in updates.values() for step in steps}
+        for moment in memory_curve(executable.joint, executable.partition, fuses, in_place):
+            yield MemoryRow(moment.half, node_name(moment.node, moment.node.name), moment.bytes, where(moment.node))
 
 
 def times_of_copies(partition: ir.Partition) -> dict[str, tuple[float, float]]:

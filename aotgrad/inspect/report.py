@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 if TYPE_CHECKING:  # their __str__ calls this module
     from aotgrad.inspect.dynamo import DynamoExplanation
-    from aotgrad.inspect.explanation import Explanation, InputRow, OffloadedRow, PlanRow, SourceLine
+    from aotgrad.inspect.explanation import Explanation, InputRow, MemoryRow, OffloadedRow, PlanRow, SourceLine
 
 
 def report_text(explanation: Explanation) -> str:
@@ -51,6 +51,8 @@ def sections_of(explanation: Explanation) -> Iterator[str]:
         if explanation.offloaded:
             yield offloaded_section(explanation)
         yield recomputed_section(explanation)
+    if explanation.peak_bytes:
+        yield memory_section(explanation)
     steps = "\n".join(f"  {number}. {step}" for number, step in enumerate(explanation.steps, 1))
     yield f"what one call does\n{steps}"
     variants = [(row.name, row.ops) for row in explanation.variants]
@@ -132,6 +134,27 @@ def recomputed_section(explanation: Explanation) -> str:
     cost = f"{size_text(explanation.recomputed_bytes)} read and written, {explanation.recomputed_flops} FLOPs"
     headers = ("bytes moved", "FLOPs", "value", "type", "reason")
     return "\n".join([f"recomputed in the backward: {cost}", *by_line(rows, headers)])
+
+
+MOST_LINES = 8
+"""The lines of the user's program that the report on memory shows."""
+
+
+def memory_section(explanation: Explanation) -> str:
+    """The lines that run while most bytes are alive, in the order in which they run."""
+    highest: dict[tuple[str, SourceLine | None], MemoryRow] = {}
+    for row in filter(lambda row: row.bytes, explanation.memory):
+        known = highest.setdefault((row.half, row.where), row)
+        if row.bytes > known.bytes:
+            highest[row.half, row.where] = row
+    shown = sorted(highest.values(), key=lambda row: -row.bytes)[:MOST_LINES]
+    rows = [(row.bytes, row.half, row.op, line_text(row.where)) for row in highest.values() if row in shown]
+    title = f"memory of one call, simulated, without its arguments: {size_text(explanation.peak_bytes)} at the peak"
+    return section(title, ("bytes", "in", "computing", "line"), rows)
+
+
+def line_text(where: SourceLine | None) -> str:
+    return "" if where is None else where_text(where)
 
 
 Placed = tuple["SourceLine | None", int, tuple[Any, ...]]

@@ -71,17 +71,24 @@ class Program:
 
 @dataclass(frozen=True)
 class Profile:
-    """The most bytes alive in the forward, and in the backward while each op of `Program.backward` runs.
+    """The bytes alive in the forward while each value is computed, and in the backward while each op of it runs.
 
     Attributes:
+        in_forward: by value; a value that the forward does not compute has the bytes of the one before.
+        backward: the most bytes, by op of `Program.backward`.
         first: for each value the first step of `Program.backward` that needs it; beyond the last step if none does.
         last_moment: the moment when it is needed last; `last` is the step.
     """
 
-    forward: int
+    in_forward: list[int]
     backward: list[int]
     first: list[int]
     last_moment: list[int]
+
+    @functools.cached_property
+    def forward(self) -> int:
+        """The most bytes alive in the forward."""
+        return max(self.in_forward)
 
     @functools.cached_property
     def peak(self) -> int:
@@ -110,7 +117,7 @@ class Simulator:
 
     def run(self, saved: Collection[int], offloaded: Collection[int] = ()) -> Profile:
         """The memory of both halves if `saved` crosses between them, and `offloaded`, a part of it, on the host."""
-        return self.backward.profile(saved, self.forward.peak(saved, offloaded), offloaded)
+        return self.backward.profile(saved, self.forward.bytes_alive(saved, offloaded), offloaded)
 
 
 # --- The forward -----------------------------------------------------------------------------------------------------
@@ -135,8 +142,8 @@ class _Forward:
                 changes[self.death[value] + 1] -= self.program.sizes[value]
         return changes
 
-    def peak(self, saved: Collection[int], offloaded: Collection[int] = ()) -> int:
-        """The most bytes alive. Saved values do not die; values that run only to be saved keep their inputs alive longer."""
+    def bytes_alive(self, saved: Collection[int], offloaded: Collection[int] = ()) -> list[int]:
+        """By value. Saved values do not die; values that run only to be saved keep their inputs alive longer."""
         sizes, results, death = self.program.sizes, self.program.results, self.death
         changes = [0] * (len(sizes) + 1)
         extra = self._only_saved(saved)
@@ -159,7 +166,7 @@ class _Forward:
         for value, taken_over in self._taken_over({*saved, *results}, set(extra), later):
             changes[value] -= sizes[taken_over]
             changes[value + 1] += sizes[taken_over]
-        return max(map(operator.add, self.alive, itertools.accumulate(changes)))
+        return list(map(operator.add, self.alive, itertools.accumulate(changes)))
 
     def _taken_over(self, kept: set[int], extra: set[int], later: dict[int, int]) -> Iterator[tuple[int, int]]:
         """The values that are written into the memory of a dying value, and the dying ones."""
@@ -264,7 +271,7 @@ class _Backward:
                 changes[self.last_moment[value] // self.per_step + 1] -= sizes[value]
         return list(itertools.accumulate(changes))
 
-    def profile(self, saved: Collection[int], forward: int, offloaded: Collection[int] = ()) -> Profile:
+    def profile(self, saved: Collection[int], forward: list[int], offloaded: Collection[int] = ()) -> Profile:
         first, recomputed = self._recomputed(saved)
         last = self._last_moments(first, recomputed)
         back = dict.fromkeys(saved, 0) | self._returning(offloaded, first)

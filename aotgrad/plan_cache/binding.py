@@ -18,7 +18,7 @@ from torch import nn
 
 from aotgrad import torch_compat
 from aotgrad.plan_cache.arguments import Arguments, is_size
-from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.cache import PlanCache, Planned
 from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 from aotgrad.plan_cache.module_state import LiftedModule, ModuleArguments, slots_of
@@ -62,7 +62,11 @@ class BoundFunction:
         call = self.call_of(args, kwargs)
         if reason := self.cache.why_eagerly(call.tensors):
             return NoPlan(reason)
-        return self.cache.plan_for(call, counts=False).plan
+        return self.planned(call, counts=False).plan
+
+    def planned(self, call: Call, counts: bool) -> Planned:
+        """The plan of a call; `counts`: whether it counts as used."""
+        return self.cache.plan_for(call, counts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the plan for these arguments, or the function itself where there can be none."""

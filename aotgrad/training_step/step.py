@@ -19,12 +19,14 @@ from aotgrad.backends.base import AnyBackend
 from aotgrad.backends.registry import as_backend
 from aotgrad.guards.data_dependent import Level
 from aotgrad.options import Options
-from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.binding import BoundFunction, NamedTensor, tensor_names
+from aotgrad.plan_cache.cache import PlanCache, Planned
 from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.telemetry.graph_names import qualified_name
 from aotgrad.training_step.arguments import StepArguments
-from aotgrad.training_step.state import State
+from aotgrad.training_step.names import state_names
+from aotgrad.training_step.state import Snapshot, State
 from aotgrad.training_step.trace import RanEagerly, TracedStep
 from aotgrad.training_step.update import update
 
@@ -56,14 +58,14 @@ def train_step(
     """
     if fn is None:
         return functools.partial(train_step, state=state, keep_gradients=keep_gradients, backend=backend, options=options)
-    step = TrainStep(fn, State.of(state), keep_gradients, plan_cache_of(fn, backend, options or {}))
+    step = TrainStep(plan_cache_of(fn, backend, options or {}), fn, State.of(state), keep_gradients)
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
         return step(*args, **kwargs)
 
     function: Any = compiled
-    function.plan_cache, function.plans = step.cache, step.cache.plans
+    function.plan_cache, function.plans, function.calls = step.cache, step.cache.plans, step
     return function
 
 
@@ -73,23 +75,36 @@ def plan_cache_of(fn: Callable, backend: AnyBackend, options: Mapping[str, Any])
 
 
 @dataclass(frozen=True)
-class TrainStep:
+class TrainStep(BoundFunction):
     """A step of training and its plans."""
 
     function: Callable
     state: State
     keep_gradients: bool
-    cache: PlanCache
+
+    def call_on(self, found: Snapshot, args: tuple, kwargs: dict[str, Any]) -> Call:
+        arguments, fuses = StepArguments.after(found, args, kwargs), self.cache.compiler.backend.fuses
+        traced = TracedStep(self.function, self.state, torch.is_grad_enabled(), self.keep_gradients, fuses)
+        ambient = AmbientState(traced.run_eagerly, traced.key_of(found), lambda: traced.key_of(self.state.read()))
+        return Call(traced, arguments, len(found.tensors), ambient, level=Level.GUARD, shares_guarded=True)
+
+    def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
+        return self.call_on(self.state.read(), args, kwargs)
+
+    def named_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
+        arguments = (NamedTensor(name, "argument") for name in tensor_names(self.function, args, kwargs))
+        return [*state_names(self.state, self.state.read()), *arguments]
+
+    def planned(self, call: Call, counts: bool) -> Planned:
+        """The plan of a call, found in the mode of the graph, which has no autograd."""
+        with torch.no_grad():
+            return self.cache.plan_for(call, counts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found = self.state.read()
-        arguments = StepArguments.after(found, args, kwargs)
-        if self.cache.runs_eagerly(arguments.tensors):
+        call = self.call_on(found, args, kwargs)
+        if self.cache.runs_eagerly(call.tensors):
             return self.function(*args, **kwargs)
-        fuses = self.cache.compiler.backend.fuses
-        traced = TracedStep(self.function, self.state, torch.is_grad_enabled(), self.keep_gradients, fuses)
-        ambient = AmbientState(traced.run_eagerly, traced.key_of(found), lambda: traced.key_of(self.state.read()))
         with torch.no_grad():
-            call = Call(traced, arguments, len(found.tensors), ambient, level=Level.GUARD, shares_guarded=True)
-            results = self.cache.run(self.cache.plan_for(call))
+            results = self.cache.run(self.planned(call, True))
         return results.returned if isinstance(results, RanEagerly) else update(self.state, found, results)

@@ -63,7 +63,9 @@ def shown(capsys, *arguments: str) -> str:
 def test_the_report(capsys, model):
     output = shown(capsys, "explain", f"{model}:loss")
     assert output.startswith("loss with backend eager: saves 24 bytes for the backward\n")
-    assert "model.py:6  return (x @ w).sum()" not in output and "arguments of the call" in output
+    saved, _, memory = output.partition("recomputed in the backward")
+    assert "model.py:6  return (x @ w).sum()" not in saved and "arguments of the call" in saved
+    assert "memory of one call, simulated, without its arguments: 20 bytes at the peak" in memory
 
 
 def test_the_report_for_programs(capsys, model):

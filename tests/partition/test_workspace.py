@@ -13,7 +13,7 @@ from tests.partition.joints import grad, joint_of
 
 aten = torch.ops.aten
 
-pytestmark = pytest.mark.skipif(
+in_blocks = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available(),
     reason="the blocks are those of oneDNN with AVX512",
 )
@@ -44,6 +44,7 @@ def most_allocated(fn) -> int:
     return max(itertools.accumulate(changes), default=0)
 
 
+@in_blocks
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_a_convolution_allocates(name):
     shapes = SHAPES[name]
@@ -64,3 +65,16 @@ def test_the_items_of_a_tuple_are_alive_when_it_is_made():
     graph = joint_of(lambda x: x.topk(2).values.sum(), grad(8, 16)).module.graph
     (node,) = graph.find_nodes(op="call_function", target=aten.topk.default)
     assert bytes_needed(node) == 8 * 2 * (4 + 8)
+
+
+LOSSES = [aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss, aten.soft_margin_loss]
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
+def test_what_a_loss_allocates(loss, reduction: int):
+    x, y = torch.randn(64, 32), torch.randn(64, 32)
+    graph = joint_of(lambda x, y: loss(x, y, reduction).sum(), grad(64, 32), y).module.graph
+    (node,) = graph.find_nodes(op="call_function", target=loss.default)
+    result = loss(x, y, reduction)
+    assert bytes_needed(node) + result.nbytes == pytest.approx(most_allocated(lambda: loss(x, y, reduction)), rel=0.01)
