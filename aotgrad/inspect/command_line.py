@@ -38,6 +38,7 @@ from aotgrad.cache import plan_store
 from aotgrad.cache.store import Store
 from aotgrad.errors import AOTGradError, OptionError
 from aotgrad.inspect.explain import explain
+from aotgrad.inspect.explanation import Explanation
 from aotgrad.inspect.memory_frontier import memory_frontier
 from aotgrad.inspect.plots import MEGABYTE, plot_frontier, plot_memory
 from aotgrad.inspect.specs import SpecError
@@ -148,7 +149,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # keep the function's own output out of the report
         explanation = explainer(*target.inputs)
     print(explanation.to_json() if arguments.json else explanation)
-    if arguments.plot:
+    if isinstance(explanation, Explanation) and arguments.plot:
         plot_memory(explanation, arguments.plot)
     return OK
 

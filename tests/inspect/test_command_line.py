@@ -181,6 +181,7 @@ def test_without_matplotlib_a_plot_is_an_error_that_says_so(capsys, model, tmp_p
         (["explain", "MODEL:size"], 2, "is a int, which cannot be called"),
         (["explain", "torch.nn:Linear"], 2, "torch.nn:Linear is a class that needs arguments"),
         (["explain", "torch:sin"], 2, "UsageError: describe its inputs with --inputs"),
+        (["explain", "MODEL:talks", "--dynamo", "--plot", "m.svg"], 2, "UsageError: --plot draws one graph"),
         (["explain", "torch:sin", "--inputs", "f31[2]"], 2, "SpecError: unknown dtype 'f31'"),
         (["explain", "torch:sin", "--inputs", "f32[2]", "--option", "verify"], 2, "has no value; write NAME=VALUE"),
         (["explain", "torch:sin", "--inputs", "f32[2]", "--option", "speed=9"], 2, "OptionError: unknown option 'speed'"),
