@@ -1,4 +1,4 @@
-"""Writes results of pointwise ops into buffers at their last use, in the graphs of the `eager` backend.
+"""Writes results of pointwise ops and of ops on lists into buffers at their last use, in the graphs of the `eager` backend.
 
 In: a functional graph. Out: a copy with in-place ops and bitwise equal results. It allocates one buffer less, and the reused
 buffer is still in the cache.
@@ -10,7 +10,7 @@ Only memory that the graph itself allocates is reused: never inputs, and therefo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,52 +56,88 @@ BY_OUT: Mapping[Any, tuple[Any, str]] = {
 
 def reuse_buffers(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of the graph that reuses dead buffers; the module itself if there are none."""
-    dying = dict(dying_buffers(module.graph))
-    if not dying:
+    use = MemoryUse(module.graph)
+    dying, lists = dict(dying_buffers(use)), list(dying_lists(use))
+    if not dying and not lists:
         return module
     graph, copies = fx.Graph(), {}
     graph.output(graph.graph_copy(module.graph, copies))
     for node, buffer in dying.items():
         write_into(copies[node], copies[buffer])
+    for node in lists:
+        write_into_list(copies[node])
     return fx.GraphModule(module, graph)
 
 
-def dying_buffers(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
+class MemoryUse:
+    """The memory that the values of a graph may lie in, named by the nodes that allocate it, and who reads it last.
+
+    The results of an op on lists count as one piece of memory.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.nodes = list(graph.nodes)
+        self.memory: dict[fx.Node, set[fx.Node]] = {}
+        self.last_reader: dict[fx.Node, fx.Node] = {}
+        for node in self.nodes:
+            sources = [self.memory[source] for source in node.all_input_nodes]
+            self.memory[node] = {node} if allocates(node) else set().union(*sources)
+            if not op_table.is_getitem(node.target):  # an item is read where it is used
+                self.last_reader.update((buffer, node) for source in sources for buffer in source)
+
+    def readers(self, node: fx.Node, buffer: fx.Node) -> int:
+        """How many arguments of a node may share the memory of a buffer."""
+        return sum(buffer in self.memory[source] for source in node.all_input_nodes)
+
+
+def allocates(node: fx.Node) -> bool:
+    return op_table.is_fresh(node.target) or op_table.makes_new_list(node.target)
+
+
+def dying_buffers(use: MemoryUse) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Pairs of a pointwise node and an argument of the same type whose memory is not read later."""
-    nodes = list(graph.nodes)
-    position = {node: k for k, node in enumerate(nodes)}
-    memory: dict[fx.Node, set[fx.Node]] = {}
-    last_use: dict[fx.Node, int] = {}
-    for node in nodes:
-        sources = [memory[source] for source in node.all_input_nodes]
-        memory[node] = {node} if op_table.is_fresh(node.target) else set().union(*sources)
-        last_use.update((buffer, position[node]) for source in sources for buffer in source)
-    for node in nodes:
+    for node in use.nodes:
         if op_table.may_overwrite(node.target):
             candidates = node.args[:1] if node.target in BY_METHOD else node.args
             for buffer in candidates:
-                dies = (
-                    isinstance(buffer, fx.Node) and op_table.is_fresh(buffer.target) and last_use[buffer] == position[node]
-                )
-                if dies and readers(node, buffer, memory) == 1 and same_type(node, buffer):
+                dies = isinstance(buffer, fx.Node) and op_table.is_fresh(buffer.target) and use.last_reader[buffer] is node
+                if dies and use.readers(node, buffer) == 1 and same_type(node, buffer):
                     yield node, buffer
                     break
 
 
-def readers(node: fx.Node, buffer: fx.Node, memory: Mapping[fx.Node, set[fx.Node]]) -> int:
-    """How many arguments of a node may share the memory of a buffer."""
-    return sum(buffer in memory[source] for source in node.all_input_nodes)
+def dying_lists(use: MemoryUse) -> Iterator[fx.Node]:
+    """Ops on lists that may write into their first list: the items of another such op, which nothing else reads later."""
+    for node in use.nodes:
+        if op_table.makes_new_list(node.target) and len(op_table.written_in_place(node.target)) == 1:
+            buffers: Any = node.args[0]
+            owner = buffers[0].args[0] if op_table.is_getitem(buffers[0].target) else None
+            dies = owner is not None and op_table.makes_new_list(owner.target) and use.last_reader[owner] is node
+            if dies and use.readers(node, owner) == len(buffers) == len(set(buffers)) and same_types(node, buffers):
+                yield node
+
+
+def same_types(node: fx.Node, buffers: Sequence[fx.Node]) -> bool:
+    """Whether the results of an op on lists are alike some values, each to the one at its position."""
+    values = node.meta.get("val")
+    if not isinstance(values, (list, tuple)) or len(values) != len(buffers):
+        return False
+    return all(alike(value, buffer.meta.get("val")) for value, buffer in zip(values, buffers, strict=True))
 
 
 def same_type(node: fx.Node, buffer: fx.Node) -> bool:
+    """Whether the values of both are `alike`."""
+    return alike(node.meta.get("val"), buffer.meta.get("val"))
+
+
+def alike(left: Any, right: Any) -> bool:
     """Whether both are plain tensors of one dtype, device, size and stride."""
-    left, right = node.meta.get("val"), buffer.meta.get("val")
     if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)) or left.layout is not torch.strided:
         return False
-    alike = (left.dtype, left.device, left.layout) == (right.dtype, right.device, right.layout)
+    same_kind = (left.dtype, left.device, left.layout) == (right.dtype, right.device, right.layout)
     flagged = any(value.is_conj() or value.is_neg() for value in (left, right))
     sizes = torch_compat.known_equal(left.size(), right.size())
-    return alike and not flagged and sizes and torch_compat.known_equal(left.stride(), right.stride())
+    return same_kind and not flagged and sizes and torch_compat.known_equal(left.stride(), right.stride())
 
 
 def write_into(node: fx.Node, buffer: fx.Node) -> None:
@@ -111,3 +147,12 @@ def write_into(node: fx.Node, buffer: fx.Node) -> None:
     else:
         node.target, name = BY_OUT[node.target]
         node.kwargs = {**node.kwargs, name: buffer}
+
+
+def write_into_list(node: fx.Node) -> None:
+    """Make an op on lists write its results into the tensors of its first list."""
+    buffers: Any = node.args[0]
+    for item in list(node.users):
+        item.replace_all_uses_with(buffers[item.args[1]])
+        item.graph.erase_node(item)
+    node.target = op_table.in_place_variant(node.target)

@@ -421,6 +421,12 @@ def in_place_variant(target: Any) -> Any:
 
 
 @functools.cache
+def makes_new_list(target: Any) -> bool:
+    """Whether the op computes a list of tensors, each in memory of its own."""
+    return op_name(target).startswith("aten._foreach_") and in_place_variant(target) is not None
+
+
+@functools.cache
 def written_in_place(target: Any) -> tuple[str, ...]:
     """The names of the arguments that the variant in place of an op writes to, in the order of its results."""
     variant = in_place_variant(target)

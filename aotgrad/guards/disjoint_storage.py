@@ -1,6 +1,6 @@
 """Whether changed tensors have their storages to themselves, decided from addresses.
 
-In: the tensors of a call. Out: whether none of them reaches into the storage of a changed one. The last answer is kept:
+In: the tensors of a call. Out: whether none of them reaches into the storage of a changed one. The last call is kept:
 while the storages of the changed tensors stay where they are, only tensors at new addresses are compared with them.
 """
 
@@ -40,7 +40,7 @@ class Separation:
         self.sizes = [spans[k] or 0 for k in sized]
         self.unsized = [k for k in others if not spans[k]]
         self.others, self.spans = others, spans
-        self.last = LastCheck([], [], set())
+        self.last = LastCheck([], [])
 
     def __call__(self, args: Sequence[Any]) -> bool:
         """Whether no two storages of changed tensors overlap, and none of the other tensors reaches into one."""
@@ -49,35 +49,32 @@ class Separation:
         is_known = storages == self.last.storages
         if is_known and starts == self.last.starts and not self.unsized and all(starts):
             return True
-        return self.compare(storages, starts, self.last.apart if is_known else set(), args)
-
-    def compare(self, storages: list[Interval], starts: list[int], known: set[Interval], args: Sequence[Any]) -> bool:
-        """The check, where some tensors are at new addresses."""
-        intervals = self.intervals(starts, args)
         used = sorted(storages)
-        if not known and not are_distinct(used):
+        if not is_known and not are_distinct(used):
             return False
-        if not intervals <= known and any(meets(interval, used) for interval in intervals - known):
+        if any_meets(self.moved(starts, self.last.starts if is_known else (), args), used):
             return False
-        self.last = LastCheck(storages, starts, intervals)
+        self.last = LastCheck(storages, starts)
         return True
 
-    def intervals(self, starts: list[int], args: Sequence[Any]) -> set[Interval]:
-        """Where the unchanged tensors lie; `starts` are the addresses of those with a known span."""
+    def moved(self, starts: Sequence[int], before: Sequence[int], args: Sequence[Any]) -> list[Interval]:
+        """Where the unchanged tensors lie that may have moved; those with a known span lay at `before`, if that is known."""
         if not all(starts):  # one has no memory
-            return {interval_of(args[k], self.spans[k]) for k in self.others}
-        return {*zip(starts, self.sizes, strict=True), *(interval_of(args[k], self.spans[k]) for k in self.unsized)}
+            return [interval_of(args[k], self.spans[k]) for k in self.others]
+        places = [*zip(starts, self.sizes, strict=True)]
+        if before:
+            places = [place for place, old in zip(places, before, strict=True) if place[0] != old]
+        return places + [interval_of(args[k], self.spans[k]) for k in self.unsized]
 
 
 class LastCheck(NamedTuple):
-    """The storages of the changed tensors in the last call, and the intervals that do not overlap them.
+    """The storages of the changed tensors in the last call, and the addresses of the other tensors with a known span.
 
-    `starts` are the addresses of the other tensors with a known span.
+    The latter do not overlap the former.
     """
 
     storages: list[Interval]
     starts: list[int]
-    apart: set[Interval]
 
 
 def are_distinct(intervals: Sequence[Interval]) -> bool:
@@ -87,6 +84,18 @@ def are_distinct(intervals: Sequence[Interval]) -> bool:
     (True, False)
     """
     return all(start + size <= later for (start, size), (later, _) in itertools.pairwise(intervals))
+
+
+def any_meets(some: Sequence[Interval], others: Sequence[Interval]) -> bool:
+    """Whether one of several intervals overlaps one of others, which are sorted and distinct."""
+    if len(others) != 1:
+        return any(meets(interval, others) for interval in some)
+    ((start, size),) = others
+    end = start + size
+    for other, extent in some:  # one is common, and this is no call for each
+        if other < end and other + extent > start:
+            return True
+    return False
 
 
 def meets(interval: Interval, others: Sequence[Interval]) -> bool:

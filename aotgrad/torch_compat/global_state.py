@@ -43,11 +43,22 @@ FLAGS: dict[str, Callable[[], bool]] = {
 }
 """The flags of torch that decide what is traced, or how Inductor compiles it, and that torch's guard leaves out."""
 
+
+def _reader_of_opt_einsum() -> Callable[[], tuple[Any, Any]]:
+    """Reads `enabled` and `strategy` of `torch.backends.opt_einsum`, whose own attribute access takes microseconds.
+
+    An assignment by a user is an attribute of the object that torch puts in place of the module.
+    """
+    assigned = vars(torch.backends.opt_einsum)
+    module = vars(assigned.get("m", torch.backends.opt_einsum))
+    return lambda: (assigned.get("enabled", module["enabled"]), assigned.get("strategy", module["strategy"]))
+
+
 SETTINGS: dict[str, Callable[[], Any]] = {
     "order of attention kernels": torch._C._get_sdp_priority_order,
     "precision of convolutions": functools.partial(torch._C._get_fp32_precision_getter, "cuda", "conv"),
     "fast path of attention layers": torch.backends.mha.get_fastpath_enabled,
-    "opt_einsum": lambda: (torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy),
+    "opt_einsum": _reader_of_opt_einsum(),
 }
 """The same for settings with more than two values, or of Python."""
 
@@ -83,11 +94,20 @@ class GlobalState:
         `global_flags` reads all flags of `read_flags` in one call, a bit for each, and one more for a function mode.
         """
         flags, settings, devices = self.flags
-        if global_flags is None or devices:
+        if devices != 0:  # a function mode was active
             return {"state_holds": self.check}, ["state_holds()"]
-        bits = sum(flag << k for k, flag in enumerate(flags))
-        names = {"native_state": self.native.check, "flags": global_flags, "settings": _settings, "expected": settings}
-        return names, ["native_state()", f"flags() == {bits}", "settings() == expected"]
+        names: dict[str, Any] = {"native_state": self.native.check}
+        if global_flags is None:
+            names |= {f"flag_{k}": read for k, read in enumerate(_FLAG_READERS)} | {"function_modes": _function_mode_count}
+            conditions = [f"flag_{k}()" if flag else f"not flag_{k}()" for k, flag in enumerate(flags)]
+            conditions.append("not function_modes()")
+        else:
+            names["flags"] = global_flags
+            conditions = [f"flags() == {sum(flag << k for k, flag in enumerate(flags))}"]
+        for k, (read, value) in enumerate(zip(_SETTING_READERS, settings, strict=True)):
+            names |= {f"setting_{k}": read, f"expected_{k}": value}
+            conditions.append(f"setting_{k}() == expected_{k}")
+        return names, ["native_state()", *conditions]
 
     def in_plain_calls(self, global_flags: Callable[[], int] | None) -> tuple[dict[str, Any], list[str]]:
         """The same, but false if forward-mode AD or a function mode observes the call.

@@ -47,9 +47,25 @@ def ones(*size: int) -> torch.Tensor:
     return torch.arange(1.0, 1 + torch.Size(size).numel()).view(size) / 10
 
 
+LISTS = ["_foreach_div", "_foreach_add"]
+
 CASES: dict[str, tuple[Callable, list[str]]] = {
     "a product and an activation": (lambda x, y: [aten.relu(aten.mm(x, y))], ["relu"]),
     "a chain": (lambda x, y: [aten.exp(aten.sin(aten.mm(x, y)))], ["sin", "exp"]),
+    "lists": (lambda x, y: aten._foreach_add(aten._foreach_div(aten._foreach_sqrt([x, y]), [2.0, 3.0]), 1.0), LISTS),
+    "a list of inputs": (lambda x, y: aten._foreach_sqrt([x, y]), []),
+    "a list in another order": (lambda x, y: aten._foreach_div(aten._foreach_sqrt([x, y])[::-1], 2.0), ["_foreach_div"]),
+    "a part of a list": (lambda x, y: aten._foreach_div(aten._foreach_sqrt([x, y])[:1], 2.0), ["_foreach_div"]),
+    "an item of a list that is read later": (
+        lambda x, y: (lambda roots: [*aten._foreach_div(roots, 2.0), aten.relu(roots[0])])(aten._foreach_sqrt([x, y])),
+        [],
+    ),
+    "an item twice": (lambda x, y: (lambda root: aten._foreach_div([root, root], 2.0))(aten._foreach_sqrt([x])[0]), []),
+    "two items of one op": (
+        lambda x, y: (lambda roots: aten._foreach_mul([roots[0]], [roots[1]]))(aten._foreach_sqrt([x, y.t()])),
+        [],
+    ),
+    "another dtype": (lambda x, y: aten._foreach_div(aten._foreach_add([(x > 0).int()], 1), 2.0), []),
     "an input": (lambda x, y: [aten.relu(x)], []),
     "a view of an input": (lambda x, y: [aten.relu(x.t())], []),
     "a result": (lambda x, y: (lambda m: [m, aten.relu(m)])(aten.mm(x, y)), []),
