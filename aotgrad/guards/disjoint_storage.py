@@ -92,10 +92,7 @@ def any_meets(some: Sequence[Interval], others: Sequence[Interval]) -> bool:
         return any(meets(interval, others) for interval in some)
     ((start, size),) = others
     end = start + size
-    for other, extent in some:  # one is common, and this is no call for each
-        if other < end and other + extent > start:
-            return True
-    return False
+    return any(other < end and other + extent > start for other, extent in some)  # one is common: no call for each
 
 
 def meets(interval: Interval, others: Sequence[Interval]) -> bool:
