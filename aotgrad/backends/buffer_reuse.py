@@ -118,19 +118,19 @@ def dying_lists(use: MemoryUse) -> Iterator[fx.Node]:
 
 
 def same_types(node: fx.Node, buffers: Sequence[fx.Node]) -> bool:
-    """Whether the results of an op on lists are alike some values, each to the one at its position."""
+    """Whether the results of an op on lists match some values, each to the one at its position."""
     values = node.meta.get("val")
     if not isinstance(values, (list, tuple)) or len(values) != len(buffers):
         return False
-    return all(alike(value, buffer.meta.get("val")) for value, buffer in zip(values, buffers, strict=True))
+    return all(same_layout_and_dtype(value, buffer.meta.get("val")) for value, buffer in zip(values, buffers, strict=True))
 
 
 def same_type(node: fx.Node, buffer: fx.Node) -> bool:
-    """Whether the values of both are `alike`."""
-    return alike(node.meta.get("val"), buffer.meta.get("val"))
+    """Whether the values of both are `same_layout_and_dtype`."""
+    return same_layout_and_dtype(node.meta.get("val"), buffer.meta.get("val"))
 
 
-def alike(left: Any, right: Any) -> bool:
+def same_layout_and_dtype(left: Any, right: Any) -> bool:
     """Whether both are plain tensors of one dtype, device, size and stride."""
     if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)) or left.layout is not torch.strided:
         return False

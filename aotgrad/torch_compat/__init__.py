@@ -483,6 +483,7 @@ from aotgrad.torch_compat.refusals import (
     refuse_view_across_gaps,
     refuses_lazy_bits,
     share_elements,
+    views_across_gaps,
 )
 from aotgrad.torch_compat.shapes import (
     NEED_STATIC_SIZES,

@@ -86,6 +86,9 @@ def test_a_view_across_gaps_is_refused_as_in_eager():
     for view in (lambda: x[:, :2].view(4), lambda: compat.refuse_view_across_gaps(x[:, :2], (4,))):
         with pytest.raises(RuntimeError, match="view size is not compatible"):
             view()
+    assert compat.views_across_gaps(aten.view.default, (x[:, :2], (4,)))
+    assert not compat.views_across_gaps(aten.view.default, (x, (8,)))
+    assert not compat.views_across_gaps(aten.t.default, (x[:, :2],))
 
 
 @pytest.mark.parametrize(
