@@ -32,8 +32,9 @@ def training(parameters: int, compile_parts: Callable = lambda part: part) -> tu
     """A step of a model with so many parameters, its state, and what changes `lr` between steps."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(parameters // 2)))
-    rate = torch.tensor(1e-3) if compile_parts is torch.compile else 1e-3  # a number would be compiled anew
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, foreach=True)
+    is_compiled = compile_parts is torch.compile
+    rate = torch.tensor(1e-3) if is_compiled else 1e-3  # a number would be compiled anew
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, foreach=None if is_compiled else True)  # as torch allows
     forward, update = compile_parts(model), compile_parts(optimizer.step)
     rates = itertools.cycle([1e-3, 9e-4, 8e-4])
 
