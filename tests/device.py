@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulated_cuda.expected_failures import DEFECTS, GAPS, ORDER_DEPENDENT, reason_of
+from tests.emulated_cuda.expected_failures import DEFECTS, GAPS, MACHINE_DEPENDENT, ORDER_DEPENDENT, reason_of
 
 VARIABLE = "AOTGRAD_TEST_DEVICE"
 TYPES = {"cpu": "cpu", "emulated": "cuda", "cuda": "cuda"}
@@ -90,7 +90,7 @@ def why_not(item: pytest.Item) -> str | None:
         return f"runs on the emulated device: {VARIABLE}=emulated"
     if suite not in SUITES and DEVICE != "cpu":
         return f"runs on the CPU only; {VARIABLE} is {DEVICE}"
-    if DEVICE == "emulated" and (reason := reason_of(item.nodeid, ORDER_DEPENDENT)):
+    if DEVICE == "emulated" and (reason := reason_of(item.nodeid, {**ORDER_DEPENDENT, **MACHINE_DEPENDENT})):
         return reason
     if DEVICE == "emulated" and uses_inductor(item) and not HAS_TRITON:
         return "Inductor compiles Triton kernels for the emulated device, and the package triton is not installed"

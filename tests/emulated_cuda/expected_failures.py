@@ -49,6 +49,13 @@ ORDER_DEPENDENT: Mapping[str, str] = {
 }
 """Defects that show only in the first test of a process: these tests are skipped."""
 
+MACHINE_DEPENDENT: Mapping[str, str] = {
+    "numerics/test_gradient_layouts.py::test_gradients_are_those_of_eager[channels_last_input-inductor]": (
+        "whether a convolution of the CPU keeps a memory format depends on its vector extensions"
+    ),
+}
+"""Tests that pass on some machines only: skipped on all."""
+
 
 def reason_of(node: str, rows: Mapping[str, str]) -> str | None:
     """The reason of the row for a test, by its id in pytest."""

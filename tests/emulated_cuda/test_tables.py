@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.emulated_cuda.expected_failures import DEFECTS, GAPS, ORDER_DEPENDENT, matches, reason_of
+from tests.emulated_cuda.expected_failures import DEFECTS, GAPS, MACHINE_DEPENDENT, ORDER_DEPENDENT, matches, reason_of
 from tests.emulated_cuda.selection import SELECTION
 from tests.emulated_cuda.test_device import ROOT
 
@@ -22,7 +22,7 @@ def test_each_row_names_a_test(request):
         pytest.skip("-k selects a part of the tests")
     names = [item.nodeid.removeprefix("tests/") for item in request.session.items]
     whole = {argument.removeprefix("tests/") for argument in SELECTION if "::" not in argument}
-    rows = [row for row in (*GAPS, *DEFECTS, *ORDER_DEPENDENT) if row.partition("::")[0] in whole]
+    rows = [row for row in (*GAPS, *DEFECTS, *ORDER_DEPENDENT, *MACHINE_DEPENDENT) if row.partition("::")[0] in whole]
     collected = {name.partition("::")[0] for name in names}
     assert [
         row for row in rows if row.partition("::")[0] in collected and not any(matches(row, name) for name in names)
