@@ -111,8 +111,8 @@ def dying_lists(use: MemoryUse) -> Iterator[fx.Node]:
     for node in use.nodes:
         if op_table.makes_new_list(node.target) and len(op_table.written_in_place(node.target)) == 1:
             buffers: Any = node.args[0]
-            owner = buffers[0].args[0] if op_table.is_getitem(buffers[0].target) else None
-            dies = owner is not None and op_table.makes_new_list(owner.target) and use.last_reader[owner] is node
+            owner: Any = buffers[0].args[0] if op_table.is_getitem(buffers[0].target) else buffers[0]
+            dies = op_table.makes_new_list(owner.target) and use.last_reader[owner] is node
             if dies and use.readers(node, owner) == len(buffers) == len(set(buffers)) and same_types(node, buffers):
                 yield node
 
@@ -126,7 +126,7 @@ def same_types(node: fx.Node, buffers: Sequence[fx.Node]) -> bool:
 
 
 def same_type(node: fx.Node, buffer: fx.Node) -> bool:
-    """Whether the values of both are `same_layout_and_dtype`."""
+    """Whether the values of both nodes match, see `same_layout_and_dtype`."""
     return same_layout_and_dtype(node.meta.get("val"), buffer.meta.get("val"))
 
 

@@ -106,5 +106,5 @@ class TrainStep(BoundFunction):
         if self.cache.runs_eagerly(call.tensors):
             return self.function(*args, **kwargs)
         with torch.no_grad():
-            results = self.cache.run(self.planned(call, True))
+            results = self.cache.run(self.cache.plan_for(call))
         return results.returned if isinstance(results, RanEagerly) else update(self.state, found, results)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from aotgrad.partition.workspace import bytes_needed
+from tests.allocations import most_allocated
 from tests.partition.joints import grad, joint_of
 
 aten = torch.ops.aten
@@ -32,16 +30,6 @@ SHAPES = {  # input, weight, stride, padding, transposed
 def convolution(shapes):
     *_, stride, padding, transposed = shapes
     return lambda x, w: aten.convolution(x, w, None, [stride] * 2, [padding] * 2, [1, 1], transposed, [0, 0], 1)
-
-
-def most_allocated(fn) -> int:
-    fn()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        result = fn()
-    assert result is not None
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return max(itertools.accumulate(changes), default=0)
 
 
 @in_blocks
